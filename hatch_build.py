@@ -1,0 +1,31 @@
+"""Compile the C kernels of prime_protocol while the package is built. Without a compiler the numpy versions serve."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NATIVE = "protocol/prime_protocol/native"
+# No -march=native: the wheel must run elsewhere. Wide instructions are chosen at run time, inside the sources.
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+
+
+class KernelsHook(BuildHookInterface[Any]):
+    """Adds a shared library per C file to the wheel, or leaves them out and says so."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None or not sys.platform.startswith("linux"):
+            self.app.display_warning("no C compiler: the slower numpy kernels will be used")
+            return
+        for source in sorted((Path(self.root) / NATIVE).glob("*.c")):
+            library = source.with_suffix(".so")
+            subprocess.run([compiler, *FLAGS, "-o", str(library), str(source)], check=True)
+            build_data["artifacts"].append(f"/{NATIVE}/{library.name}")
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True

@@ -1,0 +1,371 @@
+"""Every number the network agrees on: its unit (last in the name), its limit and the reason for it.
+
+Nothing is computed here but relations between the numbers, which are asserted at the end of each section.
+"""
+
+# --- Versions -------------------------------------------------------------------------------------------------------
+
+PROTOCOL_VERSION = 1
+"""Spoken by this package. A run names the lowest one it accepts."""
+
+# --- Identity -------------------------------------------------------------------------------------------------------
+
+ADDRESS_BYTES = 20
+DIGEST_BYTES = 32
+SIGNATURE_BYTES = 65
+"""secp256k1 r, s and the recovery id: what an Ethereum contract can check."""
+
+NAME_CHARS_MAX = 40
+"""Longest network or run name. Fits a DNS label and a narrow terminal column."""
+
+KEYSTORE_BYTES_MAX = 16_384
+"""An honest keystore file has about 600 bytes."""
+
+KEYSTORE_SCRYPT_N = 2**17
+"""Cost of guessing one password: 128 MiB and about 0.4 s. The wallets' usual 2^18 needs 256 MiB, too much for a relay
+on a small machine."""
+
+KEYSTORE_SCRYPT_MEMORY_BYTES_MAX = 2**30
+KEYSTORE_PBKDF2_ROUNDS_MAX = 10_000_000
+"""Bounds on a keystore written elsewhere: reading it must not take the machine down."""
+
+assert 128 * 8 * KEYSTORE_SCRYPT_N <= KEYSTORE_SCRYPT_MEMORY_BYTES_MAX
+
+# --- Codec ----------------------------------------------------------------------------------------------------------
+
+FRAME_BYTES_MAX = 4 * 2**20
+"""Largest message read. The largest honest one is the manifest of a 62 GB checkpoint: 4,000 shards, about 0.5 MiB."""
+
+TEXT_CHARS_MAX = 1024
+"""Longest string field that names no bound of its own."""
+
+ITEMS_MAX = 2**17
+"""Most items in one list that names no bound of its own."""
+
+DEPTH_MAX = 8
+"""Deepest nesting of a message type, checked when the type is first used. No type here needs more than 4."""
+
+# --- Envelope -------------------------------------------------------------------------------------------------------
+
+KIND_CHARS_MAX = 48
+
+ENVELOPE_LIFE_MS_MAX = 300_000
+"""Longest time between now and an envelope's expiry. Five minutes forgive a slow upload, not a stolen message."""
+
+CLOCK_SKEW_MS_MAX = 30_000
+"""How far a sender's clock may be ahead. A machine with NTP stays under 100 ms; one without drifts seconds a day."""
+
+REPLAY_ENTRIES_MAX = 4_000_000
+"""Most live envelopes remembered in all: about 1 GB, or 100,000 nodes at 40 requests in five minutes."""
+
+REPLAY_SENDER_ENTRIES_MAX = 4096
+"""Most live envelopes remembered for one sender; past it the sender is refused, so one key cannot fill the memory."""
+
+DELEGATION_LIFE_MS_MAX = 366 * 24 * 3_600_000
+"""Longest life of an owner's delegation to a node key: a year, then the owner signs anew."""
+
+assert CLOCK_SKEW_MS_MAX < ENVELOPE_LIFE_MS_MAX, "an envelope from a clock that runs behind must still have life left"
+
+# --- TOPLOC ---------------------------------------------------------------------------------------------------------
+
+TOPLOC_CHUNK_TOKENS = 32
+"""Tokens covered by one proof. The last chunk of a completion may be shorter."""
+
+TOPLOC_K = 128
+"""Activations covered by one proof: the largest magnitudes of the chunk. A chunk with fewer values is covered whole."""
+
+TOPLOC_PRIME = 65_497
+"""The field of the polynomials: a prime below 2^16 and above 0xff7f, the largest finite bf16 pattern."""
+
+TOPLOC_MODULUS_MIN = 2**15
+"""Smallest modulus of a proof. A small one would let few points stand for many indices."""
+
+TOPLOC_PROOF_BYTES = 258
+"""One proof of a whole chunk: modulus and coefficients, two bytes each."""
+
+TOPLOC_TOKENS_MAX = 2**20
+"""Longest completion with proofs: 8.1 MiB of them. Models in use stop at 2^17 to 2^20."""
+
+TOPLOC_HIDDEN_MIN = 16
+TOPLOC_HIDDEN_MAX = 2**16
+"""Width of the hidden state. One token must give a polynomial whose degree is worth testing; indices fit 32 bits."""
+
+TOPLOC_DECOYS = 64
+"""Points outside the top k at which a proof is evaluated as well. Who hits the exponents of unknown top-k indices in
+70 % of places hits decoys as often; with up to 12 exponents seen, that survives a chunk with a chance below 1e-9."""
+
+TOPLOC_DECOY_DRAWS = 128
+"""Draws from which the decoys are taken. At most 19 % (192 of 1024 points) are unusable, so half of them suffice."""
+
+TOPLOC_DECOY_RANGE_MIN = 1024
+"""Decoys are drawn from the chunk's indices, or from this many where the chunk has too few outside the top k."""
+
+TOPLOC_FALSE_REJECTION = 1e-12
+"""Chance that the decoy limit refuses one honest chunk. A large run has 1e9 chunks."""
+
+TOPLOC_LEADING_ZEROS_MAX = 2
+"""Highest coefficients that may be zero. Honest ones are zero with chance 1/65497 each: three with 4e-15."""
+
+TOPLOC_COLLISIONS_MAX = 8
+"""Verifier's indices that may fall together under the proof's modulus. None do if both sides picked the same indices;
+each foreign one does with chance 128/65497, so nine among 38 with 7e-17."""
+
+TOPLOC_EXPONENT_MISMATCHES_MAX = 38
+TOPLOC_MANTISSA_ERROR_MEAN_MAX = 10.0
+TOPLOC_MANTISSA_ERROR_MEDIAN_MAX = 8
+"""Default tolerance per 128 values: the TOPLOC paper's for bf16, which held across GPU types, kernels and tensor
+parallelism without a false verdict. A run on one kind of machine should calibrate tighter ones: CPU workers in bf16
+stayed below 5 mismatches and a mean of 1."""
+
+TOPLOC_SIGN_MISMATCHES_MAX = 8
+"""Values with the right exponent and the wrong sign. Noise does not flip the sign of a large value. A foreign index
+matches one of 12 exponents by chance in under 5 % of cases, half of them with the wrong sign: one among 38."""
+
+assert TOPLOC_PROOF_BYTES == 2 + 2 * TOPLOC_K
+assert 0xFF7F < TOPLOC_PRIME < 2**16
+assert TOPLOC_MODULUS_MIN > TOPLOC_K + TOPLOC_DECOYS + TOPLOC_DECOY_DRAWS, "there must always be enough free points"
+assert TOPLOC_CHUNK_TOKENS * TOPLOC_HIDDEN_MIN >= TOPLOC_K, "only a short tail may cover fewer than k values"
+assert TOPLOC_CHUNK_TOKENS * TOPLOC_HIDDEN_MAX <= 2**32
+assert TOPLOC_DECOY_DRAWS >= 2 * TOPLOC_DECOYS
+
+# --- Sampling and the beacon ----------------------------------------------------------------------------------------
+
+PERMUTATION_SIZE_MAX = 2**40
+"""Most tasks in a task set, and most candidates of a draw. Far above any data set; keeps the halves under 21 bits."""
+
+PERMUTATION_ROUNDS = 16
+"""Feistel rounds. With eight, the images of two indices fail a chi-square test at size 5; with twelve none does from
+size 2 on. Sixteen leave room and cost about 25 us."""
+
+SLOTS_MAX = 2**32
+"""Most slots in a step. Slots are hashed as 64 bits, so this may grow."""
+
+SAMPLES_MAX = 1024
+"""Most samples in a slot. Runs of this kind use 8 to 64."""
+
+TARGET_LENGTHS_MAX = 64
+"""Most target lengths a run may choose from. The public run had five."""
+
+POSITIONS_MAX = 2**32
+"""Positions of a completion are hashed as 32 bits."""
+
+VOCAB_SIZE_MAX = 2**20
+"""Largest vocabulary. The largest in use is about 262,000."""
+
+TEMPERATURE_MIN = 0.001
+TEMPERATURE_MAX = 100.0
+"""Range of sampling temperatures other than 0, which is greedy. Outside it, logits over temperature say nothing."""
+
+assert PERMUTATION_SIZE_MAX >= SLOTS_MAX, "a task set may be as large as a step"
+assert VOCAB_SIZE_MAX < 2**31, "a token id is an int32 in the rollout file"
+
+# --- Merkle log and tree heads --------------------------------------------------------------------------------------
+
+LOG_ENTRIES_MAX = 2**63 - 1
+"""Largest tree size. A signed 64-bit integer: what SQLite, Go and Solidity clients can all hold."""
+
+PROOF_HASHES_MAX = 64
+"""Longest inclusion or consistency proof. A consistency proof is at most one hash longer than the tree is high."""
+
+TILE_HEIGHT = 8
+"""Tree levels in one tile, fixed by c2sp.org/tlog-tiles."""
+
+TILE_HASHES = 256
+"""Hashes in a full tile, entries in a full bundle; fixed by c2sp.org/tlog-tiles."""
+
+TILE_LEVEL_MAX = 7
+"""Highest tile level that a tree of LOG_ENTRIES_MAX entries has. The spec allows 63; no such tile can exist here."""
+
+LOG_ENTRY_BYTES_MAX = 65_535
+"""Largest log entry. Bundles carry a 16-bit length, fixed by c2sp.org/tlog-tiles."""
+
+KEY_ID_BYTES = 4
+"""Short key id in a note's signature line, fixed by c2sp.org/signed-note. It names a key and proves nothing."""
+
+KEY_NAME_BYTES_MAX = 255
+"""Longest key name or log origin, in UTF-8. c2sp.org/tlog-cosignature gives names one length byte."""
+
+NOTE_SIGNATURES_MAX = 64
+"""Signatures read in one note. The spec asks for at least 16; one log and a few dozen witnesses fit."""
+
+NOTE_BYTES_MAX = 2**17
+"""Largest signed note read. Sixteen post-quantum signatures of 5 kB, in base64, must fit."""
+
+ED25519_KEY_BYTES = 32
+ED25519_SIGNATURE_BYTES = 64
+
+COSIGNATURE_TIME_S_MAX = 2**63 - 1
+"""Largest cosignature time, fixed by c2sp.org/tlog-cosignature."""
+
+assert LOG_ENTRIES_MAX.bit_length() + 1 <= PROOF_HASHES_MAX, "every honest proof must fit"
+assert TILE_HASHES == 2**TILE_HEIGHT, "a tile is a perfect subtree of hashes"
+assert LOG_ENTRIES_MAX >> TILE_HEIGHT * TILE_LEVEL_MAX > 0, "the highest tile level must be reachable"
+assert LOG_ENTRIES_MAX >> TILE_HEIGHT * (TILE_LEVEL_MAX + 1) == 0, "no level above the highest one exists"
+assert NOTE_SIGNATURES_MAX >= 16, "asked for by c2sp.org/signed-note"
+assert NOTE_BYTES_MAX >= 16 * (5_000 * 4 // 3 + KEY_NAME_BYTES_MAX + 8), "sixteen of the largest signatures must fit"
+
+# --- Rollout file ---------------------------------------------------------------------------------------------------
+
+ROLLOUT_FORMAT_VERSION = 1
+
+ROLLOUT_FILE_BYTES_MAX = 256 * 2**20
+"""Largest rollout file. 16 slots of 16 samples of 32,768 tokens at 16.1 bytes a token are 129 MiB."""
+
+ROLLOUT_ROWS_MAX = 2**16
+"""Most completions in one file: slots of the lease times samples."""
+
+ROLLOUT_FOOTER_BYTES_MAX = 4096
+"""Largest parquet footer. The one accepted form has at most about 1,400 bytes."""
+
+PROMPT_TOKENS_MAX = 2**20
+OUTPUT_TOKENS_MAX = 2**20
+"""Longest prompt and completion a run may allow, in tokens: the longest context of current models."""
+
+assert ROLLOUT_FILE_BYTES_MAX < 2**31, "parquet states page sizes as int32"
+assert 16 * OUTPUT_TOKENS_MAX < ROLLOUT_FILE_BYTES_MAX, "the longest completion must fit a file"
+assert OUTPUT_TOKENS_MAX <= POSITIONS_MAX, "every token of a completion needs its own position"
+
+# --- Manifest, shards and deltas ------------------------------------------------------------------------------------
+
+SHARD_BYTES = 16 * 2**20
+"""Size of a shard where the publisher names no other: about a second at 130 Mbit/s, so one bad shard costs a second."""
+
+SHARD_BYTES_MIN = 4 * 2**10
+"""Smallest shard size a manifest may name. Below it the digests would weigh as much as the data in flight."""
+
+SHARD_BYTES_MAX = 64 * 2**20
+"""Largest shard size a manifest may name: a node holds a few shards in memory until their digests are checked."""
+
+SHARDS_MAX = 2**14
+"""Most shards in one manifest: 256 GiB at the default size, four times the checkpoint of INTELLECT-2."""
+
+FILES_MAX = 1024
+"""Most files in one checkpoint. The largest public ones are cut into fewer than 200."""
+
+FILE_NAME_CHARS_MAX = 128
+
+TENSORS_MAX = 2**14
+"""Most tensors in one checkpoint. A dense 70B model has 723; a mixture of experts that keeps them apart, thousands."""
+
+TENSOR_NAME_CHARS_MAX = 256
+TENSOR_DIMS_MAX = 8
+
+CHECKPOINT_BYTES_MAX = 2**43
+"""Largest file or tensor, 8 TiB. Far above any checkpoint, far below where 64-bit sums overflow."""
+
+SAFETENSORS_HEADER_BYTES_MAX = 4 * 2**20
+"""Largest safetensors header read. An honest tensor takes about 150 bytes of it: TENSORS_MAX of them take 2.4 MiB."""
+
+DELTA_BLOCK_LANES = 2**21
+"""Lanes patched at a time, so that memory is bounded by a block (4 MiB of bf16) and not by the largest tensor."""
+
+DELTA_ZSTD_LEVEL = 1
+"""Only the entropy coder of zstd pays on gaps and value planes; higher levels search for matches that are not there."""
+
+assert SHARD_BYTES_MIN <= SHARD_BYTES <= SHARD_BYTES_MAX, "the default must be allowed"
+assert SHARDS_MAX * SHARD_BYTES_MAX < CHECKPOINT_BYTES_MAX, "a manifest's bytes must be countable"
+assert TENSORS_MAX * 150 < SAFETENSORS_HEADER_BYTES_MAX, "a file with every tensor must be readable"
+assert TENSORS_MAX * 170 + SHARDS_MAX * 80 < FRAME_BYTES_MAX, "the largest honest manifest must fit a message"
+assert DELTA_BLOCK_LANES * 4 < 2**32, "lengths inside a block are 32-bit"
+
+# --- Tasks ----------------------------------------------------------------------------------------------------------
+
+TASK_SET_CHARS_MAX = 1024
+"""Longest text of a task set: a family, a question mark, its parameters."""
+
+TASK_PARAMETERS_MAX = 16
+TASK_PARAMETER_CHARS_MAX = 80
+"""Longest name or value of one parameter. A SHA-256 digest in hex has 66."""
+
+TASKS_MAX = 2**32
+"""Most tasks in a set. The slot permutation works on 32-bit numbers."""
+
+DIGITS_MAX = 18
+"""Most digits of a number in the arithmetic and sorting families: both operands fit 64 bits."""
+
+COMPLETION_CHARS_MAX = 4_000_000
+"""Longest completion that is graded; what is beyond is graded as no answer. 32,768 tokens rarely pass 200,000."""
+
+ANSWER_CHARS_MAX = 20_000
+"""Longest answer handed to a grader. The longest key of a reasoning-gym dataset in use has under 7,000."""
+
+MATH_ANSWER_CHARS_MAX = 1_000
+"""Longest boxed answer handed to the symbolic comparison, whose cost grows faster than its input."""
+
+PROGRAM_CHARS_MAX = 65_536
+"""Longest program in a completion that is run."""
+
+DATASET_BYTES_MAX = 256 * 2**20
+"""Largest problem file. The public set of 285,000 problems is about 200 MiB without its solutions."""
+
+DATASET_LINE_BYTES_MAX = 2**20
+DATASET_PROMPT_CHARS_MAX = 32_768
+DATASET_ANSWERS_MAX = 16
+"""Most accepted answers to one mathematical problem."""
+
+DATASET_TESTS_MAX = 64
+"""Most unit tests of one programming problem. All of them are run for every completion."""
+
+DATASET_TEST_CHARS_MAX = 100_000
+"""Longest input or expected output of one unit test."""
+
+JOB_WALL_MS = 10_000
+"""Wall clock of a sandboxed job. Twice its CPU time, so that a busy machine does not change a grade."""
+
+JOB_CPU_S = 5
+JOB_MEMORY_BYTES = 512 * 2**20
+"""Address space of one process, above what the interpreter holds before the job starts."""
+
+JOB_FILE_BYTES = 16 * 2**20
+JOB_OUTPUT_BYTES = 4 * 2**20
+"""Most bytes read from each of a job's outputs."""
+
+JOB_PROCESSES = 16
+"""Processes and threads of one job. With the memory limit, what the worst job can take together."""
+
+JOB_OPEN_FILES = 64
+
+SIGNAL_CPU_TIME = 24
+"""SIGXCPU on Linux: the job used up its CPU seconds."""
+
+TEST_CPU_S = 5
+"""CPU time of one unit test, as in the public original."""
+
+assert JOB_WALL_MS >= 2_000 * JOB_CPU_S, "the CPU limit must be reached first on a machine that is half busy"
+assert DATASET_TESTS_MAX * DATASET_TEST_CHARS_MAX * 2 <= 2**24, "the tests of a problem must fit a request to the sandbox"
+
+# --- Ledger ---------------------------------------------------------------------------------------------------------
+
+BASIS_POINTS = 10_000
+"""All of something, in hundredths of a percent."""
+
+AMOUNT_NANO_MAX = 2**63 - 1
+"""Most value the books can hold: 9.2 billion tokens of 10^9 nano. Sums stay inside what every database can store."""
+
+REASON_CHARS_MAX = 400
+METRICS_MAX = 64
+"""Most numbers in one verdict."""
+
+QUORUM_MAX = 15
+"""Most validators in one round. Each costs a full prefill of the submission."""
+
+ROUNDS_MAX = 16
+"""Most rounds of draws for one submission, the appeal's included."""
+
+LEASE_SLOTS_MAX = 4096
+LEASE_MS_MAX = 24 * 3_600_000
+"""Longest lease. A lost node holds its slots no longer than this even if nobody looks."""
+
+LINEAGE_MAX = 1500
+"""Most submissions named by one checkpoint: 1,500 digests are 51 kB, and an entry may have 65,535 bytes."""
+
+UNBONDINGS_MAX = 16
+"""Most unbondings open at once behind one node, so that a slash looks at few."""
+
+HEADS_KEPT = 65_536
+"""Noted heads remembered for draws: 18 hours at one a second."""
+
+UNIT_FLOP = 10**9
+"""One unit of credit is this many floating-point operations of verified generation."""
+
+assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"

@@ -1,0 +1,383 @@
+"""The entries of the log: one frozen dataclass each, and who may write it.
+
+An entry travels as the body of its author's envelope; the log's leaf is a Record. What an entry does to the books is in
+ledger.py and the files it calls. Amounts are in nano: 10^-9 of a token.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.codec import Range, Size
+from prime_protocol.constants import (
+    LEASE_SLOTS_MAX,
+    LINEAGE_MAX,
+    METRICS_MAX,
+    QUORUM_MAX,
+    REASON_CHARS_MAX,
+)
+from prime_protocol.envelope import Uint
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NodeId, Slot, Step
+from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
+from prime_protocol.signing import Signature
+from prime_protocol.terms import RunTerms
+
+Reason = Annotated[str, Size(0, REASON_CHARS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One leaf of the log: an author's envelope and when the coordinator took it in."""
+
+    at_ms: Uint
+    frame: bytes
+
+
+class Role(StrEnum):
+    """What a node offers to do."""
+
+    WORKER = "worker"
+    VALIDATOR = "validator"
+    RELAY = "relay"
+
+
+class NodeStatus(StrEnum):
+    """Whether a node may be given work."""
+
+    ACTIVE = "active"
+    DRAINED = "drained"
+    BANNED = "banned"
+
+
+class RunStatus(StrEnum):
+    """Whether a run gives out work."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class Outcome(StrEnum):
+    """What a validator found, or what was settled. Soft is an honest failure, hard is provable dishonesty."""
+
+    ACCEPT = "accept"
+    SOFT = "soft"
+    HARD = "hard"
+
+
+OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.SOFT: 1, Outcome.HARD: 2}
+"""How a VerdictReceipt writes an outcome, for contracts."""
+
+
+# --- The network, its accounts and its nodes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCreated:
+    """Coordinator, entry 0: what this log is."""
+
+    log_key: Annotated[str, Size(1, 200)]
+    """Verifier key of the tree heads, in signed-note form."""
+    chain_id: Uint
+    contract: NodeId
+    """EIP-712 domain of receipts and delegations; zeros for embedded settlement."""
+    unbonding_ms: Uint
+    """How long stake stays slashable after it was asked back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposited:
+    """Coordinator, for settlement: value came in from outside. The only entry that brings value into the books."""
+
+    account: NodeId
+    amount_nano: Uint
+    reference: Digest
+    """What happened outside (a transaction, a faucet request). Counts once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """Account: value goes out again."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRegistered:
+    """Node: here I am, this is what I offer. Registering again replaces the offer."""
+
+    roles: Annotated[tuple[Role, ...], Size(1, len(Role))]
+    hardware: Annotated[str, Size(0, 256)]
+    """One line for people; nothing is decided by it."""
+
+    def __post_init__(self) -> None:
+        if list(self.roles) != sorted(set(self.roles)):
+            raise RemoteError("roles", "must be sorted, each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatusSet:
+    """Coordinator: a node is taken out of work, or back in, and why."""
+
+    node: NodeId
+    status: NodeStatus
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegated:
+    """Node: my owner's signed word that this key works for it."""
+
+    delegation: Delegation
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationRevoked:
+    """Owner: this node key no longer works for me. Its stake stays where it is until unbonded."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staked:
+    """Owner: this much of my balance stands behind that node."""
+
+    node: NodeId
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbonded:
+    """Owner: I want this much back. It stays slashable until the delay is over."""
+
+    node: NodeId
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Owner: the delay is over, put what has matured into my balance."""
+
+    node: NodeId
+
+
+# --- A run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCreated:
+    """Coordinator: a run begins."""
+
+    terms: RunTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunUpdated:
+    """Coordinator: new terms, for what comes after this entry. Slashes already proposed keep theirs."""
+
+    terms: RunTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatusSet:
+    """Coordinator: the run pauses, goes on, or ends for good."""
+
+    status: RunStatus
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFunded:
+    """Any account: this much of my balance is for paying the run's contributors."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPublished:
+    """Trainer: the weights of a step, and the submissions they were trained on."""
+
+    step: Step
+    root: Digest
+    """Names the weights, whatever way they travel."""
+    manifest: Digest
+    """SHA-256 of the signed manifest's frame."""
+    trained_on: Annotated[tuple[Digest, ...], Size(0, LINEAGE_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNoted:
+    """Coordinator: the tree head over everything before this entry. Beacons and audit draws hang on it."""
+
+    root: Digest
+
+
+# --- Work -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGranted:
+    """Coordinator: these slots of that step are this node's until the deadline."""
+
+    lease: Uint
+    node: NodeId
+    step: Step
+    first_slot: Slot
+    slots: Annotated[int, Range(1, LEASE_SLOTS_MAX)]
+    deadline_ms: Uint
+    speculative: bool
+    """A second chance beside a slow lease: slots may overlap, but are credited once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnded:
+    """Coordinator, after the deadline, or the lease's node: no submission will come."""
+
+    lease: Uint
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """Worker: the answer to a lease."""
+
+    receipt: SubmissionReceipt
+    signature: Signature
+    file_bytes: Uint
+    output_tokens: Uint
+    context_tokens: Uint
+    """Sum over output tokens of the tokens before each. Checked at intake, like output_tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDrawn:
+    """Coordinator: whether, and by whom, a submission is checked. Drawn from a head noted after it was logged."""
+
+    submission: Digest
+    round: Annotated[int, Range(0, 64)]
+    head_size: Uint
+    validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
+    """Empty in round 0: not drawn for audit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number of a verdict."""
+
+    name: Annotated[str, Size(1, 48)]
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictGiven:
+    """Validator: what I found, with the numbers."""
+
+    receipt: VerdictReceipt
+    signature: Signature
+    outcome: Outcome
+    reason: Reason
+    metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
+
+    def __post_init__(self) -> None:
+        if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
+            raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Coordinator: what the verdicts add up to."""
+
+    submission: Digest
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """Coordinator: an accepted submission counts for its node, once."""
+
+    submission: Digest
+    units: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidOut:
+    """Coordinator: a finished step's budget goes to those who were credited. The shares follow from the books."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatorScored:
+    """Coordinator: a validator's verdict was not what was settled in the end."""
+
+    validator: NodeId
+    submission: Digest
+
+
+# --- Punishment -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashProposed:
+    """Coordinator: a hard outcome puts stake into escrow. The slash is named by its submission."""
+
+    submission: Digest
+    amount_nano: Uint
+    evidence: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appealed:
+    """Node or owner: look again. The bond comes back if the appeal is upheld."""
+
+    submission: Digest
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashExecuted:
+    """Coordinator: the window is over, or other validators found the same."""
+
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashOverturned:
+    """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back."""
+
+    submission: Digest
+
+
+Entry = (
+    NetworkCreated
+    | Deposited
+    | Withdrawn
+    | NodeRegistered
+    | NodeStatusSet
+    | Delegated
+    | DelegationRevoked
+    | Staked
+    | Unbonded
+    | Released
+    | RunCreated
+    | RunUpdated
+    | RunStatusSet
+    | RunFunded
+    | CheckpointPublished
+    | HeadNoted
+    | LeaseGranted
+    | LeaseEnded
+    | Submitted
+    | AuditDrawn
+    | VerdictGiven
+    | Settled
+    | Credited
+    | PaidOut
+    | ValidatorScored
+    | SlashProposed
+    | Appealed
+    | SlashExecuted
+    | SlashOverturned
+)

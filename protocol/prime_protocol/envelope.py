@@ -1,0 +1,168 @@
+"""The signed envelope around every message that crosses a trust boundary, and the guard against replays.
+
+A frame is a 65-byte signature followed by the canonical encoding of a Letter. The signature covers the SHA-256 of a
+fixed prefix and the letter's bytes as sent, so nothing is encoded again to check it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+from prime_protocol.codec import Range, Size, decode, encode
+from prime_protocol.constants import (
+    CLOCK_SKEW_MS_MAX,
+    ENVELOPE_LIFE_MS_MAX,
+    FRAME_BYTES_MAX,
+    KIND_CHARS_MAX,
+    PROTOCOL_VERSION,
+    REPLAY_ENTRIES_MAX,
+    REPLAY_SENDER_ENTRIES_MAX,
+    SIGNATURE_BYTES,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.signing import Signature, WalletKey, recover
+
+PREFIX = b"prime-swarm envelope 1\n"
+BUCKET_MS = 10_000
+
+Uint = Annotated[int, Range(0, 2**63 - 1)]
+"""A count, a number or a time. Half the range of msgpack, so that every language and database can hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What is signed: who says what to which network, in which order, and until when."""
+
+    version: Uint
+    network: NetworkId
+    run: RunId | None
+    """The run it concerns; None where it concerns the network as a whole."""
+    sender: NodeId
+    sequence: Uint
+    """Never used twice by one sender. Log entries of one sender stand in rising order."""
+    issued_at_ms: Uint
+    expires_at_ms: Uint
+    kind: Annotated[str, Size(1, KIND_CHARS_MAX)]
+    body: bytes
+    """Canonical encoding of the message that `kind` names."""
+
+    def __post_init__(self) -> None:
+        life_ms = self.expires_at_ms - self.issued_at_ms
+        if not 0 < life_ms <= ENVELOPE_LIFE_MS_MAX:
+            raise RemoteError("expires_at_ms", f"is {life_ms} ms after issue, allowed is 1 to {ENVELOPE_LIFE_MS_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A letter whose signature was checked. There is no other way to make one than seal and open."""
+
+    letter: Letter
+    digest: Digest
+    """SHA-256 of the frame: the name of this very envelope."""
+
+
+def seal(
+    key: WalletKey,
+    *,
+    kind: str,
+    body: bytes,
+    network: NetworkId,
+    run: RunId | None,
+    sequence: int,
+    issued_at_ms: int,
+    life_ms: int,
+) -> bytes:
+    """The frame of one signed envelope."""
+    letter = encode(
+        Letter(
+            version=PROTOCOL_VERSION,
+            network=network,
+            run=run,
+            sender=key.node,
+            sequence=sequence,
+            issued_at_ms=issued_at_ms,
+            expires_at_ms=issued_at_ms + life_ms,
+            kind=kind,
+            body=body,
+        )
+    )
+    return key.sign(_signed_digest(letter)) + letter
+
+
+def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION) -> Envelope:
+    """Check form, audience and signature; the time is checked by `check_time`, repetition by the guard."""
+    if not SIGNATURE_BYTES < len(frame) <= FRAME_BYTES_MAX:
+        raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {FRAME_BYTES_MAX}")
+    signature, raw = Signature(frame[:SIGNATURE_BYTES]), frame[SIGNATURE_BYTES:]
+    letter = decode(Letter, raw)
+    if letter.version < version_min:
+        raise RemoteError("Letter.version", f"is {letter.version}, this run needs {version_min}: please upgrade")
+    if letter.network != network:
+        raise RemoteError("Letter.network", f"is {letter.network}, this is {network}")
+    signer = recover(_signed_digest(raw), signature)
+    if signer != letter.sender:
+        raise RemoteError("Letter.sender", f"is {letter.sender}, but {signer} signed")
+    return Envelope(letter, Digest(sha256(frame).digest()))
+
+
+def check_time(letter: Letter, now_ms: int) -> None:
+    """Refuse what is expired, or issued further in the future than clocks may differ."""
+    if letter.expires_at_ms <= now_ms:
+        late_ms = now_ms - letter.expires_at_ms
+        raise RemoteError("Letter.expires_at_ms", f"is {late_ms} ms in the past; is the sender's clock right?")
+    if letter.issued_at_ms > now_ms + CLOCK_SKEW_MS_MAX:
+        early_ms = letter.issued_at_ms - now_ms
+        raise RemoteError("Letter.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
+
+
+class ReplayGuard:
+    """Lets every (sender, sequence) pass once while its envelope is valid, in bounded memory.
+
+    It also refuses what was issued before it began to remember, so that a restart opens no gap.
+    """
+
+    def __init__(self, *, since_ms: int) -> None:
+        self._since_ms = since_ms
+        self._seen: set[tuple[NodeId, int]] = set()
+        self._buckets: dict[int, list[tuple[NodeId, int]]] = {}
+        self._held: Counter[NodeId] = Counter()
+        self._floor = 0
+
+    def admit(self, letter: Letter, now_ms: int) -> None:
+        """Remember this letter, or refuse it. Call after the signature was checked."""
+        check_time(letter, now_ms)
+        self._forget(now_ms)
+        if letter.issued_at_ms < self._since_ms:
+            raise RemoteError("Letter.issued_at_ms", "is before this server started; seal and send again")
+        name = (letter.sender, letter.sequence)
+        if name in self._seen:
+            raise RemoteError("Letter.sequence", f"{letter.sequence} was used before by {letter.sender}")
+        if self._held[letter.sender] >= REPLAY_SENDER_ENTRIES_MAX:
+            raise RemoteError("Letter.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
+        if len(self._seen) >= REPLAY_ENTRIES_MAX:
+            raise RemoteError("Letter.sender", "comes while too many envelopes still live; try again later")
+        self._seen.add(name)
+        self._held[letter.sender] += 1
+        self._buckets.setdefault(letter.expires_at_ms // BUCKET_MS, []).append(name)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def _forget(self, now_ms: int) -> None:
+        """Drop the buckets in which every envelope has expired."""
+        floor = now_ms // BUCKET_MS
+        if floor == self._floor:
+            return
+        self._floor = floor
+        for bucket in [bucket for bucket in self._buckets if bucket < floor]:
+            for name in self._buckets.pop(bucket):
+                self._seen.discard(name)
+                self._held[name[0]] -= 1
+                if not self._held[name[0]]:
+                    del self._held[name[0]]
+
+
+def _signed_digest(letter: bytes) -> Digest:
+    return Digest(sha256(PREFIX + letter).digest())

@@ -1,0 +1,20 @@
+"""Whose fault it is: ours, or the one who sent us something.
+
+There is no third class. A bug of ours is an AssertionError and goes up; nobody catches it.
+"""
+
+
+class LocalError(Exception):
+    """Something on this side cannot go on: a setting, a file, a missing tool. The text says what to do."""
+
+
+class RemoteError(Exception):
+    """The peer broke the protocol. Drop what it sent, keep the daemon.
+
+    `field` is the path of the offending value (`manifest.shards[3].digest`), so that the peer's author can find it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem

@@ -1,0 +1,187 @@
+"""How a publisher makes a manifest: one pass over the bytes, whatever their number, and no file opened here.
+
+The caller hands in chunks and, for a delta, takes out the chunks of the delta file. A mistake of the caller is a
+LocalError: nothing here came from a peer.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from prime_protocol.constants import SHARD_BYTES
+from prime_protocol.delta import Buffer, as_bytes, encode_record
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.manifest import FileEntry, Kind, Manifest, ShardEntry, TensorEntry, compute_digest, cut_shards
+from prime_protocol.safetensors_header import Header
+
+DELTA_FILE = "weights.delta"
+NO_RANGE = (2**64, 0)
+"""After the last range: no stream gets that far."""
+EMPTY = compute_digest(b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A file to publish: its size, its tensors if it is a safetensors file, and all of its bytes in order."""
+
+    name: str
+    size: int
+    header: Header | None
+    chunks: Iterable[Buffer]
+
+
+class RangeHasher:
+    """Digests of ranges of a stream. The ranges come in order, hold at least one byte each and do not overlap."""
+
+    def __init__(self, ranges: Iterator[tuple[int, int]]) -> None:
+        self.ranges = ranges
+        self.digests: list[Digest] = []
+        self.position = 0
+        self._open_next()
+
+    def feed(self, chunk: Buffer) -> None:
+        """The next bytes of the stream."""
+        data = as_bytes(chunk).data
+        start, self.position = self.position, self.position + len(data)
+        while self.current[0] < self.position:
+            low, high = self.current
+            self.state.update(data[max(low - start, 0) : min(high, self.position) - start])
+            if high > self.position:
+                break
+            self._close()
+
+    def finish(self) -> list[Digest]:
+        """All digests; a range that the stream ended inside is digested as far as it came."""
+        if self.current[0] < self.position:
+            self._close()
+        return self.digests
+
+    def _open_next(self) -> None:
+        offset, length = next(self.ranges, NO_RANGE)
+        self.current = (offset, offset + length)
+        self.state = hashlib.sha256()
+
+    def _close(self) -> None:
+        self.digests.append(Digest(self.state.digest()))
+        self._open_next()
+
+
+def build_keyframe(run: RunId, step: Step, files: Iterable[SourceFile], *, shard_bytes: int = SHARD_BYTES) -> Manifest:
+    """The manifest of whole files; each file's bytes are read once, chunk by chunk."""
+    entries: list[FileEntry] = []
+    shards: list[ShardEntry] = []
+    tensors: list[TensorEntry] = []
+    for number, source in enumerate(files):
+        shard_digests, tensor_digests = hash_file(source, shard_bytes)
+        entries.append(FileEntry(name=source.name, size=source.size))
+        shards += list_shards(number, source.size, shard_digests, shard_bytes)
+        tensors += list_tensors(number, source.header, tensor_digests)
+    return Manifest(
+        run=run,
+        step=step,
+        kind=Kind.KEYFRAME,
+        base=None,
+        shard_bytes=shard_bytes,
+        files=tuple(entries),
+        shards=tuple(shards),
+        tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)),
+    )
+
+
+def hash_file(source: SourceFile, shard_bytes: int) -> tuple[list[Digest], list[Digest]]:
+    """Digests of the shards and of the non-empty tensors, both in the order of the file."""
+    found = source.header.tensors if source.header else ()
+    by_shard = RangeHasher((offset, length) for _, offset, length in cut_shards([source.size], shard_bytes))
+    by_tensor = RangeHasher((tensor.offset, tensor.size) for tensor in found if tensor.size)
+    for chunk in source.chunks:
+        by_shard.feed(chunk)
+        by_tensor.feed(chunk)
+    if by_shard.position != source.size:
+        raise LocalError(f"{source.name} gave {by_shard.position} bytes, its size is {source.size}: read it again")
+    return by_shard.finish(), by_tensor.finish()
+
+
+def list_shards(file: int, size: int, digests: Iterable[Digest], shard_bytes: int) -> list[ShardEntry]:
+    cuts = cut_shards([size], shard_bytes)
+    return [
+        ShardEntry(file=file, offset=offset, length=length, digest=digest)
+        for (_, offset, length), digest in zip(cuts, digests, strict=True)
+    ]
+
+
+def list_tensors(file: int, header: Header | None, digests: Iterable[Digest]) -> list[TensorEntry]:
+    remaining = iter(digests)
+    return [
+        TensorEntry(
+            name=tensor.name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            size=tensor.size,
+            digest=next(remaining) if tensor.size else EMPTY,
+            file=file,
+            offset=tensor.offset,
+            length=tensor.size,
+        )
+        for tensor in (header.tensors if header else ())
+    ]
+
+
+def build_delta(
+    base: Manifest,
+    step: Step,
+    tensors: Iterable[tuple[str, Buffer, Buffer]],
+    write: Callable[[bytes], object],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> Manifest:
+    """The manifest of a delta from `base`; `tensors` gives name, old and new bytes, `write` takes the delta file.
+
+    Every tensor of the base must come exactly once. That `old` is what the base's digests say is not checked again:
+    if it is not, no node can apply the delta.
+    """
+    known = {tensor.name: tensor for tensor in base.tensors}
+    hasher = RangeHasher((start, shard_bytes) for start in count(0, shard_bytes))
+    entries: list[TensorEntry] = []
+    for name, old, new in tensors:
+        before = known.pop(name, None)
+        if before is None:
+            raise LocalError(f"{name} is not a tensor of the base, or came twice")
+        offset = hasher.position
+        for chunk in encode_checked(before, old, new):
+            hasher.feed(chunk)
+            write(chunk)
+        entries.append(make_delta_entry(before, new, offset, hasher.position - offset))
+    if known:
+        raise LocalError(f"{len(known)} tensors of the base did not come, the first is {min(known)}")
+    return Manifest(
+        run=base.run,
+        step=step,
+        kind=Kind.DELTA,
+        base=base.root,
+        shard_bytes=shard_bytes,
+        files=(FileEntry(name=DELTA_FILE, size=hasher.position),),
+        shards=tuple(list_shards(0, hasher.position, hasher.finish(), shard_bytes)),
+        tensors=tuple(sorted(entries, key=lambda tensor: tensor.name)),
+    )
+
+
+def encode_checked(tensor: TensorEntry, old: Buffer, new: Buffer) -> Iterator[bytes]:
+    for size in (as_bytes(old).size, as_bytes(new).size):
+        if size != tensor.size:
+            raise LocalError(f"{tensor.name} has {size} bytes, in the base it has {tensor.size}")
+    return encode_record(old, new, tensor.dtype.lane_bytes)
+
+
+def make_delta_entry(before: TensorEntry, new: Buffer, offset: int, length: int) -> TensorEntry:
+    return TensorEntry(
+        name=before.name,
+        dtype=before.dtype,
+        shape=before.shape,
+        size=before.size,
+        digest=compute_digest(new),
+        file=0,
+        offset=offset,
+        length=length,
+    )

@@ -1,0 +1,210 @@
+"""Replayable sampling: Gumbel noise from an integer hash of (seed, position, token id), and the replay margin.
+
+The next token is argmax(logits / T + noise). The hash uses 32-bit integers only, so its bits are equal on every device;
+the two logarithms are float64 and may differ in the last place, which is far inside any margin's tolerance.
+numpy is here, tensors go to sampling_torch.py, and where seeds come from is in beacon.py.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_protocol.constants import POSITIONS_MAX, TEMPERATURE_MAX, TEMPERATURE_MIN, VOCAB_SIZE_MAX
+from prime_protocol.errors import LocalError, RemoteError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats: TypeAlias = NDArray[np.float64]
+Words: TypeAlias = NDArray[np.uint32]
+
+# Multipliers and shifts of a 32-bit mixing function found by exhaustive search (hash-prospector, "lowbias32" form).
+# Its bias, the mean distance of the avalanche matrix from one half, is 0.11 of the ideal's unit at two rounds.
+MIX_FIRST = 0x21F0AAAD
+MIX_SECOND = 0xD35A2D97
+KEY_FIRST = 0x9E3779B9
+KEY_SECOND = 0x85EBCA6B
+
+CHUNK_ELEMENTS = 2**18
+"""Logits handled at once: every temporary array stays in the second-level cache, and memory stays bounded."""
+
+PRUNE_SLACK = 1e-6
+"""Wider than any rounding of the two logarithms, so that pruning never drops a winner."""
+
+
+def uniform_bits(seed: int, position: int, token_ids: NDArray[np.integer[Any]]) -> Words:
+    """The 32 random bits of each token at one position."""
+    assert 0 <= seed < 2**64
+    assert 0 <= position < POSITIONS_MAX
+    first, second = row_keys(np.array([seed], np.uint64), np.array([position], np.uint32))
+    return token_bits(first, second, token_ids.astype(np.uint32))
+
+
+def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint32]) -> tuple[Words, Words]:
+    """Two keys per row, from the row's seed and position."""
+    low, high = seeds.astype(np.uint32), (seeds >> np.uint64(32)).astype(np.uint32)
+    first = mix(mix(mix(low ^ np.uint32(KEY_FIRST)) ^ high) ^ positions)
+    second = mix(mix(mix(high ^ np.uint32(KEY_SECOND)) ^ low) ^ positions)
+    return first, second
+
+
+def token_bits(first: Words, second: Words, token_ids: Words) -> Words:
+    """The bits of tokens under row keys; the arguments are broadcast against each other."""
+    words = mix(token_ids ^ first)
+    words += second
+    return mix(words)
+
+
+def mix(words: Words) -> Words:
+    """A bijection of 32-bit words in which every input bit moves every output bit. Overwrites its argument."""
+    shifted = words >> np.uint32(16)
+    words ^= shifted
+    words *= np.uint32(MIX_FIRST)
+    words ^= np.right_shift(words, np.uint32(15), out=shifted)
+    words *= np.uint32(MIX_SECOND)
+    words ^= np.right_shift(words, np.uint32(15), out=shifted)
+    return words
+
+
+def gumbel(bits: Words) -> Floats:
+    """Noise of uniform bits: u is the middle of one of 2^32 equal cells, so it is never 0 or 1."""
+    noise: Floats = -np.log(-np.log((bits + 0.5) * 2.0**-32))
+    return noise
+
+
+def gumbel_noise(seeds: NDArray[np.uint64], positions: NDArray[np.integer[Any]], vocab_size: int) -> Floats:
+    """The noise of every token, a row per (seed, position)."""
+    first, second = row_keys(seeds, positions.astype(np.uint32))
+    return gumbel(token_bits(first[:, None], second[:, None], np.arange(vocab_size, dtype=np.uint32)))
+
+
+@overload
+def choose(
+    logits: NDArray[np.floating[Any]], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
+) -> NDArray[np.int64]: ...
+@overload
+def choose(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor": ...
+def choose(logits: Any, temperature: float, seeds: Any, positions: Any) -> Any:
+    """The next token of each row of logits (B, V). Temperature 0 is greedy; among equals the lowest id wins."""
+    if not isinstance(logits, np.ndarray):
+        from prime_protocol.sampling_torch import choose_torch
+
+        return choose_torch(logits, temperature, seeds, positions)
+    check_shapes(logits.shape, temperature, seeds.shape, positions.shape)
+    tokens = np.empty(len(logits), np.int64)
+    for rows in chunks(logits.shape):
+        _, tokens[rows] = winners(logits[rows], temperature, seeds[rows], positions[rows])
+    return tokens
+
+
+@overload
+def replay_margin(
+    logits: NDArray[np.floating[Any]], tokens: NDArray[Any], seed: int, start_position: int, temperature: float
+) -> Floats: ...
+@overload
+def replay_margin(
+    logits: "Tensor", tokens: "Tensor", seed: int, start_position: int, temperature: float
+) -> "Tensor": ...
+def replay_margin(logits: Any, tokens: Any, seed: int, start_position: int, temperature: float) -> Any:
+    """By how much each token of one completion loses against the replayed winner: 0 where it is the winner."""
+    assert 0 <= seed < 2**64
+    assert 0 <= start_position <= POSITIONS_MAX - len(tokens)
+    if not isinstance(logits, np.ndarray):
+        from prime_protocol.sampling_torch import completion_rows
+
+        return replay_margins(logits, tokens, *completion_rows(tokens, seed, start_position), temperature)
+    positions = np.arange(start_position, start_position + len(tokens), dtype=np.uint32)
+    return replay_margins(logits, tokens, np.full(len(tokens), seed, np.uint64), positions, temperature)
+
+
+@overload
+def replay_margins(
+    logits: NDArray[np.floating[Any]],
+    tokens: NDArray[Any],
+    seeds: NDArray[Any],
+    positions: NDArray[Any],
+    temperature: float,
+) -> Floats: ...
+@overload
+def replay_margins(
+    logits: "Tensor", tokens: "Tensor", seeds: "Tensor", positions: "Tensor", temperature: float
+) -> "Tensor": ...
+def replay_margins(logits: Any, tokens: Any, seeds: Any, positions: Any, temperature: float) -> Any:
+    """Margins of many rows (N, V) at once, each with its own seed and position: completions laid end to end."""
+    if not isinstance(logits, np.ndarray):
+        from prime_protocol.sampling_torch import replay_margins_torch
+
+        return replay_margins_torch(logits, tokens, seeds, positions, temperature)
+    check_shapes(logits.shape, temperature, tokens.shape, seeds.shape, positions.shape)
+    check_tokens(tokens.min(initial=0), tokens.max(initial=0), logits.shape[1])
+    margins = np.empty(len(tokens), np.float64)
+    for rows in chunks(logits.shape):
+        best, _ = winners(logits[rows], temperature, seeds[rows], positions[rows])
+        own = own_scores(logits[rows], temperature, seeds[rows], positions[rows], tokens[rows])
+        margins[rows] = np.maximum(best - own, 0.0)
+    return margins
+
+
+def winners(
+    logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """The best score of each row and the token that has it."""
+    scores = finite_scores(logits, temperature)
+    tokens = scores.argmax(axis=1)
+    best: Floats = np.take_along_axis(scores, tokens[:, None], axis=1)[:, 0]
+    if temperature == 0:
+        return best, tokens
+    first, second = row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
+    bits = token_bits(first[:, None], second[:, None], np.arange(scores.shape[1], dtype=np.uint32))
+    # No token gains more than the row's largest noise, so most tokens cannot reach the most likely one: the costly
+    # logarithms are taken for the others only.
+    reach = best + gumbel(np.take_along_axis(bits, tokens[:, None], axis=1)[:, 0]) - gumbel(bits.max(axis=1))
+    near = np.flatnonzero(scores >= (reach - PRUNE_SLACK)[:, None])
+    rows, columns = np.divmod(near, scores.shape[1])
+    totals = scores.ravel()[near] + gumbel(bits.ravel()[near])
+    best = np.maximum.reduceat(totals, np.searchsorted(rows, np.arange(len(scores))))
+    hits = np.flatnonzero(totals == best[rows])
+    return best, columns[hits[np.searchsorted(rows[hits], np.arange(len(scores)))]]
+
+
+def own_scores(
+    logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any], tokens: NDArray[Any]
+) -> Floats:
+    """The score of one given token per row."""
+    scores = finite_scores(np.take_along_axis(logits, tokens[:, None], axis=1), temperature)[:, 0]
+    if temperature == 0:
+        return scores
+    first, second = row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
+    return scores + gumbel(token_bits(first, second, tokens.astype(np.uint32)))
+
+
+def finite_scores(logits: NDArray[Any], temperature: float) -> Floats:
+    """Logits over the temperature in float64. The logits are our own model's: a hole in them is our fault."""
+    scores = logits.astype(np.float64)
+    if temperature != 0:
+        scores /= temperature
+    if not np.isfinite(scores).all():
+        raise LocalError("the model gave logits that are not finite: check its weights and precision")
+    return scores
+
+
+def chunks(shape: tuple[int, ...]) -> list[slice]:
+    """Slices of rows, each with about CHUNK_ELEMENTS logits."""
+    rows = max(1, CHUNK_ELEMENTS // shape[1])
+    return [slice(start, start + rows) for start in range(0, shape[0], rows)]
+
+
+def check_shapes(logits: tuple[int, ...], temperature: float, *columns: tuple[int, ...]) -> None:
+    """Refuse a temperature outside the agreed range; shapes that do not fit are a bug."""
+    assert len(logits) == 2
+    assert 1 <= logits[1] <= VOCAB_SIZE_MAX
+    assert all(shape == logits[:1] for shape in columns)
+    if temperature != 0 and not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
+        raise LocalError(f"temperature is {temperature}, allowed is 0 or {TEMPERATURE_MIN} to {TEMPERATURE_MAX}")
+
+
+def check_tokens(lowest: int, highest: int, vocab_size: int) -> None:
+    """The tokens are the worker's: one outside the vocabulary is its fault."""
+    if lowest < 0 or highest >= vocab_size:
+        raise RemoteError("output_tokens", f"tokens {lowest} to {highest} in a vocabulary of {vocab_size}")

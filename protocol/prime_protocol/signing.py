@@ -1,0 +1,118 @@
+"""Wallet keys: who signed which digest. One secp256k1 key is a node's address, its signature and its libp2p identity.
+
+Signatures are 65 bytes, r || s || v with v 27 or 28 and s in the lower half: what an Ethereum contract recovers, and
+one accepted form for each. What is signed is decided elsewhere: envelope.py, typed_data.py.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import sha3
+from coincurve import PrivateKey, PublicKey
+
+from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, FixedBytes, NodeId
+
+HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+V_OFFSET = 27
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# Identity multihash (0x00) of 37 bytes: protobuf key type 2 (secp256k1), then 33 bytes of compressed key.
+PEER_ID_PREFIX = bytes.fromhex("002508021221")
+
+
+class Signature(FixedBytes):
+    """r || s || v."""
+
+    __slots__ = ()
+    SIZE = SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WalletKey:
+    """A private key. It prints as its address."""
+
+    node: NodeId
+    _private: PrivateKey = field(repr=False, compare=False)
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> Self:
+        """From 32 secret bytes, as drawn from the system's randomness or read from a keystore."""
+        if len(secret) != 32:
+            raise LocalError(f"a private key is 32 bytes, this one has {len(secret)}")
+        try:
+            private = PrivateKey(secret)
+        except ValueError:
+            raise LocalError("these 32 bytes are not a valid secp256k1 private key; draw new ones") from None
+        return cls(_address(private.public_key), private)
+
+    def secret(self) -> bytes:
+        """The 32 secret bytes. For the keystore and libp2p only."""
+        return self._private.secret
+
+    def sign(self, digest: Digest) -> Signature:
+        """Deterministic (RFC 6979), so the same key and digest give the same bytes."""
+        raw = self._private.sign_recoverable(digest, hasher=None)
+        return Signature(raw[:64] + bytes([raw[64] + V_OFFSET]))
+
+    def peer_id(self) -> str:
+        """The libp2p peer id of the same key."""
+        return peer_id(self._private.public_key.format(compressed=True))
+
+
+def recover(digest: Digest, signature: Signature) -> NodeId:
+    """The address whose key made this signature; any 65 bytes that are not one honest signature are refused."""
+    if signature[64] - V_OFFSET not in (0, 1):
+        raise RemoteError("signature", f"ends in {signature[64]}, expected 27 or 28")
+    if int.from_bytes(signature[32:64], "big") > HALF_ORDER:
+        raise RemoteError("signature", "has s in the upper half")
+    plain = signature[:64] + bytes([signature[64] - V_OFFSET])
+    try:
+        return _address(PublicKey.from_signature_and_message(plain, digest, hasher=None))
+    except Exception:  # boundary: coincurve raises bare Exception when no key fits the signature
+        raise RemoteError("signature", "fits no key") from None
+
+
+def peer_id(compressed_key: bytes) -> str:
+    """libp2p peer id (base58 text) of a 33-byte compressed public key."""
+    number = int.from_bytes(PEER_ID_PREFIX + compressed_key, "big")
+    digits = ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = BASE58[digit] + digits
+    return "1" + digits  # the leading zero byte of the multihash
+
+
+def address_of_peer(peer: str) -> NodeId:
+    """The address behind a libp2p peer id: the key itself stands in the id, so no registry is needed."""
+    number = 0
+    if not 50 <= len(peer) <= 56:
+        raise RemoteError("peer_id", f"has {len(peer)} characters, expected about 53")
+    for digit in peer:
+        if digit not in BASE58:
+            raise RemoteError("peer_id", "is not base58")
+        number = number * 58 + BASE58.index(digit)
+    raw = number.to_bytes(42, "big")
+    key = raw[-33:]
+    if raw[:-33] != b"\x00\x00\x00" + PEER_ID_PREFIX or peer_id(key) != peer:
+        raise RemoteError("peer_id", "does not hold a secp256k1 key")
+    try:
+        return _address(PublicKey(key))
+    except ValueError:
+        raise RemoteError("peer_id", "does not hold a point of the curve") from None
+
+
+def keccak(data: bytes) -> Digest:
+    """Keccak-256 as Ethereum uses it."""
+    return Digest(sha3.keccak_256(data).digest())
+
+
+def checksum_address(node: NodeId) -> str:
+    """EIP-55 mixed-case form, for people; the lower-case form of `str` is the one on the wire."""
+    text = node.hex()
+    marks = sha3.keccak_256(text.encode()).hexdigest()
+    return "0x" + "".join(c.upper() if int(m, 16) >= 8 else c for c, m in zip(text, marks, strict=False))
+
+
+def _address(key: PublicKey) -> NodeId:
+    return NodeId(keccak(key.format(compressed=False)[1:])[12:])

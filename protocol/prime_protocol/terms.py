@@ -1,0 +1,67 @@
+"""The terms of a run: what its workers, validators and trainer are held to, and what they are paid.
+
+They stand in the log, so everybody reads the same ones. Nothing here is applied; see ledger.py.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.codec import Range, Size
+from prime_protocol.constants import BASIS_POINTS, QUORUM_MAX
+from prime_protocol.envelope import Uint
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import NodeId
+
+Share = Annotated[int, Range(0, BASIS_POINTS)]
+"""Basis points: 10,000 is all."""
+
+
+class SlashTo(StrEnum):
+    """Where slashed stake goes. Never to a judge."""
+
+    BURN = "burn"
+    POOL = "pool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTerms:
+    """What everybody in a run is held to."""
+
+    trainer: NodeId
+    model: Annotated[str, Size(1, 200)]
+    task_set: Annotated[str, Size(1, 400)]
+    slots_per_step: Annotated[int, Range(1, 2**20)]
+    samples_per_slot: Annotated[int, Range(1, 1024)]
+    vocabulary: Annotated[int, Range(1, 2**20)]
+    prompt_tokens_max: Annotated[int, Range(1, 2**20)]
+    output_tokens_max: Annotated[int, Range(1, 2**20)]
+    temperature: Annotated[float, Range(0.0, 100.0)]
+    lag_max: Annotated[int, Range(0, 64)]
+    """Oldest checkpoint, in steps before the wanted one, whose rollouts are still taken."""
+    version_min: Uint
+    """Lowest protocol version this run accepts."""
+    quorum: Annotated[int, Range(1, QUORUM_MAX)]
+    audit_probation: Annotated[int, Range(0, 2**20)]
+    """A node's first accepted submissions, all audited."""
+    audit_floor: Annotated[int, Range(1, BASIS_POINTS)]
+    verdict_ms: Uint
+    """How long drawn validators have before another round may be drawn."""
+    appeal_ms: Uint
+    """How long a proposed slash can be appealed."""
+    judgement_ms: Uint
+    """How long an appeal may stay undecided; then the doubt counts for the node."""
+    stake_min_nano: Uint
+    slash_nano: Uint
+    appeal_bond_nano: Uint
+    slash_to: SlashTo
+    step_budget_nano: Uint
+    audit_share: Share
+    """Part of a step's budget that goes to validators whose verdicts stood."""
+    units_per_token: Uint
+    units_per_context_token: Uint
+    """FLOP of one output token, and of one token of its context in attention. See units.py."""
+
+    def __post_init__(self) -> None:
+        if self.slash_nano > self.stake_min_nano:
+            raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")

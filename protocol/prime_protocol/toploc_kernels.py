@@ -1,0 +1,101 @@
+"""Which TOPLOC kernels to use: the compiled ones where they were built, else numpy. Both give the same values.
+
+Only the choice and the calling convention are here; the computations are in toploc_plain.py and native/toploc.c.
+"""
+
+import ctypes
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_protocol import native, toploc_plain
+from prime_protocol.toploc_plain import Bits, Points
+
+SIZE, POINTER, FLAG = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+
+
+class Kernels(Protocol):
+    """One row per chunk everywhere. Callers pass C-contiguous arrays whose ranges they have checked."""
+
+    def select(self, bits: Bits, k: int) -> Points:
+        """Indices of the k largest magnitudes, in no particular order."""
+        ...
+
+    def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
+        """Moduli and coefficients. A modulus of 0: no modulus keeps the indices apart."""
+        ...
+
+    def evaluate(self, coefficients: Bits, points: Points) -> Bits:
+        """The polynomials at the points."""
+        ...
+
+    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
+        """`count` distinct points that are not taken, and how often `taken` repeats itself."""
+        ...
+
+
+class NativeKernels:
+    """The compiled kernels; `wide` allows the instructions that not every machine has."""
+
+    def __init__(self, library: ctypes.CDLL, *, wide: bool) -> None:
+        self.library = library
+        self.wide = wide
+        library.toploc_select.argtypes = [POINTER, SIZE, SIZE, SIZE, POINTER, FLAG]
+        library.toploc_interpolate.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, FLAG]
+        library.toploc_evaluate.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, FLAG]
+        library.toploc_pick_free.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, SIZE, POINTER]
+
+    def select(self, bits: Bits, k: int) -> Points:
+        chunks, n = bits.shape
+        indices = np.empty((chunks, k), dtype=np.uint32)
+        self.library.toploc_select(address(bits), chunks, n, k, address(indices), self.wide)
+        return indices
+
+    def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
+        chunks, k = indices.shape
+        moduli, coefficients = np.empty(chunks, dtype=np.uint16), np.zeros((chunks, k), dtype=np.uint16)
+        inverses = toploc_plain.get_inverses()
+        self.library.toploc_interpolate(
+            address(indices),
+            address(values),
+            chunks,
+            k,
+            address(inverses),
+            address(moduli),
+            address(coefficients),
+            self.wide,
+        )
+        return moduli, coefficients
+
+    def evaluate(self, coefficients: Bits, points: Points) -> Bits:
+        chunks, k = coefficients.shape
+        values = np.empty(points.shape, dtype=np.uint16)
+        self.library.toploc_evaluate(
+            address(coefficients), chunks, k, address(points), points.shape[1], address(values), self.wide
+        )
+        return values
+
+    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
+        chunks, drawn = draws.shape
+        points, repeats = np.empty((chunks, count), dtype=np.uint32), np.empty(chunks, dtype=np.int64)
+        self.library.toploc_pick_free(
+            address(draws), chunks, drawn, address(taken), taken.shape[1], address(points), count, address(repeats)
+        )
+        return points, repeats
+
+
+def address(array: Bits | Points | NDArray[np.int64]) -> int:
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+def get_native_kernels(library: ctypes.CDLL | None) -> NativeKernels | None:
+    return library and NativeKernels(library, wide=bool(library.toploc_wide()))
+
+
+@cache
+def get_kernels() -> Kernels:
+    """The fastest on this machine."""
+    return get_native_kernels(native.library("toploc")) or toploc_plain

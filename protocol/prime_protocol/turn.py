@@ -1,0 +1,23 @@
+"""The circumstances of one entry: who wrote it, for which run, and when the log took it in."""
+
+from dataclasses import dataclass
+
+from prime_protocol.ids import NetworkId, NodeId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Taken from the entry's opened envelope and its record."""
+
+    network: NetworkId
+    run: RunId | None
+    author: NodeId
+    at_ms: int
+    index: int
+    """Number of the entry in the log."""
+    version: int
+
+    def run_name(self) -> RunId:
+        """The run this entry is about. ledger.py has refused entries that lack one and need it."""
+        assert self.run is not None
+        return self.run

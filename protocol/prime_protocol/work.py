@@ -1,0 +1,273 @@
+"""Rules for entries about runs and work: terms, checkpoints, leases, submissions, credit and payout.
+
+Each checks everything first, then changes the state. Who judges the work, and what follows, is in judgement.py.
+"""
+
+from prime_protocol.constants import LEASE_MS_MAX
+from prime_protocol.entries import (
+    CheckpointPublished,
+    Credited,
+    LeaseEnded,
+    LeaseGranted,
+    NodeStatus,
+    Outcome,
+    PaidOut,
+    Role,
+    RunCreated,
+    RunFunded,
+    RunStatus,
+    RunStatusSet,
+    RunUpdated,
+    Submitted,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NodeId, Step
+from prime_protocol.payout import compute_shares
+from prime_protocol.receipts import SubmissionReceipt, receipt_id
+from prime_protocol.state import CheckpointState, LeaseState, RunState, State, StepState, SubmissionState
+from prime_protocol.terms import RunTerms
+from prime_protocol.turn import Turn
+from prime_protocol.typed_data import check_document
+from prime_protocol.units import compute_units
+
+
+def create_run(state: State, turn: Turn, entry: RunCreated) -> None:
+    name = turn.run_name()
+    if name in state.runs:
+        raise RemoteError("run", f"{name} exists already")
+    state.runs[name] = RunState(entry.terms)
+    _refresh_validators(state)
+
+
+def update_run(state: State, turn: Turn, entry: RunUpdated) -> None:
+    run = state.run(turn)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    run.terms = entry.terms
+    _refresh_validators(state)
+
+
+def set_run_status(state: State, turn: Turn, entry: RunStatusSet) -> None:
+    run = state.run(turn)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed for good")
+    run.status = entry.status
+
+
+def fund_run(state: State, turn: Turn, entry: RunFunded) -> None:
+    state.run(turn)  # refuses an unknown run
+    state.books.fund(turn.run_name(), turn.author, entry.amount_nano)
+
+
+def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> None:
+    run = state.run(turn)
+    if turn.author != run.terms.trainer:
+        raise RemoteError("sender", f"is {turn.author}, the run's trainer is {run.terms.trainer}")
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    if entry.step != run.latest + 1:
+        raise RemoteError("step", f"is {entry.step}, the next is {run.latest + 1}")
+    if len(set(entry.trained_on)) != len(entry.trained_on):
+        raise RemoteError("trained_on", "names a submission twice")
+    for place, name in enumerate(entry.trained_on):
+        _check_trainable(run, name, place, entry.step)
+    for name in entry.trained_on:
+        run.submissions[name].trained_into = entry.step
+    run.checkpoints[entry.step] = CheckpointState(entry.root)
+    run.without_beacon.append(entry.step)
+    run.latest = entry.step
+    _retire_steps(run)
+
+
+def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:
+    field = f"trained_on[{place}]"
+    submission = run.submissions.get(name)
+    if submission is None or submission.outcome is not Outcome.ACCEPT:
+        raise RemoteError(field, f"{name} was not accepted in this run")
+    if submission.trained_into is not None:
+        raise RemoteError(field, f"{name} was trained on in step {submission.trained_into}")
+    lag = step - 1 - submission.checkpoint_step
+    if lag > run.terms.lag_max:
+        raise RemoteError(field, f"{name} is {lag} steps old, the limit is {run.terms.lag_max}")
+
+
+def grant_lease(state: State, turn: Turn, entry: LeaseGranted) -> None:
+    run = state.run(turn)
+    if run.status is not RunStatus.ACTIVE:
+        raise RemoteError("run", f"is {run.status}")
+    if entry.lease != run.lease_next:
+        raise RemoteError("lease", f"is {entry.lease}, the next is {run.lease_next}")
+    if not turn.at_ms < entry.deadline_ms <= turn.at_ms + LEASE_MS_MAX:
+        raise RemoteError("deadline_ms", f"is {entry.deadline_ms - turn.at_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
+    _check_worker(state, run, entry.node, turn.at_ms)
+    step = _check_slots(run, entry)
+    lease = LeaseState(entry.node, entry.step, entry.first_slot, entry.slots, entry.deadline_ms)
+    run.leases[entry.lease] = lease
+    run.lease_next += 1
+    run.steps[entry.step] = step
+    step.pending += 1
+    if not entry.speculative:
+        step.held.update(dict.fromkeys(lease.slot_range(), entry.lease))
+
+
+def _check_worker(state: State, run: RunState, name: NodeId, at_ms: int) -> None:
+    node = state.node(name)
+    if Role.WORKER not in node.roles or node.status is not NodeStatus.ACTIVE:
+        raise RemoteError("node", f"{name} is {node.status} with roles {', '.join(node.roles)}: not an active worker")
+    if node.delegated_until_ms is not None and node.delegated_until_ms <= at_ms:
+        raise RemoteError("node", f"{name}: its owner's delegation has expired")
+    if node.version < run.terms.version_min:
+        raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {run.terms.version_min}")
+    if state.stake_of(name) < run.terms.stake_min_nano:
+        raise RemoteError("node", f"{name} has {state.stake_of(name)} at stake, needed is {run.terms.stake_min_nano}")
+
+
+def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
+    checkpoint = run.checkpoints.get(entry.step)
+    if checkpoint is None or checkpoint.beacon is None:
+        raise RemoteError("step", f"{entry.step} has no beacon yet")
+    if run.latest - entry.step > run.terms.lag_max:
+        age = run.latest - entry.step
+        raise RemoteError("step", f"{entry.step} is {age} steps old, the limit is {run.terms.lag_max}")
+    if entry.first_slot < 0 or entry.first_slot + entry.slots > run.terms.slots_per_step:
+        raise RemoteError("first_slot", f"the step has slots 0 to {run.terms.slots_per_step - 1}")
+    step = run.steps.get(entry.step, StepState())
+    if step.paid:
+        raise RemoteError("step", f"{entry.step} was paid out")
+    for slot in range(entry.first_slot, entry.first_slot + entry.slots):
+        if slot in step.credited or (slot in step.held and not entry.speculative):
+            raise RemoteError("first_slot", f"slot {slot} of step {entry.step} is taken")
+    return step
+
+
+def end_lease(state: State, turn: Turn, entry: LeaseEnded) -> None:
+    run = state.run(turn)
+    if entry.lease not in run.leases:
+        raise RemoteError("lease", f"{entry.lease} is not open")
+    lease = run.leases[entry.lease]
+    is_over = turn.author == state.coordinator and turn.at_ms > lease.deadline_ms
+    if not is_over and turn.author != lease.node:
+        raise RemoteError("sender", f"only {lease.node}, or after the deadline the coordinator, may end {entry.lease}")
+    del run.leases[entry.lease]
+    step = run.steps[lease.step]
+    step.pending -= 1
+    step.free(lease.slot_range(), entry.lease)
+
+
+def submit(state: State, turn: Turn, entry: Submitted) -> None:
+    run, receipt = state.run(turn), entry.receipt
+    lease = run.leases.get(receipt.lease)
+    if lease is None:
+        raise RemoteError("receipt.lease", f"{receipt.lease} is not open")
+    if not turn.author == receipt.node == lease.node:
+        raise RemoteError("receipt.node", f"is {receipt.node}, the lease is {lease.node}'s")
+    if turn.at_ms > lease.deadline_ms:
+        raise RemoteError("receipt.lease", f"{receipt.lease} ended {turn.at_ms - lease.deadline_ms} ms ago")
+    if (receipt.network, receipt.run, receipt.step) != (turn.network, turn.run, lease.step):
+        raise RemoteError("receipt.step", f"is {receipt.network}/{receipt.run}/{receipt.step}, not the lease's")
+    _check_tokens(run.terms, lease, entry)
+    checkpoint_step = _find_checkpoint(run, receipt)
+    check_document(receipt, entry.signature, signer=receipt.node, domain=state.domain)
+    name = receipt_id(receipt)
+    del run.leases[receipt.lease]
+    run.steps[lease.step].submissions.append(name)
+    run.submissions[name] = SubmissionState(
+        node=receipt.node,
+        owner=state.owners[receipt.node],
+        lease=receipt.lease,
+        step=lease.step,
+        checkpoint_step=checkpoint_step,
+        slots=lease.slot_range(),
+        index=turn.index,
+        output_tokens=entry.output_tokens,
+        context_tokens=entry.context_tokens,
+    )
+
+
+def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:
+    rollouts = lease.slots * terms.samples_per_slot
+    tokens_max = rollouts * terms.output_tokens_max
+    if not rollouts <= entry.output_tokens <= tokens_max:
+        raise RemoteError("output_tokens", f"is {entry.output_tokens}, allowed is {rollouts} to {tokens_max}")
+    context_max = entry.output_tokens * (terms.prompt_tokens_max + terms.output_tokens_max)
+    if not entry.output_tokens <= entry.context_tokens <= context_max:
+        raise RemoteError("context_tokens", f"is {entry.context_tokens}, allowed is at most {context_max}")
+
+
+def _find_checkpoint(run: RunState, receipt: SubmissionReceipt) -> Step:
+    """Which checkpoint inside the lag the rollouts were made with."""
+    for age in range(run.terms.lag_max + 1):
+        step = Step(receipt.step - age)
+        if step in run.checkpoints and run.checkpoints[step].root == receipt.checkpoint_root:
+            return step
+    raise RemoteError("receipt.checkpoint_root", f"is no checkpoint of the {run.terms.lag_max + 1} that may be used")
+
+
+def credit(state: State, turn: Turn, entry: Credited) -> None:
+    run = state.run(turn)
+    submission = run.submission(entry.submission)
+    if submission.outcome is not Outcome.ACCEPT or submission.credited:
+        raise RemoteError("submission", f"{entry.submission} is not accepted, or credited already")
+    step = run.steps[submission.step]
+    taken = step.credited.intersection(submission.slots)
+    if taken:
+        raise RemoteError("submission", f"slot {min(taken)} was credited to another submission")
+    units = submission_units(run.terms, submission)
+    if entry.units != units:
+        raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
+    submission.credited = True
+    step.credited.update(submission.slots)
+    (run.carried if step.paid else step.units)[submission.node] += units
+
+
+def submission_units(terms: RunTerms, submission: SubmissionState) -> int:
+    """What an accepted submission is worth."""
+    return compute_units(
+        output_tokens=submission.output_tokens,
+        context_tokens=submission.context_tokens,
+        per_token=terms.units_per_token,
+        per_context_token=terms.units_per_context_token,
+    )
+
+
+def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
+    run, name = state.run(turn), turn.run_name()
+    step = run.steps.get(entry.step)
+    if step is None or step.paid:
+        raise RemoteError("step", f"{entry.step} had no work, or was paid out already")
+    if entry.step >= run.latest:
+        raise RemoteError("step", f"{entry.step} is still being worked on")
+    if step.pending:
+        raise RemoteError("step", f"{entry.step} has {step.pending} leases or submissions open")
+    for submission_name in step.submissions:
+        submission = run.submissions[submission_name]
+        creditable = submission.outcome is Outcome.ACCEPT and step.credited.isdisjoint(submission.slots)
+        if creditable and not submission.credited:
+            raise RemoteError("step", f"{submission_name} is accepted but not credited")
+    shares = compute_shares(
+        budget_nano=min(run.terms.step_budget_nano, state.books.pools[name]),
+        audit_share=run.terms.audit_share,
+        units=step.units + run.carried,
+        upheld=step.upheld,
+    )
+    for node, amount_nano in shares.items():
+        state.books.pay(name, state.owners[node], amount_nano)
+    run.carried.clear()
+    step.paid = True
+    _retire_steps(run)
+
+
+def _retire_steps(run: RunState) -> None:
+    """Forget steps that are paid, too old to train on and free of open slashes. The log keeps them for ever."""
+    oldest = run.latest - run.terms.lag_max
+    for number in [number for number, step in run.steps.items() if step.paid and number < oldest]:
+        names = run.steps[number].submissions
+        if run.slashes.keys().isdisjoint(names):
+            for name in names:
+                del run.submissions[name]
+            del run.steps[number]
+
+
+def _refresh_validators(state: State) -> None:
+    for node in state.nodes:
+        state.refresh_validator(node)

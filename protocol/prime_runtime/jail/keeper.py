@@ -1,0 +1,235 @@
+"""One job from request to last breath: the keeper outside the walls, the job's first process inside, and its program.
+
+    zygote -> keeper (waits, holds the clock) -> init (pid 1 of the job) -> program (the job's code)
+
+The keeper kills when the clock runs out or when the daemon lets go of the `alive` pipe, which a dead daemon does too.
+When pid 1 goes, the kernel takes every process of its namespace along; where there is no such namespace, orphans
+come to the keeper, which kills them until none is left.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from prime_runtime.jail import syscalls, walls
+from prime_runtime.jail.walls import Box, Walls
+
+FD_FLOOR = 64
+RESULT_FD = 3
+REAP_S = 5.0
+NEVER_RAN = 125
+
+
+class Pipes(NamedTuple):
+    """The descriptors of one request, in the order in which they are sent."""
+
+    request: int
+    stdin: int
+    stdout: int
+    stderr: int
+    result: int
+    status: int
+    alive: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the daemon asks for. A job without a source is a probe: it reports which walls stand."""
+
+    source: str | None
+    wanted: frozenset[str] | None
+    wall_ms: int
+    box: Box
+
+
+def read_request(fd: int, visible: tuple[str, ...]) -> Request:
+    with open(fd, "rb") as file:
+        fields: dict[str, Any] = json.loads(file.read())
+    wanted = fields["walls"]
+    box = Box(
+        visible=visible,
+        work=fields["work"],
+        uid=walls.UID_BASE + os.getpid(),
+        cpu_s=fields["cpu_s"],
+        memory_bytes=fields["memory_bytes"] + held_bytes(),
+        file_bytes=fields["file_bytes"],
+        processes=fields["processes"] + processes_of_this_user(),
+        open_files=fields["open_files"],
+    )
+    return Request(fields["source"], None if wanted is None else frozenset(wanted), fields["wall_ms"], box)
+
+
+def held_bytes() -> int:
+    """Address space this process has now: the interpreter and the preloaded libraries."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def processes_of_this_user() -> int:
+    """What the kernel already counts against the limit. A root daemon's jobs have a user id of their own: none."""
+    uid = os.geteuid()
+    if uid == 0:
+        return 0
+    count = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
+
+
+def keep(pipes: Pipes, visible: tuple[str, ...]) -> NoReturn:
+    """Run one job and report its end. Never returns into the zygote's loop."""
+    try:
+        request = read_request(pipes.request, visible)
+        os.setsid()
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        up = Walls(request.wanted)
+        if request.box.work and os.geteuid() == 0:
+            os.chown(request.box.work, request.box.uid, request.box.uid)
+        walls.before_fork(up)
+        watched, held = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(held)
+            begin(request, up, pipes, watched)
+        os.close(watched)
+        tell(pipes.status, wait(pid, pipes.alive, request.wall_ms))
+    except Job:
+        raise
+    except BaseException as error:  # boundary: a keeper that failed is the daemon's LocalError, whatever the cause
+        tell(pipes.status, f"broken {error!r}")
+    os._exit(0)
+
+
+def tell(status: int, line: str) -> None:
+    """One line to the daemon. A daemon that is gone needs none."""
+    with contextlib.suppress(OSError):
+        os.write(status, line.replace("\n", " ").encode(errors="replace")[:2000] + b"\n")
+
+
+def wait(pid: int, alive: int, wall_ms: int) -> str:
+    """Until the job ends, the clock runs out or the daemon lets go. Nothing of the job is left afterwards."""
+    poll = select.poll()
+    process = os.pidfd_open(pid)
+    poll.register(process, select.POLLIN)
+    poll.register(alive, select.POLLHUP)
+    ready = dict(poll.poll(wall_ms))
+    end = "over" if process in ready else "dropped" if ready else "timeout"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return end if reap_all() else "broken processes of the job survived"
+
+
+def reap_all() -> bool:
+    """Kill and collect children, and the orphans that become children, until there are none."""
+    stop = time.monotonic() + REAP_S
+    while time.monotonic() < stop:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            kill_descendants(os.getpid())
+    return False
+
+
+def kill_descendants(root: int) -> None:
+    """Everything below this process. Only needed where the job had no pid namespace of its own."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # The name in brackets may hold anything; the fields after its last bracket are numbers.
+            parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    for pid in parents:
+        above = parents[pid]
+        while above > 1 and above != root:
+            above = parents.get(above, 0)
+        if above == root:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def begin(request: Request, up: Walls, pipes: Pipes, watched: int) -> NoReturn:
+    """Pid 1 of the job: put up the outer walls, fork the program, report how it ended."""
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([watched], [], [], 0)[0]:
+            os._exit(NEVER_RAN)  # the keeper died before the line above could bind us to it
+        walls.around_init(up, request.box)
+        pid = os.fork()
+        if pid == 0:
+            perform(request, up, pipes)
+        while True:
+            ended, status = os.wait()
+            if ended == pid:
+                break
+        code = os.waitstatus_to_exitcode(status)
+        tell(pipes.status, f"signal {-code}" if code < 0 else f"exit {code}")
+    except Job:
+        raise
+    except BaseException as error:  # boundary: the job could not be started, which is never the job's fault
+        tell(pipes.status, f"broken {error!r}")
+    os._exit(0)
+
+
+def perform(request: Request, up: Walls, pipes: Pipes) -> NoReturn:
+    """The program's process: the last walls, then the job's code, which may do what it likes inside."""
+    try:
+        for signum in (signal.SIGINT, signal.SIGXFSZ, signal.SIGPIPE):
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_IGN)
+        arrange(pipes)
+        walls.around_program(up, request.box)
+    except BaseException as error:  # boundary: see begin; the status pipe is still ours here
+        tell(FD_FLOOR, f"broken {error!r}")
+        os._exit(NEVER_RAN)
+    os.close(FD_FLOOR)
+    if request.source is None:
+        os.write(RESULT_FD, json.dumps(up.standing).encode())
+        os._exit(0)
+    raise Job(request.source)
+
+
+def arrange(pipes: Pipes) -> None:
+    """Descriptors 0 to 3 as the job expects them, the status pipe on a known number until the walls stand."""
+    kept = [os.dup(fd) for fd in (pipes.stdin, pipes.stdout, pipes.stderr, pipes.result, pipes.status)]
+    high = [os.dup2(fd, FD_FLOOR + 8 + place) for place, fd in enumerate(kept)]
+    os.dup2(high[4], FD_FLOOR)
+    for target, fd in enumerate(high[:4]):
+        os.dup2(fd, target)
+    os.closerange(4, FD_FLOOR)
+    os.closerange(FD_FLOOR + 1, 1 << 20)
+
+
+class Job(BaseException):
+    """Unwinds the launcher's stack, so that the job's code runs with nothing of ours above it and ends as any program."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+
+
+def run_program(source: str) -> int:
+    """The job's code as the main module of this interpreter; the exit code a fresh interpreter would give."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.argv = ["program.py"]
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    try:
+        exec(compile(source, "program.py", "exec"), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException:  # boundary: the job's own failure is its exit code
+        traceback.print_exc()
+        return 1
+    return 0

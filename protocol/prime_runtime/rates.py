@@ -1,0 +1,118 @@
+"""Token buckets and admission gates: who may ask how often, and how many at once. Pure; the time comes in.
+
+Memory is bounded. When the table is full, newcomers share one bucket, so a flood of fresh identities shares what
+one identity may do, and those already known are not disturbed.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """So many a second for ever, and so many at once after a pause."""
+
+    per_second: float
+    burst: int
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_ms: int
+
+
+class TokenBuckets:
+    """One bucket for each key."""
+
+    def __init__(self, rate: Rate, *, keys_max: int) -> None:
+        assert rate.per_second > 0
+        assert rate.burst >= 1
+        self._rate = rate
+        self._keys_max = keys_max
+        # In the order of last use: what stands first is the likeliest to be full again.
+        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+        self._shared = _Bucket(rate.burst, 0)
+
+    def take(self, key: Hashable, now_ms: int) -> int:
+        """0 and a token is taken; else how many ms until there is one."""
+        bucket = self._find(key, now_ms)
+        self._refill(bucket, now_ms)
+        if bucket.tokens >= 1:
+            bucket.tokens -= 1
+            return 0
+        return 1 + int((1 - bucket.tokens) * 1000 / self._rate.per_second)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def _find(self, key: Hashable, now_ms: int) -> _Bucket:
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            self._buckets.move_to_end(key)
+            return bucket
+        self._drop_full(now_ms)
+        if len(self._buckets) >= self._keys_max:
+            return self._shared
+        bucket = self._buckets[key] = _Bucket(self._rate.burst, now_ms)
+        return bucket
+
+    def _drop_full(self, now_ms: int) -> None:
+        """A full bucket says nothing that a new one would not. Two at most for each newcomer, so the cost is flat."""
+        for _ in range(2):
+            if not self._buckets:
+                return
+            key, bucket = next(iter(self._buckets.items()))
+            self._refill(bucket, now_ms)
+            if bucket.tokens < self._rate.burst:
+                return
+            del self._buckets[key]
+
+    def _refill(self, bucket: _Bucket, now_ms: int) -> None:
+        # A clock that steps back gives nothing and takes nothing.
+        passed_ms = max(0, now_ms - bucket.at_ms)
+        bucket.tokens = min(self._rate.burst, bucket.tokens + passed_ms * self._rate.per_second / 1000)
+        bucket.at_ms = max(bucket.at_ms, now_ms)
+
+
+class Gate:
+    """Bounds how many are inside at once, in all and for each key. It refuses; it never queues."""
+
+    def __init__(self, *, total_max: int, key_max: int) -> None:
+        self._total_max = total_max
+        self._key_max = key_max
+        self._inside: Counter[Hashable] = Counter()
+        self._total = 0
+
+    def enter(self, key: Hashable) -> bool:
+        """True and one place is taken; `leave` gives it back."""
+        if self._total >= self._total_max or self._inside[key] >= self._key_max:
+            return False
+        self._inside[key] += 1
+        self._total += 1
+        return True
+
+    def leave(self, key: Hashable) -> None:
+        assert self._inside[key] > 0, "left without having entered"
+        self._inside[key] -= 1
+        self._total -= 1
+        if not self._inside[key]:
+            del self._inside[key]
+
+    def __len__(self) -> int:
+        return self._total
+
+
+def address_group(address: str) -> str:
+    """What counts as one origin: an IPv4 address, or the /64 that one IPv6 customer is given."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    if parsed.ipv4_mapped:
+        return str(parsed.ipv4_mapped)
+    return f"{IPv6Address(int(parsed) >> 64 << 64)}/64"

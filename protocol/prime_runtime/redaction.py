@@ -1,0 +1,68 @@
+"""Making text fit for a log: no control characters, no secrets, no private keys, bounded length.
+
+Pure text in, text out. A private key is 64 hex digits and so is a digest; only a value of type Digest is known to be
+public, so the log marks those and everything else of that shape is replaced by a fingerprint.
+"""
+
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+
+from prime_runtime.secret import MASK, Secret
+
+MARK = "\ue000"
+"""A private-use character in front of 64 hex digits that are known to be public."""
+KEY_CHARS = 66
+SEARCHED_FACTOR = 16
+"""How much more text is searched than shown. A hostile text of megabytes then costs no more than a long honest one."""
+KEY_SHAPE = re.compile(rf"(?<![0-9a-zA-Z{MARK}])(?:0[xX])?[0-9a-fA-F]{{64}}(?![0-9a-zA-Z])")
+
+
+def escape(text: str) -> str:
+    """Everything that cannot be printed becomes a visible escape: no forged line, no terminal command."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape_char(char) for char in text)
+
+
+def cut(text: str, chars_max: int) -> str:
+    """At most about chars_max characters, with the number left out."""
+    if len(text) <= chars_max:
+        return text
+    return f"{text[:chars_max]}… and {len(text) - chars_max} more"
+
+
+class Redactor:
+    """Blots out the given secrets, and whatever looks like a private key."""
+
+    def __init__(self, secrets: Iterable[Secret]) -> None:
+        # Longest first, so that a secret that contains another leaves no tail behind.
+        texts = sorted({secret.reveal() for secret in secrets if secret.reveal()}, key=len, reverse=True)
+        self._longest = max([KEY_CHARS, *map(len, texts)])
+        self._secrets = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def clean(self, text: str, chars_max: int) -> str:
+        """Redacted first, then escaped, then cut: no order of the others keeps a secret whole."""
+        shown = text[: chars_max * SEARCHED_FACTOR]
+        if self._secrets:
+            shown = self._secrets.sub(MASK, shown)
+        shown = KEY_SHAPE.sub(_fingerprint, shown)
+        if len(text) > chars_max * SEARCHED_FACTOR:
+            # A secret that straddles the end of what was searched is still there in part.
+            shown = shown[: -self._longest] + "…"
+        return cut(escape(shown.replace(MARK, "")), chars_max)
+
+
+def _fingerprint(match: re.Match[str]) -> str:
+    """The same key gives the same mark, so that lines can still be matched; the key cannot be found from it."""
+    digits = match[0][-64:].lower()
+    return f"[64 hex digits, sha256 {sha256(digits.encode()).hexdigest()[:8]}]"
+
+
+def _escape_char(char: str) -> str:
+    code = ord(char)
+    if char in "\n\r\t":
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[char]
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

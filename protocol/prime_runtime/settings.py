@@ -1,0 +1,201 @@
+"""Configuration: flags over environment over TOML file over defaults, into one frozen dataclass.
+
+Made once, at start, and passed in; nothing else reads the environment. Unknown names are refused, with the nearest
+known one.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from prime_runtime.secret import Secret
+from prime_runtime.settings_file import TomlFile, read_file
+from prime_runtime.settings_flags import add_flags, read_flags
+from prime_runtime.settings_schema import Between, ConfigError, Setting, list_settings
+from prime_runtime.settings_values import read_text_value, read_toml_value, show_value
+
+__all__ = [
+    "Between",
+    "ConfigError",
+    "Resolved",
+    "Secret",
+    "add_flags",
+    "describe",
+    "list_secrets",
+    "load_config",
+    "read_flags",
+    "resolve_config",
+]
+
+C = TypeVar("C")
+PREFIX = "PRIME_"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[C]):
+    """A config, and where each of its values came from."""
+
+    config: C
+    sources: Mapping[str, str]
+
+
+def load_config(
+    config: type[C], flags: Mapping[str, Any], environ: Mapping[str, str], toml: Path | bytes | None = None
+) -> C:
+    """The config alone; `resolve_config` also tells where each value came from."""
+    return resolve_config(config, flags, environ, toml).config
+
+
+def resolve_config(
+    config: type[C], flags: Mapping[str, Any], environ: Mapping[str, str], toml: Path | bytes | None = None
+) -> Resolved[C]:
+    """Read every source; all that is wrong is told at once."""
+    settings = {setting.key: setting for setting in list_settings(config)}
+    file = read_file(toml)
+    found, problems = _flatten(file, settings)
+    problems += [*_unknown_flags(flags, settings), *_unknown_variables(environ, settings)]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key, setting in settings.items():
+        try:
+            values[key], sources[key] = _pick(setting, flags, environ, found, file)
+        except ConfigError as error:
+            problems.append(str(error))
+    problems += _exposed_secrets(toml, settings, found)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Resolved(_build(config, (), values, sources), sources)
+
+
+def _pick(
+    setting: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], found: Mapping[str, Any], file: TomlFile
+) -> tuple[Any, str]:
+    """The value of the strongest source that has one. A weaker one is not looked at."""
+    home = environ.get("HOME")
+    raw: Any
+    if setting.key in flags:
+        raw, source, read = flags[setting.key], setting.flag, read_text_value
+        if setting.scalar is Secret:
+            raise ConfigError(f"{setting.flag}: others can see a command line; use {setting.variable} or the file")
+        if isinstance(raw, bool):
+            return raw, source
+    elif setting.variable in environ:
+        raw, source, read = environ[setting.variable], setting.variable, read_text_value
+    elif setting.key in found:
+        raw, source, read = found[setting.key], file.place(setting.key), read_toml_value
+    elif setting.default is not MISSING:
+        return setting.default, DEFAULT
+    else:
+        raise ConfigError(
+            f"{setting.key} is missing: set it in the file, as {setting.variable}"
+            + ("" if setting.scalar is Secret else f" or with {setting.flag}")
+            + f"; {setting.allowed()}"
+        )
+    return _read(setting, source, lambda: read(setting, raw, home)), source
+
+
+def _read(setting: Setting, source: str, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except ValueError as error:
+        raise ConfigError(f"{setting.key} {error} (from {source}); allowed is {setting.allowed()}") from None
+
+
+def _build(config: type[C], above: tuple[str, ...], values: Mapping[str, Any], sources: Mapping[str, str]) -> C:
+    hints = get_type_hints(config)
+    given: dict[str, Any] = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        path = (*above, field.name)
+        if is_dataclass(hints[field.name]):
+            given[field.name] = _build(hints[field.name], path, values, sources)
+        else:
+            given[field.name] = values[".".join(path)]
+    try:
+        return config(**given)
+    except ConfigError as error:
+        keys = [".".join((*above, name)) for name in given]
+        chosen = [f"{key} from {sources[key]}" for key in keys if sources.get(key, DEFAULT) != DEFAULT]
+        raise ConfigError(f"{error}" + (f" ({', '.join(chosen)})" if chosen else "")) from None
+
+
+def _flatten(file: TomlFile, settings: Mapping[str, Setting]) -> tuple[dict[str, Any], list[str]]:
+    """Tables to dotted keys; a key that is no setting, nor a table with settings, is a problem."""
+    sections = {
+        ".".join(setting.path[:depth]) for setting in settings.values() for depth in range(1, len(setting.path))
+    }
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+
+    def walk(table: Mapping[str, Any], above: str) -> None:
+        for name, value in table.items():
+            key = above + name
+            if key in settings:
+                found[key] = value
+            elif key in sections and isinstance(value, dict):
+                walk(value, key + ".")
+            elif key in sections:
+                problems.append(f"{key} in {file.place(key)} is a section: write [{key}] and its keys below")
+            else:
+                problems.append(f"{key!r} in {file.place(key)} is not a setting{_suggest(key, {*settings, *sections})}")
+
+    walk(file.values, "")
+    return found, problems
+
+
+def _unknown_flags(flags: Mapping[str, Any], settings: Mapping[str, Setting]) -> Iterator[str]:
+    for key in flags:
+        if key not in settings:
+            yield f"the flag {key!r} is not a setting{_suggest(key, settings)}"
+
+
+def _unknown_variables(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> Iterator[str]:
+    """Refuse what was meant for us: in a section of ours, or near a known name. Other programs share the prefix."""
+    known = {setting.variable for setting in settings.values()}
+    sections = tuple({PREFIX + setting.path[0].upper() + "_" for setting in settings.values() if len(setting.path) > 1})
+    for name in environ:
+        if not name.startswith(PREFIX) or name in known:
+            continue
+        near = _suggest(name, known)
+        if near or name.startswith(sections):
+            yield f"the environment variable {name} is not a setting{near}"
+
+
+def _suggest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _exposed_secrets(
+    toml: Path | bytes | None, settings: Mapping[str, Setting], found: Mapping[str, Any]
+) -> Iterator[str]:
+    """A file that holds a secret may be read by its owner only."""
+    if not isinstance(toml, Path) or toml.stat().st_mode & 0o077 == 0:
+        return
+    for key in found:
+        if settings[key].scalar is Secret:
+            yield f"{key} is a secret, and others may read {toml}: chmod 600 it, or use {settings[key].variable}"
+
+
+def describe(resolved: Resolved[Any]) -> list[str]:
+    """One line for each setting: name, value, where it came from. Fit for a terminal and for a log."""
+    lines: list[str] = []
+    for setting in list_settings(type(resolved.config)):
+        value = resolved.config
+        for name in setting.path:
+            value = getattr(value, name)
+        lines.append(f"{setting.key} = {show_value(value)}  ({resolved.sources[setting.key]})")
+    return lines
+
+
+def list_secrets(config: Any) -> list[Secret]:
+    """Every secret in a config, for the log's redaction."""
+    if isinstance(config, Secret):
+        return [config]
+    if isinstance(config, tuple):
+        return [secret for item in config for secret in list_secrets(item)]
+    if is_dataclass(config):
+        return [secret for field in fields(config) for secret in list_secrets(getattr(config, field.name))]
+    return []
