@@ -6,6 +6,7 @@ thread. RESULT takes the worse of both. `--mib 64` for a quick look.
 """
 
 import argparse
+import ctypes
 import hashlib
 import sys
 import time
@@ -45,6 +46,8 @@ def change(dice: np.random.Generator, old: Lanes, kind: str) -> Lanes:
 
 def reset_peak() -> int:
     """Resident bytes now, with the kernel's high-water mark set back to them."""
+    # Pages that malloc kept from earlier work would otherwise be counted before and used after, unseen.
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return read_status("VmRSS")
 

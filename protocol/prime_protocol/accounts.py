@@ -63,6 +63,9 @@ def delegate(state: State, turn: Turn, entry: Delegated) -> None:
         raise RemoteError("delegation.network", f"is {delegation.network}, this is {turn.network}")
     if turn.author != delegation.node:
         raise RemoteError("delegation.node", f"is {delegation.node}, but {turn.author} brings it")
+    revoked_ms = state.revoked_ms.get((delegation.owner, delegation.node), -1)
+    if delegation.issued_at_ms <= revoked_ms:
+        raise RemoteError("delegation.issued_at_ms", f"is {delegation.issued_at_ms}, revoked was at {revoked_ms}")
     check_delegation(delegation, entry.signature, state.domain, turn.at_ms)
     state.enter(delegation.node).delegated_until_ms = delegation.expires_at_ms
     state.owners[delegation.node] = delegation.owner
@@ -70,12 +73,12 @@ def delegate(state: State, turn: Turn, entry: Delegated) -> None:
 
 
 def revoke_delegation(state: State, turn: Turn, entry: DelegationRevoked) -> None:
-    node = state.node(entry.node)
-    if node.delegated_until_ms is None or state.owners[entry.node] != turn.author:
-        raise RemoteError("node", f"{entry.node} is not delegated to by {turn.author}")
-    node.delegated_until_ms = None
-    state.owners[entry.node] = entry.node
-    state.refresh_validator(entry.node)
+    """Also for a delegation that the node has not brought yet, or has left: it could bring the old one again."""
+    state.revoked_ms[(turn.author, entry.node)] = turn.at_ms
+    if state.owners.get(entry.node) == turn.author:
+        state.nodes[entry.node].delegated_until_ms = None
+        state.owners[entry.node] = entry.node
+        state.refresh_validator(entry.node)
 
 
 def stake(state: State, turn: Turn, entry: Staked) -> None:

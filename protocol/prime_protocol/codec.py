@@ -6,6 +6,7 @@ any of these inside `Annotated` with Range or Size. Rules that join fields stand
 """
 
 import math
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,6 +20,7 @@ import msgpack
 from prime_protocol.constants import DEPTH_MAX, FRAME_BYTES_MAX, ITEMS_MAX, TEXT_CHARS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import FixedBytes, Name
+from prime_protocol.wire_path import first_difference, key_step, path_at, unreadable_path
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
@@ -26,6 +28,14 @@ Reader = Callable[[Any], Any]
 Writer = Callable[[Any], Any]
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
+NUMBER_MAX = 2**63 - 1
+
+HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\ufffb"
+    "\ufffe\uffff\U000e0000-\U000e0fff]"
+)
+"""Control, direction-changing and invisible characters, and spaces but the plain one: they would reach terminals, logs
+and pages. The list is fixed: asking Python what is printable would let two versions of it disagree on the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +54,8 @@ class Size:
     high: int
 
 
-class Pairs(list[tuple[Any, Any]]):
-    """A msgpack map as it stood on the wire, so that a repeated key is still visible."""
-
-
 WIRE_NAMES = {
-    Pairs: "a map",
+    list: "a map",
     bool: "a boolean",
     int: "an integer",
     float: "a float",
@@ -58,12 +64,13 @@ WIRE_NAMES = {
     tuple: "a list",
     type(None): "null",
 }
+"""What the types are that msgpack reads into. A map stays a list of pairs, so that a repeated key is still visible."""
 
 
 def encode(message: Any) -> bytes:
     """The one encoding of a message."""
     kind: Any = type(message)
-    return bytes(msgpack.packb(_plan(kind).write(message), use_bin_type=True))
+    return _pack(_plan(kind).write(message))
 
 
 def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> T:
@@ -72,27 +79,50 @@ def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> 
     name = kind.__name__
     if len(frame) > bytes_max:
         raise RemoteError(name, f"is {len(frame)} bytes, the limit is {bytes_max}")
-    try:
-        plain = msgpack.unpackb(frame, use_list=False, object_pairs_hook=Pairs, ext_hook=_refuse_extension)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise RemoteError(name, f"is not msgpack: {str(error) or type(error).__name__}") from None
     plan = _plan(wanted)
+    plain = _unpack(name, frame, plan)
     try:
         message: T = plan.read(plain)
     except RemoteError as error:
-        raise RemoteError(f"{name}{error.field}", error.problem) from None
-    if msgpack.packb(plan.write(message), use_bin_type=True) != frame:
-        raise RemoteError(name, "is not in the canonical encoding")
+        raise RemoteError(name + error.field, error.problem) from None
+    canonical = _pack(plan.write(message))
+    if canonical != frame:
+        at = first_difference(canonical, frame)
+        raise RemoteError(name + path_at(canonical, at), f"is not in the canonical encoding, from byte {at} on")
     return message
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How values of one type are read and written."""
+    """How values of one type are read and written, and how deep, long and wide they can be."""
 
     read: Reader
     write: Writer
     depth: int = 0
+    list_max: int = 0
+    """Most items of any list in it: a longer one is refused before memory is taken for it."""
+    map_max: int = 0
+
+
+def _pack(plain: Any) -> bytes:
+    packed: bytes = msgpack.packb(plain)
+    return packed
+
+
+def _mark_extension(code: int, data: bytes) -> object:
+    """Something that no reader takes, so that the refusal says in which field the extension stood."""
+    return object()
+
+
+def _unpack(name: str, frame: bytes, plan: Plan) -> Any:
+    limits = {"max_array_len": plan.list_max, "max_map_len": plan.map_max}
+    try:
+        return msgpack.unpackb(frame, use_list=False, object_pairs_hook=_same, ext_hook=_mark_extension, **limits)
+    except msgpack.ExtraData as error:
+        raise RemoteError(name, f"is followed by {len(error.extra)} bytes") from None
+    except (ValueError, msgpack.UnpackException) as error:
+        path = unreadable_path(frame, list_max=plan.list_max, map_max=plan.map_max)
+        raise RemoteError(name + path, f"cannot be read: {str(error) or type(error).__name__}") from None
 
 
 @cache
@@ -108,31 +138,41 @@ def _plan_of(kind: Any, bound: Range | Size | None) -> Plan:
         inner, extra = get_args(kind)
         return _plan_of(inner, extra)
     if isinstance(kind, NewType):
-        return _plan_of(kind.__supertype__, bound)
+        # Step, Slot and the like are numbers of things, and count from 0.
+        return _plan_of(kind.__supertype__, bound or Range(0, NUMBER_MAX))
     if get_origin(kind) in (Union, types.UnionType):
         return _optional_plan(kind, bound)
     if get_origin(kind) is tuple:
-        return _tuple_plan(get_args(kind)[0], bound or Size(0, ITEMS_MAX))
+        assert get_args(kind)[1:] == (...,), f"{kind}: write tuple[X, ...]"
+        return _tuple_plan(get_args(kind)[0], _bound(kind, bound, Size(0, ITEMS_MAX)))
     if is_dataclass(kind):
+        assert bound is None, f"{kind} takes no bound"
         return _map_plan(kind)
     return Plan(_scalar_reader(kind, bound), _same)
 
 
-def _scalar_reader(kind: Any, bound: Any) -> Reader:
+def _scalar_reader(kind: Any, bound: Range | Size | None) -> Reader:
+    if kind is int:
+        return _int_reader(_bound(kind, bound, Range(INT_MIN, INT_MAX)))
+    if kind is float:
+        return _float_reader(_bound(kind, bound, Range(-math.inf, math.inf)))
+    if kind is str:
+        return _text_reader(_bound(kind, bound, Size(0, TEXT_CHARS_MAX)))
+    if kind is bytes:
+        return _bytes_reader(_bound(kind, bound, Size(0, FRAME_BYTES_MAX)))
+    assert bound is None, f"{kind} takes no bound"
     if kind is bool:
         return _read_bool
-    if kind is int:
-        return _int_reader(bound or Range(INT_MIN, INT_MAX))
-    if kind is float:
-        return _float_reader(bound or Range(-math.inf, math.inf))
-    if kind is str:
-        return _text_reader(bound or Size(0, TEXT_CHARS_MAX))
-    if kind is bytes:
-        return _bytes_reader(bound or Size(0, FRAME_BYTES_MAX))
+    assert isinstance(kind, type), f"{kind} cannot be a field of a message"
     if issubclass(kind, FixedBytes):
         return _fixed_reader(kind)
     assert issubclass(kind, StrEnum | Name), f"{kind} cannot be a field of a message"
     return _word_reader(kind)
+
+
+def _bound(kind: Any, bound: Range | Size | None, default: Any) -> Any:
+    assert bound is None or type(bound) is type(default), f"{kind} cannot be bounded by {bound}"
+    return bound or default
 
 
 def _same(value: Any) -> Any:
@@ -176,8 +216,7 @@ def _text_reader(bound: Size) -> Reader:
         if type(value) is not str:
             _refuse_type(value, "a string")
         _check_size(value, bound, "characters")
-        # Control and direction-changing characters would reach terminals, logs and pages.
-        if not value.isprintable():
+        if HIDDEN.search(value):
             raise RemoteError("", "has characters that cannot be printed")
         return value
 
@@ -195,13 +234,14 @@ def _bytes_reader(bound: Size) -> Reader:
 
 
 def _fixed_reader(kind: type[FixedBytes]) -> Reader:
+    size, new = kind.SIZE, bytes.__new__
+
     def read(value: Any) -> FixedBytes:
         if type(value) is not bytes:
             _refuse_type(value, "bytes")
-        try:
-            return kind(value)
-        except RemoteError as error:
-            raise RemoteError("", error.problem) from None
+        if len(value) != size:
+            raise RemoteError("", f"is {len(value)} bytes, expected {size}")
+        return new(kind, value)
 
     return read
 
@@ -231,6 +271,8 @@ def _optional_plan(kind: Any, bound: Any) -> Plan:
         lambda value: None if value is None else read(value),
         write if write is _same else lambda value: None if value is None else write(value),
         plan.depth,
+        plan.list_max,
+        plan.map_max,
     )
 
 
@@ -239,7 +281,6 @@ def _tuple_plan(item: Any, bound: Any) -> Plan:
     read_item, write_item = plan.read, plan.write
 
     def read(value: Any) -> tuple[Any, ...]:
-        # Pairs is a list, so a map never passes for a tuple.
         if type(value) is not tuple:
             _refuse_type(value, "a list")
         _check_size(value, bound, "items")
@@ -252,48 +293,61 @@ def _tuple_plan(item: Any, bound: Any) -> Plan:
         return tuple(items)
 
     write = _same if write_item is _same else lambda value: [write_item(item) for item in value]
-    return Plan(read, write, plan.depth + 1)
+    return Plan(read, write, plan.depth + 1, max(bound.high, plan.list_max), plan.map_max)
 
 
 def _map_plan(kind: Any) -> Plan:
     hints = get_type_hints(kind, include_extras=True)
     names = sorted(field.name for field in fields(kind))
-    plans = {name: _plan_of(hints[name], None) for name in names}
-    readers = {name: plan.read for name, plan in plans.items()}
-    nested = {name: plan.write for name, plan in plans.items() if plan.write is not _same}
+    assert names, f"{kind} has no fields"
+    plans = [_plan_of(hints[name], None) for name in names]
+    columns = [(name, plan.read) for name, plan in zip(names, plans, strict=True)]
+    nested = [(name, plan.write) for name, plan in zip(names, plans, strict=True) if plan.write is not _same]
     pick = attrgetter(*names)
     single = len(names) == 1
 
     def read(value: Any) -> Any:
-        if type(value) is not Pairs:
+        if type(value) is not list:
             _refuse_type(value, "a map")
-        found: dict[str, Any] = {}
-        for key, raw in value:
-            reader = readers.get(key) if type(key) is str else None
-            if reader is None or key in found:
-                raise RemoteError(_printable(key), "is repeated" if key in found else "is not a known field")
+        found: dict[str, Any] = dict(value)
+        if list(found) != names or len(value) != len(names):
+            _refuse_keys([key for key, _ in value], names)
+        for name, read_field in columns:
             try:
-                found[key] = reader(raw)
+                found[name] = read_field(found[name])
             except RemoteError as error:
-                raise RemoteError(f".{key}{error.field}", error.problem) from None
-        if len(found) < len(names):
-            raise RemoteError(f".{next(name for name in names if name not in found)}", "is missing")
-        return _construct(kind, found)
+                raise RemoteError(f".{name}{error.field}", error.problem) from None
+        try:
+            return kind(**found)
+        except RemoteError as error:
+            raise RemoteError(f".{error.field}", error.problem) from None
 
     def write(message: Any) -> dict[str, Any]:
         plain = dict(zip(names, (pick(message),) if single else pick(message), strict=True))
-        for name, write_field in nested.items():
+        for name, write_field in nested:
             plain[name] = write_field(plain[name])
         return plain
 
-    return Plan(read, write, 1 + max(plan.depth for plan in plans.values()))
+    return Plan(
+        read,
+        write,
+        1 + max(plan.depth for plan in plans),
+        max(plan.list_max for plan in plans),
+        max(len(names), *(plan.map_max for plan in plans)),
+    )
 
 
-def _construct(kind: Any, found: dict[str, Any]) -> Any:
-    try:
-        return kind(**found)
-    except RemoteError as error:
-        raise RemoteError(f".{error.field}", error.problem) from None
+def _refuse_keys(keys: list[str | bytes], names: list[str]) -> NoReturn:
+    for index, key in enumerate(keys):
+        if key not in names:
+            raise RemoteError(key_step(key), "is not a known field")
+        if key in keys[:index]:
+            raise RemoteError(key_step(key), "is repeated")
+    for name in names:
+        if name not in keys:
+            raise RemoteError(f".{name}", "is missing")
+    key = next(key for key, name in zip(keys, names, strict=True) if key != name)
+    raise RemoteError(key_step(key), "is out of order: fields are sorted by name")
 
 
 def _check_size(value: Any, bound: Any, unit: str) -> None:
@@ -303,12 +357,3 @@ def _check_size(value: Any, bound: Any, unit: str) -> None:
 
 def _refuse_type(value: Any, expected: str) -> NoReturn:
     raise RemoteError("", f"is {WIRE_NAMES.get(type(value), 'an extension')}, expected {expected}")
-
-
-def _printable(key: Any) -> str:
-    """A hostile key, fit to stand in an error."""
-    return f".{repr(key)[:40]}" if type(key) is not str or not key.isidentifier() else f".{key[:40]}"
-
-
-def _refuse_extension(code: int, data: bytes) -> NoReturn:
-    raise ValueError(f"extension type {code} is not used here")

@@ -66,6 +66,16 @@ DELEGATION_LIFE_MS_MAX = 366 * 24 * 3_600_000
 
 assert CLOCK_SKEW_MS_MAX < ENVELOPE_LIFE_MS_MAX, "an envelope from a clock that runs behind must still have life left"
 
+# --- Requests and replies -------------------------------------------------------------------------------------------
+
+REPLY_LIFE_MS = 60_000
+"""Life of a reply's envelope. A reply is bound to its request and not to a time, so this only has to be a valid one."""
+
+PROBLEM_CHARS_MAX = 500
+"""Longest field path or sentence in a refusal."""
+
+assert REPLY_LIFE_MS <= ENVELOPE_LIFE_MS_MAX, "a reply is an envelope"
+
 # --- TOPLOC ---------------------------------------------------------------------------------------------------------
 
 TOPLOC_CHUNK_TOKENS = 32
@@ -81,7 +91,7 @@ TOPLOC_MODULUS_MIN = 2**15
 """Smallest modulus of a proof. A small one would let few points stand for many indices."""
 
 TOPLOC_PROOF_BYTES = 258
-"""One proof of a whole chunk: modulus and coefficients, two bytes each."""
+"""One proof: a modulus and 128 coefficients, two bytes each; a tail with fewer values leaves the highest ones zero."""
 
 TOPLOC_TOKENS_MAX = 2**20
 """Longest completion with proofs: 8.1 MiB of them. Models in use stop at 2^17 to 2^20."""
@@ -134,8 +144,8 @@ PERMUTATION_SIZE_MAX = 2**40
 """Most tasks in a task set, and most candidates of a draw. Far above any data set; keeps the halves under 21 bits."""
 
 PERMUTATION_ROUNDS = 16
-"""Feistel rounds. With eight, the images of two indices fail a chi-square test at size 5; with twelve none does from
-size 2 on. Sixteen leave room and cost about 25 us."""
+"""Feistel rounds. At size 5, the worst, the images of two indices are 10 sigma from even after 8 rounds (6,000 keys),
+4 sigma after 12 (40,000 keys), and even after 16. They cost about 30 us."""
 
 SLOTS_MAX = 2**32
 """Most slots in a step. Slots are hashed as 64 bits, so this may grow."""
@@ -328,11 +338,21 @@ JOB_OPEN_FILES = 64
 SIGNAL_CPU_TIME = 24
 """SIGXCPU on Linux: the job used up its CPU seconds."""
 
+GRADER_CPU_S = 2
+"""CPU time to compare one answer. An honest comparison takes milliseconds; a hostile one costs each validator this."""
+
 TEST_CPU_S = 5
 """CPU time of one unit test, as in the public original."""
 
+CODE_WALL_MS = 30_000
+"""Wall clock of all unit tests of one program together."""
+
+CODE_OUTPUT_BYTES = 16 * 2**20
+"""Most bytes that the answers to all unit tests of one program may have."""
+
 assert JOB_WALL_MS >= 2_000 * JOB_CPU_S, "the CPU limit must be reached first on a machine that is half busy"
-assert DATASET_TESTS_MAX * DATASET_TEST_CHARS_MAX * 2 <= 2**24, "the tests of a problem must fit a request to the sandbox"
+assert CODE_WALL_MS >= 2_000 * TEST_CPU_S, "a test must be able to use its CPU time"
+assert DATASET_LINE_BYTES_MAX * 6 <= CODE_OUTPUT_BYTES, "the expected answers, escaped, must fit the output"
 
 # --- Ledger ---------------------------------------------------------------------------------------------------------
 
@@ -362,10 +382,15 @@ LINEAGE_MAX = 1500
 UNBONDINGS_MAX = 16
 """Most unbondings open at once behind one node, so that a slash looks at few."""
 
-HEADS_KEPT = 65_536
-"""Noted heads remembered for draws: 18 hours at one a second."""
-
 UNIT_FLOP = 10**9
 """One unit of credit is this many floating-point operations of verified generation."""
 
+FLOP_PER_TOKEN_MAX = 2**48
+FLOP_PER_CONTEXT_TOKEN_MAX = 2**28
+"""A model of 10^14 weights, and 128 layers of 4,096 heads of 128: larger than any in use, and credit stays a Uint."""
+
+SUBMISSION_TOKENS_MAX = LEASE_SLOTS_MAX * SAMPLES_MAX * 2**20
+"""Output tokens of the largest lease: slots, samples per slot, tokens per sample."""
+
+assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // UNIT_FLOP < 2**63
 assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"

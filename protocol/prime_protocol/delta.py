@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 import zstandard
@@ -124,6 +124,8 @@ def apply_block(target: Bytes, block: Block, streams: list[Bytes], width: int) -
                 target[plane::width] = stream
         case Mode.RAW:
             target[:] = streams[0]
+        case _ as unreachable:
+            assert_never(unreachable)
 
 
 def parse_record(record: Buffer, tensor_bytes: int, width: int) -> list[Block]:
@@ -190,6 +192,8 @@ def decode_block(decompressor: zstandard.ZstdDecompressor, block: Block, width: 
             sizes = [lanes] * width
         case Mode.SAME | Mode.RAW:
             return [np.frombuffer(stream, np.uint8) for stream in block.streams]
+        case _ as unreachable:
+            assert_never(unreachable)
     streams = [
         decompress(decompressor, stream, size, f"{block.field}.streams[{index}]")
         for index, (stream, size) in enumerate(zip(block.streams, sizes, strict=True))
@@ -222,8 +226,7 @@ def decompress(decompressor: zstandard.ZstdDecompressor, stream: memoryview, siz
         data = decompressor.decompress(stream, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RemoteError(field, f"is not one zstd frame: {error}") from None
-    if len(data) != size:
-        raise RemoteError(field, f"holds {len(data)} bytes, expected {size}")
+    assert len(data) == size, "zstandard refuses a frame that holds another number of bytes than it declares"
     return np.frombuffer(data, np.uint8)
 
 

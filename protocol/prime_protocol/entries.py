@@ -135,7 +135,7 @@ class Delegated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationRevoked:
-    """Owner: this node key no longer works for me. Its stake stays where it is until unbonded."""
+    """Owner: no delegation I signed for this key so far counts any more. Stake stays where it is until unbonded."""
 
     node: NodeId
 
@@ -175,7 +175,7 @@ class RunCreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunUpdated:
-    """Coordinator: new terms, for what comes after this entry. Slashes already proposed keep theirs."""
+    """Coordinator: new terms. A step keeps those in force at its first lease, until all its work is judged and paid."""
 
     terms: RunTerms
 
@@ -191,6 +191,13 @@ class RunStatusSet:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFunded:
     """Any account: this much of my balance is for paying the run's contributors."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolReturned:
+    """Account that funded a closed run: my part of what is left, by what each account put in."""
 
     amount_nano: Uint
 
@@ -330,7 +337,7 @@ class SlashProposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appealed:
-    """Node or owner: look again. The bond comes back if the appeal is upheld."""
+    """Owner, or its node: look again. The bond is the owner's and comes back if the slash is overturned."""
 
     submission: Digest
     reason: Reason
@@ -345,7 +352,10 @@ class SlashExecuted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlashOverturned:
-    """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back."""
+    """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back.
+
+    What nobody judged is soft: there is no credit without an accepted verdict.
+    """
 
     submission: Digest
 
@@ -365,6 +375,7 @@ Entry = (
     | RunUpdated
     | RunStatusSet
     | RunFunded
+    | PoolReturned
     | CheckpointPublished
     | HeadNoted
     | LeaseGranted

@@ -5,7 +5,7 @@ fixed prefix and the letter's bytes as sent, so nothing is encoded again to chec
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated
 
@@ -117,18 +117,31 @@ def check_time(letter: Letter, now_ms: int) -> None:
         raise RemoteError("Letter.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
 
 
-class ReplayGuard:
-    """Lets every (sender, sequence) pass once while its envelope is valid, in bounded memory.
+@dataclass(slots=True)
+class Bucket:
+    """Envelopes that expire within the same ten seconds, to be forgotten together."""
 
-    It also refuses what was issued before it began to remember, so that a restart opens no gap.
+    names: list[tuple[NodeId, int]] = field(default_factory=list)
+    issued_ms: int = -1
+    """When the latest of them was issued."""
+
+
+class ReplayGuard:
+    """Lets every (sender, sequence) pass once while its envelope is valid, in bounded memory, however the clock moves.
+
+    It refuses what was issued before `since_ms`, since it cannot know whether a process before it let that through. A
+    sender's clock may be ahead, so only the start of this process plus CLOCK_SKEW_MS_MAX leaves no gap at all.
     """
 
     def __init__(self, *, since_ms: int) -> None:
         self._since_ms = since_ms
         self._seen: set[tuple[NodeId, int]] = set()
-        self._buckets: dict[int, list[tuple[NodeId, int]]] = {}
+        self._buckets: dict[int, Bucket] = {}
         self._held: Counter[NodeId] = Counter()
         self._floor = 0
+        self._floor_max = 0
+        self._forgotten_ms = -1
+        """Latest issue of a forgotten envelope. One that came later cannot be among them."""
 
     def admit(self, letter: Letter, now_ms: int) -> None:
         """Remember this letter, or refuse it. Call after the signature was checked."""
@@ -136,6 +149,9 @@ class ReplayGuard:
         self._forget(now_ms)
         if letter.issued_at_ms < self._since_ms:
             raise RemoteError("Letter.issued_at_ms", "is before this server started; seal and send again")
+        number = letter.expires_at_ms // BUCKET_MS
+        if number < self._floor_max and letter.issued_at_ms <= self._forgotten_ms:
+            raise RemoteError("Letter.issued_at_ms", "is before this server's clock was set back; seal and send again")
         name = (letter.sender, letter.sequence)
         if name in self._seen:
             raise RemoteError("Letter.sequence", f"{letter.sequence} was used before by {letter.sender}")
@@ -145,7 +161,9 @@ class ReplayGuard:
             raise RemoteError("Letter.sender", "comes while too many envelopes still live; try again later")
         self._seen.add(name)
         self._held[letter.sender] += 1
-        self._buckets.setdefault(letter.expires_at_ms // BUCKET_MS, []).append(name)
+        bucket = self._buckets.setdefault(number, Bucket())
+        bucket.names.append(name)
+        bucket.issued_ms = max(bucket.issued_ms, letter.issued_at_ms)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -156,8 +174,11 @@ class ReplayGuard:
         if floor == self._floor:
             return
         self._floor = floor
-        for bucket in [bucket for bucket in self._buckets if bucket < floor]:
-            for name in self._buckets.pop(bucket):
+        self._floor_max = max(self._floor_max, floor)
+        for number in [number for number in self._buckets if number < floor]:
+            bucket = self._buckets.pop(number)
+            self._forgotten_ms = max(self._forgotten_ms, bucket.issued_ms)
+            for name in bucket.names:
                 self._seen.discard(name)
                 self._held[name[0]] -= 1
                 if not self._held[name[0]]:

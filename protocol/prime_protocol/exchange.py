@@ -1,8 +1,8 @@
 """A request and its reply: how they are bound to each other, and what a refusal says.
 
-A request is an envelope of the endpoint's kind. Its reply is an envelope of kind `<kind>.reply`, or `<kind>.refusal`, whose
-body names the digest of the request's frame: so a reply answers one request, and a node can show what it was told.
-How they travel is prime_runtime's work.
+A request is an envelope of the endpoint's kind. Its reply is an envelope of kind `<kind>.reply` or `<kind>.refusal`,
+whose body names the digest of the request's frame: so a reply answers one request, and a node can show what it was
+told. How they travel is prime_runtime's work.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Generic, TypeVar
 
 from prime_protocol.codec import Size, decode, encode
-from prime_protocol.constants import KIND_CHARS_MAX
+from prime_protocol.constants import KIND_CHARS_MAX, PROBLEM_CHARS_MAX, REPLY_LIFE_MS
 from prime_protocol.envelope import Uint, open_envelope, seal
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
@@ -21,9 +21,6 @@ R = TypeVar("R")
 
 REPLY = ".reply"
 REFUSAL = ".refusal"
-REPLY_LIFE_MS = 60_000
-"""A reply is bound to a request, not to a time; the life only has to be a valid one."""
-PROBLEM_CHARS_MAX = 500
 
 
 class RefusalCode(StrEnum):
@@ -115,8 +112,8 @@ def seal_reply(
 def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, network: NetworkId) -> bytes:
     """The body of a reply by this server to this request, or RemoteError.
 
-    The time is not checked: the request's digest is fresh, so nothing old can carry it, and a client whose clock is wrong
-    must still be able to read that it is wrong.
+    The time is not checked: the request's digest is fresh, so nothing old can carry it, and a client whose clock is
+    wrong must still be able to read that it is wrong.
     """
     letter = open_envelope(frame, network=network).letter
     if letter.sender != server:

@@ -48,50 +48,54 @@ def draw_audit(state: State, turn: Turn, entry: AuditDrawn) -> None:
     submission = run.submission(entry.submission)
     if entry.round != len(submission.rounds) or entry.round >= ROUNDS_MAX:
         raise RemoteError("round", f"is {entry.round}, the next is {len(submission.rounds)} of at most {ROUNDS_MAX}")
-    event_index = _draw_event(run, submission, entry, turn.at_ms)
-    head_size, head_root = state.head_after(event_index)
-    if entry.head_size != head_size:
-        raise RemoteError("head_size", f"is {entry.head_size}, the first head after entry {event_index} is {head_size}")
-    expected = expected_draw(state, run, entry.submission, entry.round, head_root)
+    _check_due(run, entry.submission, turn.at_ms)
+    if submission.head is None or entry.head_size != submission.head[0]:
+        size = submission.head and submission.head[0]
+        raise RemoteError("head_size", f"is {entry.head_size}, the first head since the draw fell due is {size}")
+    expected = expected_draw(state, run, entry.submission, turn.at_ms)
+    if expected is None:
+        raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
-    submission.rounds.append(Round(expected, turn.index, turn.at_ms))
+    submission.rounds.append(Round(expected, turn.at_ms))
+    run.await_head(entry.submission)
 
 
-def expected_draw(state: State, run: RunState, name: Digest, number: int, head_root: Digest) -> tuple[NodeId, ...]:
-    """The validators of a round: a full quorum, or none where round 0 does not fall on the submission."""
+def expected_draw(state: State, run: RunState, name: Digest, at_ms: int) -> tuple[NodeId, ...] | None:
+    """The validators of the next round: a full quorum, or none where round 0 does not fall on the submission.
+
+    The submission has its head. None: too few are left whose owner was not asked before.
+    """
     submission = run.submissions[name]
-    seed = audit_seed(tree_head_root=head_root, submission=name)
-    if number == 0 and not is_audited(seed, audit_rate_bps(state.nodes[submission.node].streak, run.terms)):
+    terms = run.terms_of(submission)
+    assert submission.head is not None
+    seed = audit_seed(tree_head_root=submission.head[1], submission=name)
+    if not submission.rounds and not is_audited(seed, audit_rate_bps(state.nodes[submission.node].streak, terms)):
         return ()
-    asked = {validator for each in submission.rounds for validator in each.validators}
-    candidates = [node for node in run.validators if node not in asked] if asked else run.validators
-    drawn = draw_validators(seed, candidates, state.owners, excluded_owner=submission.owner, quorum=run.terms.quorum)
-    if len(drawn) < run.terms.quorum:
-        raise RemoteError("validators", f"only {len(drawn)} can be drawn, the quorum is {run.terms.quorum}")
-    return drawn
+    asked = {state.owners[validator] for each in submission.rounds for validator in each.validators}
+    fit = [node for node in run.validators if state.owners[node] not in asked and state.is_delegated(node, at_ms)]
+    drawn = draw_validators(seed, fit, state.owners, excluded_owner=submission.owner, quorum=terms.quorum)
+    return drawn if len(drawn) == terms.quorum else None
 
 
-def _draw_event(run: RunState, submission: SubmissionState, entry: AuditDrawn, at_ms: int) -> int:
-    """The entry that makes this draw due; the head must be noted after it."""
-    slash = run.slashes.get(entry.submission)
-    appeal = slash is not None and slash.appealed_at_ms is not None
-    if submission.outcome is not None and not appeal:
-        raise RemoteError("submission", f"{entry.submission} is settled and no appeal is open")
-    if not submission.rounds:
-        return submission.index
-    if slash is not None and len(submission.rounds) == slash.rounds_before:
-        return slash.appealed_index
-    if not _is_stuck(submission.rounds, slash.rounds_before if slash else 0, run.terms, at_ms):
-        raise RemoteError("round", f"{entry.round} is not due: the round before is decided, or still has time")
-    return submission.rounds[-1].drawn_index
+def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
+    """Refuse a draw that nothing asks for: a submission, an appeal or a stuck round does."""
+    submission, slash = run.submissions[name], run.slashes.get(name)
+    first = 0
+    if submission.outcome is not None:
+        if slash is None or slash.appealed_at_ms is None:
+            raise RemoteError("submission", f"{name} is settled and no appeal is open")
+        first = slash.rounds_before
+    rounds = submission.rounds[first:]
+    if rounds and not _is_stuck(rounds, run.terms_of(submission), at_ms):
+        raise RemoteError("round", "is not due: the round before is decided, or still has time")
 
 
-def _is_stuck(rounds: list[Round], first: int, terms: RunTerms, at_ms: int) -> bool:
+def _is_stuck(rounds: list[Round], terms: RunTerms, at_ms: int) -> bool:
     """No decision, and none to come from the last round: everybody spoke, or the time is over."""
     last = rounds[-1]
     finished = len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
-    return finished and bool(last.validators) and decide(rounds[first:], terms.quorum) is None
+    return finished and bool(last.validators) and decide(rounds, terms.quorum) is None
 
 
 def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
@@ -116,28 +120,33 @@ def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
 def settle(state: State, turn: Turn, entry: Settled) -> None:
     run = state.run(turn)
     submission = run.submission(entry.submission)
-    if submission.outcome is not None or not submission.rounds:
-        raise RemoteError("submission", f"{entry.submission} is settled, or no draw was made for it")
-    expected = _settled_outcome(submission, run.terms, turn.at_ms)
+    if submission.outcome is not None:
+        raise RemoteError("submission", f"{entry.submission} is settled")
+    expected = settled_outcome(state, run, entry.submission, turn.at_ms)
     if expected is not entry.outcome:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
-    submission.outcome = entry.outcome
     step = run.steps[submission.step]
+    submission.outcome = entry.outcome
+    submission.judged = decide(submission.rounds, step.terms.quorum)
     step.pending -= 1
     if entry.outcome is not Outcome.ACCEPT:
         step.free(submission.slots, submission.lease)
     _record_outcome(state, submission, entry.outcome)
-    _record_upheld(run, submission, submission.rounds, entry.outcome)
+    # Whether a hard verdict stands is known when its slash is.
+    if entry.outcome is not Outcome.HARD:
+        _record_upheld(state, run, submission)
 
 
-def _settled_outcome(submission: SubmissionState, terms: RunTerms, at_ms: int) -> Outcome | None:
+def settled_outcome(state: State, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
     """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame."""
+    submission = run.submissions[name]
+    terms = run.terms_of(submission)
+    if not submission.rounds:
+        waited = submission.head is not None and at_ms >= submission.at_ms + terms.verdict_ms
+        return Outcome.SOFT if waited and expected_draw(state, run, name, at_ms) is None else None
     if not submission.rounds[0].validators:
         return Outcome.ACCEPT
-    decided = decide(submission.rounds, terms.quorum)
-    if decided is None and _is_stuck(submission.rounds, 0, terms, at_ms):
-        return Outcome.SOFT
-    return decided
+    return Outcome.SOFT if _is_stuck(submission.rounds, terms, at_ms) else decide(submission.rounds, terms.quorum)
 
 
 def _record_outcome(state: State, submission: SubmissionState, outcome: Outcome) -> None:
@@ -146,16 +155,22 @@ def _record_outcome(state: State, submission: SubmissionState, outcome: Outcome)
     node.streak = node.streak + 1 if outcome is Outcome.ACCEPT else 0
 
 
-def _record_upheld(run: RunState, submission: SubmissionState, rounds: Iterable[Round], outcome: Outcome) -> None:
-    upheld = run.steps[submission.step].upheld
-    upheld.update(node for each in rounds for node, found in each.verdicts.items() if found is outcome)
+def _record_upheld(state: State, run: RunState, submission: SubmissionState) -> None:
+    """Count the verdicts that stood. Where nobody's did, nobody is paid for one."""
+    step = run.steps[submission.step]
+    upheld = run.carried_upheld if step.paid else step.upheld
+    verdicts = [pair for each in submission.rounds for pair in each.verdicts.items()]
+    upheld.update((state.owners[node], node) for node, found in verdicts if found is submission.judged)
 
 
 def score_validator(state: State, turn: Turn, entry: ValidatorScored) -> None:
     run = state.run(turn)
     submission = run.submission(entry.submission)
+    is_open = submission.outcome is Outcome.HARD and (not submission.slashed or entry.submission in run.slashes)
+    if submission.judged is None or is_open:
+        raise RemoteError("submission", f"{entry.submission} was not judged, or may still be judged otherwise")
     verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
-    if entry.validator not in verdicts or submission.outcome in (None, verdicts[entry.validator]):
+    if verdicts.get(entry.validator, submission.judged) is submission.judged:
         raise RemoteError("validator", f"{entry.validator} gave no verdict against what was settled")
     if entry.validator in submission.scored:
         raise RemoteError("validator", f"{entry.validator} was scored for {entry.submission} before")
@@ -170,8 +185,8 @@ def propose_slash(state: State, turn: Turn, entry: SlashProposed) -> None:
         raise RemoteError("submission", f"{entry.submission} was not settled as hard, or slashed before")
     if entry.evidence not in submission.evidence:
         raise RemoteError("evidence", f"{entry.evidence} is in no hard verdict on {entry.submission}")
-    position = (submission.owner, submission.node)
-    amount_nano = min(run.terms.slash_nano, state.books.slashable_nano(position))
+    position, terms = (submission.owner, submission.node), run.terms_of(submission)
+    amount_nano = min(terms.slash_nano, state.books.slashable_nano(position))
     if entry.amount_nano != amount_nano:
         raise RemoteError("amount_nano", f"is {entry.amount_nano}, the terms and the stake give {amount_nano}")
     state.books.seize(entry.submission, position, amount_nano)
@@ -179,10 +194,10 @@ def propose_slash(state: State, turn: Turn, entry: SlashProposed) -> None:
     run.slashes[entry.submission] = SlashState(
         node=submission.node,
         owner=submission.owner,
-        appeal_until_ms=turn.at_ms + run.terms.appeal_ms,
-        judgement_ms=run.terms.judgement_ms,
-        bond_nano=run.terms.appeal_bond_nano,
-        slash_to=run.terms.slash_to,
+        appeal_until_ms=turn.at_ms + terms.appeal_ms,
+        judgement_ms=terms.judgement_ms,
+        bond_nano=terms.appeal_bond_nano,
+        slash_to=terms.slash_to,
         rounds_before=len(submission.rounds),
     )
     state.refresh_validator(submission.node)
@@ -191,47 +206,54 @@ def propose_slash(state: State, turn: Turn, entry: SlashProposed) -> None:
 def appeal(state: State, turn: Turn, entry: Appealed) -> None:
     run = state.run(turn)
     slash = run.slash(entry.submission)
-    if turn.author not in (slash.node, slash.owner):
-        raise RemoteError("sender", f"is {turn.author}, only {slash.node} or {slash.owner} may appeal")
+    # The bond is the owner's: a node that has left it may not spend it.
+    is_node = turn.author == slash.node and state.owners[slash.node] == slash.owner
+    if turn.author != slash.owner and not is_node:
+        raise RemoteError("sender", f"is {turn.author}, only {slash.owner} and its node may appeal")
     if slash.appealed_at_ms is not None or turn.at_ms >= slash.appeal_until_ms:
         raise RemoteError("submission", f"{entry.submission} was appealed before, or the window is over")
     if slash.bond_nano:
         state.books.post_bond(entry.submission, slash.owner, slash.bond_nano)
     slash.appealed_at_ms = turn.at_ms
-    slash.appealed_index = turn.index
+    run.await_head(entry.submission)
 
 
 def execute_slash(state: State, turn: Turn, entry: SlashExecuted) -> None:
     run = state.run(turn)
     slash = run.slash(entry.submission)
     submission = run.submissions[entry.submission]
-    rounds = submission.rounds[slash.rounds_before :]
     if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:
         raise RemoteError("submission", f"can be appealed for {slash.appeal_until_ms - turn.at_ms} ms more")
-    if slash.appealed_at_ms is not None and decide(rounds, run.terms.quorum) is not Outcome.HARD:
+    if slash.appealed_at_ms is not None and _appeal_outcome(run, entry.submission) is not Outcome.HARD:
         raise RemoteError("submission", "the appeal was not decided against the node")
     if slash.slash_to is SlashTo.BURN:
         state.books.burn(entry.submission)
     else:
         state.books.pool(entry.submission, turn.run_name())
-    _record_upheld(run, submission, rounds, Outcome.HARD)
+    _record_upheld(state, run, submission)
     del run.slashes[entry.submission]
+
+
+def _appeal_outcome(run: RunState, name: Digest) -> Outcome | None:
+    """What the validators of the appeal's own rounds found."""
+    submission = run.submissions[name]
+    return decide(submission.rounds[run.slashes[name].rounds_before :], run.terms_of(submission).quorum)
 
 
 def overturn_slash(state: State, turn: Turn, entry: SlashOverturned) -> None:
     run = state.run(turn)
     slash = run.slash(entry.submission)
     submission = run.submissions[entry.submission]
-    rounds = submission.rounds[slash.rounds_before :]
-    outcome = decide(rounds, run.terms.quorum)
+    outcome = _appeal_outcome(run, entry.submission)
     if slash.appealed_at_ms is None or outcome is Outcome.HARD:
         raise RemoteError("submission", f"{entry.submission} was not appealed, or the appeal failed")
     if outcome is None and turn.at_ms < slash.appealed_at_ms + slash.judgement_ms:
         raise RemoteError("submission", "the appeal is not decided, and there is time left")
     state.books.refund(entry.submission)
     state.nodes[submission.node].settled[Outcome.HARD] -= 1
-    submission.outcome = outcome or Outcome.ACCEPT
+    submission.judged = outcome
+    submission.outcome = outcome or Outcome.SOFT
     _record_outcome(state, submission, submission.outcome)
-    _record_upheld(run, submission, submission.rounds, submission.outcome)
+    _record_upheld(state, run, submission)
     del run.slashes[entry.submission]
     state.refresh_validator(submission.node)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from prime_protocol.constants import KEYSTORE_BYTES_MAX, KEYSTORE_PBKDF2_ROUNDS_MAX, KEYSTORE_SCRYPT_MEMORY_BYTES_MAX
-from prime_protocol.errors import LocalError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey, keccak
 
@@ -40,10 +40,12 @@ def decrypt_key(text: str, password: str) -> WalletKey:
         document = _parse(text)
         crypto = document["crypto"]
         sealed, iv = bytes.fromhex(crypto["ciphertext"]), bytes.fromhex(crypto["cipherparams"]["iv"])
-        derived = _derive(password, crypto["kdf"], crypto["kdfparams"])
+        if len(iv) != 16:
+            raise ValueError(f"the initialisation vector has {len(iv)} bytes, expected 16")
         mac = bytes.fromhex(crypto["mac"])
-        claimed = NodeId(bytes.fromhex(document["address"])) if "address" in document else None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        claimed = NodeId(bytes.fromhex(document["address"].removeprefix("0x"))) if "address" in document else None
+        derived = _derive(password, crypto["kdf"], crypto["kdfparams"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RemoteError) as error:
         raise LocalError(f"the keystore file is damaged ({error!r}); restore it from your backup") from None
     if not hmac.compare_digest(mac, keccak(derived[16:32] + sealed)):
         raise LocalError("wrong password, or the keystore file is damaged")
@@ -56,10 +58,11 @@ def decrypt_key(text: str, password: str) -> WalletKey:
 def _parse(text: str) -> dict[str, Any]:
     if len(text) > KEYSTORE_BYTES_MAX:
         raise ValueError(f"it is larger than {KEYSTORE_BYTES_MAX} bytes")
-    document = json.loads(text)
+    # Some wallets write "Crypto".
+    document = {name.lower(): value for name, value in json.loads(text).items()}
     if document["version"] != 3 or document["crypto"]["cipher"] != "aes-128-ctr":
         raise ValueError("only version 3 with aes-128-ctr is read")
-    return dict(document)
+    return document
 
 
 def _derive(password: str, name: str, params: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, get_args
 
-from prime_protocol import accounts, entries, judgement, work
+from prime_protocol import accounts, entries, judgement, rewards, work
 from prime_protocol.codec import decode, encode
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.entries import Entry, Record
@@ -59,7 +59,8 @@ RULES: dict[type, Rule] = {
     entries.RunCreated: Rule(Author.COORDINATOR, Scope.RUN, work.create_run),
     entries.RunUpdated: Rule(Author.COORDINATOR, Scope.RUN, work.update_run),
     entries.RunStatusSet: Rule(Author.COORDINATOR, Scope.RUN, work.set_run_status),
-    entries.RunFunded: Rule(Author.ANYONE, Scope.RUN, work.fund_run),
+    entries.RunFunded: Rule(Author.ANYONE, Scope.RUN, rewards.fund_run),
+    entries.PoolReturned: Rule(Author.ANYONE, Scope.RUN, rewards.return_pool),
     entries.CheckpointPublished: Rule(Author.ANYONE, Scope.RUN, work.publish_checkpoint),
     entries.LeaseGranted: Rule(Author.COORDINATOR, Scope.RUN, work.grant_lease),
     entries.LeaseEnded: Rule(Author.ANYONE, Scope.RUN, work.end_lease),
@@ -67,8 +68,8 @@ RULES: dict[type, Rule] = {
     entries.AuditDrawn: Rule(Author.COORDINATOR, Scope.RUN, judgement.draw_audit),
     entries.VerdictGiven: Rule(Author.ANYONE, Scope.RUN, judgement.give_verdict),
     entries.Settled: Rule(Author.COORDINATOR, Scope.RUN, judgement.settle),
-    entries.Credited: Rule(Author.COORDINATOR, Scope.RUN, work.credit),
-    entries.PaidOut: Rule(Author.COORDINATOR, Scope.RUN, work.pay_out),
+    entries.Credited: Rule(Author.COORDINATOR, Scope.RUN, rewards.credit),
+    entries.PaidOut: Rule(Author.COORDINATOR, Scope.RUN, rewards.pay_out),
     entries.ValidatorScored: Rule(Author.COORDINATOR, Scope.RUN, judgement.score_validator),
     entries.SlashProposed: Rule(Author.COORDINATOR, Scope.RUN, judgement.propose_slash),
     entries.Appealed: Rule(Author.ANYONE, Scope.RUN, judgement.appeal),

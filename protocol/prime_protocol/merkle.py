@@ -122,7 +122,7 @@ class Tree:
         self.size += 1
 
     def append_many(self, leaves: Iterable[bytes]) -> None:
-        """Level by level: about a third faster than leaf by leaf."""
+        """Level by level: faster than leaf by leaf, see bench/log.py."""
         added = b"".join(leaves)
         assert len(added) % DIGEST_BYTES == 0
         self._levels[0] += added

@@ -3,19 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from prime_protocol.books import Position
 from prime_protocol.constants import BASIS_POINTS
-from prime_protocol.ids import NodeId
 
 
 def compute_shares(
-    *, budget_nano: int, audit_share: int, units: Mapping[NodeId, int], upheld: Mapping[NodeId, int]
-) -> Counter[NodeId]:
+    *, budget_nano: int, audit_share: int, units: Mapping[Position, int], upheld: Mapping[Position, int]
+) -> Counter[Position]:
     """Who gets how much. Shares are rounded down; what nobody earned and the remainders stay in the pool."""
     audit_nano = budget_nano * audit_share // BASIS_POINTS
-    shares: Counter[NodeId] = Counter()
+    shares: Counter[Position] = Counter()
     for pot_nano, weights in ((budget_nano - audit_nano, units), (audit_nano, upheld)):
         total = sum(weights.values())
-        for node, weight in weights.items():
-            shares[node] += pot_nano * weight // total
+        for position, weight in weights.items():
+            shares[position] += pot_nano * weight // total
     assert sum(shares.values()) <= budget_nano
     return shares

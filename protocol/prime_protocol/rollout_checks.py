@@ -62,7 +62,8 @@ def refuse(field: str, values: NDArray[Any], wrong: NDArray[np.bool_]) -> None:
 def allowed_temperatures(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Greedy or in range; not -0.0, which would be a second way to write 0."""
     greedy = (values == 0) & ~np.signbit(values)
-    return greedy | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))
+    allowed: NDArray[np.bool_] = greedy | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))
+    return allowed
 
 
 def check_lengths(field: str, lists: Lists, tokens_max: int) -> None:

@@ -93,6 +93,8 @@ def read_rollouts(data: bytes, limits: RolloutLimits) -> RolloutFile:
         raise RemoteError("file", f"has {cursor.end - cursor.position} bytes between its columns and its footer")
     cursor.expect(footer_start(chunks, limits.rows), "footer")
     header = read_header(cursor)
+    if cursor.position != len(data) - FRAME_BYTES:
+        raise RemoteError("footer", f"has {len(data) - FRAME_BYTES - cursor.position} bytes behind its end")
     check_columns(columns, limits)
     return RolloutFile(header, split_rows(columns))
 

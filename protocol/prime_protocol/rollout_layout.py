@@ -132,9 +132,7 @@ def footer_start(chunks: Sequence[Chunk], rows: int) -> bytes:
 
 def footer_metadata(values: Sequence[str]) -> bytes:
     """The key-value metadata, with its field and list heads."""
-    pairs = [
-        metadata_key(key) + text(value.encode()) + b"\0" for key, value in zip(HEADER_KEYS, values, strict=True)
-    ]
+    pairs = [metadata_key(key) + text(value.encode()) + b"\0" for key, value in zip(HEADER_KEYS, values, strict=True)]
     return METADATA_HEAD + b"".join(pairs)
 
 

@@ -15,6 +15,9 @@ from prime_protocol.rollout_layout import DOUBLE, FLOAT, INT32, INT64, Column, l
 
 DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 
+LIST_LEVEL_BYTES_MAX = 12
+"""Repetition levels of one list: a run for its first element and one for the others, each a number and a byte."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
@@ -121,13 +124,15 @@ def plain_values(column: Column, body: memoryview, values: int) -> NDArray[Any]:
 
 def read_lengths(field: str, body: memoryview, rows: int) -> list[int]:
     """The length of each list, from levels in exactly the form that `levels` gives them."""
-    end = 4 + int.from_bytes(body[:4], "little")
+    size = int.from_bytes(body[:4], "little")
+    if size > rows * LIST_LEVEL_BYTES_MAX:
+        raise RemoteError(field, f"has {size} bytes of repetition levels for {rows} lists")
     lengths: list[int] = []
     position = 4
-    while position < min(end, len(body)):
+    while position < min(4 + size, len(body)):
         count, position = peek_varint(body, position, field)
         # Whatever is wrong with a run shows when the levels are made again from the lengths.
-        if lengths and body[position : position + 1] == b"\1":
+        if lengths and bytes(body[position : position + 1]) == b"\1":
             lengths[-1] += count // 2
         elif count // 2 <= rows - len(lengths):
             lengths += [1] * (count // 2)

@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 
 from prime_protocol.beacon import slot_task, target_length
 from prime_protocol.constants import (
-    CHUNK_TOKENS,
     OUTPUT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
-    PROOF_BYTES,
     ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
     SAMPLES_MAX,
     SLOTS_MAX,
+    TOPLOC_CHUNK_TOKENS,
+    TOPLOC_PROOF_BYTES,
     VOCAB_SIZE_MAX,
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
-
 
 NO_TARGET = -1
 """How the file writes that a completion has no target length."""
@@ -111,7 +110,7 @@ class RolloutLimits:
 
 def proofs_size(output_tokens: int) -> int:
     """Bytes of all proofs of a completion: the last chunk may be short, its proof is not."""
-    return -(-output_tokens // CHUNK_TOKENS) * PROOF_BYTES
+    return -(-output_tokens // TOPLOC_CHUNK_TOKENS) * TOPLOC_PROOF_BYTES
 
 
 def verify_header(header: RolloutHeader, expected: RolloutHeader) -> None:

@@ -3,13 +3,12 @@
 Whoever folds the same entries holds the same state, down to the last number.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 from prime_protocol.beacon import step_beacon
-from prime_protocol.books import Books
-from prime_protocol.constants import HEADS_KEPT
+from prime_protocol.books import Books, Position
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
@@ -49,6 +48,8 @@ class LeaseState:
     """A lease that is still open."""
 
     node: NodeId
+    owner: NodeId
+    """Whose stake the lease was granted on, and whose reward it earns."""
     step: Step
     first_slot: Slot
     slots: int
@@ -63,7 +64,6 @@ class Round:
     """One draw of validators and what they said."""
 
     validators: tuple[NodeId, ...]
-    drawn_index: int
     drawn_at_ms: int
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
 
@@ -78,13 +78,18 @@ class SubmissionState:
     step: Step
     checkpoint_step: Step
     slots: range
-    index: int
+    at_ms: int
     output_tokens: int
     context_tokens: int
+    head: tuple[int, Digest] | None = None
+    """Entries covered by, and root of, the first head noted since the submission, its last draw or its appeal.
+    There is no choice, so nobody can pick a lucky one."""
     rounds: list[Round] = field(default_factory=list)
     evidence: dict[Digest, NodeId] = field(default_factory=dict)
     """Evidence digests of hard verdicts, and who gave them."""
     outcome: Outcome | None = None
+    judged: Outcome | None = None
+    """What a majority found; None where nobody was asked or nobody could say."""
     scored: set[NodeId] = field(default_factory=set)
     """Validators that lost score over it."""
     slashed: bool = False
@@ -105,18 +110,19 @@ class SlashState:
     rounds_before: int
     """Rounds up to this one led to the slash; the ones after it decide the appeal."""
     appealed_at_ms: int | None = None
-    appealed_index: int = 0
 
 
 @dataclass(slots=True)
 class StepState:
     """The work of one step."""
 
+    terms: RunTerms
+    """In force at the first lease; the step's work is judged and paid by them."""
     held: dict[int, int] = field(default_factory=dict)
     """Which open lease a slot is in; speculative leases do not hold."""
     credited: set[int] = field(default_factory=set)
-    units: Counter[NodeId] = field(default_factory=Counter)
-    upheld: Counter[NodeId] = field(default_factory=Counter)
+    units: Counter[Position] = field(default_factory=Counter)
+    upheld: Counter[Position] = field(default_factory=Counter)
     """Verdicts per validator that agree with what was settled."""
     submissions: list[Digest] = field(default_factory=list)
     pending: int = 0
@@ -140,13 +146,20 @@ class RunState:
     without_beacon: list[Step] = field(default_factory=list)
     latest: int = -1
     """Newest published step; -1 before the first."""
+    oldest: int = 0
+    """Steps before this one are never leased again, whatever the lag becomes. It only rises."""
+    funded: Counter[NodeId] = field(default_factory=Counter)
+    """What each account put into the pool."""
     leases: dict[int, LeaseState] = field(default_factory=dict)
     lease_next: int = 0
     steps: dict[Step, StepState] = field(default_factory=dict)
     submissions: dict[Digest, SubmissionState] = field(default_factory=dict)
     slashes: dict[Digest, SlashState] = field(default_factory=dict)
-    carried: Counter[NodeId] = field(default_factory=Counter)
-    """Units credited after their step was paid; the next payout takes them along."""
+    without_head: list[Digest] = field(default_factory=list)
+    """Submissions whose next draw waits for a head."""
+    carried_units: Counter[Position] = field(default_factory=Counter)
+    carried_upheld: Counter[Position] = field(default_factory=Counter)
+    """What was earned after its step was paid; the next payout takes it along."""
     validators: list[NodeId] = field(default_factory=list)
     """Sorted: who may be drawn."""
 
@@ -154,6 +167,14 @@ class RunState:
         if name not in self.submissions:
             raise RemoteError("submission", f"{name} is not known in this run")
         return self.submissions[name]
+
+    def terms_of(self, submission: SubmissionState) -> RunTerms:
+        return self.steps[submission.step].terms
+
+    def await_head(self, name: Digest) -> None:
+        """The submission's next draw takes the next head that is noted, not an earlier one."""
+        self.submissions[name].head = None
+        self.without_head.append(name)
 
     def slash(self, name: Digest) -> SlashState:
         if name not in self.slashes:
@@ -177,9 +198,9 @@ class State:
     nodes: dict[NodeId, NodeState] = field(default_factory=dict)
     owners: dict[NodeId, NodeId] = field(default_factory=dict)
     """Of every node; its own address where nobody delegated to it."""
+    revoked_ms: dict[Position, int] = field(default_factory=dict)
+    """When an owner took back what it had signed for a node."""
     runs: dict[RunId, RunState] = field(default_factory=dict)
-    heads: list[tuple[int, Digest]] = field(default_factory=list)
-    """Noted heads, oldest first: entries covered, root."""
 
     @property
     def size(self) -> int:
@@ -206,18 +227,19 @@ class State:
         """What stands behind a node: its present owner's stake on it."""
         return self.books.stakes[(self.owners[node], node)]
 
-    def head_after(self, index: int) -> tuple[int, Digest]:
-        """The first head noted that covers entry `index`. There is no choice, so nobody can pick a lucky one."""
-        place = bisect_right(self.heads, index, key=lambda head: head[0])
-        if place == len(self.heads):
-            raise RemoteError("head_size", f"no head was noted since entry {index}")
-        return self.heads[place]
+    def is_delegated(self, node: NodeId, at_ms: int) -> bool:
+        """Whether the node's owner stands by it at that time; a node that owns itself always does."""
+        until_ms = self.nodes[node].delegated_until_ms
+        return until_ms is None or at_ms < until_ms
 
     def note_head(self, root: Digest) -> None:
-        """Remember the head over all entries so far, and give the checkpoints that waited for it their beacons."""
-        self.heads.append((self.size, root))
-        del self.heads[:-HEADS_KEPT]
+        """Give the head over all entries so far to the checkpoints and submissions that wait for one."""
         for name, run in self.runs.items():
+            for submission in run.without_head:
+                # A submission that was not drawn needs no further head and may be gone with its step.
+                if submission in run.submissions:
+                    run.submissions[submission].head = (self.size, root)
+            run.without_head.clear()
             for step in run.without_beacon:
                 checkpoint = run.checkpoints[step]
                 checkpoint.beacon = step_beacon(name, step, checkpoint_root=checkpoint.root, tree_head_root=root)
@@ -230,7 +252,8 @@ class State:
         for run in self.runs.values():
             place = bisect_left(run.validators, node)
             listed = run.validators[place : place + 1] == [node]
-            wanted = fit and self.stake_of(node) >= run.terms.stake_min_nano
+            terms = run.terms
+            wanted = fit and known.version >= terms.version_min and self.stake_of(node) >= terms.stake_min_nano
             if wanted and not listed:
                 run.validators.insert(place, node)
             elif listed and not wanted:

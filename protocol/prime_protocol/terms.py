@@ -8,7 +8,12 @@ from enum import StrEnum
 from typing import Annotated
 
 from prime_protocol.codec import Range, Size
-from prime_protocol.constants import BASIS_POINTS, QUORUM_MAX
+from prime_protocol.constants import (
+    BASIS_POINTS,
+    FLOP_PER_CONTEXT_TOKEN_MAX,
+    FLOP_PER_TOKEN_MAX,
+    QUORUM_MAX,
+)
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NodeId
@@ -50,7 +55,7 @@ class RunTerms:
     appeal_ms: Uint
     """How long a proposed slash can be appealed."""
     judgement_ms: Uint
-    """How long an appeal may stay undecided; then the doubt counts for the node."""
+    """How long an appeal may stay undecided; then the stake goes back, and there is no credit either."""
     stake_min_nano: Uint
     slash_nano: Uint
     appeal_bond_nano: Uint
@@ -58,8 +63,8 @@ class RunTerms:
     step_budget_nano: Uint
     audit_share: Share
     """Part of a step's budget that goes to validators whose verdicts stood."""
-    units_per_token: Uint
-    units_per_context_token: Uint
+    units_per_token: Annotated[int, Range(0, FLOP_PER_TOKEN_MAX)]
+    units_per_context_token: Annotated[int, Range(0, FLOP_PER_CONTEXT_TOKEN_MAX)]
     """FLOP of one output token, and of one token of its context in attention. See units.py."""
 
     def __post_init__(self) -> None:

@@ -188,7 +188,7 @@ def decode_bundle(bundle: Bundle, raw: bytes) -> list[bytes]:
     for number in range(bundle.width):
         start = at + LENGTH_BYTES
         at = start + int.from_bytes(raw[at:start], "big")
-        if max(start, at) > len(raw):
+        if at > len(raw):
             raise RemoteError(f"{bundle.path}[{number}]", "is cut short")
         entries.append(raw[start:at])
     if at != len(raw):

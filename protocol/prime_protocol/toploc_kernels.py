@@ -1,6 +1,6 @@
 """Which TOPLOC kernels to use: the compiled ones where they were built, else numpy. Both give the same values.
 
-Only the choice and the calling convention are here; the computations are in toploc_plain.py and native/toploc.c.
+Only the choice and the calling convention are here; the computations are in toploc_plain.py and native/toploc_*.c.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prime_protocol import native, toploc_plain
+from prime_protocol.constants import TOPLOC_K
 from prime_protocol.toploc_plain import Bits, Points
 
 SIZE, POINTER, FLAG = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -19,8 +20,8 @@ SIZE, POINTER, FLAG = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 class Kernels(Protocol):
     """One row per chunk everywhere. Callers pass C-contiguous arrays whose ranges they have checked."""
 
-    def select(self, bits: Bits, k: int) -> Points:
-        """Indices of the k largest magnitudes, in no particular order."""
+    def select(self, bits: Bits) -> tuple[Points, Bits]:
+        """Indices and patterns of the TOPLOC_K largest magnitudes, of all values if there are fewer; in any order."""
         ...
 
     def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
@@ -39,25 +40,27 @@ class Kernels(Protocol):
 class NativeKernels:
     """The compiled kernels; `wide` allows the instructions that not every machine has."""
 
-    def __init__(self, library: ctypes.CDLL, *, wide: bool) -> None:
-        self.library = library
+    def __init__(self, selection: ctypes.CDLL, field: ctypes.CDLL, *, wide: bool) -> None:
+        self.selection = selection
+        self.field = field
         self.wide = wide
-        library.toploc_select.argtypes = [POINTER, SIZE, SIZE, SIZE, POINTER, FLAG]
-        library.toploc_interpolate.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, FLAG]
-        library.toploc_evaluate.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, FLAG]
-        library.toploc_pick_free.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, SIZE, POINTER]
+        selection.toploc_select.argtypes = [POINTER, SIZE, SIZE, SIZE, POINTER, POINTER, FLAG]
+        field.toploc_interpolate.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, FLAG]
+        field.toploc_evaluate.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, FLAG]
+        field.toploc_pick_free.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, SIZE, POINTER]
 
-    def select(self, bits: Bits, k: int) -> Points:
+    def select(self, bits: Bits) -> tuple[Points, Bits]:
         chunks, n = bits.shape
-        indices = np.empty((chunks, k), dtype=np.uint32)
-        self.library.toploc_select(address(bits), chunks, n, k, address(indices), self.wide)
-        return indices
+        k = min(TOPLOC_K, n)
+        indices, values = np.empty((chunks, k), dtype=np.uint32), np.empty((chunks, k), dtype=np.uint16)
+        self.selection.toploc_select(address(bits), chunks, n, k, address(indices), address(values), self.wide)
+        return indices, values
 
     def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
         chunks, k = indices.shape
         moduli, coefficients = np.empty(chunks, dtype=np.uint16), np.zeros((chunks, k), dtype=np.uint16)
         inverses = toploc_plain.get_inverses()
-        self.library.toploc_interpolate(
+        self.field.toploc_interpolate(
             address(indices),
             address(values),
             chunks,
@@ -72,7 +75,7 @@ class NativeKernels:
     def evaluate(self, coefficients: Bits, points: Points) -> Bits:
         chunks, k = coefficients.shape
         values = np.empty(points.shape, dtype=np.uint16)
-        self.library.toploc_evaluate(
+        self.field.toploc_evaluate(
             address(coefficients), chunks, k, address(points), points.shape[1], address(values), self.wide
         )
         return values
@@ -80,7 +83,7 @@ class NativeKernels:
     def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
         chunks, drawn = draws.shape
         points, repeats = np.empty((chunks, count), dtype=np.uint32), np.empty(chunks, dtype=np.int64)
-        self.library.toploc_pick_free(
+        self.field.toploc_pick_free(
             address(draws), chunks, drawn, address(taken), taken.shape[1], address(points), count, address(repeats)
         )
         return points, repeats
@@ -91,11 +94,14 @@ def address(array: Bits | Points | NDArray[np.int64]) -> int:
     return array.ctypes.data
 
 
-def get_native_kernels(library: ctypes.CDLL | None) -> NativeKernels | None:
-    return library and NativeKernels(library, wide=bool(library.toploc_wide()))
+def get_native_kernels() -> NativeKernels | None:
+    selection, field = native.library("toploc_select"), native.library("toploc_field")
+    if selection is None or field is None:
+        return None
+    return NativeKernels(selection, field, wide=bool(selection.toploc_wide()))
 
 
 @cache
 def get_kernels() -> Kernels:
     """The fastest on this machine."""
-    return get_native_kernels(native.library("toploc")) or toploc_plain
+    return get_native_kernels() or toploc_plain

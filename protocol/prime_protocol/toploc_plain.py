@@ -1,7 +1,7 @@
 """TOPLOC kernels in numpy: which values a proof covers, the polynomial through them, and its values elsewhere.
 
-native/toploc.c holds the same computations, some fifty times as fast; toploc_kernels.py picks. Wire formats, limits and
-verdicts are in toploc.py and toploc_verify.py.
+native/toploc_select.c and native/toploc_field.c hold the same computations, much faster; toploc_kernels.py picks.
+Wire format, limits and verdicts are in toploc.py and toploc_verify.py.
 
 Which of several equal magnitudes is kept decides the bytes of a proof. It follows from how torch.topk works on a CPU:
 the C++ library's partial_sort for k * 64 <= n, else its nth_element. Both are rebuilt here step by step.
@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_protocol.constants import TOPLOC_MODULUS_MIN, TOPLOC_PRIME
+from prime_protocol.constants import TOPLOC_K, TOPLOC_MODULUS_MIN, TOPLOC_PRIME
 
 Bits = NDArray[np.uint16]
 Points = NDArray[np.uint32]
@@ -22,14 +22,15 @@ INDEX_BITS = 32
 SCAN_VALUES = 4096
 
 
-def select(bits: Bits, k: int) -> Points:
-    """Indices of the k largest magnitudes of each chunk (one per row), in no particular order."""
-    return np.stack([select_row(row & 0x7FFF, k) for row in bits])
+def select(bits: Bits) -> tuple[Points, Bits]:
+    """Indices and patterns of the largest magnitudes of each chunk (one per row), in no particular order."""
+    indices = np.stack([select_row(row & 0x7FFF) for row in bits])
+    return indices, np.take_along_axis(bits, indices.astype(np.intp), axis=1)
 
 
-def select_row(sizes: Bits, k: int) -> Points:
+def select_row(sizes: Bits) -> Points:
     """The ties are only worked out where there are any."""
-    n = len(sizes)
+    n, k = len(sizes), min(TOPLOC_K, len(sizes))
     smallest = np.partition(sizes, n - k)[n - k]
     chosen = np.flatnonzero(sizes >= smallest)
     if len(chosen) > k:
@@ -84,14 +85,15 @@ def select_by_heap(sizes: Bits, k: int) -> list[int]:
 def select_by_partition(sizes: Bits, k: int) -> list[int]:
     items = make_items(sizes)
     first, last = 0, len(items)
-    for _ in range(2 * (last.bit_length() - 1)):
-        if last - first <= 3:
-            items[first:last] = sorted(items[first:last], key=lambda item: -(item >> INDEX_BITS))
-            break
+    rounds = 2 * (last.bit_length() - 1)
+    while last - first > 3 and rounds > 0:
         cut = partition(items, first, last)
         first, last = (cut, last) if cut < k else (first, cut)
-    else:
+        rounds -= 1
+    if last - first > 3:
         items[first:last] = keep_by_heap(items[first:last], k - first)
+    else:
+        items[first:last] = sorted(items[first:last], key=lambda item: -(item >> INDEX_BITS))
     return get_indices(items[:k])
 
 
@@ -183,7 +185,7 @@ def evaluate(coefficients: Bits, points: Points) -> Bits:
 
 
 def pick_free(draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
-    """Per chunk, the first draws that are new and not taken, then the smallest free points; and how often `taken` repeats."""
+    """Per chunk the first draws that are new and not taken, then the smallest free points; and repeats in `taken`."""
     points = np.empty((len(draws), count), dtype=np.uint32)
     for row, (drawn, used) in enumerate(zip(draws.tolist(), taken.tolist(), strict=True)):
         fresh = dict.fromkeys(drawn + list(range(len(used) + count)))

@@ -1,20 +1,17 @@
-"""Rules for entries about runs and work: terms, checkpoints, leases, submissions, credit and payout.
+"""Rules for entries about runs and work: terms, checkpoints, leases and submissions.
 
-Each checks everything first, then changes the state. Who judges the work, and what follows, is in judgement.py.
+Each checks everything first, then changes the state. Who judges the work is in judgement.py, what it earns in rewards.py.
 """
 
-from prime_protocol.constants import LEASE_MS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, ROUNDS_MAX
 from prime_protocol.entries import (
     CheckpointPublished,
-    Credited,
     LeaseEnded,
     LeaseGranted,
     NodeStatus,
     Outcome,
-    PaidOut,
     Role,
     RunCreated,
-    RunFunded,
     RunStatus,
     RunStatusSet,
     RunUpdated,
@@ -22,19 +19,19 @@ from prime_protocol.entries import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, Step
-from prime_protocol.payout import compute_shares
 from prime_protocol.receipts import SubmissionReceipt, receipt_id
+from prime_protocol.rewards import retire_steps
 from prime_protocol.state import CheckpointState, LeaseState, RunState, State, StepState, SubmissionState
 from prime_protocol.terms import RunTerms
 from prime_protocol.turn import Turn
 from prime_protocol.typed_data import check_document
-from prime_protocol.units import compute_units
 
 
 def create_run(state: State, turn: Turn, entry: RunCreated) -> None:
     name = turn.run_name()
     if name in state.runs:
         raise RemoteError("run", f"{name} exists already")
+    _check_terms(state, entry.terms)
     state.runs[name] = RunState(entry.terms)
     _refresh_validators(state)
 
@@ -43,8 +40,16 @@ def update_run(state: State, turn: Turn, entry: RunUpdated) -> None:
     run = state.run(turn)
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
+    _check_terms(state, entry.terms)
     run.terms = entry.terms
     _refresh_validators(state)
+
+
+def _check_terms(state: State, terms: RunTerms) -> None:
+    """Stake asked back as soon as a lease is granted must still be there when its submission was judged."""
+    judged_ms = LEASE_MS_MAX + ROUNDS_MAX * terms.verdict_ms
+    if judged_ms > state.unbonding_ms:
+        raise RemoteError("terms.verdict_ms", f"work is open for {judged_ms} ms, stake for {state.unbonding_ms} ms")
 
 
 def set_run_status(state: State, turn: Turn, entry: RunStatusSet) -> None:
@@ -52,11 +57,6 @@ def set_run_status(state: State, turn: Turn, entry: RunStatusSet) -> None:
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed for good")
     run.status = entry.status
-
-
-def fund_run(state: State, turn: Turn, entry: RunFunded) -> None:
-    state.run(turn)  # refuses an unknown run
-    state.books.fund(turn.run_name(), turn.author, entry.amount_nano)
 
 
 def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> None:
@@ -76,7 +76,7 @@ def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> 
     run.checkpoints[entry.step] = CheckpointState(entry.root)
     run.without_beacon.append(entry.step)
     run.latest = entry.step
-    _retire_steps(run)
+    retire_steps(run)
 
 
 def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:
@@ -101,7 +101,14 @@ def grant_lease(state: State, turn: Turn, entry: LeaseGranted) -> None:
         raise RemoteError("deadline_ms", f"is {entry.deadline_ms - turn.at_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
     _check_worker(state, run, entry.node, turn.at_ms)
     step = _check_slots(run, entry)
-    lease = LeaseState(entry.node, entry.step, entry.first_slot, entry.slots, entry.deadline_ms)
+    lease = LeaseState(
+        node=entry.node,
+        owner=state.owners[entry.node],
+        step=entry.step,
+        first_slot=entry.first_slot,
+        slots=entry.slots,
+        deadline_ms=entry.deadline_ms,
+    )
     run.leases[entry.lease] = lease
     run.lease_next += 1
     run.steps[entry.step] = step
@@ -114,7 +121,7 @@ def _check_worker(state: State, run: RunState, name: NodeId, at_ms: int) -> None
     node = state.node(name)
     if Role.WORKER not in node.roles or node.status is not NodeStatus.ACTIVE:
         raise RemoteError("node", f"{name} is {node.status} with roles {', '.join(node.roles)}: not an active worker")
-    if node.delegated_until_ms is not None and node.delegated_until_ms <= at_ms:
+    if not state.is_delegated(name, at_ms):
         raise RemoteError("node", f"{name}: its owner's delegation has expired")
     if node.version < run.terms.version_min:
         raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {run.terms.version_min}")
@@ -126,12 +133,12 @@ def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
     checkpoint = run.checkpoints.get(entry.step)
     if checkpoint is None or checkpoint.beacon is None:
         raise RemoteError("step", f"{entry.step} has no beacon yet")
-    if run.latest - entry.step > run.terms.lag_max:
-        age = run.latest - entry.step
-        raise RemoteError("step", f"{entry.step} is {age} steps old, the limit is {run.terms.lag_max}")
-    if entry.first_slot < 0 or entry.first_slot + entry.slots > run.terms.slots_per_step:
-        raise RemoteError("first_slot", f"the step has slots 0 to {run.terms.slots_per_step - 1}")
-    step = run.steps.get(entry.step, StepState())
+    oldest = max(run.oldest, run.latest - run.terms.lag_max)
+    if entry.step < oldest:
+        raise RemoteError("step", f"is {entry.step}, the oldest still wanted is {oldest}")
+    step = run.steps.get(entry.step, StepState(run.terms))
+    if entry.first_slot < 0 or entry.first_slot + entry.slots > step.terms.slots_per_step:
+        raise RemoteError("first_slot", f"the step has slots 0 to {step.terms.slots_per_step - 1}")
     if step.paid:
         raise RemoteError("step", f"{entry.step} was paid out")
     for slot in range(entry.first_slot, entry.first_slot + entry.slots):
@@ -165,23 +172,27 @@ def submit(state: State, turn: Turn, entry: Submitted) -> None:
         raise RemoteError("receipt.lease", f"{receipt.lease} ended {turn.at_ms - lease.deadline_ms} ms ago")
     if (receipt.network, receipt.run, receipt.step) != (turn.network, turn.run, lease.step):
         raise RemoteError("receipt.step", f"is {receipt.network}/{receipt.run}/{receipt.step}, not the lease's")
-    _check_tokens(run.terms, lease, entry)
-    checkpoint_step = _find_checkpoint(run, receipt)
+    if state.owners[lease.node] != lease.owner:
+        raise RemoteError("receipt.node", f"{lease.node} has left {lease.owner}, on whose stake it was given the lease")
+    terms = run.steps[lease.step].terms
+    _check_tokens(terms, lease, entry)
+    checkpoint_step = _find_checkpoint(run, receipt, terms.lag_max)
     check_document(receipt, entry.signature, signer=receipt.node, domain=state.domain)
     name = receipt_id(receipt)
     del run.leases[receipt.lease]
     run.steps[lease.step].submissions.append(name)
     run.submissions[name] = SubmissionState(
         node=receipt.node,
-        owner=state.owners[receipt.node],
+        owner=lease.owner,
         lease=receipt.lease,
         step=lease.step,
         checkpoint_step=checkpoint_step,
         slots=lease.slot_range(),
-        index=turn.index,
+        at_ms=turn.at_ms,
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,
     )
+    run.await_head(name)
 
 
 def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:
@@ -194,78 +205,13 @@ def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:
         raise RemoteError("context_tokens", f"is {entry.context_tokens}, allowed is at most {context_max}")
 
 
-def _find_checkpoint(run: RunState, receipt: SubmissionReceipt) -> Step:
+def _find_checkpoint(run: RunState, receipt: SubmissionReceipt, lag_max: int) -> Step:
     """Which checkpoint inside the lag the rollouts were made with."""
-    for age in range(run.terms.lag_max + 1):
+    for age in range(lag_max + 1):
         step = Step(receipt.step - age)
         if step in run.checkpoints and run.checkpoints[step].root == receipt.checkpoint_root:
             return step
-    raise RemoteError("receipt.checkpoint_root", f"is no checkpoint of the {run.terms.lag_max + 1} that may be used")
-
-
-def credit(state: State, turn: Turn, entry: Credited) -> None:
-    run = state.run(turn)
-    submission = run.submission(entry.submission)
-    if submission.outcome is not Outcome.ACCEPT or submission.credited:
-        raise RemoteError("submission", f"{entry.submission} is not accepted, or credited already")
-    step = run.steps[submission.step]
-    taken = step.credited.intersection(submission.slots)
-    if taken:
-        raise RemoteError("submission", f"slot {min(taken)} was credited to another submission")
-    units = submission_units(run.terms, submission)
-    if entry.units != units:
-        raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
-    submission.credited = True
-    step.credited.update(submission.slots)
-    (run.carried if step.paid else step.units)[submission.node] += units
-
-
-def submission_units(terms: RunTerms, submission: SubmissionState) -> int:
-    """What an accepted submission is worth."""
-    return compute_units(
-        output_tokens=submission.output_tokens,
-        context_tokens=submission.context_tokens,
-        per_token=terms.units_per_token,
-        per_context_token=terms.units_per_context_token,
-    )
-
-
-def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
-    run, name = state.run(turn), turn.run_name()
-    step = run.steps.get(entry.step)
-    if step is None or step.paid:
-        raise RemoteError("step", f"{entry.step} had no work, or was paid out already")
-    if entry.step >= run.latest:
-        raise RemoteError("step", f"{entry.step} is still being worked on")
-    if step.pending:
-        raise RemoteError("step", f"{entry.step} has {step.pending} leases or submissions open")
-    for submission_name in step.submissions:
-        submission = run.submissions[submission_name]
-        creditable = submission.outcome is Outcome.ACCEPT and step.credited.isdisjoint(submission.slots)
-        if creditable and not submission.credited:
-            raise RemoteError("step", f"{submission_name} is accepted but not credited")
-    shares = compute_shares(
-        budget_nano=min(run.terms.step_budget_nano, state.books.pools[name]),
-        audit_share=run.terms.audit_share,
-        units=step.units + run.carried,
-        upheld=step.upheld,
-    )
-    for node, amount_nano in shares.items():
-        state.books.pay(name, state.owners[node], amount_nano)
-    run.carried.clear()
-    step.paid = True
-    _retire_steps(run)
-
-
-def _retire_steps(run: RunState) -> None:
-    """Forget steps that are paid, too old to train on and free of open slashes. The log keeps them for ever."""
-    oldest = run.latest - run.terms.lag_max
-    for number in [number for number, step in run.steps.items() if step.paid and number < oldest]:
-        names = run.steps[number].submissions
-        if run.slashes.keys().isdisjoint(names):
-            for name in names:
-                del run.submissions[name]
-            del run.steps[number]
+    raise RemoteError("receipt.checkpoint_root", f"is no checkpoint of the {lag_max + 1} that may be used")
 
 
 def _refresh_validators(state: State) -> None:

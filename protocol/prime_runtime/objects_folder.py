@@ -208,9 +208,11 @@ def _commit(file: BinaryIO, temporary: Path, path: Path) -> None:
 def _read_range(path: Path, start: int, length: int) -> bytes:
     with path.open("rb") as file:
         # An absurd length from a peer must not become an allocation.
-        length = min(length, max(0, os.fstat(file.fileno()).st_size - start))
+        left = os.fstat(file.fileno()).st_size - start
+        if left <= 0:
+            return b""
         file.seek(start)
-        return file.read(length)
+        return file.read(min(length, left))
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, int]]:

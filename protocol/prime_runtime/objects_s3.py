@@ -4,7 +4,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import obstore
@@ -25,11 +25,18 @@ from prime_runtime.objects import (
     refuse_short,
 )
 
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
 PART_BYTES = 8 * 2**20
 """S3 takes at most 10,000 parts, so one object reaches 80 GB."""
 PARTS_AT_ONCE = 4
 """With PART_BYTES this bounds the memory of one upload to about 32 MiB."""
 READ_BYTES = 2**20
+PATIENCE: "ClientConfig" = {"timeout": timedelta(minutes=10), "connect_timeout": timedelta(seconds=10)}
+"""The time is for a whole request: a part of 8 MiB must pass a home connection, a large object must be read through."""
+RETRIES: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
+"""The library's own three minutes of retries would look like a hang."""
 
 
 class BucketStore:
@@ -57,7 +64,11 @@ class BucketStore:
         given = {name: value for name, value in options.items() if value is not None}
         try:
             store = S3Store(
-                parts.netloc, prefix=prefix or None, client_options={"allow_http": config.allow_http}, **given
+                parts.netloc,
+                prefix=prefix or None,
+                client_options={"allow_http": config.allow_http, **PATIENCE},
+                retry_config=RETRIES,
+                **given,
             )
         except BaseError as error:
             raise LocalError(f"the settings for s3://{parts.netloc} do not fit: {_first_line(error)}") from None

@@ -6,6 +6,7 @@ A fault of this machine is a LocalError and never a grade; whatever the job does
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -58,13 +59,17 @@ class Sandbox:
     """Runs jobs, a few at a time. Use as `async with Sandbox() as sandbox`."""
 
     def __init__(
-        self, *, require: frozenset[Guarantee] = REQUIRED, jobs_max: int = JOBS_DEFAULT, without: frozenset[str] = frozenset()
+        self,
+        *,
+        require: frozenset[Guarantee] = REQUIRED,
+        jobs_max: int = JOBS_DEFAULT,
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self.require = require
         self.without = without
         """Walls to leave out although they would stand: for machines where one of them does harm."""
         self.turns = asyncio.Semaphore(jobs_max)
-        self.zygotes: dict[tuple[str, ...], Zygote] = {}
+        self.zygotes: dict[str, Zygote] = {}
         self.starting = asyncio.Lock()
         self.found: Capabilities | None = None
 
@@ -84,7 +89,7 @@ class Sandbox:
 
     async def capabilities(self) -> Capabilities:
         """Which walls stand here, found by trying them once."""
-        zygote = await self.get_zygote(())
+        zygote = await self.get_zygote("")
         if self.found is None:
             outcome = await zygote.run(SandboxJob("", b""), walls=None)
             if outcome.end is not End.EXIT or outcome.code != 0:
@@ -95,20 +100,26 @@ class Sandbox:
     async def run(self, job: SandboxJob) -> SandboxOutcome:
         """Run one job to its end. Cancelling kills it."""
         found = await self.capabilities()
+        if os.geteuid() == 0 and "own user" not in found.walls:
+            raise LocalError(
+                "no job is run as root, and this root may not become anyone else: start as an ordinary user"
+            )
         missing = self.require - found.guarantees
         if missing:
-            raise LocalError(f"this machine cannot guarantee {', '.join(sorted(missing))}: see docs/operating/sandbox.md")
+            raise LocalError(
+                f"this machine cannot guarantee {', '.join(sorted(missing))}: see docs/operating/sandbox.md"
+            )
         async with self.turns:
-            zygote = await self.get_zygote(job.preload)
+            zygote = await self.get_zygote(job.prepare)
             return await zygote.run(job, walls=found.walls)
 
-    async def get_zygote(self, preload: tuple[str, ...]) -> Zygote:
-        """The living zygote for these modules, started if there is none."""
+    async def get_zygote(self, prepare: str) -> Zygote:
+        """The living zygote that has run this, started if there is none."""
         async with self.starting:
-            zygote = self.zygotes.get(preload)
-            if zygote is not None and zygote.process.returncode is None:
+            zygote = self.zygotes.get(prepare)
+            if zygote is not None and zygote.alive:
                 return zygote
             if zygote is not None:
                 await zygote.close()
-            self.zygotes[preload] = await start_zygote(preload)
-            return self.zygotes[preload]
+            self.zygotes[prepare] = await start_zygote(prepare)
+            return self.zygotes[prepare]

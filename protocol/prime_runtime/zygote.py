@@ -4,6 +4,7 @@ The other end of the socket is jail/launcher.py. What the walls are good for is 
 """
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -73,9 +74,7 @@ class Zygote:
     async def collect(self, limits: Limits, ends: "Ends") -> SandboxOutcome:
         """Read until the keeper closes its end, which it does when nothing of the job is left."""
         caps = (limits.output_bytes, limits.output_bytes, limits.output_bytes, STATUS_BYTES_MAX)
-        readers = [
-            asyncio.ensure_future(drain(fd, cap, ends.let_go)) for fd, cap in zip(ends.ours, caps, strict=True)
-        ]
+        readers = [asyncio.ensure_future(drain(fd, cap, ends.let_go)) for fd, cap in zip(ends.ours, caps, strict=True)]
         try:
             await asyncio.wait(readers, timeout=limits.wall_ms / 1000 + GRACE_S)
         finally:
@@ -93,19 +92,19 @@ class Zygote:
         return SandboxOutcome(end, code, stdout, stderr, result)
 
 
-async def start_zygote(preload: tuple[str, ...]) -> Zygote:
-    """A launcher with these modules loaded, ready for requests."""
+async def start_zygote(prepare: str) -> Zygote:
+    """A launcher that has run `prepare`, ready for requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     home = tempfile.mkdtemp(prefix="prime-sandbox-")
-    site = [path for path in sys.path if preload and path.endswith(("site-packages", "dist-packages"))]
-    setup = json.dumps({"package": [PACKAGE], "path": site, "preload": preload})
+    site = [path for path in sys.path if prepare and path.endswith(("site-packages", "dist-packages"))]
+    setup = json.dumps({"package": PACKAGE, "path": site, "prepare": prepare})
     # Nothing of the daemon's environment: a key in a variable would be in every job's memory.
     environment = {"PYTHONHASHSEED": "0", "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     options = ("-s", "-S", "-P", "-B", "-X", "utf8")
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *options, "-c", START.format(package=PACKAGE), setup,
-            stdin=theirs, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            stdin=theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             env=environment, cwd=home, start_new_session=True,
         )  # fmt: skip
     ours.setblocking(False)
@@ -117,7 +116,7 @@ async def start_zygote(preload: tuple[str, ...]) -> Zygote:
         word = b""
     if word != READY:
         await zygote.close()
-        raise LocalError(f"the sandbox does not start with {', '.join(preload) or 'the bare interpreter'}")
+        raise LocalError(f"the sandbox does not start; it was to run {prepare.strip()[:80] or 'nothing'!r} first")
     ours.setblocking(True)
     return zygote
 
@@ -187,7 +186,7 @@ async def drain(fd: int, limit: int, let_go: Callable[[], None]) -> tuple[bytes,
     """Everything written to a pipe, and whether that was more than the limit, at which reading stops."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), open(fd, "rb", 0))
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), io.FileIO(fd))
     kept = bytearray()
     try:
         while chunk := await reader.read(CHUNK_BYTES):

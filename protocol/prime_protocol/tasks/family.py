@@ -70,8 +70,11 @@ class SandboxJob:
     source: str
     stdin: bytes
     limits: Limits = Limits()
-    preload: tuple[str, ...] = ()
-    """Modules of trusted libraries that are loaded before the program starts. Without any, only the standard library."""
+    prepare: str = ""
+    """Trusted code of ours that loads libraries and fills their caches, run once for all jobs that name the same.
+
+    Without it a job sees the standard library only.
+    """
 
 
 class End(StrEnum):

@@ -8,6 +8,7 @@ come to the keeper, which kills them until none is left.
 """
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -53,7 +54,9 @@ class Request:
 def read_request(fd: int, visible: tuple[str, ...]) -> Request:
     with open(fd, "rb") as file:
         fields: dict[str, Any] = json.loads(file.read())
-    wanted = fields["walls"]
+    wanted = None if fields["walls"] is None else frozenset(fields["walls"])
+    # The kernel counts processes per user and user namespace. Only without either are there others in the count.
+    shared = os.geteuid() != 0 and "user namespace" not in (wanted or ())
     box = Box(
         visible=visible,
         work=fields["work"],
@@ -61,10 +64,10 @@ def read_request(fd: int, visible: tuple[str, ...]) -> Request:
         cpu_s=fields["cpu_s"],
         memory_bytes=fields["memory_bytes"] + held_bytes(),
         file_bytes=fields["file_bytes"],
-        processes=fields["processes"] + processes_of_this_user(),
+        processes=fields["processes"] + (processes_of_this_user() if shared else 0),
         open_files=fields["open_files"],
     )
-    return Request(fields["source"], None if wanted is None else frozenset(wanted), fields["wall_ms"], box)
+    return Request(fields["source"], wanted, fields["wall_ms"], box)
 
 
 def held_bytes() -> int:
@@ -74,11 +77,8 @@ def held_bytes() -> int:
 
 
 def processes_of_this_user() -> int:
-    """What the kernel already counts against the limit. A root daemon's jobs have a user id of their own: none."""
-    uid = os.geteuid()
-    if uid == 0:
-        return 0
-    count = 0
+    """Processes and threads that the kernel already counts against the limit."""
+    uid, count = os.geteuid(), 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == uid:
@@ -210,7 +210,7 @@ def arrange(pipes: Pipes) -> None:
 
 
 class Job(BaseException):
-    """Unwinds the launcher's stack, so that the job's code runs with nothing of ours above it and ends as any program."""
+    """Unwinds the launcher's stack, so that the job's code runs with little above it and ends as any program does."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -222,9 +222,9 @@ def run_program(source: str) -> int:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["program.py"]
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "replace")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "replace")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "replace", write_through=True)
     try:
         exec(compile(source, "program.py", "exec"), main.__dict__)
     except SystemExit:

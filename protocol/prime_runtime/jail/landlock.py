@@ -1,4 +1,4 @@
-"""File access by an allow-list that the process puts on itself. Needs no privilege and no namespace, Linux 5.13 or later.
+"""File access by an allow-list that the process puts on itself. Needs no privilege, only Linux 5.13 or later.
 
 The second wall where the mount namespace works, the only one where it does not.
 """

@@ -4,12 +4,12 @@ Importing sympy or reasoning-gym takes seconds, a fork milliseconds. The zygote 
 job brought is not in the memory that the next one inherits.
 """
 
-import importlib
 import json
 import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from prime_runtime.jail.filesystem import SYSTEM_LIBRARIES
 from prime_runtime.jail.keeper import Job, Pipes, keep, run_program
@@ -19,12 +19,11 @@ READY = b"ready"
 
 def main() -> int:
     """Serve until the daemon closes the socket, which is descriptor 0."""
-    setup: dict[str, list[str]] = json.loads(sys.argv[1])
+    setup: dict[str, Any] = json.loads(sys.argv[1])
     control = socket.socket(fileno=0)
     # The package's own folder was only needed to get here.
-    sys.path[:] = [path for path in sys.path if os.path.exists(path) and path != setup["package"][0]] + setup["path"]
-    for name in setup["preload"]:
-        importlib.import_module(name)
+    sys.path[:] = [path for path in sys.path if os.path.exists(path) and path != setup["package"]] + setup["path"]
+    exec(compile(setup["prepare"], "prepare.py", "exec"), {"__name__": "prepare"})
     visible = (*SYSTEM_LIBRARIES, *sys.path, os.path.join(sys.base_prefix, "lib"))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.send(READY)

@@ -4,7 +4,7 @@
 if one of them does not stand: never silently with less.
 """
 
-import ctypes
+import errno
 import os
 import resource
 from collections.abc import Callable
@@ -98,6 +98,9 @@ def around_program(walls: Walls, box: Box) -> None:
     os.chdir(work)
     if os.geteuid() == 0:
         walls.put_up("own user", lambda: become(box.uid))
+    # The kernel does not hold root to its process limit: a fork bomb would take the whole machine.
+    if os.geteuid() == 0 and walls.wanted is not None:
+        raise OSError(errno.EPERM, "a job would run as root")
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     devices = filesystem.DEVICES

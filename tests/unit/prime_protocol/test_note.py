@@ -9,7 +9,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_protocol.constants import COSIGNATURE_TIME_S_MAX, KEY_NAME_BYTES_MAX, NOTE_BYTES_MAX, NOTE_SIGNATURES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.note import Note, NoteSignature, SignatureKind, VerifierKey, cosign_text, sign_text
+from prime_protocol.note import (
+    Note,
+    NoteSignature,
+    SignatureKind,
+    VerifierKey,
+    cosign_text,
+    cosigned_message,
+    sign_text,
+)
 
 VECTOR: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors" / "treehead.json").read_text())["note"]
 PETER, ENOCH = (VerifierKey.parse(key) for key in VECTOR["keys"])
@@ -77,6 +85,13 @@ def test_a_cosignature_with_another_time_is_refused() -> None:
         bad = NoteSignature(good.name, good.key_id, time + good.signature[8:])
         with pytest.raises(RemoteError, match="is not a valid signature of w"):
             Note(TEXT, (bad,)).signed_by([WITNESS])
+
+
+def test_a_cosignature_past_the_end_of_time_is_refused_although_its_key_signed_it() -> None:
+    late = COSIGNATURE_TIME_S_MAX + 1
+    signature = late.to_bytes(8, "big") + PETERS_KEY.sign(cosigned_message(TEXT, late))
+    with pytest.raises(RemoteError, match="is not a valid signature of w"):
+        Note(TEXT, (NoteSignature("w", WITNESS.key_id, signature),)).signed_by([WITNESS])
 
 
 def test_a_cosignature_is_never_a_logs_signature() -> None:

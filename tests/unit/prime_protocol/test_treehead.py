@@ -57,6 +57,13 @@ def test_a_cosigned_head_that_the_log_did_not_sign_is_refused() -> None:
         open_tree_head(forged, [LOG, WITNESS])
 
 
+def test_a_witness_named_like_the_log_does_not_sign_for_it() -> None:
+    namesake = VerifierKey.of(ORIGIN, WITNESS_KEY, SignatureKind.COSIGNATURE)
+    forged = cosign_tree_head(sign_tree_head(HEAD, WITNESS_KEY), ORIGIN, WITNESS_KEY, time_s=5)
+    with pytest.raises(RemoteError, match=r"of the log prime\.example/log"):
+        open_tree_head(forged, [LOG, namesake])
+
+
 def test_a_trusted_log_cannot_sign_for_another_log() -> None:
     text = TreeHead("other.example/log", 42, HEAD.root).text
     with pytest.raises(RemoteError, match=r"of the log other\.example/log"):

@@ -1,7 +1,7 @@
-/* TOPLOC kernels: which values a proof covers, the polynomial through them, and its values elsewhere.
+/* Which values a TOPLOC proof covers: the k largest magnitudes of each chunk.
  *
  * No state and no allocation; Python owns every buffer and has checked every length and range. toploc_plain.py holds
- * the same computations in numpy. `wide` is what toploc_wide() said, or 0 for the path every x86-64 machine has.
+ * the same computation in numpy. `wide` is what toploc_wide() said, or 0 for the path that every machine has.
  *
  * Which of several equal magnitudes is kept decides the bytes of a proof. It follows from how torch.topk works on a
  * CPU: the C++ library's partial_sort for k * 64 <= n, else its nth_element. Both are rebuilt here step by step. */
@@ -18,25 +18,36 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    PRIME = 65497,      /* 2^16 - 39, so 2^16 folds to 39 */
-    FOLD = 39,
-    MODULUS_MIN = 32768,
-    K = 128,            /* values per proof, and the size of the heap */
-    HEAP = 2 * K,       /* the heap and one level of sentinels below its leaves */
-    LANES = 4,          /* heaps replayed side by side, to hide the latency of each */
-    PENDING = 4096,     /* replacements noted before a heap must be replayed */
-    SMALL = 64 * K,     /* from here on torch sorts with a heap */
-    BLOCK = 64,         /* points evaluated together */
+    K = 128,        /* values per proof, and the size of the heap */
+    HEAP = 2 * K,   /* the heap and one level of sentinels below its leaves */
+    LANES = 4,      /* heaps replayed side by side, to hide the latency of each */
+    PENDING = 4096, /* replacements noted before a heap must be replayed */
+    SMALL = 64 * K, /* from here on torch sorts with a heap */
 };
 
-/* A value on its way through a selection: magnitude above, index below. Indices grow as the scan goes on, so a plain
- * comparison of two items ranks the newer of two equal magnitudes as the larger. */
+/* A value on its way through a selection: magnitude, index, and the sign in the lowest bit. Indices grow as the scan goes
+ * on, so a plain comparison of two items ranks the newer of two equal magnitudes as the larger. */
 typedef uint64_t item;
 #define SENTINEL UINT64_MAX
 
-INLINE item make_item(uint16_t bits, size_t index) { return (uint64_t)(bits & 0x7fff) << 32 | index; }
-INLINE uint32_t magnitude(item it) { return (uint32_t)(it >> 32); }
+INLINE item make_item(uint16_t bits, size_t index) {
+    return (uint64_t)(bits & 0x7fff) << 33 | (uint64_t)index << 1 | bits >> 15;
+}
+INLINE uint32_t magnitude(item it) { return (uint32_t)(it >> 33); }
 INLINE item larger(item a, item b) { return a > b ? a : b; }
+
+/* The selected values of all chunks, one row of k per chunk. */
+struct selection {
+    uint32_t *indices;
+    uint16_t *values;
+};
+
+static void emit(struct selection out, size_t at, const item *items, size_t k) {
+    for (size_t i = 0; i < k; i++) {
+        out.indices[at + i] = (uint32_t)(items[i] >> 1);
+        out.values[at + i] = (uint16_t)(magnitude(items[i]) | (items[i] & 1) << 15);
+    }
+}
 
 /* --- Heap selection: large chunks ------------------------------------------------------------------------------- */
 
@@ -179,7 +190,7 @@ WIDE static void scan_wide(struct lane *lane, struct scan *scan, const uint16_t 
 }
 #endif
 
-static void select_large(const uint16_t *bits, size_t chunks, size_t n, uint32_t *indices, int wide) {
+static void select_large(const uint16_t *bits, size_t chunks, size_t n, struct selection out, int wide) {
     struct lane lanes[LANES];
     struct scan scan;
     for (size_t first = 0; first < chunks; first += LANES) {
@@ -196,8 +207,7 @@ static void select_large(const uint16_t *bits, size_t chunks, size_t n, uint32_t
         }
         replay(lanes, used);
         for (size_t i = 0; i < used; i++)
-            for (size_t j = 0; j < K; j++)
-                indices[(first + i) * K + j] = (uint32_t)lanes[i].heap[j];
+            emit(out, (first + i) * K, lanes[i].heap, K);
     }
     (void)wide;
 }
@@ -288,10 +298,12 @@ static void partition_select(item *items, size_t n, size_t k) {
     insertion_sort(items + first, last - first);
 }
 
-/* Indices of the k largest magnitudes of each chunk of n values, in no particular order. */
-EXPORT void toploc_select(const uint16_t *bits, size_t chunks, size_t n, size_t k, uint32_t *indices, int wide) {
+/* Indices and patterns of the k largest magnitudes of each chunk of n values, in no particular order. */
+EXPORT void toploc_select(const uint16_t *bits, size_t chunks, size_t n, size_t k, uint32_t *indices, uint16_t *values,
+                          int wide) {
+    struct selection out = {indices, values};
     if (k == K && n >= SMALL) {
-        select_large(bits, chunks, n, indices, wide);
+        select_large(bits, chunks, n, out, wide);
         return;
     }
     item items[SMALL];
@@ -300,154 +312,7 @@ EXPORT void toploc_select(const uint16_t *bits, size_t chunks, size_t n, size_t 
             items[i] = make_item(bits[c * n + i], i);
         if (k < n)
             partition_select(items, n, k);
-        for (size_t j = 0; j < k; j++)
-            indices[c * k + j] = (uint32_t)items[j];
-    }
-}
-
-/* --- The field ---------------------------------------------------------------------------------------------------- */
-
-/* Any 32-bit number modulo PRIME. */
-INLINE uint32_t fold(uint32_t v) {
-    v = (v >> 16) * FOLD + (v & 0xffff);
-    v = (v >> 16) * FOLD + (v & 0xffff);
-    uint32_t less = v - PRIME;
-    return less < v ? less : v;
-}
-
-INLINE void evaluate(const uint16_t *coefficients, size_t k, const uint32_t *points, size_t count, uint16_t *out) {
-    uint32_t x[BLOCK], sum[BLOCK];
-    for (size_t start = 0; start < count; start += BLOCK) {
-        size_t used = count - start < BLOCK ? count - start : BLOCK;
-        for (size_t i = 0; i < BLOCK; i++) {
-            x[i] = i < used ? points[start + i] : 0;
-            sum[i] = 0;
-        }
-        for (size_t j = k; j-- > 0;) {
-            uint32_t c = coefficients[j];
-            for (size_t i = 0; i < BLOCK; i++)
-                sum[i] = fold(sum[i] * x[i] + c);
-        }
-        for (size_t i = 0; i < used; i++)
-            out[start + i] = (uint16_t)sum[i];
-    }
-}
-
-/* Newton's divided differences, then the monomial form. inverse[d + PRIME] is 1 / d for d in (-PRIME, PRIME). */
-INLINE void interpolate(const uint32_t *x, const uint16_t *y, size_t k, const uint16_t *inverse, uint16_t *out) {
-    uint32_t a[K + 1] = {0}, scale[K], newton[K], c[K + 1] = {0};
-    for (size_t i = 0; i < k; i++)
-        a[i] = y[i];
-    newton[0] = a[0];
-    for (size_t j = 1; j < k; j++) {
-        /* The look-up stands in a loop of its own, so that the arithmetic around it can be done in wide steps. */
-        for (size_t i = 0; i < k - j; i++)
-            scale[i] = inverse[x[i + j] + PRIME - x[i]];
-        for (size_t i = 0; i < k - j; i++)
-            a[i] = fold(fold(a[i + 1] + PRIME - a[i]) * scale[i]);
-        newton[j] = a[0];
-    }
-    /* c[1..] holds the coefficients; the zero below them is the carry into the lowest. */
-    c[1] = newton[k - 1];
-    for (size_t i = k - 1, used = 1; i-- > 0; used++) {
-        uint32_t minus_x = PRIME - x[i], next[K];
-        for (size_t j = 0; j <= used; j++)
-            next[j] = fold(c[j + 1] * minus_x + c[j]);
-        next[0] = fold(next[0] + newton[i]);
-        memcpy(c + 1, next, (used + 1) * sizeof *c);
-    }
-    for (size_t j = 0; j < k; j++)
-        out[j] = (uint16_t)c[j + 1];
-}
-
-/* The largest modulus that keeps the indices apart, and the reduced indices; 0 if none is large enough. */
-static uint32_t separate(const uint32_t *indices, size_t k, uint32_t *x) {
-    uint8_t seen[PRIME] = {0};
-    for (uint32_t modulus = PRIME; modulus >= MODULUS_MIN; modulus--) {
-        size_t apart = 0;
-        for (; apart < k; apart++) {
-            x[apart] = indices[apart] % modulus;
-            if (seen[x[apart]])
-                break;
-            seen[x[apart]] = 1;
-        }
-        if (apart == k)
-            return modulus;
-        for (size_t i = 0; i < apart; i++)
-            seen[x[i]] = 0;
-    }
-    return 0;
-}
-
-INLINE void interpolate_all(const uint32_t *indices, const uint16_t *values, size_t chunks, size_t k,
-                            const uint16_t *inverse, uint16_t *moduli, uint16_t *coefficients) {
-    for (size_t c = 0; c < chunks; c++) {
-        uint32_t x[K];
-        moduli[c] = (uint16_t)separate(indices + c * k, k, x);
-        if (moduli[c])
-            interpolate(x, values + c * k, k, inverse, coefficients + c * k);
-    }
-}
-
-INLINE void evaluate_all(const uint16_t *coefficients, size_t chunks, size_t k, const uint32_t *points, size_t count,
-                         uint16_t *out) {
-    for (size_t c = 0; c < chunks; c++)
-        evaluate(coefficients + c * k, k, points + c * count, count, out + c * count);
-}
-
-#ifdef WIDE
-WIDE static void interpolate_wide(const uint32_t *indices, const uint16_t *values, size_t chunks, size_t k,
-                                  const uint16_t *inverse, uint16_t *moduli, uint16_t *coefficients) {
-    interpolate_all(indices, values, chunks, k, inverse, moduli, coefficients);
-}
-
-WIDE static void evaluate_wide(const uint16_t *coefficients, size_t chunks, size_t k, const uint32_t *points,
-                               size_t count, uint16_t *out) {
-    evaluate_all(coefficients, chunks, k, points, count, out);
-}
-#endif
-
-/* Modulus and coefficients of each chunk's polynomial. */
-EXPORT void toploc_interpolate(const uint32_t *indices, const uint16_t *values, size_t chunks, size_t k,
-                               const uint16_t *inverse, uint16_t *moduli, uint16_t *coefficients, int wide) {
-#ifdef WIDE
-    if (wide) {
-        interpolate_wide(indices, values, chunks, k, inverse, moduli, coefficients);
-        return;
-    }
-#endif
-    (void)wide;
-    interpolate_all(indices, values, chunks, k, inverse, moduli, coefficients);
-}
-
-/* Each chunk's polynomial at `count` points of its own. */
-EXPORT void toploc_evaluate(const uint16_t *coefficients, size_t chunks, size_t k, const uint32_t *points, size_t count,
-                            uint16_t *out, int wide) {
-#ifdef WIDE
-    if (wide) {
-        evaluate_wide(coefficients, chunks, k, points, count, out);
-        return;
-    }
-#endif
-    (void)wide;
-    evaluate_all(coefficients, chunks, k, points, count, out);
-}
-
-/* The first `count` draws of each chunk that are new and not taken, then the smallest free points; and how often `taken`
- * repeats itself. */
-EXPORT void toploc_pick_free(const uint32_t *draws, size_t chunks, size_t drawn, const uint32_t *taken, size_t k,
-                             uint32_t *points, size_t count, int64_t *repeats) {
-    for (size_t c = 0; c < chunks; c++) {
-        uint8_t seen[PRIME] = {0};
-        size_t found = 0;
-        repeats[c] = 0;
-        for (size_t i = 0; i < k; i++)
-            repeats[c] += seen[taken[c * k + i]]++ > 0;
-        for (size_t i = 0; found < count; i++) {
-            uint32_t point = i < drawn ? draws[c * drawn + i] : (uint32_t)(i - drawn);
-            if (seen[point]++ == 0)
-                points[c * count + found++] = point;
-        }
+        emit(out, c * k, items, k);
     }
 }
 

@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up they need on a fresh machine.
+PYTHON ?= python3
+PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+READY = .venv/ready
+KERNELS = $(wildcard protocol/prime_protocol/native/*.c)
+BENCHES = toploc delta codec signing log
+
+.PHONY: help demo test check fuzz bench oracle clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
+
+demo: $(READY)  ## follow one step of a run through the protocol, end to end
+	@.venv/bin/python tests/integration/one_step.py
+
+test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
+	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
+
+check: $(READY)  ## format, lint, types, import rules, house style
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/python -m pytest -q tests/test_tidy.py
+
+fuzz: $(READY)  ## 100,000 hostile inputs for each parser
+	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz
+
+bench: $(READY) .oracle/ready  ## every benchmark, each ending in a RESULT line
+	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done
+
+oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with
+
+.oracle/ready: tests/oracle/build_toploc.sh
+	bash tests/oracle/build_toploc.sh
+	touch $@
+
+$(READY): pyproject.toml constraints.txt hatch_build.py $(KERNELS)
+	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade pip
+	$(PIP) --editable '.[node,tasks,dev]'
+	touch $@
+
+clean:  ## remove what the other targets made
+	rm -rf .venv .oracle .hypothesis .mypy_cache .ruff_cache .coverage

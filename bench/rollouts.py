@@ -1,0 +1,74 @@
+"""What does a rollout file cost to write, read strictly and hash? Against pyarrow reading the same bytes."""
+
+import io
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
+from prime_protocol.rollout_file import read_rollouts, write_rollouts
+from prime_protocol.rollout_root import rollout_root
+from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, RolloutLimits, proofs_size
+
+SLOTS, SAMPLES, TOKENS_MAX, VOCAB_SIZE = 64, 16, 8000, 150_000
+
+
+def rollout(number: int, dice: np.random.Generator) -> Rollout:
+    tokens = int(dice.integers(1, TOKENS_MAX))
+    return Rollout(
+        slot=Slot(number // SAMPLES),
+        sample=Sample(number % SAMPLES),
+        task=number,
+        temperature=1.0,
+        target_length=None,
+        finish=Finish.EOS,
+        prompt_tokens=dice.integers(0, VOCAB_SIZE, 200, dtype=np.int32),
+        output_tokens=dice.integers(0, VOCAB_SIZE, tokens, dtype=np.int32),
+        output_logprobs=-dice.random(tokens, dtype=np.float32),
+        proofs=dice.bytes(proofs_size(tokens)),
+    )
+
+
+def best_ms(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times) * 1000
+
+
+def main() -> None:
+    pa.set_cpu_count(1)
+    dice = np.random.default_rng(0)
+    rows = [rollout(number, dice) for number in range(SLOTS * SAMPLES)]
+    header = RolloutHeader(
+        run=RunId("bench"), step=Step(1), checkpoint_root=Digest(bytes(32)), lease=1, node=NodeId(bytes(20))
+    )
+    limits = RolloutLimits(
+        first_slot=Slot(0),
+        slots=SLOTS,
+        samples_per_slot=SAMPLES,
+        vocab_size=VOCAB_SIZE,
+        prompt_tokens_max=1000,
+        output_tokens_max=TOKENS_MAX,
+    )
+    data = write_rollouts(header, rows)
+    file = read_rollouts(data, limits)
+    timings = {
+        "write": best_ms(lambda: write_rollouts(header, rows)),
+        "read strictly": best_ms(lambda: read_rollouts(data, limits)),
+        "rollout root": best_ms(lambda: rollout_root(file)),
+        "pyarrow read, for comparison": best_ms(lambda: pq.read_table(io.BytesIO(data), use_threads=False)),
+    }
+    print(f"{len(rows)} completions, {len(data) / 1e6:.1f} MB")
+    for name, ms in timings.items():
+        print(f"{name:32}{ms:8.0f} ms{len(data) / ms / 1000:8.0f} MB/s")
+    print(f"RESULT read_ms={timings['read strictly']:.0f} root_ms={timings['rollout root']:.0f} bytes={len(data)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A log as a folder of static files, in the C2SP tlog-tiles layout: written by the coordinator, read by anybody.
+
+Reading trusts nothing: sizes are bounded before a file is read, and what the files say is checked in books_check.py.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
+from prime_protocol.errors import LocalError
+from prime_protocol.merkle import Tree, leaf_hash
+from prime_protocol.tiles import (
+    CHECKPOINT_PATH,
+    LENGTH_BYTES,
+    Tile,
+    bundles_written,
+    decode_bundle,
+    encode_bundle,
+    encode_tile,
+    tiles_written,
+)
+
+BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
+
+
+def write_mirror(folder: Path, leaves: Sequence[bytes], signed_head: bytes) -> None:
+    """The whole log into an empty or older folder. The head comes last: what it covers is there when it appears."""
+    tree = Tree([leaf_hash(leaf) for leaf in leaves])
+    for bundle in bundles_written(0, len(leaves)):
+        start = bundle.index * TILE_HASHES
+        write_whole(folder / bundle.path, encode_bundle(leaves[start : start + bundle.width]))
+    for tile in tiles_written(0, len(leaves)):
+        write_whole(folder / tile.path, encode_tile(tile, tree.get_node))
+    write_whole(folder / CHECKPOINT_PATH, signed_head)
+
+
+def read_head(folder: Path) -> bytes:
+    """The signed tree head, as it lies there."""
+    return read_bounded(folder / CHECKPOINT_PATH, NOTE_BYTES_MAX)
+
+
+def read_leaves(folder: Path, size: int) -> Iterator[bytes]:
+    """The first `size` entries, in order."""
+    for bundle in bundles_written(0, size):
+        yield from decode_bundle(bundle, read_bounded(folder / bundle.path, BUNDLE_BYTES_MAX))
+
+
+def read_tile(folder: Path, tile: Tile) -> bytes:
+    """A tile's bytes; its length and hashes are the caller's to check."""
+    return read_bounded(folder / tile.path, TILE_HASHES * DIGEST_BYTES)
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes:
+    """A file that may be a stranger's."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error.strerror}; is this a complete copy of a log?") from None
+    if len(data) > bytes_max:
+        raise LocalError(f"{path} is larger than {bytes_max} bytes: not a file of a log")
+    return data
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of the file or nothing, even if the power goes."""
+    draft = path.with_name(path.name + ".draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror}; make room or choose another folder") from None

@@ -1,0 +1,48 @@
+"""A node's wallet key on disk: made once, written whole, readable by its owner only."""
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from prime_protocol.constants import KEYSTORE_SCRYPT_N
+from prime_protocol.errors import LocalError
+from prime_protocol.keystore import decrypt_key, encrypt_key
+from prime_protocol.signing import WalletKey, checksum_address
+
+
+def create(path: Path, password: str, draw: Callable[[int], bytes]) -> WalletKey:
+    """Draw a key and write its keystore; `draw` gives secret random bytes."""
+    if not password:
+        raise LocalError("the password is empty; choose one, it guards the stake")
+    key = WalletKey.from_secret(draw(32))
+    file_id = str(uuid.UUID(bytes=draw(16), version=4))
+    text = encrypt_key(key, password, salt=draw(32), iv=draw(16), file_id=file_id, scrypt_n=KEYSTORE_SCRYPT_N)
+    try:
+        # O_EXCL: a key that is already there may be the only copy.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise LocalError(f"{path} exists and is kept; choose another name") from None
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror}") from None
+    return key
+
+
+def load(path: Path, password: str) -> WalletKey:
+    """The key of a keystore file."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise LocalError(f"{path} does not exist; make a key with: prime-node keys new --out {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError(f"cannot read {path}: {error}") from None
+    return decrypt_key(text, password)
+
+
+def describe(key: WalletKey) -> str:
+    """What others know this key by."""
+    return f"address  {checksum_address(key.node)}\npeer id  {key.peer_id()}"

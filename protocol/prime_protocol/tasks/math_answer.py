@@ -1,0 +1,115 @@
+"""Mathematical problems with a boxed answer: right if it is the same text, or the same value by math-verify.
+
+The text comparison is done here. The symbolic one parses what a stranger wrote, with libraries that may take for ever,
+so it is a job: math-verify's own timeouts use signals and stay off, the sandbox has the clock.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Self
+
+from prime_protocol.constants import GRADER_CPU_S, MATH_ANSWER_CHARS_MAX
+from prime_protocol.ids import Digest
+from prime_protocol.tasks.completion import THINKING, after_thinking, last_boxed
+from prime_protocol.tasks.dataset import MathProblem, check_digest, parse_math_problems
+from prime_protocol.tasks.family import Grade, Limits, Reason, SandboxJob, SandboxOutcome, Task, grade_failure
+from prime_protocol.tasks.spec import Parameters
+
+INSTRUCTION = "\n\nThink step by step, then put the final answer in \\boxed{}."
+
+LIMITS = Limits(cpu_s=GRADER_CPU_S)
+
+DROPPED = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "$", " ", "\t", "\n", "\u00a0")
+SAME = (("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("^{\\circ}", ""), ("^\\circ", ""))
+
+READ = """
+import math_verify
+
+config = [math_verify.LatexExtractionConfig()]
+
+def read(answer):
+    return math_verify.parse("\\\\boxed{" + answer + "}", extraction_config=config, parsing_timeout=None)
+"""
+
+PREPARE = f"""{READ}
+math_verify.verify(read("\\\\frac{{1}}{{2}}+x"), read("(x+0.5)^2"), timeout_seconds=None)
+"""
+"""The parser builds its tables at the first call, which takes a third of a second."""
+
+GRADER = f"""{READ}
+import json, os, sys
+
+request = json.load(sys.stdin)
+
+def is_right():
+    given = read(request["answer"])
+    return any(math_verify.verify(read(right), given, timeout_seconds=None) for right in request["answers"])
+
+try:
+    verdict = is_right()
+except Exception:
+    verdict = False
+os.write(3, b"1" if verdict else b"0")
+os._exit(0)
+"""
+"""Runs inside the sandbox. What cannot be parsed or compared is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathAnswer:
+    """The problems of one file, in its order."""
+
+    problems: tuple[MathProblem, ...]
+    thinking: bool
+    name: str = "math-answer"
+
+    @classmethod
+    def open(cls, parameters: Parameters, dataset: bytes) -> Self:
+        check_digest(dataset, Digest.parse(parameters.take_text("dataset")))
+        thinking = parameters.take_choice("thinking", THINKING) == "required"
+        return cls(problems=parse_math_problems(dataset), thinking=thinking)
+
+    @property
+    def size(self) -> int:
+        return len(self.problems)
+
+    def make(self, index: int) -> Task:
+        problem = self.problems[index]
+        return Task(self.name, index, problem.prompt + INSTRUCTION, json.dumps(problem.answers))
+
+    def grade(self, task: Task, completion: str) -> Grade | SandboxJob:
+        text = after_thinking(completion, required=self.thinking)
+        answer = last_boxed(text) if text is not None else None
+        if not answer:
+            return Grade(0.0, Reason.NO_ANSWER)
+        if len(answer) > MATH_ANSWER_CHARS_MAX:
+            return Grade(0.0, Reason.TOO_LONG)
+        answers: list[str] = json.loads(task.key)
+        if any(normalise(answer) == normalise(right) for right in answers):
+            return Grade(1.0, Reason.RIGHT)
+        # Printable ASCII is all that LaTeX needs. The parser takes digits of other scripts for the same numbers.
+        if not (answer.isascii() and answer.replace("\n", " ").isprintable()):
+            return Grade(0.0, Reason.MALFORMED)
+        request = json.dumps({"answer": answer, "answers": answers}).encode()
+        return SandboxJob(GRADER, request, LIMITS, prepare=PREPARE)
+
+    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+        failure = grade_failure(outcome)
+        if failure is not None:
+            return failure
+        match outcome.result:
+            case b"1":
+                return Grade(1.0, Reason.RIGHT)
+            case b"0":
+                return Grade(0.0, Reason.WRONG)
+            case _:
+                return Grade(0.0, Reason.CRASHED)
+
+
+def normalise(answer: str) -> str:
+    """The answer without what only changes how it looks."""
+    for text in DROPPED:
+        answer = answer.replace(text, "")
+    for text, same in SAME:
+        answer = answer.replace(text, same)
+    return answer.rstrip(".")

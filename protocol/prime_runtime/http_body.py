@@ -1,0 +1,78 @@
+"""A request's body read within its size and deadline, where it came from, and the refusal that a handler can raise."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+
+from aiohttp import web
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.exchange import RefusalCode
+from prime_runtime.clock import Clock
+
+ENVELOPE_TYPE = "application/x-prime-envelope"
+REFUSAL_TYPE = "application/x-prime-refusal"
+
+STATUS = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.UNAUTHENTIC: 401,
+    RefusalCode.CLOCK: 401,
+    RefusalCode.FORBIDDEN: 403,
+    RefusalCode.UNKNOWN: 404,
+    RefusalCode.SLOW: 408,
+    RefusalCode.CONFLICT: 409,
+    RefusalCode.REPLAYED: 409,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.RATE_LIMITED: 429,
+    RefusalCode.INTERNAL: 500,
+    RefusalCode.OVERLOADED: 503,
+    RefusalCode.RESTARTED: 503,
+    RefusalCode.TIMED_OUT: 504,
+}
+assert STATUS.keys() == set(RefusalCode), "every code has a status"
+
+
+class RefuseRequest(RemoteError):
+    """Raised by a handler (or before it) to answer with a refusal of this code."""
+
+    def __init__(self, code: RefusalCode, field: str, problem: str, *, retry_after_ms: int = 0) -> None:
+        super().__init__(field, problem)
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+
+
+async def body_chunks(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> AsyncIterator[bytes]:
+    """The body as it comes, at most so long and in at most so much time, whatever the sender does."""
+    if (request.content_length or 0) > bytes_max:
+        raise _too_large(bytes_max)
+    deadline_ms, passed = clock.monotonic_ms() + read_ms, 0
+    while True:
+        try:
+            async with asyncio.timeout((deadline_ms - clock.monotonic_ms()) / 1000):
+                chunk = await request.content.readany()
+        except TimeoutError:
+            raise RefuseRequest(RefusalCode.SLOW, "body", f"did not arrive within {read_ms} ms") from None
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise RefuseRequest(RefusalCode.MALFORMED, "body", f"broke off: {type(error).__name__}") from None
+        if not chunk:
+            return
+        passed += len(chunk)
+        if passed > bytes_max:
+            raise _too_large(bytes_max)
+        yield chunk
+
+
+async def read_body(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> bytes:
+    return b"".join([chunk async for chunk in body_chunks(request, bytes_max=bytes_max, read_ms=read_ms, clock=clock)])
+
+
+def get_address(request: web.Request, trusted_proxies: Collection[str]) -> str:
+    """Where a request came from. The header of a stranger is believed only from a proxy of our own."""
+    remote = request.remote or "unknown"
+    forwarded = request.headers.get("X-Forwarded-For", "")
+    if remote in trusted_proxies and forwarded:
+        return forwarded.rpartition(",")[2].strip()
+    return remote
+
+
+def _too_large(bytes_max: int) -> RefuseRequest:
+    return RefuseRequest(RefusalCode.TOO_LARGE, "body", f"is longer than {bytes_max} bytes")

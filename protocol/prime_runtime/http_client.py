@@ -1,0 +1,209 @@
+"""Signed HTTP, the asking side: one call, one reply by the server that was meant, or an error that says what to do.
+
+Every attempt is sealed anew. A request is repeated only when it cannot have been done, or when its endpoint says that
+doing it twice is as good as once.
+"""
+
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.envelope import seal
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.exchange import REFUSAL, REPLY, Endpoint, Refusal, open_reply
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.signing import WalletKey
+from prime_runtime.clock import Clock
+from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE
+from prime_runtime.http_errors import UNSIGNED, Failure, Unreachable, explain_refusal, explain_transport
+from prime_runtime.http_limits import CLIENT_IDLE_MS, ClientLimits
+from prime_runtime.sequence import Sequence
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is, and the key that its replies must be signed with."""
+
+    url: str
+    node: NodeId
+
+    def __post_init__(self) -> None:
+        try:
+            parsed = URL(self.url)
+        except ValueError:
+            raise LocalError(f"{self.url!r} is not a URL; write http://host:port or https://host") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise LocalError(f"{self.url!r} is not the URL of a server; write http://host:port or https://host")
+        if parsed.user or parsed.password or parsed.query_string or parsed.fragment:
+            raise LocalError("a server's URL holds no user name, password, query or fragment")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[R]):
+    """A reply, with both frames: together they prove what this server said to this request."""
+
+    message: R
+    request: bytes
+    reply: bytes
+
+
+class HttpClient:
+    """Calls servers with one key over one session."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        key: WalletKey,
+        network: NetworkId,
+        clock: Clock,
+        dice: random.Random,
+        limits: ClientLimits,
+        sequence: Sequence | None = None,
+    ) -> None:
+        self._session = session
+        self._key = key
+        self._network = network
+        self._clock = clock
+        self._dice = dice
+        self._limits = limits
+        self._sequence = sequence or Sequence()
+
+    async def call(
+        self,
+        server: Server,
+        endpoint: Endpoint[Q, R],
+        message: Q,
+        *,
+        run: RunId | None = None,
+        deadline_ms: int | None = None,
+    ) -> Answer[R]:
+        """The server's reply; else Refused, Unreachable, or RemoteError when the reply breaks the protocol."""
+        limits = self._limits
+        end_ms = self._clock.monotonic_ms() + (deadline_ms or limits.deadline_ms)
+        body = encode(message)
+        for attempt in range(1, limits.attempts_max + 1):
+            left_ms = end_ms - self._clock.monotonic_ms()
+            outcome = await self._attempt(server, endpoint, body, run, left_ms)
+            if isinstance(outcome, Answer):
+                return outcome
+            wait_ms = self._compute_wait_ms(outcome, attempt)
+            is_last = attempt == limits.attempts_max or self._clock.monotonic_ms() + wait_ms >= end_ms
+            if is_last or not outcome.is_repeatable or outcome.retry_after_ms > limits.retry_after_ms_max:
+                raise outcome.error
+            await self._clock.sleep_ms(wait_ms)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _compute_wait_ms(self, failure: Failure, attempt: int) -> int:
+        """Full jitter over a doubling span, so that clients that failed together do not come back together."""
+        span_ms = min(self._limits.backoff_ms_max, self._limits.backoff_ms * 2 ** (attempt - 1))
+        return failure.retry_after_ms + int(self._dice.uniform(0, span_ms))
+
+    async def _attempt(
+        self, server: Server, endpoint: Endpoint[Q, R], body: bytes, run: RunId | None, left_ms: int
+    ) -> Answer[R] | Failure:
+        url = server.url.rstrip("/") + endpoint.path
+        frame = self._seal(endpoint, body, run)
+        timeout = aiohttp.ClientTimeout(total=max(1, left_ms) / 1000, connect=self._limits.connect_ms / 1000)
+        try:
+            async with self._session.post(
+                url, data=frame, timeout=timeout, allow_redirects=False, headers={"Content-Type": ENVELOPE_TYPE}
+            ) as response:
+                raw = await self._read(response)
+                status, content_type = response.status, response.content_type
+        except (aiohttp.ClientError, OSError) as error:
+            return explain_transport(server.url, error, is_idempotent=endpoint.is_idempotent)
+        return self._judge(server, endpoint, frame, status, content_type, raw)
+
+    def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None) -> bytes:
+        now_ms = self._clock.now_ms()
+        return seal(
+            self._key,
+            kind=endpoint.kind,
+            body=body,
+            network=self._network,
+            run=run,
+            sequence=self._sequence.next(now_ms),
+            issued_at_ms=now_ms,
+            life_ms=self._limits.life_ms,
+        )
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        raw = bytearray()
+        async for chunk in response.content.iter_any():
+            raw += chunk
+            if len(raw) > self._limits.reply_bytes_max:
+                raise RemoteError("reply", f"is longer than {self._limits.reply_bytes_max} bytes")
+        return bytes(raw)
+
+    def _judge(
+        self, server: Server, endpoint: Endpoint[Q, R], frame: bytes, status: int, content_type: str, raw: bytes
+    ) -> Answer[R] | Failure:
+        """What came back, by its type. The status of HTTP is not signed, so it decides nothing a signature could."""
+        if content_type == ENVELOPE_TYPE and status == 200:
+            return Answer(decode(endpoint.reply, self._open(server, endpoint.kind + REPLY, frame, raw)), frame, raw)
+        if content_type == ENVELOPE_TYPE:
+            refusal = decode(Refusal, self._open(server, endpoint.kind + REFUSAL, frame, raw))
+        elif content_type == REFUSAL_TYPE:
+            refusal = decode(Refusal, raw)
+            if refusal.code not in UNSIGNED:
+                raise RemoteError("Refusal.code", f"{refusal.code} needs a signature")
+        else:
+            return _judge_foreign(server.url, status, is_idempotent=endpoint.is_idempotent)
+        return explain_refusal(server.url, refusal, now_ms=self._clock.now_ms(), is_idempotent=endpoint.is_idempotent)
+
+    def _open(self, server: Server, kind: str, frame: bytes, raw: bytes) -> bytes:
+        request = Digest(sha256(frame).digest())
+        return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
+
+
+def _judge_foreign(url: str, status: int, *, is_idempotent: bool) -> Failure:
+    """An answer that is not of our protocol: a proxy in between, or another program."""
+    if status in (429, 503):
+        return Failure(Unreachable(f"{url} is busy or down for now (HTTP {status} from a proxy in front of it)"), True)
+    if status in (502, 504):
+        return Failure(Unreachable(f"the proxy in front of {url} cannot reach it (HTTP {status})"), is_idempotent)
+    raise RemoteError("reply", f"of {url} is HTTP {status} and not of this protocol; is the address right?")
+
+
+@asynccontextmanager
+async def open_client(
+    *,
+    key: WalletKey,
+    network: NetworkId,
+    clock: Clock,
+    dice: random.Random,
+    limits: ClientLimits,
+    authority: Path | None = None,
+) -> AsyncIterator[HttpClient]:
+    """A client with a session of its own, closed at the end; `authority` is a private TLS authority's PEM file."""
+    connector = aiohttp.TCPConnector(
+        limit=100,
+        limit_per_host=32,
+        keepalive_timeout=CLIENT_IDLE_MS / 1000,
+        ssl=_trust(authority) if authority else True,
+    )
+    # No cookies, no proxies from the environment, no decompression: what was sent is what is read.
+    async with aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+    ) as session:
+        yield HttpClient(session, key=key, network=network, clock=clock, dice=dice, limits=limits)
+
+
+def _trust(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except (OSError, ssl.SSLError) as error:
+        raise LocalError(f"cannot use the TLS authority {authority}: {error}") from None

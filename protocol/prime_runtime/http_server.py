@@ -1,0 +1,269 @@
+"""Signed HTTP, the answering side: one POST route for each kind, envelope in, envelope out.
+
+In this order, cheapest first: rate by address, place inside, size and deadline, signature, clock, rate by sender,
+replay, message, handler. What the messages mean is the handlers' business.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.constants import PROBLEM_CHARS_MAX
+from prime_protocol.envelope import Envelope, ReplayGuard, check_time, open_envelope
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.exchange import REFUSAL, REPLY, Endpoint, Refusal, RefusalCode, seal_reply
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.signing import WalletKey
+from prime_runtime.clock import Clock
+from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE, STATUS, RefuseRequest, get_address, read_body
+from prime_runtime.http_limits import ServerLimits
+from prime_runtime.http_listener import ListenConfig, Listener
+from prime_runtime.metrics import RequestMetrics
+from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
+from prime_runtime.redaction import escape
+from prime_runtime.sequence import Sequence
+
+log = logging.getLogger(__name__)
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+KEYS_MAX = 100_000
+"""Addresses or senders whose rate is remembered: about 20 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, with the frame that proves it."""
+
+    sender: NodeId
+    run: RunId | None
+    frame: bytes
+    digest: Digest
+
+
+Handler = Callable[[Caller, Q], Awaitable[R]]
+
+
+class HttpServer:
+    """Routes, limits and life of one listening program. Other routes (pages, metrics) go to `app` before `start`."""
+
+    def __init__(
+        self,
+        key: WalletKey,
+        network: NetworkId,
+        *,
+        clock: Clock,
+        limits: ServerLimits,
+        metrics: RequestMetrics | None = None,
+        sequence: Sequence | None = None,
+    ) -> None:
+        self.app = web.Application()
+        self._key = key
+        self._network = network
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._sequence = sequence or Sequence()
+        self._guard = ReplayGuard(since_ms=clock.now_ms())
+        self._gate = Gate(total_max=limits.requests_max, key_max=limits.requests_per_address_max)
+        self._addresses = TokenBuckets(
+            Rate(per_second=limits.address_rate, burst=limits.address_burst), keys_max=KEYS_MAX
+        )
+        self._senders = TokenBuckets(Rate(per_second=limits.sender_rate, burst=limits.sender_burst), keys_max=KEYS_MAX)
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
+
+    def add(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R]) -> None:
+        """Serve one kind."""
+
+        async def answer(request: web.Request) -> web.Response:
+            return await self._answer(endpoint, handler, request)
+
+        self.app.router.add_post(endpoint.path, answer)
+
+    async def start(self, listen: ListenConfig) -> int:
+        """Bind, serve, and tell the port."""
+        self._runner = web.AppRunner(
+            self.app,
+            handle_signals=False,
+            access_log=None,
+            auto_decompress=False,  # a small body must not become a large one
+            keepalive_timeout=self._limits.idle_ms / 1000,
+            lingering_time=1.0,
+            shutdown_timeout=1.0,
+        )
+        await self._runner.setup()
+        try:
+            self._listener = Listener(self._runner, listen, connections_max=self._limits.connections_max)
+            await self._listener.start()
+        except LocalError:
+            await self._runner.cleanup()
+            raise
+        log.info("listening on %s", self._listener.name, extra={"port": self._listener.port})
+        return self._listener.port
+
+    async def stop(self) -> None:
+        """Take nothing new, let open requests end, then close. A second call does nothing."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        assert self._runner is not None, "stopped before it started"
+        assert self._listener is not None, "stopped before it started"
+        await self._listener.stop()
+        try:
+            async with asyncio.timeout(self._limits.drain_ms / 1000):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("stopping with %d requests still open", len(self._gate))
+        await self._runner.cleanup()
+
+    async def _answer(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request) -> web.Response:
+        started_ms = self._clock.monotonic_ms()
+        origin = address_group(get_address(request, self._limits.trusted_proxies))
+        try:
+            self._admit(origin, started_ms)
+        except RefuseRequest as refuse:
+            response = self._refuse_unsigned(refuse)
+        else:
+            try:
+                response = await self._exchange(endpoint, handler, request)
+            finally:
+                self._leave(origin)
+        if self._metrics:
+            self._metrics.observe(endpoint.kind, response.status, self._clock.monotonic_ms() - started_ms)
+        return response
+
+    def _admit(self, origin: str, now_ms: int) -> None:
+        if self._is_draining:
+            raise RefuseRequest(RefusalCode.OVERLOADED, "", "this server is stopping", retry_after_ms=1000)
+        if wait_ms := self._addresses.take(origin, now_ms):
+            raise RefuseRequest(RefusalCode.RATE_LIMITED, "", "too many from your address", retry_after_ms=wait_ms)
+        if not self._gate.enter(origin):
+            raise RefuseRequest(RefusalCode.OVERLOADED, "", "too many at once", retry_after_ms=1000)
+        self._idle.clear()
+        if self._metrics:
+            self._metrics.open.set(len(self._gate))
+
+    def _leave(self, origin: str) -> None:
+        self._gate.leave(origin)
+        if not len(self._gate):
+            self._idle.set()
+        if self._metrics:
+            self._metrics.open.set(len(self._gate))
+
+    async def _exchange(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request) -> web.Response:
+        limits = self._limits
+        try:
+            frame = await read_body(request, bytes_max=limits.body_bytes_max, read_ms=limits.read_ms, clock=self._clock)
+        except RefuseRequest as refuse:
+            response = self._refuse_unsigned(refuse)
+            response.force_close()
+            return response
+        try:
+            body = await self._handle(endpoint, handler, frame)
+        except RefuseRequest as refuse:
+            return self._refuse(endpoint, frame, refuse)
+        except RemoteError as error:
+            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.MALFORMED, error.field, error.problem))
+        except TimeoutError:
+            problem = f"was not done within {limits.handle_ms} ms"
+            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.TIMED_OUT, "", problem))
+        except Exception:  # boundary: one request's bug must not stop the server, nor show its insides
+            incident = secrets.token_hex(6)
+            log.exception("incident %s while handling %s", incident, endpoint.kind)
+            problem = f"an error on the server's side, incident {incident}"
+            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.INTERNAL, "", problem))
+        return self._sealed(200, endpoint.kind + REPLY, body, frame)
+
+    async def _handle(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes) -> bytes:
+        envelope = self._open(endpoint, frame)
+        letter = envelope.letter
+        message = decode(endpoint.request, letter.body)
+        async with asyncio.timeout(self._limits.handle_ms / 1000):
+            reply = await handler(Caller(letter.sender, letter.run, frame, envelope.digest), message)
+        assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
+        return encode(reply)
+
+    def _open(self, endpoint: Endpoint[Any, Any], frame: bytes) -> Envelope:
+        """From bytes to an envelope that is authentic, for this route, in time, and new."""
+        now_ms = self._clock.now_ms()
+        try:
+            envelope = open_envelope(frame, network=self._network)
+        except RemoteError as error:
+            is_foreign = error.field in ("signature", "Letter.sender", "Letter.network")
+            code = RefusalCode.UNAUTHENTIC if is_foreign else RefusalCode.MALFORMED
+            raise RefuseRequest(code, error.field, error.problem) from None
+        letter = envelope.letter
+        if letter.kind != endpoint.kind:
+            raise RefuseRequest(RefusalCode.MALFORMED, "Letter.kind", f"is {letter.kind}, this is {endpoint.path}")
+        try:
+            check_time(letter, now_ms)
+        except RemoteError as error:
+            raise RefuseRequest(RefusalCode.CLOCK, error.field, error.problem) from None
+        if wait_ms := self._senders.take(letter.sender, self._clock.monotonic_ms()):
+            raise RefuseRequest(RefusalCode.RATE_LIMITED, "", "too many from your key", retry_after_ms=wait_ms)
+        self._remember(envelope, now_ms)
+        return envelope
+
+    def _remember(self, envelope: Envelope, now_ms: int) -> None:
+        codes = {
+            "Letter.sequence": (RefusalCode.REPLAYED, 0),
+            "Letter.issued_at_ms": (RefusalCode.RESTARTED, 100),
+            "Letter.sender": (RefusalCode.RATE_LIMITED, 10_000),
+        }
+        try:
+            self._guard.admit(envelope.letter, now_ms)
+        except RemoteError as error:
+            code, retry_after_ms = codes[error.field]
+            raise RefuseRequest(code, error.field, error.problem, retry_after_ms=retry_after_ms) from None
+
+    def _refuse(self, endpoint: Endpoint[Any, Any], frame: bytes, refuse: RefuseRequest) -> web.Response:
+        """A refusal of a request that was read whole: signed, and bound to it."""
+        response = self._sealed(STATUS[refuse.code], endpoint.kind + REFUSAL, encode(self._refusal(refuse)), frame)
+        _set_retry_after(response, refuse)
+        return response
+
+    def _refuse_unsigned(self, refuse: RefuseRequest) -> web.Response:
+        """A refusal before the request was read: there is nothing to bind it to, and it must cost little."""
+        body = encode(self._refusal(refuse))
+        response = web.Response(status=STATUS[refuse.code], body=body, content_type=REFUSAL_TYPE)
+        _set_retry_after(response, refuse)
+        return response
+
+    def _refusal(self, refuse: RefuseRequest) -> Refusal:
+        return Refusal(
+            code=refuse.code,
+            field=escape(refuse.field)[:PROBLEM_CHARS_MAX],
+            problem=escape(refuse.problem)[:PROBLEM_CHARS_MAX] or refuse.code,
+            retry_after_ms=refuse.retry_after_ms,
+            now_ms=self._clock.now_ms(),
+        )
+
+    def _sealed(self, status: int, kind: str, body: bytes, frame: bytes) -> web.Response:
+        now_ms = self._clock.now_ms()
+        reply = seal_reply(
+            self._key,
+            kind=kind,
+            body=body,
+            request=Digest(sha256(frame).digest()),
+            network=self._network,
+            run=None,
+            sequence=self._sequence.next(now_ms),
+            now_ms=now_ms,
+        )
+        return web.Response(status=status, body=reply, content_type=ENVELOPE_TYPE)
+
+
+def _set_retry_after(response: web.Response, refuse: RefuseRequest) -> None:
+    if refuse.retry_after_ms:
+        response.headers["Retry-After"] = str(-(-refuse.retry_after_ms // 1000))

@@ -1,0 +1,138 @@
+"""The three commands as a user types them: real processes, real files, and what they say when something is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+COMMANDS = ["prime-node", "prime-coordinator", "prime-trainer"]
+HELP_SECONDS_MAX = 0.4
+HEAVY = {"torch", "transformers", "vllm", "web3", "libp2p", "numpy", "pyarrow", "aiohttp"}
+
+
+def run(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / words[0]), *map(str, words[1:])]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_there_at_once_and_imports_nothing_heavy(name: str) -> None:
+    package = name.replace("-", "_")
+    script = (
+        f"import sys; from {package}.cli import parse_args\n"
+        "try: parse_args(['--help'])\nexcept SystemExit: pass\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
+    )
+    seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "usage: " + name in seen.stdout
+    assert not HEAVY & set(seen.stderr.split())
+    cpu = []
+    for _ in range(3):
+        before = os.times()
+        assert run(name, "--help").returncode == 0
+        after = os.times()
+        cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(cpu) < HELP_SECONDS_MAX
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_command_line_exits_2_and_shows_the_usage(name: str) -> None:
+    done = run(name, "no-such-thing")
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
+
+
+def test_key_is_made_shown_and_never_overwritten(tmp_path: Path) -> None:
+    password, key = tmp_path / "password", tmp_path / "key.json"
+    password.write_text("correct horse\n")
+    made = run("prime-node", "keys", "new", "--out", key, "--password-file", password)
+    assert made.returncode == 0, made.stderr
+    assert key.stat().st_mode & 0o777 == 0o600
+    shown = run("prime-node", "keys", "show", key, "--password-file", password)
+    assert shown.stdout.splitlines() == made.stdout.splitlines()[:2]
+    before = key.read_bytes()
+    again = run("prime-node", "keys", "new", "--out", key, "--password-file", password)
+    assert again.returncode == 1
+    assert "exists and is kept" in again.stderr
+    assert key.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "hint"),
+    [
+        (lambda text: text.replace('"version": 3', '"version": 9'), "only version 3"),
+        (lambda text: text[: len(text) // 2], "damaged"),
+        (lambda text: "", "damaged"),
+        (lambda text: text.replace('"mac": "', '"mac": "00'), "wrong password, or"),
+    ],
+)
+def test_damaged_key_file_is_told_and_left_alone(tmp_path: Path, damage, hint: str) -> None:
+    password, key = tmp_path / "password", tmp_path / "key.json"
+    password.write_text("pw")
+    run("prime-node", "keys", "new", "--out", key, "--password-file", password)
+    key.write_text(damage(key.read_text()))
+    shown = run("prime-node", "keys", "show", key, "--password-file", password)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert hint in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["prime-node", "keys", "show", "absent.json", "--password-file", "absent"], "cannot read the password file"),
+        (
+            ["prime-node", "keys", "new", "--out", "absent/key.json", "--password-file", "/dev/null"],
+            "password is empty",
+        ),
+        (["prime-coordinator", "log", "verify", "absent"], "is this a complete copy of a log?"),
+        (["prime-trainer", "weights", "root", "absent"], "neither a safetensors file nor a folder"),
+    ],
+)
+def test_missing_input_is_one_clear_line(words: list[str], hint: str) -> None:
+    done = run(*words)
+    assert done.returncode == 1
+    assert hint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def write_checkpoint(path: Path, values: dict[str, list[float]]) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({name: np.array(row, dtype=np.float32) for name, row in values.items()}, path)
+
+
+def test_delta_between_two_checkpoints_patches_to_the_same_root(tmp_path: Path) -> None:
+    old, new, delta, out = (
+        tmp_path / name for name in ("old.safetensors", "new.safetensors", "delta", "out.safetensors")
+    )
+    write_checkpoint(old, {"a": [0.0] * 1000, "b": [1.0] * 10})
+    write_checkpoint(new, {"a": [0.0] * 999 + [3.0], "b": [1.0] * 10})
+    diff = run("prime-trainer", "weights", "diff", old, new, "--out", delta)
+    assert diff.returncode == 0, diff.stderr
+    patched = run("prime-trainer", "weights", "patch", old, delta, "--out", out)
+    assert patched.returncode == 0, patched.stderr
+    roots = {run("prime-trainer", "weights", "root", path).stdout.strip() for path in (new, out)}
+    assert roots == {patched.stdout.split()[-1]}
+    assert out.read_bytes() == new.read_bytes()
+
+
+def test_delta_on_the_wrong_base_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    old, new, delta, out = (
+        tmp_path / name for name in ("old.safetensors", "new.safetensors", "delta", "out.safetensors")
+    )
+    write_checkpoint(old, {"a": [0.0] * 1000})
+    write_checkpoint(new, {"a": [0.0] * 999 + [3.0]})
+    run("prime-trainer", "weights", "diff", old, new, "--out", delta)
+    wrong = run("prime-trainer", "weights", "patch", new, delta, "--out", out)
+    assert wrong.returncode == 3
+    assert "base:" in wrong.stderr
+    damaged = bytearray((delta / "weights.delta").read_bytes())
+    damaged[-1] ^= 1
+    (delta / "weights.delta").write_bytes(damaged)
+    assert "shards[0].digest" in run("prime-trainer", "weights", "patch", old, delta, "--out", out).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["delta", "new.safetensors", "old.safetensors"]

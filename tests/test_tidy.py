@@ -1,0 +1,135 @@
+"""The house style, as far as a machine can check it: each check is a generator from a parsed file to complaints."""
+
+import ast
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protocol", "node", "coordinator", "trainer")
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 50
+EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "base"}
+UNFINISHED = ("TODO", "FIXME", "XXX", "NotImplementedError")
+LONG_FUNCTIONS: set[str] = set()
+"""Named exceptions to the length of a function, as path::name, each with its reason beside it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files in the repository, those not committed yet included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return sorted(name for name in set(names) if (ROOT / name).is_file())
+
+
+SOURCES = [name for name in tracked("*.py") if name.startswith(PACKAGES)]
+SCRIPTS = [name for name in tracked("*.py") if not name.startswith(PACKAGES)]
+
+
+def load(name: str) -> Source:
+    text = (ROOT / name).read_text()
+    return Source(name, text, ast.parse(text))
+
+
+def has_docstring(source: Source) -> Iterator[str]:
+    if source.text.strip() and not ast.get_docstring(source.tree):
+        yield "opens with no docstring that says what lives here"
+
+
+def broad_handlers_are_marked(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        names = [name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)] if node.type else ["everything"]
+        is_broad = {"Exception", "BaseException", "everything"} & set(names)
+        if is_broad and "# boundary:" not in source.lines[node.lineno - 1]:
+            yield f"line {node.lineno}: catches {', '.join(names)} without a '# boundary: why' comment"
+
+
+def name_says_something(source: Source) -> Iterator[str]:
+    if Path(source.path).stem in EMPTY_NAMES:
+        yield "is named after nothing in the glossary"
+
+
+def file_is_short(source: Source) -> Iterator[str]:
+    if len(source.lines) > FILE_LINES_MAX:
+        yield f"has {len(source.lines)} lines, the limit is {FILE_LINES_MAX}: split by noun"
+
+
+def functions_fit_a_screen(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.end_lineno is None:
+            continue
+        length = node.end_lineno - node.lineno + 1
+        if length > FUNCTION_LINES_MAX and f"{source.path}::{node.name}" not in LONG_FUNCTIONS:
+            yield f"line {node.lineno}: {node.name} has {length} lines, the limit is {FUNCTION_LINES_MAX}"
+
+
+def nothing_is_unfinished(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.lines, 1):
+        if any(mark in line for mark in UNFINISHED):
+            yield f"line {number}: marks unfinished work"
+
+
+def environment_is_read_in_one_place(source: Source) -> Iterator[str]:
+    """Only a command's cli.py reads the environment; everything else is handed its configuration."""
+    for node in ast.walk(source.tree):
+        is_read = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+        if is_read and Path(source.path).name != "cli.py":
+            yield f"line {node.lineno}: reads the environment"
+
+
+CHECKS: list[Callable[[Source], Iterator[str]]] = [
+    has_docstring,
+    broad_handlers_are_marked,
+    name_says_something,
+    file_is_short,
+    functions_fit_a_screen,
+    nothing_is_unfinished,
+    environment_is_read_in_one_place,
+]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_file_keeps_the_style(name: str) -> None:
+    source = load(name)
+    complaints = [f"{name}: {complaint}" for check in CHECKS for complaint in check(source)]
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_test_or_bench_file_says_what_it_is_and_catches_narrowly(name: str) -> None:
+    source = load(name)
+    complaints = [f"{name}: {c}" for check in (has_docstring, name_says_something) for c in check(source)]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_no_tracked_file_names_a_folder_of_one_machine() -> None:
+    hits = [
+        name
+        for name in tracked()
+        if any(mark in (ROOT / name).read_bytes() for mark in (b"/ro" + b"ot/", b"/wo" + b"rk/"))
+    ]
+    assert not hits, hits
+
+
+def test_every_decision_and_protocol_page_is_in_the_reading_order() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    missing = [
+        name for name in tracked("docs/*.md") if name != "docs/README.md" and name.removeprefix("docs/") not in index
+    ]
+    assert not missing, f"docs/README.md does not lead to {missing}"

@@ -1,0 +1,94 @@
+"""The rollout root moves with every field of every row and of the header, and a single row can be proven."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_examples import HEADER, rollouts
+
+from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.merkle import leaf_hash, node_hash
+from prime_protocol.rollout_root import header_digest, rollout_leaf, rollout_leaves, rollout_root
+from prime_protocol.rollouts import Finish, Rollout, RolloutFile, RolloutHeader
+
+OTHER_ROW: dict[str, Any] = {
+    "slot": 99,
+    "sample": 9,
+    "task": 1,
+    "temperature": 0.5,
+    "target_length": None,
+    "finish": Finish.EOS,
+    "prompt_tokens": np.array([1], np.int32),
+    "output_tokens": np.array([1], np.int32),
+    "output_logprobs": np.array([-0.25], np.float32),
+    "proofs": b"",
+}
+OTHER_HEADER: dict[str, Any] = {
+    "run": RunId("other"),
+    "step": 8,
+    "checkpoint_root": Digest(bytes(32)),
+    "lease": 42,
+    "node": NodeId(bytes(20)),
+}
+
+
+def root(header: RolloutHeader, rows: list[Rollout]) -> Digest:
+    return rollout_root(RolloutFile(header, tuple(rows)))
+
+
+def test_every_field_is_listed_here() -> None:
+    assert set(OTHER_ROW) == {field.name for field in fields(Rollout)}
+    assert set(OTHER_HEADER) == {field.name for field in fields(RolloutHeader)}
+
+
+@pytest.mark.parametrize("name", OTHER_ROW)
+def test_every_field_of_a_row_moves_the_root(name: str) -> None:
+    rows = rollouts()
+    before = root(HEADER, rows)
+    rows[4] = replace(rows[4], **{name: OTHER_ROW[name]})
+    assert root(HEADER, rows) != before
+
+
+@pytest.mark.parametrize("name", OTHER_HEADER)
+def test_every_field_of_the_header_moves_every_leaf(name: str) -> None:
+    other = replace(HEADER, **{name: OTHER_HEADER[name]})
+    pairs = zip(rollout_leaves(HEADER, rollouts()), rollout_leaves(other, rollouts()), strict=True)
+    assert all(leaf != moved for leaf, moved in pairs)
+
+
+def test_order_and_number_of_rows_move_the_root() -> None:
+    rows = rollouts()
+    roots = {root(HEADER, rows), root(HEADER, rows[::-1]), root(HEADER, rows[:-1]), root(HEADER, [*rows, rows[0]])}
+    assert len(roots) == 4
+
+
+def test_signed_zero_moves_the_root() -> None:
+    rows = [replace(rollouts()[0], output_logprobs=np.array([zero], np.float32)) for zero in (0.0, -0.0)]
+    assert root(HEADER, rows[:1]) != root(HEADER, rows[1:])
+
+
+def test_root_of_two_rows_is_their_leaves_node() -> None:
+    first, second = rollouts()[:2]
+    bound = header_digest(HEADER)
+    assert root(HEADER, [first, second]) == node_hash(rollout_leaf(bound, first), rollout_leaf(bound, second))
+
+
+def test_leaf_is_these_bytes() -> None:
+    row = replace(rollouts()[0], **OTHER_ROW)
+    parts = [
+        b"prime-swarm/rollout/1",
+        header_digest(HEADER),
+        (99).to_bytes(8, "big"),
+        (9).to_bytes(8, "big"),
+        (1).to_bytes(8, "big"),
+        bytes.fromhex("3fe0000000000000"),
+        b"",
+        b"\x00",
+        bytes.fromhex("01000000"),
+        bytes.fromhex("01000000"),
+        bytes.fromhex("000080be"),
+        b"",
+    ]
+    wanted = leaf_hash(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+    assert rollout_leaf(header_digest(HEADER), row) == wanted
