@@ -11,7 +11,7 @@ help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
 demo: $(READY)  ## follow one step of a run through the protocol, end to end
-	@.venv/bin/python tests/integration/one_step.py
+	@PYTHONPATH=tests .venv/bin/python tests/integration/one_step.py
 
 test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
 	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered

@@ -1,9 +1,12 @@
 """Honest rollout files for tests, and the ways to bend one."""
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
 from prime_protocol.rollout_file import write_rollouts
@@ -92,3 +95,8 @@ def with_page(name: str, body: bytes, values: int | None = None) -> bytes:
     pages = pages_of(honest_file())
     pages[name] = (pages[name][0] if values is None else values, body)
     return assemble(pages)
+
+
+def pyarrow_table(data: bytes) -> pa.Table:
+    """What pyarrow reads. With pre_buffer, version 26.0.1 was seen to abort the process at exit."""
+    return pq.ParquetFile(io.BytesIO(data), pre_buffer=False).read(use_threads=False)

@@ -288,7 +288,7 @@ TASK_PARAMETER_CHARS_MAX = 80
 """Longest name or value of one parameter. A SHA-256 digest in hex has 66."""
 
 TASKS_MAX = 2**32
-"""Most tasks in a set. The slot permutation works on 32-bit numbers."""
+"""Most tasks in a set: an index fits 32 bits. The largest public set has under 300,000."""
 
 DIGITS_MAX = 18
 """Most digits of a number in the arithmetic and sorting families: both operands fit 64 bits."""
@@ -350,6 +350,7 @@ CODE_WALL_MS = 30_000
 CODE_OUTPUT_BYTES = 16 * 2**20
 """Most bytes that the answers to all unit tests of one program may have."""
 
+assert TASKS_MAX <= PERMUTATION_SIZE_MAX, "every task must be reachable by a slot"
 assert JOB_WALL_MS >= 2_000 * JOB_CPU_S, "the CPU limit must be reached first on a machine that is half busy"
 assert CODE_WALL_MS >= 2_000 * TEST_CPU_S, "a test must be able to use its CPU time"
 assert DATASET_LINE_BYTES_MAX * 6 <= CODE_OUTPUT_BYTES, "the expected answers, escaped, must fit the output"

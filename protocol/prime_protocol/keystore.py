@@ -75,6 +75,8 @@ def _derive(password: str, name: str, params: dict[str, Any]) -> bytes:
         memory = 128 * n * r * p
         if not 0 < memory <= KEYSTORE_SCRYPT_MEMORY_BYTES_MAX:
             raise ValueError(f"scrypt with n={n} r={r} p={p} is out of bounds")
+        if n.bit_length() > 16 * r:  # the bound of RFC 7914, which OpenSSL keeps and some old wallets did not
+            raise LocalError(f"scrypt with n={n} r={r} cannot be computed here; have the wallet that wrote it export anew")
         return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, dklen=32, maxmem=2 * memory + 2**20)
     rounds = int(params["c"])
     if name != "pbkdf2" or params["prf"] != "hmac-sha256" or not 0 < rounds <= KEYSTORE_PBKDF2_ROUNDS_MAX:

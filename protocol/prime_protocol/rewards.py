@@ -101,9 +101,7 @@ def return_pool(state: State, turn: Turn, entry: PoolReturned) -> None:
     run, name = state.run(turn), turn.run_name()
     unpaid = [number for number, step in run.steps.items() if not step.paid]
     if run.status is not RunStatus.CLOSED or unpaid or run.slashes:
-        raise RemoteError(
-            "run", f"is {run.status}, with {len(unpaid)} steps unpaid and {len(run.slashes)} slashes open"
-        )
+        raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {len(run.slashes)} slashes open")
     if not run.funded[turn.author]:
         raise RemoteError("sender", f"{turn.author} has nothing left in the pool")
     amount_nano = state.books.pools[name] * run.funded[turn.author] // run.funded.total()

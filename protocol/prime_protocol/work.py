@@ -1,6 +1,6 @@
 """Rules for entries about runs and work: terms, checkpoints, leases and submissions.
 
-Each checks everything first, then changes the state. Who judges the work is in judgement.py, what it earns in rewards.py.
+Each checks everything first, then changes the state. Who judges work is in judgement.py, what it earns in rewards.py.
 """
 
 from prime_protocol.constants import LEASE_MS_MAX, ROUNDS_MAX
@@ -137,7 +137,7 @@ def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
     if entry.step < oldest:
         raise RemoteError("step", f"is {entry.step}, the oldest still wanted is {oldest}")
     step = run.steps.get(entry.step, StepState(run.terms))
-    if entry.first_slot < 0 or entry.first_slot + entry.slots > step.terms.slots_per_step:
+    if entry.first_slot + entry.slots > step.terms.slots_per_step:
         raise RemoteError("first_slot", f"the step has slots 0 to {step.terms.slots_per_step - 1}")
     if step.paid:
         raise RemoteError("step", f"{entry.step} was paid out")

@@ -41,10 +41,12 @@ class Listener(web.BaseSite):
 
     @property
     def name(self) -> str:
-        return f"{'https' if self._ssl_context else 'http'}://{self._config.host}:{self._config.port}"
+        port = self.port if self._server else self._config.port
+        return f"{'https' if self._ssl_context else 'http'}://{self._config.host}:{port}"
 
     @property
     def port(self) -> int:
+        """The port that was bound, also when any was asked for."""
         server = cast(asyncio.Server, self._server)
         return int(server.sockets[0].getsockname()[1])
 

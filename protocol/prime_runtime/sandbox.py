@@ -123,3 +123,9 @@ class Sandbox:
                 await zygote.close()
             self.zygotes[prepare] = await start_zygote(prepare)
             return self.zygotes[prepare]
+
+
+async def capabilities() -> Capabilities:
+    """Which walls stand on this machine, for a report. Starts and ends a sandbox."""
+    async with Sandbox(require=frozenset()) as sandbox:
+        return await sandbox.capabilities()

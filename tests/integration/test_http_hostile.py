@@ -193,6 +193,32 @@ async def test_bytes_that_are_not_http_do_no_harm(data: bytes) -> None:
         await assert_alive(server)
 
 
+async def test_a_body_that_breaks_off_frees_its_place_and_makes_no_noise(caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST {DOUBLE.path} HTTP/1.1\r\nHost: x\r\n"
+    # A broken chunk is not reported by the HTTP parser; the read deadline ends it.
+    async with running_server(requests_max=1, read_ms=50) as (made, server):
+        chunked = f"{head}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".encode()
+        port = int(server.url.rpartition(":")[2])
+        for start, rest in [
+            (chunked, b"ZZ\r\n"),
+            (chunked, None),
+            (f"{head}Content-Length: 9\r\n\r\nab".encode(), None),
+        ]:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            while not len(made._gate):
+                await asyncio.sleep(0)
+            if rest:
+                writer.write(rest)
+            else:
+                writer.transport.abort()
+            while len(made._gate):
+                await asyncio.sleep(0)
+            writer.close()
+        await assert_alive(server)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_compressed_body_is_not_unpacked() -> None:
     bomb = gzip.compress(b"\x00" * 10_000_000)
     async with running_server() as (_, server):

@@ -34,6 +34,7 @@ from prime_runtime.http_limits import ServerLimits
 from prime_runtime.http_listener import ListenConfig
 from prime_runtime.http_server import Caller, HttpServer
 from prime_runtime.metrics import Metrics, RequestMetrics
+from prime_runtime.settings import ConfigError
 
 
 async def test_a_call_is_answered_and_both_frames_prove_it() -> None:
@@ -315,3 +316,8 @@ async def test_a_taken_port_and_a_foreign_address_are_explained() -> None:
 def test_a_url_that_is_no_server_is_refused(url: str) -> None:
     with pytest.raises(LocalError, match=r"URL"):
         Server(url, SERVER_KEY.node)
+
+
+def test_a_certificate_without_its_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        ListenConfig(tls_key=Path("key.pem"))

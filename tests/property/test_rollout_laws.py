@@ -1,11 +1,9 @@
 """Laws of the rollout file: it reads back, it has one encoding, and pyarrow agrees."""
 
-import io
-
 import numpy as np
-import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollout_examples import pyarrow_table
 
 from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
 from prime_protocol.rollout_file import read_rollouts, write_rollouts
@@ -67,7 +65,7 @@ def test_a_file_reads_back_to_the_same_bytes_and_root(
     assert file.header == header
     assert write_rollouts(file.header, file.rows) == encoded
     assert rollout_root(file) == rollout_root(RolloutFile(header, tuple(rows)))
-    table = pq.read_table(io.BytesIO(encoded))
+    table = pyarrow_table(encoded)
     assert table["output_tokens"].to_pylist() == [row.output_tokens.tolist() for row in rows]
     assert table["temperature"].to_pylist() == [row.temperature for row in rows]
     assert table["proofs"].to_pylist() == [row.proofs for row in rows]

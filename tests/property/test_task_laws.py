@@ -11,17 +11,19 @@ from prime_protocol.tasks.python_code import is_same_result, is_same_text
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 
+REWARDS = st.sampled_from(["exact", "shaped"])
+SEEDS = st.integers(0, 99)
 SPECS = st.one_of(
-    st.builds("sort-digits?digits={}&reward={}&seed={}".format, st.integers(2, 18), REWARD := st.sampled_from(["exact", "shaped"]), SEED := st.integers(0, 99)),
+    st.builds("sort-digits?digits={}&reward={}&seed={}".format, st.integers(2, 18), REWARDS, SEEDS),
     st.builds(
         "arithmetic?digits={}&operation={}&padded={}&reward={}&seed={}".format,
         st.integers(1, 18),
         st.sampled_from(["add", "subtract", "multiply"]),
         st.sampled_from(["yes", "no"]),
-        REWARD,
-        SEED,
+        REWARDS,
+        SEEDS,
     ),
-)  # fmt: skip
+)
 PIECES = st.sampled_from(
     ["\\boxed{", "{", "}", "\\", "```python\n", "```\n", "<answer>", "</answer>", "</think>", "1", "\n"]
 )

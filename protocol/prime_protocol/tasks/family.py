@@ -122,12 +122,10 @@ class Family(Protocol):
 
 def grade_failure(outcome: SandboxOutcome) -> Grade | None:
     """The grade of a job that did not end well by itself; None if it did."""
-    match outcome.end:
-        case End.TIMEOUT:
-            return Grade(0.0, Reason.TIMEOUT)
-        case End.OUTPUT:
-            return Grade(0.0, Reason.OUTPUT)
-        case End.SIGNAL:
-            return Grade(0.0, Reason.TIMEOUT if outcome.code == constants.SIGNAL_CPU_TIME else Reason.CRASHED)
-        case End.EXIT:
-            return None if outcome.code == 0 else Grade(0.0, Reason.CRASHED)
+    if outcome.end is End.EXIT:
+        return None if outcome.code == 0 else Grade(0.0, Reason.CRASHED)
+    if outcome.end is End.OUTPUT:
+        return Grade(0.0, Reason.OUTPUT)
+    if outcome.end is End.SIGNAL and outcome.code != constants.SIGNAL_CPU_TIME:
+        return Grade(0.0, Reason.CRASHED)
+    return Grade(0.0, Reason.TIMEOUT)

@@ -183,7 +183,7 @@ def parse_score(result: bytes) -> float | None:
         score = float(result)
     except ValueError:
         return None
-    return score if score <= 1.0 else None
+    return score if 0.0 <= score <= 1.0 else None
 
 
 def parse_config(config: tuple[tuple[str, str], ...]) -> dict[str, int | bool | str]:

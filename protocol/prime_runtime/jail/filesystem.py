@@ -22,8 +22,10 @@ def enter_new_root(visible: list[str], work_bytes: int) -> None:
     """Replace the whole tree. What is not listed here cannot be named any more, by any path."""
     # Symbolic links are followed while the old tree is still in place; an absolute one would point into the new tree.
     sources = [(path, os.path.realpath(path)) for path in visible]
+    # The folders above what is shown can be passed through but not listed.
+    os.umask(0o066)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    syscalls.mount("tmpfs", MOUNT_POINT, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755,size=1m")
+    syscalls.mount("tmpfs", MOUNT_POINT, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=711,size=1m")
     os.mkdir(MOUNT_POINT + OLD)
     syscalls.pivot_root(MOUNT_POINT, MOUNT_POINT + OLD)
     os.chdir("/")
@@ -34,6 +36,7 @@ def enter_new_root(visible: list[str], work_bytes: int) -> None:
     os.mkdir(WORK)
     options = f"mode=777,size={work_bytes},nr_inodes={FILES_MAX}"
     syscalls.mount("tmpfs", WORK, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    os.umask(0o022)
     syscalls.unmount(OLD)
     os.rmdir(OLD)
     syscalls.set_mount_flags("/", MOUNT_ATTR_RDONLY, recursive=False)

@@ -93,8 +93,6 @@ def keep(pipes: Pipes, visible: tuple[str, ...]) -> NoReturn:
         os.setsid()
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         up = Walls(request.wanted)
-        if request.box.work and os.geteuid() == 0:
-            os.chown(request.box.work, request.box.uid, request.box.uid)
         walls.before_fork(up)
         watched, held = os.pipe()
         pid = os.fork()

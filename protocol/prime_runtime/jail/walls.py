@@ -111,10 +111,11 @@ def around_program(walls: Walls, box: Box) -> None:
 
 
 def become(uid: int) -> None:
-    """Give up root for an id that owns nothing. Inside a container with few ids, for nobody."""
+    """Give up root for an id that owns nothing but the folder we are in. Inside a container with few ids, for nobody."""
     os.setgroups([])
     for candidate in (uid, NOBODY):
         try:
+            os.chown(".", candidate, candidate)
             os.setresgid(candidate, candidate, candidate)
             os.setresuid(candidate, candidate, candidate)
             return

@@ -89,6 +89,12 @@ def test_images_of_two_indices_are_even_over_keys(size: int) -> None:
     assert_even([seen[pair] for pair in pairs])
 
 
+def test_inverse_undoes_every_small_permutation() -> None:
+    for size in range(1, 24):
+        permutation = KeyedPermutation(key(size), size)
+        assert [permutation.inverse(permutation[index]) for index in range(size)] == list(range(size))
+
+
 def test_image_of_an_index_is_even_over_a_large_range() -> None:
     seen = Counter(KeyedPermutation(key(number), 2**40)[12345] * 64 >> 40 for number in range(3000))
     assert_even([seen[cell] for cell in range(64)])

@@ -20,6 +20,7 @@ from rollout_examples import (
     bent_file,
     honest_file,
     pages_of,
+    pyarrow_table,
     rollout,
     rollouts,
     with_page,
@@ -30,7 +31,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Slot
 from prime_protocol.rollout_file import read_rollouts, write_rollouts
 from prime_protocol.rollout_layout import levels, varint
-from prime_protocol.rollout_root import rollout_root
+from prime_protocol.rollout_root import header_digest, rollout_leaves, rollout_root
 from prime_protocol.rollouts import RolloutLimits
 
 VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "rollouts.json").read_text())
@@ -46,6 +47,8 @@ def test_vector_agrees() -> None:
     data = base64.b64decode(VECTOR["file"])
     assert "0x" + sha256(data).hexdigest() == VECTOR["file_digest"]
     file = read_rollouts(data, RolloutLimits(**VECTOR["limits"]))
+    assert str(header_digest(file.header)) == VECTOR["header_digest"]
+    assert [str(leaf) for leaf in rollout_leaves(file.header, file.rows)] == VECTOR["leaves"]
     assert str(rollout_root(file)) == VECTOR["rollout_root"]
     assert [row.output_tokens.tolist() for row in file.rows] == VECTOR["output_tokens"]
     assert write_rollouts(file.header, file.rows) == data
@@ -68,7 +71,7 @@ def test_rows_that_were_read_cannot_be_changed() -> None:
 
 
 def test_pyarrow_reads_the_same_columns() -> None:
-    table = pq.read_table(io.BytesIO(honest_file()))
+    table = pyarrow_table(honest_file())
     assert table.schema.field("output_tokens").type == pa.list_(pa.field("element", pa.int32(), nullable=False))
     assert table.schema.field("output_logprobs").type == pa.list_(pa.field("element", pa.float32(), nullable=False))
     for row, got in zip(rollouts(), table.to_pylist(), strict=True):
@@ -83,12 +86,12 @@ def test_pyarrow_reads_the_same_columns() -> None:
 
 def test_pyarrow_reads_rows_past_every_varint_length() -> None:
     rows = [rollout(0, sample, prompt=1 + 130 * sample, output=1 + 20_000 * sample) for sample in range(3)]
-    table = pq.read_table(io.BytesIO(write_rollouts(HEADER, rows)))
+    table = pyarrow_table(write_rollouts(HEADER, rows))
     assert table["output_tokens"].to_pylist() == [row.output_tokens.tolist() for row in rows]
 
 
 def test_file_written_by_pyarrow_is_refused() -> None:
-    table = pq.read_table(io.BytesIO(honest_file()))
+    table = pyarrow_table(honest_file())
     for codec in ("none", "zstd"):
         sink = io.BytesIO()
         pq.write_table(table, sink, compression=codec, use_dictionary=False, write_statistics=False)
@@ -226,7 +229,7 @@ def test_bit_packed_levels_are_refused_though_parquet_allows_them() -> None:
     # Six lists of one element as one bit-packed group of eight levels.
     packed = b"\x02\0\0\0" + b"\x03\0" + b"\x02\0\0\0" + b"\x0c\1" + bytes(4 * 6)
     data = with_page("prompt_tokens", packed, values=6)
-    assert pq.read_table(io.BytesIO(data))["prompt_tokens"].to_pylist() == [[0]] * 6
+    assert pyarrow_table(data)["prompt_tokens"].to_pylist() == [[0]] * 6
     assert refusal(data).field.startswith("prompt_tokens")
 
 

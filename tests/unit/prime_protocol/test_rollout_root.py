@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rollout_examples import HEADER, rollouts
 
+from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId
-from prime_protocol.merkle import leaf_hash, node_hash
+from prime_protocol.merkle import Tree, inclusion_proof, leaf_hash, node_hash, verify_inclusion
 from prime_protocol.rollout_root import header_digest, rollout_leaf, rollout_leaves, rollout_root
 from prime_protocol.rollouts import Finish, Rollout, RolloutFile, RolloutHeader
 
@@ -72,6 +73,18 @@ def test_root_of_two_rows_is_their_leaves_node() -> None:
     first, second = rollouts()[:2]
     bound = header_digest(HEADER)
     assert root(HEADER, [first, second]) == node_hash(rollout_leaf(bound, first), rollout_leaf(bound, second))
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_one_row_is_proven_without_the_others(index: int) -> None:
+    rows = rollouts()
+    proof = inclusion_proof(index, 6, Tree(rollout_leaves(HEADER, rows)).get_node)
+    leaf = rollout_leaf(header_digest(HEADER), rows[index])
+    verify_inclusion(leaf, proof, index=index, size=6, root=root(HEADER, rows))
+    edited = replace(rows[index], output_tokens=rows[index].output_tokens + np.int32(1))
+    with pytest.raises(RemoteError, match="inclusion"):
+        leaf = rollout_leaf(header_digest(HEADER), edited)
+        verify_inclusion(leaf, proof, index=index, size=6, root=root(HEADER, rows))
 
 
 def test_leaf_is_these_bytes() -> None:

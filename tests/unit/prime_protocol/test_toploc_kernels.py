@@ -89,8 +89,8 @@ def pairs(selected: tuple[toploc_plain.Points, toploc_plain.Bits]) -> list[list[
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize(("chunks", "n"), [(2, 16), (1, 128), (2, 129), (3, 2048), (1, 8191), (5, 8192), (2, 40_003)])
 def test_every_variant_selects_the_same_values(distribution: str, chunks: int, n: int) -> None:
-    if distribution == "stubborn" and n > 8191:
-        pytest.skip("made for selection by partition")
+    if distribution == "stubborn" and n > 2048:
+        pytest.skip("made for selection by partition, and slow to make")
     rows = [make_bits(distribution, 10 + chunk, 1, n)[0] for chunk in range(chunks)]
     bits = np.stack(rows)
     expected = pairs(toploc_plain.select(bits))

@@ -76,7 +76,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "folder":
         return open_store(f"file://{tmp_path}/a%20b")
     endpoint = request.getfixturevalue("s3_endpoint")
-    bucket = f"bucket-{abs(hash(str(tmp_path)))}"
+    bucket = f"bucket-{sha256(bytes(tmp_path)).hexdigest()[:20]}"
     async with aiohttp.ClientSession() as session, session.put(f"{endpoint}/{bucket}") as made:
         assert made.status == 200
     return open_store(f"s3://{bucket}/deep/er", s3_config(endpoint))

@@ -1,0 +1,96 @@
+"""Hypothesis strategies for message types, built from their annotations as the codec reads them."""
+
+import types
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from prime_protocol.codec import HIDDEN, Range, Size
+from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX
+from prime_protocol.entries import OUTCOME_NUMBER, NodeRegistered, Outcome, VerdictGiven
+from prime_protocol.envelope import Letter
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import FixedBytes, Name
+from prime_protocol.receipts import Delegation
+from prime_protocol.terms import RunTerms
+
+ITEMS_SHOWN = 4
+CHARACTERS = st.characters(codec="utf-8").filter(lambda character: not HIDDEN.match(character))
+NAMES = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
+
+
+def values(annotation: Any, bound: Any = None) -> st.SearchStrategy[Any]:
+    """Values that a field with this annotation may hold, with the bounds themselves among them."""
+    if get_origin(annotation) is Annotated:
+        return values(*get_args(annotation))
+    if isinstance(annotation, NewType):
+        return values(annotation.__supertype__, bound or Range(0, 2**63 - 1))
+    if get_origin(annotation) in (Union, types.UnionType):
+        (inner,) = (option for option in get_args(annotation) if option is not type(None))
+        return st.none() | values(inner, bound)
+    if get_origin(annotation) is tuple:
+        size = bound or Size(0, ITEMS_SHOWN)
+        most = min(size.high, size.low + ITEMS_SHOWN)
+        return st.lists(values(get_args(annotation)[0]), min_size=size.low, max_size=most).map(tuple)
+    if is_dataclass(annotation):
+        return messages(annotation)
+    return scalars(annotation, bound)
+
+
+def scalars(annotation: Any, bound: Any) -> st.SearchStrategy[Any]:
+    if annotation is bool:
+        return st.booleans()
+    if annotation is int:
+        low, high = (bound.low, bound.high) if bound else (-(2**63), 2**64 - 1)
+        return st.integers(low, high) | st.sampled_from([low, high])
+    if annotation is float:
+        low, high = (bound.low, bound.high) if bound else (None, None)
+        return st.floats(low, high, allow_nan=False, allow_infinity=False)
+    if annotation is str:
+        size = bound or Size(0, 20)
+        return st.text(CHARACTERS, min_size=size.low, max_size=min(size.high, 20))
+    if annotation is bytes:
+        return st.binary(max_size=60)
+    if issubclass(annotation, FixedBytes):
+        return st.binary(min_size=annotation.SIZE, max_size=annotation.SIZE).map(annotation)
+    if issubclass(annotation, StrEnum):
+        return st.sampled_from(list(annotation))
+    assert issubclass(annotation, Name)
+    return NAMES.map(annotation)
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Any) -> Any:
+    """Messages of one type: rules that join fields are met by repair where a random draw would rarely meet them."""
+    hints = get_type_hints(kind, include_extras=True)
+    drawn = {field.name: draw(values(hints[field.name])) for field in fields(kind)}
+    try:
+        return kind(**REPAIRS.get(kind, lambda same: same)(drawn))
+    except RemoteError:
+        reject()
+
+
+def shorten_life(life_ms_max: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def repair(drawn: dict[str, Any]) -> dict[str, Any]:
+        issued_at_ms = min(drawn["issued_at_ms"], 2**63 - 1 - life_ms_max)
+        life_ms = drawn["expires_at_ms"] % life_ms_max + 1
+        return drawn | {"issued_at_ms": issued_at_ms, "expires_at_ms": issued_at_ms + life_ms}
+
+    return repair
+
+
+REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    Letter: shorten_life(ENVELOPE_LIFE_MS_MAX),
+    Delegation: shorten_life(DELEGATION_LIFE_MS_MAX),
+    NodeRegistered: lambda drawn: drawn | {"roles": tuple(sorted(set(drawn["roles"])))},
+    RunTerms: lambda drawn: drawn | {"slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"])},
+    VerdictGiven: lambda drawn: drawn | {"outcome": outcome_of(drawn["receipt"].outcome)},
+}
+
+
+def outcome_of(number: int) -> Outcome:
+    return next(outcome for outcome, known in OUTCOME_NUMBER.items() if known == number)

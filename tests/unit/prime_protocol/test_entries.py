@@ -1,0 +1,24 @@
+"""Entries that their own form refuses, before any rule is asked."""
+
+import pytest
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.entries import OUTCOME_NUMBER, NodeRegistered, Outcome, Role
+from prime_protocol.errors import RemoteError
+
+
+@pytest.mark.parametrize("roles", [(Role.WORKER, Role.RELAY), (Role.WORKER, Role.WORKER)])
+def test_roles_are_sorted_and_each_once(roles: tuple[Role, ...]) -> None:
+    with pytest.raises(RemoteError) as caught:
+        NodeRegistered(roles=roles, hardware="")
+    assert caught.value.field == "roles"
+
+
+def test_a_node_offers_something() -> None:
+    with pytest.raises(RemoteError) as caught:
+        decode(NodeRegistered, encode(NodeRegistered(roles=(), hardware="")))
+    assert caught.value.field == "NodeRegistered.roles"
+
+
+def test_every_outcome_has_its_number_for_contracts() -> None:
+    assert [OUTCOME_NUMBER[outcome] for outcome in Outcome] == [0, 1, 2]

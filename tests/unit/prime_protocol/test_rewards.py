@@ -1,0 +1,105 @@
+"""Rules about what work earns: credit and payout. Whole stories of it are in test_ledger_stories.py."""
+
+from dataclasses import replace
+
+import pytest
+from ledger_world import BOND, BUDGET, RUN, TERMS, World, digest
+
+from prime_protocol import entries as e
+from prime_protocol.entries import Outcome
+from prime_protocol.ids import Step
+
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+
+
+@pytest.fixture
+def world() -> World:
+    return World.started()
+
+
+def test_credit_needs_an_accepted_outcome(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    with world.refuses("submission"):
+        world.credit(name)
+    world.judge(name, ACCEPT, ACCEPT)
+    with world.refuses("submission"):
+        world.credit(name)  # decided, not settled
+    world.settle(name)
+    world.credit(name)
+    for outcome, slot in ((SOFT, 1), (HARD, 2)):
+        rejected = world.settled("bob", outcome, slot)
+        with world.refuses("submission"):
+            world.credit(rejected)
+
+
+def test_credit_is_given_once_and_for_the_tokens_there_are(world: World) -> None:
+    name = world.settled("ann", ACCEPT)
+    good = e.Credited(submission=name, units=20)
+    for units in (0, 19, 21):
+        with world.refuses("units"):
+            world.coordinate(replace(good, units=units))
+    world.coordinate(good)
+    with world.refuses("submission"):
+        world.coordinate(good)
+    with world.refuses("submission"):
+        world.coordinate(replace(good, submission=digest("nothing")))
+
+
+def test_a_step_is_paid_when_nothing_of_it_is_open(world: World) -> None:
+    with world.refuses("step"):
+        world.pay_out(0)  # no work
+    lease = world.lease("ann")
+    with world.refuses("step"):
+        world.pay_out(0)  # still worked on
+    world.publish()
+    with world.refuses("step"):
+        world.pay_out(0)  # an open lease
+    name = world.submit(lease)
+    with world.refuses("step"):
+        world.pay_out(0)  # an open submission
+    world.judge(name, ACCEPT, ACCEPT)
+    world.settle(name)
+    with world.refuses("step"):
+        world.pay_out(0)  # a credit to come
+    world.credit(name)
+    world.pay_out(0)
+    with world.refuses("step"):
+        world.pay_out(0)
+
+
+def test_a_cheater_is_not_spared_by_a_payout(world: World) -> None:
+    name = world.settled("ann", HARD)
+    world.publish()
+    with world.refuses("step"):
+        world.pay_out(0)
+    world.propose(name)
+    world.pay_out(0)
+
+
+def test_a_payout_takes_no_more_than_the_pool_has() -> None:
+    world = World.started(step_budget_nano=2000 * 10**9, audit_share=0)
+    name = world.settled("ann", ACCEPT)
+    world.credit(name)
+    world.publish()
+    world.pay_out(0)
+    assert world.balance("ann") == BOND + 1000 * 10**9
+    assert world.state.books.pools[RUN] == 0
+
+
+def test_what_nobody_earned_stays_in_the_pool(world: World) -> None:
+    before = world.state.books.pools[RUN]
+    world.write("ann", e.LeaseEnded(lease=world.lease("ann"), reason=""))
+    world.publish()
+    world.pay_out(0)
+    assert world.state.books.pools[RUN] == before
+    assert world.run.steps[Step(0)].paid
+
+
+def test_the_reward_goes_to_the_owner() -> None:
+    world = World.started(workers=[])
+    world.join("key", e.Role.WORKER, owner="owner")
+    world.credit(world.settled("key", ACCEPT))
+    world.publish()
+    world.pay_out(0)
+    assert world.balance("key") == 0
+    assert world.balance("owner") == BOND + BUDGET * (10_000 - TERMS.audit_share) // 10_000

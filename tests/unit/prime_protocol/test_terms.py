@@ -1,0 +1,38 @@
+"""The terms of a run hold together."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ledger_world import TERMS
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.constants import FLOP_PER_CONTEXT_TOKEN_MAX, FLOP_PER_TOKEN_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.terms import RunTerms
+
+
+def test_a_slash_is_no_more_than_the_least_stake() -> None:
+    replace(TERMS, slash_nano=TERMS.stake_min_nano)
+    with pytest.raises(RemoteError, match="slash_nano"):
+        replace(TERMS, slash_nano=TERMS.stake_min_nano + 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("quorum", 0),
+        ("quorum", 16),
+        ("slots_per_step", 0),
+        ("audit_floor", 0),
+        ("audit_share", 10_001),
+        ("temperature", -0.5),
+        ("model", ""),
+        ("units_per_token", FLOP_PER_TOKEN_MAX + 1),
+        ("units_per_context_token", FLOP_PER_CONTEXT_TOKEN_MAX + 1),
+    ],
+)
+def test_a_term_outside_its_range_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RemoteError) as caught:
+        decode(RunTerms, encode(replace(TERMS, **{field: value})))
+    assert caught.value.field == f"RunTerms.{field}"
