@@ -1,9 +1,10 @@
 """A small network whose log is real: keys by name, a clock that only moves when told, every entry signed and applied.
 
-`write` takes the way of a stranger: the entry is sealed, encoded as a record, and given to `Ledger.apply`. The other methods
-write the entry that their name says, with everything that follows from the books filled in.
+`write` takes the way of a stranger: the entry is sealed, encoded as a record, and given to `Ledger.apply`. The other
+methods write the entry that their name says, with everything that follows from the books filled in.
 """
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -140,9 +141,9 @@ class World:
     def submission(self, name: Digest) -> SubmissionState:
         return self.run.submissions[name]
 
-    def snapshot(self) -> str:
-        """All of the state as text, order of keys included: equal snapshots are equal states."""
-        return repr(self.state)
+    def snapshot(self) -> bytes:
+        """All of the state. For one world at two times; compare the states of two worlds with ==."""
+        return pickle.dumps(self.state)
 
     @contextmanager
     def refuses(self, field: str) -> Iterator[None]:
@@ -162,12 +163,12 @@ class World:
     def wait(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
 
-    def seal(self, author: str, entry: Any, run: RunId | None | str = "as the rule says", **letter: Any) -> bytes:
+    def seal(self, author: str, entry: Any, run: str | None = "as the rule says", **letter: Any) -> bytes:
         """A leaf by this author. `run` and further fields of the letter replace the honest ones."""
         self.sequences[author] += 1
         if run == "as the rule says":
             run = RUN if RULES[type(entry)].scope is Scope.RUN else None
-        honest = {
+        honest: dict[str, Any] = {
             "kind": type(entry).__name__,
             "body": encode(entry),
             "network": NETWORK,
@@ -178,7 +179,7 @@ class World:
         }
         return encode(e.Record(self.now_ms, seal(self.key(author), **honest | letter)))
 
-    def write(self, author: str, entry: Any, run: RunId | None | str = "as the rule says", **letter: Any) -> None:
+    def write(self, author: str, entry: Any, run: str | None = "as the rule says", **letter: Any) -> None:
         self.apply(self.seal(author, entry, run, **letter))
 
     def apply(self, leaf: bytes) -> None:
@@ -267,7 +268,7 @@ class World:
     def answer(self, lease: int, tokens: int = 0, /, **receipt: Any) -> e.Submitted:
         """What the lease's node would submit; fields of the receipt may be replaced before it is signed."""
         held = self.run.leases[lease]
-        honest = {
+        honest: dict[str, Any] = {
             "network": NETWORK,
             "run": RUN,
             "step": held.step,
@@ -292,9 +293,7 @@ class World:
 
     def credit(self, name: Digest) -> None:
         submission = self.submission(name)
-        self.coordinate(
-            e.Credited(submission=name, units=submission_units(self.run.terms_of(submission), submission))
-        )
+        self.coordinate(e.Credited(submission=name, units=submission_units(self.run.terms_of(submission), submission)))
 
     def pay_out(self, step: int) -> None:
         self.coordinate(e.PaidOut(step=Step(step)))
@@ -315,7 +314,7 @@ class World:
         return [self.names[node] for node in drawn]
 
     def opinion(self, validator: str, name: Digest, outcome: Outcome, /, **receipt: Any) -> e.VerdictGiven:
-        honest = {
+        honest: dict[str, Any] = {
             "network": NETWORK,
             "run": RUN,
             "submission": name,

@@ -14,6 +14,8 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 50
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "base"}
 UNFINISHED = ("TODO", "FIXME", "XXX", "NotImplementedError")
+LONG_FILES = {"protocol/prime_protocol/constants.py"}
+"""Every agreed number in one file is the point of that file."""
 LONG_FUNCTIONS: set[str] = set()
 """Named exceptions to the length of a function, as path::name, each with its reason beside it."""
 
@@ -66,7 +68,7 @@ def name_says_something(source: Source) -> Iterator[str]:
 
 
 def file_is_short(source: Source) -> Iterator[str]:
-    if len(source.lines) > FILE_LINES_MAX:
+    if len(source.lines) > FILE_LINES_MAX and source.path not in LONG_FILES:
         yield f"has {len(source.lines)} lines, the limit is {FILE_LINES_MAX}: split by noun"
 
 

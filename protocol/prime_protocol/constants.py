@@ -42,6 +42,9 @@ TEXT_CHARS_MAX = 1024
 ITEMS_MAX = 2**17
 """Most items in one list that names no bound of its own."""
 
+JSON_DEPTH_MAX = 64
+"""Deepest nesting of JSON that is read. Honest headers need 3, answers of programs rarely 5."""
+
 DEPTH_MAX = 8
 """Deepest nesting of a message type, checked when the type is first used. No type here needs more than 4."""
 
@@ -395,3 +398,30 @@ SUBMISSION_TOKENS_MAX = LEASE_SLOTS_MAX * SAMPLES_MAX * 2**20
 
 assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // UNIT_FLOP < 2**63
 assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"
+
+# --- Work in flight -------------------------------------------------------------------------------------------------
+
+HEARTBEAT_MS = 10_000
+"""Between two beats of a node. A thousand nodes are then a hundred requests a second."""
+
+LATE_MS = 3 * HEARTBEAT_MS
+"""Without a beat for this long a node is given no new work: two beats may get lost."""
+
+LOST_MS = 12 * HEARTBEAT_MS
+"""Without a beat for this long a node counts as gone; its leases run to their deadlines."""
+
+LEASES_OPEN_MAX = 16
+"""Most leases of one node that are open at once."""
+
+AUDITS_TOLD_MAX = 64
+"""Most audits named in one heartbeat reply; the rest follow with the next."""
+
+LEASE_TARGET_MS = 60_000
+"""How long a lease should take the node it is sized for: long enough to batch, short enough to lose."""
+
+LEASE_SLACK = 4
+"""A deadline is this many times the expected time, for nodes that slow down."""
+
+assert LATE_MS >= 3 * HEARTBEAT_MS, "a node is not late before two beats were lost"
+assert LOST_MS > LATE_MS
+assert LEASE_SLACK * LEASE_TARGET_MS < LEASE_MS_MAX

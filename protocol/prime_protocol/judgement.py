@@ -57,7 +57,7 @@ def draw_audit(state: State, turn: Turn, entry: AuditDrawn) -> None:
         raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
-    submission.rounds.append(Round(expected, turn.at_ms))
+    submission.rounds.append(Round({node: state.owners[node] for node in expected}, turn.at_ms))
     run.await_head(entry.submission)
 
 
@@ -72,8 +72,9 @@ def expected_draw(state: State, run: RunState, name: Digest, at_ms: int) -> tupl
     seed = audit_seed(tree_head_root=submission.head[1], submission=name)
     if not submission.rounds and not is_audited(seed, audit_rate_bps(state.nodes[submission.node].streak, terms)):
         return ()
-    asked = {state.owners[validator] for each in submission.rounds for validator in each.validators}
-    fit = [node for node in run.validators if state.owners[node] not in asked and state.is_delegated(node, at_ms)]
+    asked = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
+    others = [node for node in run.validators if asked.isdisjoint((node, state.owners[node]))]
+    fit = [node for node in others if state.is_delegated(node, at_ms)]
     drawn = draw_validators(seed, fit, state.owners, excluded_owner=submission.owner, quorum=terms.quorum)
     return drawn if len(drawn) == terms.quorum else None
 
@@ -134,7 +135,7 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
     _record_outcome(state, submission, entry.outcome)
     # Whether a hard verdict stands is known when its slash is.
     if entry.outcome is not Outcome.HARD:
-        _record_upheld(state, run, submission)
+        _record_upheld(run, submission)
 
 
 def settled_outcome(state: State, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
@@ -155,12 +156,13 @@ def _record_outcome(state: State, submission: SubmissionState, outcome: Outcome)
     node.streak = node.streak + 1 if outcome is Outcome.ACCEPT else 0
 
 
-def _record_upheld(state: State, run: RunState, submission: SubmissionState) -> None:
+def _record_upheld(run: RunState, submission: SubmissionState) -> None:
     """Count the verdicts that stood. Where nobody's did, nobody is paid for one."""
     step = run.steps[submission.step]
     upheld = run.carried_upheld if step.paid else step.upheld
-    verdicts = [pair for each in submission.rounds for pair in each.verdicts.items()]
-    upheld.update((state.owners[node], node) for node, found in verdicts if found is submission.judged)
+    for each in submission.rounds:
+        stood = [node for node, found in each.verdicts.items() if found is submission.judged]
+        upheld.update((each.validators[node], node) for node in stood)
 
 
 def score_validator(state: State, turn: Turn, entry: ValidatorScored) -> None:
@@ -230,7 +232,7 @@ def execute_slash(state: State, turn: Turn, entry: SlashExecuted) -> None:
         state.books.burn(entry.submission)
     else:
         state.books.pool(entry.submission, turn.run_name())
-    _record_upheld(state, run, submission)
+    _record_upheld(run, submission)
     del run.slashes[entry.submission]
 
 
@@ -254,6 +256,6 @@ def overturn_slash(state: State, turn: Turn, entry: SlashOverturned) -> None:
     submission.judged = outcome
     submission.outcome = outcome or Outcome.SOFT
     _record_outcome(state, submission, submission.outcome)
-    _record_upheld(state, run, submission)
+    _record_upheld(run, submission)
     del run.slashes[entry.submission]
     state.refresh_validator(submission.node)

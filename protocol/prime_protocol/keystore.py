@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from prime_protocol.constants import KEYSTORE_BYTES_MAX, KEYSTORE_PBKDF2_ROUNDS_MAX, KEYSTORE_SCRYPT_MEMORY_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NodeId
+from prime_protocol.json_text import parse_json
 from prime_protocol.signing import WalletKey, keccak
 
 
@@ -45,7 +46,7 @@ def decrypt_key(text: str, password: str) -> WalletKey:
         mac = bytes.fromhex(crypto["mac"])
         claimed = NodeId(bytes.fromhex(document["address"].removeprefix("0x"))) if "address" in document else None
         derived = _derive(password, crypto["kdf"], crypto["kdfparams"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RemoteError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RemoteError) as error:
         raise LocalError(f"the keystore file is damaged ({error!r}); restore it from your backup") from None
     if not hmac.compare_digest(mac, keccak(derived[16:32] + sealed)):
         raise LocalError("wrong password, or the keystore file is damaged")
@@ -58,8 +59,8 @@ def decrypt_key(text: str, password: str) -> WalletKey:
 def _parse(text: str) -> dict[str, Any]:
     if len(text) > KEYSTORE_BYTES_MAX:
         raise ValueError(f"it is larger than {KEYSTORE_BYTES_MAX} bytes")
-    # Some wallets write "Crypto".
-    document = {name.lower(): value for name, value in json.loads(text).items()}
+    read: Any = parse_json("keystore", text.encode())
+    document = {name.lower(): value for name, value in read.items()}  # some wallets write "Crypto"
     if document["version"] != 3 or document["crypto"]["cipher"] != "aes-128-ctr":
         raise ValueError("only version 3 with aes-128-ctr is read")
     return document
@@ -76,7 +77,9 @@ def _derive(password: str, name: str, params: dict[str, Any]) -> bytes:
         if not 0 < memory <= KEYSTORE_SCRYPT_MEMORY_BYTES_MAX:
             raise ValueError(f"scrypt with n={n} r={r} p={p} is out of bounds")
         if n.bit_length() > 16 * r:  # the bound of RFC 7914, which OpenSSL keeps and some old wallets did not
-            raise LocalError(f"scrypt with n={n} r={r} cannot be computed here; have the wallet that wrote it export anew")
+            raise LocalError(
+                f"scrypt with n={n} r={r} cannot be computed here; have the wallet that wrote it export anew"
+            )
         return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, dklen=32, maxmem=2 * memory + 2**20)
     rounds = int(params["c"])
     if name != "pbkdf2" or params["prf"] != "hmac-sha256" or not 0 < rounds <= KEYSTORE_PBKDF2_ROUNDS_MAX:

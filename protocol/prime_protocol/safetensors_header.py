@@ -4,12 +4,11 @@ Bytes in, values out. Whoever holds the file reads the first eight bytes, asks `
 and hands all of them to `parse_header`. Tensor data is never touched here.
 """
 
-import json
 import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from prime_protocol.constants import (
     CHECKPOINT_BYTES_MAX,
@@ -20,9 +19,11 @@ from prime_protocol.constants import (
 )
 from prime_protocol.dtypes import Dtype
 from prime_protocol.errors import RemoteError
+from prime_protocol.json_text import parse_json
 
 LENGTH = struct.Struct("<Q")
 METADATA = "__metadata__"
+FIELD = "safetensors.header"
 TENSOR_KEYS = {"dtype", "shape", "data_offsets"}
 TENSOR_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{TENSOR_NAME_CHARS_MAX - 1}}}")
 """No slash, no quote, no space: safe as a file name, in a log line and in a page."""
@@ -64,7 +65,7 @@ def parse_header(head: bytes, *, file_bytes: int) -> Header:
         raise RemoteError("safetensors.header", f"is {len(head)} bytes with its length, expected {data_start}")
     if file_bytes < data_start:
         raise RemoteError("safetensors.length", f"ends the header at {data_start}, the file at {file_bytes}")
-    entries = parse_json(head[LENGTH.size :])
+    entries = parse_entries(head[LENGTH.size :])
     check_metadata(entries.pop(METADATA, {}))
     if len(entries) > TENSORS_MAX:
         raise RemoteError("safetensors.header", f"names {len(entries)} tensors, the limit is {TENSORS_MAX}")
@@ -74,30 +75,15 @@ def parse_header(head: bytes, *, file_bytes: int) -> Header:
     return Header(data_start=data_start, tensors=tuple(tensors))
 
 
-def parse_json(text: bytes) -> dict[str, Any]:
+def parse_entries(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
-        raise RemoteError("safetensors.header", "does not start with {")
+        raise RemoteError(FIELD, "does not start with {")
     # A parsed list or object weighs 30 times its text: bound their number before parsing.
     if text.count(b"{") + text.count(b"[") > 4 * TENSORS_MAX:
-        raise RemoteError("safetensors.header", "holds too many lists and objects")
-    try:
-        entries = json.loads(text.decode(), object_pairs_hook=collect_unique, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RemoteError("safetensors.header", f"is not JSON: {type(error).__name__}") from None
+        raise RemoteError(FIELD, "holds too many lists and objects")
+    entries = parse_json(FIELD, text)
     assert isinstance(entries, dict), "JSON that starts with { is an object"
     return entries
-
-
-def collect_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Two readers of a duplicate key may take different ones, so there is none."""
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise RemoteError("safetensors.header", "names a key twice")
-    return entries
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise RemoteError("safetensors.header", f"holds {name}")
 
 
 def check_metadata(value: Any) -> None:

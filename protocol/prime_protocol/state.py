@@ -63,7 +63,8 @@ class LeaseState:
 class Round:
     """One draw of validators and what they said."""
 
-    validators: tuple[NodeId, ...]
+    validators: dict[NodeId, NodeId]
+    """Who was drawn, and its owner then: whose reward a verdict earns."""
     drawn_at_ms: int
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
 

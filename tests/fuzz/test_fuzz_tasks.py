@@ -4,8 +4,9 @@ import pytest
 from fuzz.harness import assert_survives
 
 from prime_protocol.errors import RemoteError
+from prime_protocol.json_text import parse_json
 from prime_protocol.tasks import examples
-from prime_protocol.tasks.dataset import parse_code_problems, parse_json, parse_math_problems
+from prime_protocol.tasks.dataset import parse_code_problems, parse_math_problems
 from prime_protocol.tasks.sort_digits import SortDigits
 from prime_protocol.tasks.spec import Parameters, TaskSetSpec
 

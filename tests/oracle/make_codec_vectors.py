@@ -66,7 +66,7 @@ def reordered():
 
 
 def repeated():
-    first, second, third, *rest = [pack(name) + pack(HONEST[name]) for name in sorted(HONEST)]
+    first, second, _third, *rest = [pack(name) + pack(HONEST[name]) for name in sorted(HONEST)]
     return bytes([0x80 + len(HONEST)]) + b"".join([first, second, second, *rest])
 
 

@@ -34,7 +34,16 @@ DOCUMENTS = [
     ),
     (
         "SubmissionReceipt",
-        ["main", "r", 2**63 - 1, 2**63 - 1, SIGNER.address.lower(), "0x" + "00" * 32, "0x" + "ff" * 32, "0x" + "a5" * 32],
+        [
+            "main",
+            "r",
+            2**63 - 1,
+            2**63 - 1,
+            SIGNER.address.lower(),
+            "0x" + "00" * 32,
+            "0x" + "ff" * 32,
+            "0x" + "a5" * 32,
+        ],
     ),
     ("VerdictReceipt", ["main", "run-1", "0x" + "44" * 32, SIGNER.address.lower(), 2, "0x" + "55" * 32]),
     ("VerdictReceipt", ["main", "run-1", "0x" + "44" * 32, SIGNER.address.lower(), 0, "0x" + "00" * 32]),

@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import reject
@@ -23,6 +24,7 @@ CHARACTERS = st.characters(codec="utf-8").filter(lambda character: not HIDDEN.ma
 NAMES = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
 
 
+@cache  # a strategy that is made anew for each draw is checked anew for each draw
 def values(annotation: Any, bound: Any = None) -> st.SearchStrategy[Any]:
     """Values that a field with this annotation may hold, with the bounds themselves among them."""
     if get_origin(annotation) is Annotated:

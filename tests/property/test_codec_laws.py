@@ -19,25 +19,19 @@ from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceip
 
 KINDS: list[Any] = [*RULES, Delegation, SubmissionReceipt, VerdictReceipt, Letter, Record, Refusal, ReplyTo]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-quick = settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+quick = settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 @every_kind
 @quick
 @given(data=st.data())
-def test_every_message_round_trips_in_one_form(kind: Any, data: st.DataObject) -> None:
-    message = data.draw(messages(kind))
-    frame = encode(message)
-    assert decode(kind, frame) == message
-    assert repr(decode(kind, frame)) == repr(message)
-    assert encode(decode(kind, frame)) == frame
-
-
-@every_kind
-@quick
-@given(data=st.data())
-def test_two_messages_have_one_frame_only_if_they_are_the_same(kind: Any, data: st.DataObject) -> None:
+def test_a_message_and_its_frame_determine_each_other(kind: Any, data: st.DataObject) -> None:
     first, second = data.draw(messages(kind)), data.draw(messages(kind))
+    for message in (first, second):
+        frame = encode(message)
+        assert decode(kind, frame) == message
+        assert repr(decode(kind, frame)) == repr(message)
+        assert encode(decode(kind, frame)) == frame
     # By their print, since -0.0 equals 0.0 and is another value here.
     assert (encode(first) == encode(second)) == (repr(first) == repr(second))
 
@@ -45,20 +39,12 @@ def test_two_messages_have_one_frame_only_if_they_are_the_same(kind: Any, data: 
 @every_kind
 @quick
 @given(data=st.data())
-def test_a_changed_byte_is_refused_or_is_the_form_of_another_message(kind: Any, data: st.DataObject) -> None:
+def test_a_changed_frame_is_refused_or_is_the_form_of_another_message(kind: Any, data: st.DataObject) -> None:
     frame = encode(data.draw(messages(kind)))
-    at = data.draw(st.integers(0, len(frame) - 1))
-    changed = frame[:at] + bytes([frame[at] ^ data.draw(st.integers(1, 255))]) + frame[at + 1 :]
-    assert_refused_or_canonical(kind, changed)
-
-
-@every_kind
-@quick
-@given(data=st.data())
-def test_a_spliced_frame_is_refused_or_is_the_form_of_another_message(kind: Any, data: st.DataObject) -> None:
-    first, second = encode(data.draw(messages(kind))), encode(data.draw(messages(kind)))
-    cut, start = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
-    assert_refused_or_canonical(kind, first[:cut] + second[start:])
+    at, start = data.draw(st.integers(0, len(frame) - 1)), data.draw(st.integers(0, len(frame)))
+    for flip in data.draw(st.lists(st.integers(1, 255), min_size=5, max_size=5)):
+        assert_refused_or_canonical(kind, frame[:at] + bytes([frame[at] ^ flip]) + frame[at + 1 :])
+    assert_refused_or_canonical(kind, frame[:at] + frame[start:])
 
 
 def assert_refused_or_canonical(kind: Any, frame: bytes) -> None:
@@ -71,10 +57,9 @@ def assert_refused_or_canonical(kind: Any, frame: bytes) -> None:
         assert encode(message) == frame
 
 
-@every_kind
-@quick
-@given(data=st.data())
-def test_a_frame_of_another_type_is_refused(kind: Any, data: st.DataObject) -> None:
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(KINDS))
+def test_a_frame_of_another_type_is_refused(data: st.DataObject, kind: Any) -> None:
     other = data.draw(st.sampled_from([other for other in KINDS if fields_of(other) != fields_of(kind)]))
     with pytest.raises(RemoteError):
         decode(kind, encode(data.draw(messages(other))))
@@ -91,13 +76,13 @@ plain = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(plain, st.sampled_from(KINDS))
 def test_any_msgpack_at_all_is_refused_or_canonical(value: Any, kind: Any) -> None:
     assert_refused_or_canonical(kind, msgpack.packb(value))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.data(), st.sampled_from(KINDS))
 def test_any_field_may_hold_anything_and_is_refused_by_name_or_canonical(data: st.DataObject, kind: Any) -> None:
     honest = msgpack.unpackb(encode(data.draw(messages(kind))))

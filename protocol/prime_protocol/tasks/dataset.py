@@ -12,16 +12,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest
+from prime_protocol.json_text import Json, parse_json
 
 FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(?:\.[A-Za-z_][A-Za-z0-9_]{0,63})?", re.ASCII)
 """A function, or a method of a class that is made without arguments."""
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Problem = TypeVar("Problem")
 
 
@@ -74,28 +74,6 @@ def parse_lines(data: bytes, parse: Callable[[str, dict[str, Json]], Problem]) -
             raise RemoteError(field, "must be an object")
         problems.append(parse(field, value))
     return tuple(problems)
-
-
-def parse_json(field: str, data: bytes) -> Json:
-    """One JSON value: UTF-8, no duplicate names, no NaN or infinity, no half characters, not too deep."""
-
-    def refuse(text: str) -> NoReturn:
-        raise RemoteError(field, f"{text} is not a JSON number")
-
-    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        names = dict(pairs)
-        if len(names) != len(pairs):
-            raise RemoteError(field, "has a name twice")
-        return names
-
-    try:
-        text = data.decode()
-        value: Json = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-        # JSON text may hold half a surrogate pair, which no encoder takes, and 1e999, which becomes infinity.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise RemoteError(field, f"is not JSON: {type(error).__name__}") from None
-    return value
 
 
 def parse_math_problem(field: str, value: dict[str, Json]) -> MathProblem:

@@ -13,8 +13,9 @@ from typing import Self
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest
+from prime_protocol.json_text import Json, parse_json
 from prime_protocol.tasks.completion import THINKING, after_thinking, last_program
-from prime_protocol.tasks.dataset import CodeProblem, Json, check_digest, parse_code_problems, parse_json
+from prime_protocol.tasks.dataset import CodeProblem, check_digest, parse_code_problems
 from prime_protocol.tasks.family import Grade, Limits, Reason, SandboxJob, SandboxOutcome, Task, grade_failure
 from prime_protocol.tasks.spec import Parameters
 

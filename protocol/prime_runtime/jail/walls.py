@@ -104,14 +104,14 @@ def around_program(walls: Walls, box: Box) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     devices = filesystem.DEVICES
-    walls.put_up("landlock", lambda: landlock.restrict_files(readable=(*box.visible, *devices), writable=(work,)))
+    walls.put_up("landlock", lambda: landlock.restrict_files(readable=(*box.visible, *devices), writable=(".",)))
     syscalls.drop_capabilities()
     set_limits(box)
     walls.put_up("seccomp", seccomp.refuse_calls)
 
 
 def become(uid: int) -> None:
-    """Give up root for an id that owns nothing but the folder we are in. Inside a container with few ids, for nobody."""
+    """Give up root for an id that owns only the folder we are in. Inside a container with few ids, for nobody."""
     os.setgroups([])
     for candidate in (uid, NOBODY):
         try:

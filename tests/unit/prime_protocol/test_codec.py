@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from enum import StrEnum
@@ -445,3 +446,16 @@ def test_an_address_is_a_field_like_a_digest() -> None:
     message = holder(node=NodeId(b"n" * 20))
     assert decode(holder, encode(message)) == message
     assert refusal(msgpack.packb({"node": bytes(32)}), holder) == ("Holder.node", "is 32 bytes, expected 20")
+
+
+@pytest.mark.parametrize("item", [b"\x80", b"\x90", b"\xdd\x00\x00\xff\xff", b"\xdf\x00\x00\xff\xff", b"\xa0"])
+def test_a_hostile_frame_takes_little_more_memory_than_its_size(item: bytes) -> None:
+    """Four million empty containers, or headers that promise much: refused without building them."""
+    frame = b"\x81\xa5count\xdd" + (FRAME_BYTES_MAX // 2).to_bytes(4, "big")
+    frame += item * ((FRAME_BYTES_MAX - len(frame)) // len(item))
+    tracemalloc.start()
+    try:
+        assert refusal(frame)[0].startswith("Sample")
+        assert tracemalloc.get_traced_memory()[1] < 4 * FRAME_BYTES_MAX
+    finally:
+        tracemalloc.stop()

@@ -16,7 +16,7 @@ def test_an_id_prints_as_lower_case_hex_and_parses_back() -> None:
 
 
 def test_an_id_is_its_bytes() -> None:
-    assert DIGEST == bytes(range(32))
+    assert bytes(range(32)) == DIGEST
     assert {DIGEST: 1}[Digest(bytes(range(32)))] == 1
 
 

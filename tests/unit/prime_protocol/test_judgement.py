@@ -24,7 +24,7 @@ def world() -> World:
 
 def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
     voters = (NodeId(bytes(19) + bytes([number])) for number in range(99))
-    return [Round((), 0, {next(voters): vote for vote in round_}) for round_ in votes]
+    return [Round({}, 0, {next(voters): vote for vote in round_}) for round_ in votes]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def draw_of(world: World, name: Digest, **changes: Any) -> e.AuditDrawn:
     twin = world.fork()
     twin.draw(name)
     head = world.submission(name).head
-    drawn = twin.submission(name).rounds[-1].validators
+    drawn = tuple(twin.submission(name).rounds[-1].validators)
     honest = e.AuditDrawn(submission=name, round=0, head_size=head[0] if head else 0, validators=drawn)
     return replace(honest, **changes)
 
@@ -254,11 +254,10 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
     for outcome in Outcome:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    world.judge(name, ACCEPT)
+    other = world.judge(name, ACCEPT)[1]
     for outcome in Outcome:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    other = world.names[world.submission(name).rounds[0].validators[1]]
     world.write(other, world.opinion(other, name, ACCEPT))
     for outcome in (SOFT, HARD):
         with world.refuses("outcome"):

@@ -450,12 +450,12 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     )
     other = world.lease("bob", 1)
     world.coordinate(e.RunUpdated(terms=harsher))
-    assert len(world.judge(name, HARD)) == TERMS.quorum
+    drawn = world.judge(name, HARD)
+    assert len(drawn) == TERMS.quorum
     for outcome in (HARD, SOFT):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    validator = world.names[world.submission(name).rounds[0].validators[1]]
-    world.write(validator, world.opinion(validator, name, HARD))
+    world.write(drawn[1], world.opinion(drawn[1], name, HARD))
     world.settle(name)
     world.propose(name)
     assert world.stake_of("ann") == STAKE - SLASH
@@ -533,6 +533,34 @@ def test_a_validator_scored_only_when_the_slash_is_final() -> None:
     with world.refuses("validator"):
         world.coordinate(e.ValidatorScored(validator=world.id(drawn[0]), submission=name))
     assert [world.state.nodes[world.id(validator)].faults for validator in drawn] == [1, 0, 0]
+
+
+def test_the_reward_of_a_verdict_goes_to_the_owner_of_the_draw() -> None:
+    world = World.started(validators=0, quorum=1)
+    world.join("key", Role.VALIDATOR, owner="owner")
+    name = world.submit(world.lease("ann"))
+    world.judge(name, ACCEPT)
+    world.delegate("puppet", "key")
+    world.settle(name)
+    world.credit(name)
+    world.publish()
+    world.pay_out(0)
+    assert (world.balance("owner"), world.balance("puppet")) == (BOND + AUDIT_POT, 0)
+
+
+def test_a_validator_does_not_judge_twice_for_another_owner() -> None:
+    world = World.started(validators=1, quorum=1)
+    name = world.submit(world.lease("ann"))
+    world.draw(name)
+    world.wait(TERMS.verdict_ms)
+    world.deposit("friend", STAKE)
+    world.delegate("friend", "val-0")
+    world.stake("friend", "val-0")
+    world.note_head()
+    head = world.submission(name).head
+    assert head is not None
+    with world.refuses("validators"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=head[0], validators=(world.id("val-0"),)))
 
 
 def test_an_owner_does_not_judge_twice_through_two_nodes() -> None:

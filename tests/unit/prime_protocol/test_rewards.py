@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from ledger_world import BOND, BUDGET, RUN, TERMS, World, digest
+from ledger_world import BOND, BUDGET, RUN, SLASH, TERMS, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome
 from prime_protocol.ids import Step
+from prime_protocol.terms import SlashTo
 
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 
@@ -39,6 +40,7 @@ def test_credit_is_given_once_and_for_the_tokens_there_are(world: World) -> None
         with world.refuses("units"):
             world.coordinate(replace(good, units=units))
     world.coordinate(good)
+    assert world.submission(name).credited
     with world.refuses("submission"):
         world.coordinate(good)
     with world.refuses("submission"):
@@ -93,6 +95,25 @@ def test_what_nobody_earned_stays_in_the_pool(world: World) -> None:
     world.pay_out(0)
     assert world.state.books.pools[RUN] == before
     assert world.run.steps[Step(0)].paid
+
+
+def test_the_pool_of_an_open_run_stays(world: World) -> None:
+    with world.refuses("run"):
+        world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+
+
+def test_the_pool_stays_while_a_slash_may_still_go_into_it() -> None:
+    world = World.started(slash_to=SlashTo.POOL)
+    name = world.convicted("ann")
+    world.publish()
+    world.pay_out(0)
+    world.set_run(e.RunStatus.CLOSED)
+    with world.refuses("run"):
+        world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+    world.wait(TERMS.appeal_ms)
+    world.execute(name)
+    world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+    assert world.balance("sponsor") == 1000 * 10**9 + SLASH
 
 
 def test_the_reward_goes_to_the_owner() -> None:

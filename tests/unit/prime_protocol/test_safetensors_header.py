@@ -100,7 +100,7 @@ def test_a_header_longer_than_the_file_is_refused() -> None:
         parse_header(head_of({}), file_bytes=9)
 
 
-@pytest.mark.parametrize("name", ["", "../a", "/a", "a/b", ".a", "a b", "a\n", "é", "a" * 257, "\ud800", "<b>"])
+@pytest.mark.parametrize("name", ["", "../a", "/a", "a/b", ".a", "a b", "a\n", "é", "a" * 257, "<b>"])
 def test_unsafe_tensor_names_are_refused(name: str) -> None:
     with pytest.raises(RemoteError, match=r"safetensors\.name"):
         parse({name: NORM})

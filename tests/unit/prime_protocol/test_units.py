@@ -10,9 +10,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.units import ModelShape, compute_units, context_tokens, flop_per_context_token, flop_per_token
 
-QWEN3_8B = ModelShape(
-    layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, feed_forward=12288, vocabulary=151936
-)
+QWEN3_8B = ModelShape(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, feed_forward=12288, vocabulary=151936)
 
 
 def test_a_token_costs_two_flop_per_weight_it_meets() -> None:

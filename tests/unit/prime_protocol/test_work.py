@@ -65,6 +65,7 @@ def test_funding_comes_from_the_balance(world: World) -> None:
         world.write("friend", e.RunFunded(amount_nano=11))
     world.write("friend", e.RunFunded(amount_nano=10))
     assert world.state.books.pools[RUN] == pool + 10
+    assert world.run.funded == {world.id("sponsor"): pool, world.id("friend"): 10}
 
 
 def test_checkpoints_are_the_trainers_and_stand_in_order(world: World) -> None:

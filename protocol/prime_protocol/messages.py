@@ -1,0 +1,159 @@
+"""What nodes, trainer and coordinator say to each other beside log entries: requests, and the replies to them.
+
+A log entry travels as itself: its envelope is sent to the endpoint of its kind and lands in the log as it came.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from prime_protocol.codec import Range, Size
+from prime_protocol.constants import AUDITS_TOLD_MAX, LEASES_OPEN_MAX, NOTE_BYTES_MAX
+from prime_protocol.entries import (
+    Appealed,
+    CheckpointPublished,
+    Delegated,
+    DelegationRevoked,
+    LeaseEnded,
+    LeaseGranted,
+    NodeRegistered,
+    PoolReturned,
+    Released,
+    RunFunded,
+    Staked,
+    Submitted,
+    Unbonded,
+    VerdictGiven,
+    Withdrawn,
+)
+from prime_protocol.envelope import Uint
+from prime_protocol.exchange import Endpoint
+from prime_protocol.ids import Digest, NodeId, Step
+
+
+class Activity(StrEnum):
+    """What a node is doing."""
+
+    IDLE = "idle"
+    LOADING = "loading"
+    WORKING = "working"
+    DRAINING = "draining"
+
+
+class Command(StrEnum):
+    """What the coordinator asks a node to do."""
+
+    NONE = "none"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Node: I am here, and this is what I do."""
+
+    activity: Activity
+    checkpoint_step: Annotated[int, Range(-1, 2**63 - 1)]
+    """Newest checkpoint it holds; -1 for none."""
+    head_size: Uint
+    """Size of the newest tree head it has seen; the reply carries a newer one if there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The checkpoint a node should hold."""
+
+    step: Step
+    root: Digest
+    manifest: Digest
+    """Object with the manifest's signed frame."""
+    beacon: Digest | None
+    """None until a head was noted after it: there is nothing to lease yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTask:
+    """A submission this node was drawn to judge."""
+
+    submission: Digest
+    round: Uint
+    seed: Digest
+    """Of the draw; decoys come from it."""
+    file_digest: Digest
+    lease: Uint
+    node: NodeId
+    step: Step
+    checkpoint_root: Digest
+    first_slot: Uint
+    slots: Uint
+    deadline_ms: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    """Everything a node needs until its next beat."""
+
+    now_ms: Uint
+    next_beat_ms: Uint
+    head: Annotated[bytes, Size(0, NOTE_BYTES_MAX)]
+    """The newest signed tree head, empty where the node has it."""
+    weights: Weights | None
+    lag_max: Uint
+    leases: Annotated[tuple[LeaseGranted, ...], Size(0, LEASES_OPEN_MAX)]
+    """The node's own leases that are still open, so that a restarted one can go on."""
+    audits: Annotated[tuple[AuditTask, ...], Size(0, AUDITS_TOLD_MAX)]
+    command: Command
+    version_min: Uint
+    upgrade_by_ms: Uint
+    """When `version_min` rises above what this node speaks; 0 where nothing is planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """Worker: give me work."""
+
+    checkpoint_step: Uint
+    """The newest checkpoint it can generate with right now."""
+    tokens_per_s: Uint
+    """Its own measurement, a hint until the coordinator has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReply:
+    """A lease, or when to ask again and why."""
+
+    lease: LeaseGranted | None
+    retry_ms: Uint
+    reason: Annotated[str, Size(0, 200)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """The entry stands in the log, on disk, at this place."""
+
+    index: Uint
+    at_ms: Uint
+
+
+HEARTBEAT = Endpoint("heartbeat", Heartbeat, HeartbeatReply)
+LEASE = Endpoint("lease", LeaseRequest, LeaseReply)
+
+AUTHORED: tuple[type[Any], ...] = (
+    Appealed,
+    CheckpointPublished,
+    Delegated,
+    DelegationRevoked,
+    LeaseEnded,
+    NodeRegistered,
+    PoolReturned,
+    Released,
+    RunFunded,
+    Staked,
+    Submitted,
+    Unbonded,
+    VerdictGiven,
+    Withdrawn,
+)
+"""The entries that others than the coordinator write."""
+
+ENTRY_ENDPOINTS: tuple[Endpoint[Any, Logged], ...] = tuple(Endpoint(kind.__name__, kind, Logged) for kind in AUTHORED)

@@ -1,0 +1,308 @@
+"""A crowd that writes into a World's log: honest next steps, and forged entries of every type by anybody.
+
+Everything is drawn from one seed. What it writes may be refused; who watches decides whether that was right.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass, replace
+from enum import StrEnum
+from functools import partial
+from types import UnionType
+from typing import Annotated, Any, NewType, get_args, get_origin, get_type_hints
+
+from ledger_world import BOND, DAY_MS, HOUR_MS, NETWORK, RUN, SLASH, STAKE, TERMS, World, digest
+
+from prime_protocol import entries as e
+from prime_protocol.books import Position
+from prime_protocol.constants import LEASE_MS_MAX
+from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.judgement import decide, expected_draw, settled_outcome
+from prime_protocol.ledger import RULES, Author
+from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
+from prime_protocol.signing import Signature
+from prime_protocol.terms import RunTerms, SlashTo
+
+PEOPLE = ["coordinator", "trainer", "sponsor", "ann", "bob", "cat", "key", "owner", *(f"val-{n}" for n in range(7))]
+STEPS_MAX = 3
+
+
+class Mob:
+    """Chooses the next thing to write."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.dice = random.Random(seed)
+        self.honesty = self.dice.choice([0.5, 0.8, 0.95])
+        """Share of verdicts that say what the validator saw."""
+
+    def act(self) -> None:
+        """One honest step, one forged entry, or a while of nothing. Raises what the ledger refuses."""
+        chance = self.dice.random()
+        if chance < 0.05:
+            spans = [1, TERMS.verdict_ms, TERMS.judgement_ms, TERMS.appeal_ms, HOUR_MS, 7 * DAY_MS]
+            self.world.wait(self.dice.choice(spans))
+        elif chance < 0.2:
+            self.forge(self.dice.choice(list(RULES)))
+        else:
+            self.dice.choice(self.moves())()
+
+    # --- Honest steps -----------------------------------------------------------------------------------------------
+
+    def moves(self) -> Sequence[Callable[[], object]]:
+        """What somebody could reasonably do now, of one sort."""
+        world, run, pick = self.world, self.world.run, self.dice.choice
+        worker = pick(["ann", "bob", "key"])
+        ripe = [number for number, step in run.steps.items() if not step.paid]
+        sorts: list[Sequence[Callable[[], object]]] = [
+            *[[partial(self.further, name) for name in run.submissions]] * 8,
+            *[[partial(world.submit, number) for number in run.leases]] * 2,
+            [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]))],
+            [partial(self.end_lease, number) for number in run.leases],
+            [partial(world.pay_out, number) for number in ripe],
+            [partial(self.release, place) for place in world.state.books.unbonding],
+            [self.manage] if self.dice.random() < 0.5 else [],
+        ]
+        return pick([sort for sort in sorts if sort])
+
+    def manage(self) -> None:
+        """What concerns the run or the accounts."""
+        world, run, pick = self.world, self.world.run, self.dice.choice
+        kind = self.dice.randrange(6)
+        if run.status is RunStatus.CLOSED:
+            self.return_pool()
+        elif run.status is RunStatus.PAUSED:
+            world.set_run(RunStatus.ACTIVE)
+        elif run.latest == STEPS_MAX and self.dice.random() < 0.2:
+            world.set_run(RunStatus.CLOSED)
+        elif kind < 2:
+            self.publish()
+        elif kind == 2:
+            world.deposit(pick(PEOPLE), pick([1, BOND, STAKE]))
+        elif kind in (3, 4):
+            self.move_stake(pick(PEOPLE), pick(PEOPLE))
+        else:
+            self.restore(pick(["ann", "bob", "key"]))
+
+    def restore(self, worker: str) -> None:
+        """A worker that was left without stake or owner starts again."""
+        self.world.coordinate(e.NodeStatusSet(node=self.world.id(worker), status=NodeStatus.ACTIVE, reason=""))
+        self.world.join(worker, Role.WORKER, owner="owner" if worker == "key" else None)
+
+    def further(self, name: Digest) -> None:
+        """The next step in the life of a submission."""
+        world, run, submission = self.world, self.world.run, self.world.submission(name)
+        if name in run.slashes:
+            self.further_slash(name)
+        elif submission.outcome is Outcome.HARD:
+            world.propose(name)
+        elif submission.judged is not None and self.dice.random() < 0.2:
+            self.score(name)
+        elif submission.outcome is Outcome.ACCEPT:
+            world.credit(name)
+        elif submission.outcome is None and self.dice.random() < 0.5:
+            outcome = settled_outcome(world.state, run, name, world.now_ms)
+            world.coordinate(e.Settled(submission=name, outcome=outcome or Outcome.ACCEPT))
+        else:
+            self.judge(name)
+
+    def further_slash(self, name: Digest) -> None:
+        world, slash = self.world, self.world.run.slashes[name]
+        if slash.appealed_at_ms is None and self.dice.random() < 0.25:
+            world.appeal(world.names[self.dice.choice([slash.node, slash.owner])], name)
+        else:
+            self.dice.choice([world.execute, world.overturn, self.judge, self.judge, self.judge])(name)
+
+    def judge(self, name: Digest) -> None:
+        """A verdict of somebody who was drawn and has not spoken; a draw where all have."""
+        world, submission = self.world, self.world.submission(name)
+        last = submission.rounds[-1] if submission.rounds else None
+        silent = [node for node in last.validators if node not in last.verdicts] if last else []
+        if silent and self.dice.random() < 0.9:
+            validator = world.names[self.dice.choice(silent)]
+            guilty = digest(f"is {name} good?")[0] < 128
+            truth = Outcome.HARD if guilty else Outcome.ACCEPT
+            found = truth if self.dice.random() < self.honesty else self.dice.choice(list(Outcome))
+            world.write(validator, world.opinion(validator, name, found))
+        elif submission.head is None:
+            world.note_head()
+        else:
+            drawn = expected_draw(world.state, world.run, name, world.now_ms) or ()
+            number, size = len(submission.rounds), submission.head[0]
+            world.coordinate(e.AuditDrawn(submission=name, round=number, head_size=size, validators=drawn))
+
+    def score(self, name: Digest) -> None:
+        validator = self.dice.choice([node for each in self.world.submission(name).rounds for node in each.verdicts])
+        self.world.coordinate(e.ValidatorScored(validator=validator, submission=name))
+
+    def release(self, place: Position) -> None:
+        self.world.write(self.world.names[place[0]], e.Released(node=place[1]))
+
+    def publish(self) -> None:
+        accepted = [n for n, s in self.world.run.submissions.items() if s.outcome is Outcome.ACCEPT]
+        self.world.publish(*self.dice.sample(accepted, min(len(accepted), self.dice.randrange(3))))
+
+    def end_lease(self, number: int) -> None:
+        author = self.dice.choice([self.world.names[self.world.run.leases[number].node], "coordinator"])
+        self.world.write(author, e.LeaseEnded(lease=number, reason=""))
+
+    def move_stake(self, owner: str, node: str) -> None:
+        world, key = self.world, self.world.id(node)
+        amount_nano = self.dice.choice([1, SLASH, STAKE])
+        kind = self.dice.randrange(5)
+        if kind == 0:
+            world.delegate(owner, node, life_ms=self.dice.choice([HOUR_MS, 100 * HOUR_MS]))
+        elif kind == 1:
+            world.write(owner, e.DelegationRevoked(node=key))
+        elif kind == 2:
+            holder = world.names[world.state.owners.get(key, key)]
+            world.write(self.dice.choice([owner, holder]), e.Unbonded(node=key, amount_nano=amount_nano))
+        else:
+            world.stake(world.names[world.state.owners.get(key, key)], node, amount_nano)
+
+    def return_pool(self) -> None:
+        run, books = self.world.run, self.world.state.books
+        for account in list(run.funded):
+            amount_nano = books.pools[RUN] * run.funded[account] // run.funded.total()
+            self.world.write(self.world.names[account], e.PoolReturned(amount_nano=amount_nano))
+
+    # --- Forged entries ---------------------------------------------------------------------------------------------
+
+    def forge(self, kind: type) -> None:
+        """A well-formed entry whose fields are plausible and whose author may be anybody."""
+        entry = self.invent(kind)
+        author = self.dice.choice(PEOPLE)
+        if RULES[kind].author is Author.COORDINATOR and self.dice.random() < 0.8:
+            author = "coordinator"
+        word = getattr(entry, "receipt", None) or getattr(entry, "delegation", None)
+        if word is not None:
+            signer = self.dice.choice([author, author, self.dice.choice(PEOPLE)])
+            entry = replace(entry, signature=self.world.sign(signer, word))
+        self.world.write(author, entry)
+
+    def invent(self, kind: Any) -> Any:
+        """A value of that type, from what is known in this world where that makes it more plausible."""
+        pick, world = self.dice.choice, self.world
+        if get_origin(kind) is Annotated:
+            return self.invent(get_args(kind)[0])
+        if isinstance(kind, NewType):
+            return self.invent(kind.__supertype__)
+        if get_origin(kind) is tuple:
+            return tuple(self.invent(get_args(kind)[0]) for _ in range(pick([0, 1, 3])))
+        if kind is RunTerms:
+            changes = pick(
+                [{}, {"quorum": pick([1, 3])}, {"lag_max": pick([0, 3])}, {"appeal_ms": 0}, {"slash_nano": STAKE}]
+            )
+            return world.terms(slash_to=pick(list(SlashTo)), **changes)
+        if is_dataclass(kind):
+            return self.invent_message(kind)
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return pick([value for value in kind if value is not RunStatus.CLOSED])
+        known: dict[Any, Callable[[], Any]] = {
+            NodeId: lambda: world.id(pick(PEOPLE)),
+            Digest: lambda: pick(
+                [*world.run.submissions, world.state.frontier.root(), digest(f"evidence of {pick(PEOPLE)}")]
+            ),
+            NetworkId: lambda: NETWORK,
+            RunId: lambda: RUN,
+            Signature: lambda: Signature(bytes(65)),
+            str: lambda: "words",
+            bytes: lambda: b"",
+            bool: lambda: pick([True, False]),
+            float: lambda: 0.5,
+            int: lambda: (
+                pick([0, 0, 1, 1, 2, 5, 20, 40, world.run.lease_next, world.state.size, BOND, SLASH, STAKE])
+                + pick([0, 0, 0, world.now_ms])
+            ),
+        }
+        return known[kind]()
+
+    def invent_message(self, kind: Any) -> Any:
+        hints = get_type_hints(kind, include_extras=True)
+        fields = {name: self.invent(hint) for name, hint in hints.items() if not isinstance(hint, UnionType)}
+        if kind is e.NodeRegistered:
+            fields["roles"] = tuple(sorted(set(fields["roles"]) | {Role.WORKER, Role.VALIDATOR}))
+        if kind is e.VerdictGiven:
+            fields["outcome"] = list(Outcome)[fields["receipt"].outcome]
+        if kind is Delegation:
+            fields |= {"issued_at_ms": self.world.now_ms - 1, "expires_at_ms": self.world.now_ms + HOUR_MS}
+        if kind is VerdictReceipt:
+            fields["outcome"] = self.dice.randrange(3)
+        if kind is SubmissionReceipt:
+            fields["checkpoint_root"] = self.world.run.checkpoints[Step(self.world.run.latest)].root
+        return kind(**fields)
+
+
+def wind_down(world: World) -> None:
+    """Honest people end everything that is open, and everybody takes out what is theirs."""
+    run, books = world.run, world.state.books
+    world.wait(LEASE_MS_MAX)
+    for lease in list(run.leases):
+        world.coordinate(e.LeaseEnded(lease=lease, reason="the end"))
+    for name in list(run.submissions):
+        end_submission(world, name)
+    if run.status is not RunStatus.CLOSED:
+        world.set_run(RunStatus.CLOSED)
+    for number in [number for number, step in run.steps.items() if not step.paid]:
+        world.pay_out(number)
+    for account in list(run.funded):
+        amount_nano = books.pools[RUN] * run.funded[account] // run.funded.total()
+        world.write(world.names[account], e.PoolReturned(amount_nano=amount_nano))
+    stakes: Counter[Position]
+    for stakes in (+books.stakes, Counter()):
+        world.wait(world.state.unbonding_ms)
+        for place in list(books.unbonding):
+            world.write(world.names[place[0]], e.Released(node=place[1]))
+        for place, amount_nano in stakes.items():
+            world.write(world.names[place[0]], e.Unbonded(node=place[1], amount_nano=amount_nano))
+    for account, amount_nano in list((+books.balances).items()):
+        world.write(world.names[account], e.Withdrawn(amount_nano=amount_nano))
+
+
+def end_submission(world: World, name: Digest) -> None:
+    """Settle it, credit it or carry out its slash, without any further verdict."""
+    run, submission = world.run, world.submission(name)
+    world.note_head()
+    world.wait(TERMS.verdict_ms)
+    if submission.outcome is None:
+        if not submission.rounds and expected_draw(world.state, run, name, world.now_ms) is not None:
+            world.draw(name)
+            world.wait(TERMS.verdict_ms)
+        world.settle(name)
+    if submission.outcome is Outcome.HARD and not submission.slashed:
+        world.propose(name)
+    if name in run.slashes:
+        world.wait(max(run.terms_of(submission).appeal_ms, TERMS.judgement_ms))
+        slash = run.slashes[name]
+        rounds = submission.rounds[slash.rounds_before :]
+        failed = decide(rounds, run.terms_of(submission).quorum) is Outcome.HARD
+        end = world.execute if slash.appealed_at_ms is None or failed else world.overturn
+        end(name)
+    if submission.outcome is Outcome.ACCEPT and run.steps[submission.step].credited.isdisjoint(submission.slots):
+        world.credit(name)
+
+
+def crowd(seed: int) -> tuple[World, Mob]:
+    """A started world with a delegated node among its workers, and its mob."""
+    dice = random.Random(seed)
+    world = World.started(
+        slash_to=dice.choice(list(SlashTo)),
+        audit_probation=dice.choice([0, 1000]),
+        appeal_bond_nano=dice.choice([0, BOND]),
+    )
+    world.join("key", Role.WORKER, owner="owner")
+    for name in PEOPLE:
+        world.key(name)
+    return world, Mob(world, seed)
+
+
+def try_act(mob: Mob) -> RemoteError | None:
+    """One act; what the ledger refused, if it did."""
+    try:
+        mob.act()
+    except RemoteError as error:
+        return error
+    return None

@@ -1,0 +1,89 @@
+"""Write tests/vectors/ledger.json: a small log that holds every type of entry, and what it adds up to.
+
+    PYTHONPATH=protocol:tests python tests/oracle/make_ledger_vectors.py
+
+Keys and signatures are deterministic, so the same code writes the same bytes. A second implementation replays the
+leaves and compares; nothing here is needed for that.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ledger_world import BOND, NETWORK, RUN, TERMS, World
+
+from prime_protocol import entries as e
+from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.ledger import Ledger
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+
+
+def tell() -> World:
+    """One honest step, a failed lease, a cheater who is slashed, an appeal that is upheld, and the end of the run."""
+    world = World.started()
+    world.join("key", Role.WORKER, owner="owner")
+    good = world.settled("key", ACCEPT, 0, 2)
+    world.credit(good)
+    world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
+    bad = world.convicted("bob", 3)
+    wronged = world.submit(world.lease("ann", 4))
+    wrong = world.judge(wronged, HARD, HARD, ACCEPT)
+    world.settle(wronged)
+    world.propose(wronged)
+    world.coordinate(e.RunUpdated(terms=world.terms(quorum=1)))
+    world.publish(good)
+    world.pay_out(0)
+    world.appeal("ann", wronged)
+    world.judge(wronged, ACCEPT, ACCEPT, ACCEPT)
+    world.overturn(wronged)
+    world.credit(wronged)
+    world.coordinate(e.ValidatorScored(validator=world.id(wrong[0]), submission=wronged))
+    world.wait(TERMS.appeal_ms)
+    world.execute(bad)
+    world.coordinate(e.NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
+    world.credit(world.settled("key", ACCEPT))
+    world.set_run(RunStatus.CLOSED)
+    world.pay_out(1)
+    world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+    world.write("owner", e.DelegationRevoked(node=world.id("key")))
+    world.write("owner", e.Unbonded(node=world.id("key"), amount_nano=BOND))
+    world.wait(world.state.unbonding_ms)
+    world.write("owner", e.Released(node=world.id("key")))
+    world.write("owner", e.Withdrawn(amount_nano=world.balance("owner")))
+    return world
+
+
+def summarise(ledger: Ledger) -> dict[str, Any]:
+    """The numbers that a second implementation must reach."""
+    state = ledger.state
+    run, books = state.runs[RUN], state.books
+    return {
+        "entries": state.size,
+        "root": str(state.frontier.root()),
+        "at_ms": state.at_ms,
+        "deposited_nano": books.deposited_nano,
+        "withdrawn_nano": books.withdrawn_nano,
+        "burned_nano": books.burned_nano,
+        "balances_nano": {str(name): amount for name, amount in sorted((+books.balances).items())},
+        "stakes_nano": {f"{place[0]}/{place[1]}": amount for place, amount in sorted((+books.stakes).items())},
+        "pool_nano": books.pools[RUN],
+        "latest_step": run.latest,
+        "beacons": [str(run.checkpoints[step].beacon) for step in sorted(run.checkpoints)],
+        "nodes": {
+            str(name): {
+                "owner": str(state.owners[name]),
+                "settled": {outcome.value: node.settled[outcome] for outcome in Outcome},
+                "streak": node.streak,
+                "faults": node.faults,
+            }
+            for name, node in sorted(state.nodes.items())
+        },
+    }
+
+
+if __name__ == "__main__":
+    told = tell()
+    vector = {"network": NETWORK, "leaves": [leaf.hex() for leaf in told.leaves], "end": summarise(told.ledger)}
+    VECTORS.write_text(json.dumps(vector, indent=1) + "\n")
