@@ -8,7 +8,6 @@ from collections import defaultdict
 
 from prime_coordinator.constants import AUDIT_ROUNDS_MAX
 from prime_coordinator.scribe import Scribe
-from prime_protocol.beacon import audit_seed
 from prime_protocol.constants import AUDITS_TOLD_MAX
 from prime_protocol.entries import (
     AuditDrawn,
@@ -38,12 +37,20 @@ class AuditDesk:
         self._ready: dict[Name, None] = {}
         self._timers: list[tuple[int, RunId, Digest]] = []
         self._assigned: defaultdict[NodeId, dict[Digest, AuditTask]] = defaultdict(dict)
-        self._files: dict[Digest, tuple[Digest, Digest]] = {}
         self.just_settled: list[Name] = []
+        for name, run in scribe.state.runs.items():
+            for submission in run.submissions:
+                self._recover(name, run, submission)
 
-    def submitted(self, run: RunId, name: Digest, *, file_digest: Digest, checkpoint_root: Digest) -> None:
-        self._files[name] = (file_digest, checkpoint_root)
-        self.wake(run, name)
+    def _recover(self, run_name: RunId, run: RunState, name: Digest) -> None:
+        """Take up a submission where the log left it."""
+        submission, slash = run.submissions[name], run.slashes.get(name)
+        rounds = submission.rounds[slash.rounds_before if slash else 0 :]
+        if rounds and (submission.outcome is None or slash):
+            self._assign(run, name, submission)
+            due_ms = rounds[-1].drawn_at_ms + run.terms_of(submission).verdict_ms
+            heapq.heappush(self._timers, (due_ms, run_name, name))
+        self.wake(run_name, name)
 
     def wake(self, run: RunId, name: Digest) -> None:
         """Something happened to this submission: look at it at the next tick."""
@@ -103,36 +110,34 @@ class AuditDesk:
         drawn = expected_draw(state, run, name, now_ms)
         if drawn is None:
             return False
-        head_size, head_root = submission.head
-        entry = AuditDrawn(submission=name, round=len(submission.rounds), head_size=head_size, validators=drawn)
+        number, head_size = len(submission.rounds), submission.head[0]
+        entry = AuditDrawn(submission=name, round=number, head_size=head_size, validators=drawn)
         self._forget(name, submission)
         self._scribe.write(entry, run_name, now_ms)
-        seed = audit_seed(tree_head_root=head_root, submission=name)
-        self._assign(name, submission, drawn, seed, now_ms + terms.verdict_ms)
+        self._assign(run, name, submission)
         if drawn:
             self._look_again(run_name, name, now_ms + terms.verdict_ms, now_ms)
         return True
 
-    def _assign(
-        self, name: Digest, submission: SubmissionState, drawn: tuple[NodeId, ...], seed: Digest, deadline_ms: int
-    ) -> None:
-        if name not in self._files:
-            return
-        file_digest, checkpoint_root = self._files[name]
-        for validator in drawn:
-            self._assigned[validator][name] = AuditTask(
-                submission=name,
-                round=len(submission.rounds) - 1,
-                seed=seed,
-                file_digest=file_digest,
-                lease=submission.lease,
-                node=submission.node,
-                step=submission.step,
-                checkpoint_root=checkpoint_root,
-                first_slot=submission.slots.start,
-                slots=len(submission.slots),
-                deadline_ms=deadline_ms,
-            )
+    def _assign(self, run: RunState, name: Digest, submission: SubmissionState) -> None:
+        """Tell the validators of the last round, as far as they have not spoken."""
+        last = submission.rounds[-1]
+        task = AuditTask(
+            submission=name,
+            round=len(submission.rounds) - 1,
+            seed=last.seed,
+            file_digest=submission.file_digest,
+            lease=submission.lease,
+            node=submission.node,
+            step=submission.step,
+            checkpoint_root=run.checkpoints[submission.checkpoint_step].root,
+            first_slot=submission.slots.start,
+            slots=len(submission.slots),
+            deadline_ms=last.drawn_at_ms + run.terms_of(submission).verdict_ms,
+        )
+        for validator in last.validators:
+            if validator not in last.verdicts:
+                self._assigned[validator][name] = task
 
     def _settle(
         self,

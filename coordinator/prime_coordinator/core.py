@@ -28,7 +28,7 @@ from prime_protocol.entries import (
 )
 from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId, RunId, Step
+from prime_protocol.ids import NodeId, RunId, Step
 from prime_protocol.ledger import Ledger
 from prime_protocol.messages import Command, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Logged, Weights
 from prime_protocol.receipts import receipt_id
@@ -50,11 +50,7 @@ class Core:
         self.head = b""
         """The newest signed head that is on disk, for replies; the server sets it."""
         self.head_size = 0
-        self.manifests: dict[tuple[RunId, Step], Digest] = {}
         self._head_ms = 0
-        for name, run in ledger.state.runs.items():
-            for submission in run.submissions:
-                self.audits.wake(name, submission)
 
     @property
     def state(self) -> State:
@@ -71,7 +67,7 @@ class Core:
             now_ms=now_ms,
             next_beat_ms=HEARTBEAT_MS,
             head=self.head if self.head_size > beat.head_size else b"",
-            weights=self._weights(run, run_state),
+            weights=self._weights(run_state),
             lag_max=run_state.terms.lag_max,
             leases=self.leases.open_leases(node),
             audits=self.audits.tasks(node),
@@ -114,15 +110,12 @@ class Core:
                 self.admission.delegated(old_owner, delegation.owner)
             case DelegationRevoked(node=revoked):
                 self.admission.delegated(old_owner, revoked)
-            case CheckpointPublished(step=step, manifest=manifest) if run is not None:
-                self.manifests[(run, step)] = manifest
+            case CheckpointPublished() if run is not None:
                 self.leases.published(run, now_ms)
             case Submitted(receipt=receipt) if run is not None:
                 name = receipt_id(receipt)
                 self.leases.submitted(run, self.state.runs[run].submissions[name], now_ms)
-                self.audits.submitted(
-                    run, name, file_digest=receipt.file_digest, checkpoint_root=receipt.checkpoint_root
-                )
+                self.audits.wake(run, name)
             case VerdictGiven(receipt=receipt) if run is not None:
                 self.audits.judged(node, run, receipt.submission)
             case Appealed(submission=submission) if run is not None:
@@ -177,10 +170,9 @@ class Core:
             raise RemoteError("run", f"{name} was not created here")
         return self.state.runs[name]
 
-    def _weights(self, name: RunId, run: RunState) -> Weights | None:
+    def _weights(self, run: RunState) -> Weights | None:
         checkpoint = run.checkpoints.get(Step(run.latest))
         if checkpoint is None:
             return None
         step = Step(run.latest)
-        manifest = self.manifests[(name, step)]
-        return Weights(step=step, root=checkpoint.root, manifest=manifest, beacon=checkpoint.beacon)
+        return Weights(step=step, root=checkpoint.root, manifest=checkpoint.manifest, beacon=checkpoint.beacon)

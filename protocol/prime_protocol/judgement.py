@@ -57,7 +57,8 @@ def draw_audit(state: State, turn: Turn, entry: AuditDrawn) -> None:
         raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
-    submission.rounds.append(Round({node: state.owners[node] for node in expected}, turn.at_ms))
+    seed = audit_seed(tree_head_root=submission.head[1], submission=entry.submission)
+    submission.rounds.append(Round({node: state.owners[node] for node in expected}, seed, turn.at_ms))
     run.await_head(entry.submission)
 
 
@@ -88,11 +89,11 @@ def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
             raise RemoteError("submission", f"{name} is settled and no appeal is open")
         first = slash.rounds_before
     rounds = submission.rounds[first:]
-    if rounds and not _is_stuck(rounds, run.terms_of(submission), at_ms):
+    if rounds and not is_stuck(rounds, run.terms_of(submission), at_ms):
         raise RemoteError("round", "is not due: the round before is decided, or still has time")
 
 
-def _is_stuck(rounds: list[Round], terms: RunTerms, at_ms: int) -> bool:
+def is_stuck(rounds: list[Round], terms: RunTerms, at_ms: int) -> bool:
     """No decision, and none to come from the last round: everybody spoke, or the time is over."""
     last = rounds[-1]
     finished = len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
@@ -147,7 +148,7 @@ def settled_outcome(state: State, run: RunState, name: Digest, at_ms: int) -> Ou
         return Outcome.SOFT if waited and expected_draw(state, run, name, at_ms) is None else None
     if not submission.rounds[0].validators:
         return Outcome.ACCEPT
-    return Outcome.SOFT if _is_stuck(submission.rounds, terms, at_ms) else decide(submission.rounds, terms.quorum)
+    return Outcome.SOFT if is_stuck(submission.rounds, terms, at_ms) else decide(submission.rounds, terms.quorum)
 
 
 def _record_outcome(state: State, submission: SubmissionState, outcome: Outcome) -> None:

@@ -40,6 +40,7 @@ class CheckpointState:
     """A published checkpoint; its beacon is known once a head was noted after it."""
 
     root: Digest
+    manifest: Digest
     beacon: Digest | None = None
 
 
@@ -65,6 +66,8 @@ class Round:
 
     validators: dict[NodeId, NodeId]
     """Who was drawn, and its owner then: whose reward a verdict earns."""
+    seed: Digest
+    """Of this draw. Unknown to the worker when it submitted, so decoys come from it too."""
     drawn_at_ms: int
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
 
@@ -78,6 +81,7 @@ class SubmissionState:
     lease: int
     step: Step
     checkpoint_step: Step
+    file_digest: Digest
     slots: range
     at_ms: int
     output_tokens: int

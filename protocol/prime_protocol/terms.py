@@ -13,6 +13,8 @@ from prime_protocol.constants import (
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
     QUORUM_MAX,
+    TEMPERATURE_MAX,
+    TEMPERATURE_MIN,
 )
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
@@ -41,7 +43,8 @@ class RunTerms:
     vocabulary: Annotated[int, Range(1, 2**20)]
     prompt_tokens_max: Annotated[int, Range(1, 2**20)]
     output_tokens_max: Annotated[int, Range(1, 2**20)]
-    temperature: Annotated[float, Range(0.0, 100.0)]
+    temperature: Annotated[float, Range(0.0, TEMPERATURE_MAX)]
+    """Of the sampling; 0 is greedy."""
     lag_max: Annotated[int, Range(0, 64)]
     """Oldest checkpoint, in steps before the wanted one, whose rollouts are still taken."""
     version_min: Uint
@@ -68,5 +71,7 @@ class RunTerms:
     """FLOP of one output token, and of one token of its context in attention. See units.py."""
 
     def __post_init__(self) -> None:
+        if 0 < self.temperature < TEMPERATURE_MIN:
+            raise RemoteError("temperature", f"is {self.temperature}, allowed is 0 or at least {TEMPERATURE_MIN}")
         if self.slash_nano > self.stake_min_nano:
             raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")

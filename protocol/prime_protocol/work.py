@@ -3,7 +3,7 @@
 Each checks everything first, then changes the state. Who judges work is in judgement.py, what it earns in rewards.py.
 """
 
-from prime_protocol.constants import LEASE_MS_MAX, ROUNDS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.entries import (
     CheckpointPublished,
     LeaseEnded,
@@ -73,7 +73,7 @@ def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> 
         _check_trainable(run, name, place, entry.step)
     for name in entry.trained_on:
         run.submissions[name].trained_into = entry.step
-    run.checkpoints[entry.step] = CheckpointState(entry.root)
+    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest)
     run.without_beacon.append(entry.step)
     run.latest = entry.step
     retire_steps(run)
@@ -139,6 +139,8 @@ def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
     step = run.steps.get(entry.step, StepState(run.terms))
     if entry.first_slot + entry.slots > step.terms.slots_per_step:
         raise RemoteError("first_slot", f"the step has slots 0 to {step.terms.slots_per_step - 1}")
+    if entry.slots * step.terms.samples_per_slot > ROLLOUT_ROWS_MAX:
+        raise RemoteError("slots", f"{entry.slots} slots make more than the {ROLLOUT_ROWS_MAX} rows of a rollout file")
     if step.paid:
         raise RemoteError("step", f"{entry.step} was paid out")
     for slot in range(entry.first_slot, entry.first_slot + entry.slots):
@@ -187,6 +189,7 @@ def submit(state: State, turn: Turn, entry: Submitted) -> None:
         lease=receipt.lease,
         step=lease.step,
         checkpoint_step=checkpoint_step,
+        file_digest=receipt.file_digest,
         slots=lease.slot_range(),
         at_ms=turn.at_ms,
         output_tokens=entry.output_tokens,

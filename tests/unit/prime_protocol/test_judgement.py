@@ -24,7 +24,7 @@ def world() -> World:
 
 def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
     voters = (NodeId(bytes(19) + bytes([number])) for number in range(99))
-    return [Round({}, 0, {next(voters): vote for vote in round_}) for round_ in votes]
+    return [Round({}, digest("seed"), 0, {next(voters): vote for vote in round_}) for round_ in votes]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,33 @@ def test_no_round_is_drawn_for_a_slash_that_nobody_appealed(world: World) -> Non
         world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=0, validators=()))
 
 
+def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> None:
+    world = World.started(audit_probation=0, quorum=1, slots_per_step=30)
+    for slot in range(30):
+        name = world.submit(world.lease("ann", slot))
+        if world.draw(name):
+            world.wait(TERMS.verdict_ms)
+            assert len(world.judge(name, ACCEPT)) == 1
+        world.settle(name)
+        world.wait(1)
+    assert world.state.nodes[world.id("ann")].streak == 30
+
+
+def test_the_next_round_is_drawn_from_a_head_of_its_own(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    world.draw(name)
+    drawn_at = world.state.size - 1
+    first = world.submission(name).head
+    assert first is None, "the head of the first draw is used up"
+    world.wait(TERMS.verdict_ms)
+    with world.refuses("head_size"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=drawn_at, validators=()))
+    world.note_head()
+    head = world.submission(name).head
+    assert head is not None
+    assert head[0] > drawn_at
+
+
 def test_the_draw_of_an_appeal_needs_a_head_noted_after_it(world: World) -> None:
     name = world.convicted("ann")
     world.note_head()
@@ -197,6 +224,8 @@ def test_the_number_of_rounds_has_an_end() -> None:
 
 def test_a_verdict_is_of_a_drawn_validator_once_and_signed(world: World) -> None:
     name = world.submit(world.lease("ann"))
+    with world.refuses("sender"):
+        world.write("val-0", world.opinion("val-0", name, ACCEPT))  # nobody is drawn yet
     drawn = world.draw(name)
     judge = drawn[0]
     idle = next(each for each in world.keys if each.startswith("val") and each not in drawn)
@@ -291,6 +320,17 @@ def test_only_a_verdict_against_the_judgement_is_scored(world: World) -> None:
         world.coordinate(accused)
 
 
+def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    drawn = world.judge(name, HARD, HARD, ACCEPT)
+    world.settle(name)
+    world.propose(name)
+    world.wait(TERMS.appeal_ms)
+    world.execute(name)
+    world.coordinate(e.ValidatorScored(validator=world.id(drawn[2]), submission=name))
+    assert world.state.nodes[world.id(drawn[2])].faults == 1
+
+
 def test_a_slash_needs_a_hard_outcome_evidence_and_the_right_amount(world: World) -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, HARD, ACCEPT, HARD)
@@ -354,6 +394,16 @@ def test_what_was_not_appealed_is_not_overturned(world: World) -> None:
     for act in (world.overturn, world.execute):
         with world.refuses("submission"):
             act(name)
+
+
+def test_a_validator_whose_stake_is_in_escrow_is_not_drawn(world: World) -> None:
+    world.join("both", Role.VALIDATOR, Role.WORKER)
+    name = world.convicted("both")
+    assert world.id("both") not in world.run.validators
+    world.appeal("both", name)
+    world.judge(name, ACCEPT, ACCEPT)
+    world.overturn(name)
+    assert world.id("both") in world.run.validators
 
 
 def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(world: World) -> None:

@@ -84,6 +84,15 @@ def test_an_appeal_that_fails_costs_the_bond_too() -> None:
     assert world.submission(name).outcome is HARD
 
 
+def test_an_appeal_that_is_decided_does_not_wait_for_the_window() -> None:
+    world = World.started()
+    name = world.convicted("ann")
+    world.appeal("ann", name)
+    world.judge(name, HARD, HARD)
+    world.execute(name)
+    assert world.state.books.burned_nano == SLASH + BOND
+
+
 def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))

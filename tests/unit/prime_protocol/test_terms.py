@@ -7,7 +7,7 @@ import pytest
 from ledger_world import TERMS
 
 from prime_protocol.codec import decode, encode
-from prime_protocol.constants import FLOP_PER_CONTEXT_TOKEN_MAX, FLOP_PER_TOKEN_MAX
+from prime_protocol.constants import FLOP_PER_CONTEXT_TOKEN_MAX, FLOP_PER_TOKEN_MAX, TEMPERATURE_MIN
 from prime_protocol.errors import RemoteError
 from prime_protocol.terms import RunTerms
 
@@ -16,6 +16,13 @@ def test_a_slash_is_no_more_than_the_least_stake() -> None:
     replace(TERMS, slash_nano=TERMS.stake_min_nano)
     with pytest.raises(RemoteError, match="slash_nano"):
         replace(TERMS, slash_nano=TERMS.stake_min_nano + 1)
+
+
+def test_a_temperature_is_greedy_or_large_enough_to_divide_by() -> None:
+    replace(TERMS, temperature=0.0)
+    replace(TERMS, temperature=TEMPERATURE_MIN)
+    with pytest.raises(RemoteError, match="temperature"):
+        replace(TERMS, temperature=TEMPERATURE_MIN / 2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from ledger_world import DAY_MS, HOUR_MS, RUN, STAKE, TERMS, World, digest
 
 from prime_protocol import entries as e
-from prime_protocol.constants import LEASE_MS_MAX, ROUNDS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ids import Digest, NetworkId, RunId, Slot, Step
 
@@ -124,6 +124,14 @@ def test_a_checkpoint_is_not_trained_on_what_is_too_old(world: World) -> None:
 def test_a_lease_is_refused(world: World, field: str, changes: dict[str, Any]) -> None:
     with world.refuses(field):
         world.lease("ann", **changes)
+
+
+def test_a_lease_fits_one_rollout_file() -> None:
+    world = World.started(samples_per_slot=1024, slots_per_step=100)
+    slots_max = ROLLOUT_ROWS_MAX // 1024
+    with world.refuses("slots"):
+        world.lease("ann", slots=slots_max + 1)
+    world.lease("ann", slots=slots_max)
 
 
 def test_a_lease_needs_an_active_worker_with_stake(world: World) -> None:
