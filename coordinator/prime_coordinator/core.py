@@ -18,11 +18,16 @@ from prime_protocol.entries import (
     CheckpointPublished,
     Delegated,
     DelegationRevoked,
+    Deposited,
     HeadNoted,
     LeaseEnded,
     NodeRegistered,
     NodeStatus,
+    NodeStatusSet,
     PaidOut,
+    RunCreated,
+    RunStatusSet,
+    RunUpdated,
     Submitted,
     VerdictGiven,
 )
@@ -34,6 +39,9 @@ from prime_protocol.messages import Command, Heartbeat, HeartbeatReply, LeaseRep
 from prime_protocol.receipts import receipt_id
 from prime_protocol.signing import WalletKey
 from prime_protocol.state import RunState, State
+
+ORDERS = (Deposited, NodeStatusSet, RunCreated, RunStatusSet, RunUpdated)
+"""Entries of the coordinator that an operator asks for. All others it writes by itself, when they are due."""
 
 COMMANDS = {NodeStatus.ACTIVE: Command.NONE, NodeStatus.DRAINED: Command.DRAIN, NodeStatus.BANNED: Command.STOP}
 
@@ -93,6 +101,13 @@ class Core:
         logged = self.scribe.take(letter, frame, now_ms)
         self._follow(letter, entry, old_owner, lease_node, now_ms)
         return logged
+
+    def order(self, entry: Any, run: RunId | None, now_ms: int) -> Logged:
+        """Log an entry on the operator's behalf; RemoteError if a rule refuses it."""
+        assert isinstance(entry, ORDERS), f"{type(entry).__name__} is not the operator's to write"
+        index = self.state.size
+        self.scribe.write(entry, run, now_ms)
+        return Logged(index=index, at_ms=self.state.at_ms)
 
     def _lease_node(self, run: RunId | None, entry: Any) -> NodeId | None:
         """Whose lease an entry ends, read before the ledger forgets it."""
