@@ -28,16 +28,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    from prime_node import keys
+    from prime_runtime import key_file
     from prime_protocol.errors import LocalError
 
     try:
         if args.action == "new":
             password = read_password(args.password_file, confirm=True)
-            print(keys.describe(keys.create(args.out, password, os.urandom)))
+            print(key_file.describe(key_file.create(args.out, password, os.urandom)))
             print(f"written to {args.out}. Copy that file and remember the password: without both, the stake is lost.")
         else:
-            print(keys.describe(keys.load(args.file, read_password(args.password_file, confirm=False))))
+            print(key_file.describe(key_file.load(args.file, read_password(args.password_file, confirm=False))))
     except LocalError as error:
         print(f"prime-node: {error}", file=sys.stderr)
         return 1

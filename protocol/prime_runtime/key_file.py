@@ -1,4 +1,4 @@
-"""A node's wallet key on disk: made once, written whole, readable by its owner only."""
+"""A wallet key on disk: made once, written whole, readable by its owner only."""
 
 import os
 import uuid
@@ -18,8 +18,13 @@ def create(path: Path, password: str, draw: Callable[[int], bytes]) -> WalletKey
     key = WalletKey.from_secret(draw(32))
     file_id = str(uuid.UUID(bytes=draw(16), version=4))
     text = encrypt_key(key, password, salt=draw(32), iv=draw(16), file_id=file_id, scrypt_n=KEYSTORE_SCRYPT_N)
+    write_private(path, text)
+    return key
+
+
+def write_private(path: Path, text: str) -> None:
+    """A secret file that only its owner can read. One that is already there may be the only copy, so it stays."""
     try:
-        # O_EXCL: a key that is already there may be the only copy.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)
@@ -29,7 +34,6 @@ def create(path: Path, password: str, draw: Callable[[int], bytes]) -> WalletKey
         raise LocalError(f"{path} exists and is kept; choose another name") from None
     except OSError as error:
         raise LocalError(f"cannot write {path}: {error.strerror}") from None
-    return key
 
 
 def load(path: Path, password: str) -> WalletKey:
