@@ -22,12 +22,15 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.judgement import decide, expected_draw, settled_outcome
 from prime_protocol.ledger import RULES, Author
+from prime_protocol.plants import plant_seal
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
 from prime_protocol.signing import Signature
 from prime_protocol.terms import RunTerms, SlashTo
 
 PEOPLE = ["coordinator", "trainer", "sponsor", "ann", "bob", "cat", "key", "owner", *(f"val-{n}" for n in range(7))]
 STEPS_MAX = 3
+TRUTHS = (Outcome.ACCEPT, Outcome.HARD)
+SEALS = (e.NO_SEAL, *(plant_seal(digest("salt"), truth) for truth in TRUTHS))
 
 
 class Mob:
@@ -60,7 +63,7 @@ class Mob:
         sorts: list[Sequence[Callable[[], object]]] = [
             *[[partial(self.further, name) for name in run.submissions]] * 8,
             *[[partial(world.submit, number) for number in run.leases]] * 2,
-            [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]))],
+            [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]), seal=pick(SEALS))],
             [partial(self.end_lease, number) for number in run.leases],
             [partial(world.pay_out, number) for number in ripe],
             [partial(self.release, place) for place in world.state.books.unbonding],
@@ -99,10 +102,12 @@ class Mob:
             self.further_slash(name)
         elif submission.outcome is Outcome.HARD:
             world.propose(name)
-        elif submission.judged is not None and self.dice.random() < 0.2:
+        elif any(each.verdicts for each in submission.rounds) and submission.judged and self.dice.random() < 0.2:
             self.score(name)
         elif submission.outcome is Outcome.ACCEPT:
             world.credit(name)
+        elif submission.seal in SEALS[1:] and submission.outcome is None and self.dice.random() < 0.3:
+            world.reveal(name, TRUTHS[SEALS.index(submission.seal) - 1])
         elif submission.outcome is None and self.dice.random() < 0.5:
             outcome = settled_outcome(world.state, run, name, world.now_ms)
             world.coordinate(e.Settled(submission=name, outcome=outcome or Outcome.ACCEPT))

@@ -21,6 +21,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
 from prime_protocol.judgement import expected_draw, settled_outcome
 from prime_protocol.ledger import RULES, Ledger, Scope
+from prime_protocol.plants import plant_seal
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt, receipt_id
 from prime_protocol.rewards import submission_units
 from prime_protocol.signing import Signature, WalletKey
@@ -356,6 +357,14 @@ class World:
         self.judge(name, outcome, outcome, outcome)
         assert self.settle(name) is outcome
         return name
+
+    def planted(self, node: str, truth: Outcome, first_slot: int = 0) -> Digest:
+        """A submission whose truth was sealed in its lease."""
+        return self.submit(self.lease(node, first_slot, seal=plant_seal(digest("salt"), truth)))
+
+    def reveal(self, name: Digest, truth: Outcome) -> None:
+        author = self.names[self.submission(name).node]
+        self.write(author, e.PlantRevealed(submission=name, outcome=truth, salt=digest("salt")))
 
     # --- Punishment -------------------------------------------------------------------------------------------------
 

@@ -1,29 +1,24 @@
 """From submission to settled: draws, verdicts, credit, slashes and appeals, each step as soon as it is due. Pure.
 
-The ledger knows what is allowed; this knows what to do next. What it remembers follows from the ledger.
+The ledger knows what is allowed; this knows what to do next, and finds that out from the ledger alone: after a restart
+every submission goes on from where the log left it, even between an outcome and what follows from it.
 """
 
 import heapq
-from collections import defaultdict
 
-from prime_coordinator.constants import AUDIT_ROUNDS_MAX
+from prime_coordinator.attendance import Attendance
+from prime_coordinator.cases import Case
+from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
+from prime_coordinator.plants import Plants
 from prime_coordinator.scribe import Scribe
-from prime_protocol.constants import AUDITS_TOLD_MAX
-from prime_protocol.entries import (
-    AuditDrawn,
-    Credited,
-    Outcome,
-    Settled,
-    SlashExecuted,
-    SlashOverturned,
-    SlashProposed,
-    ValidatorScored,
-)
+from prime_coordinator.slashes import propose_slash, slash_end
+from prime_protocol.constants import AUDITS_TOLD_MAX, ROUNDS_MAX
+from prime_protocol.entries import AuditDrawn, Credited, Outcome, Settled, ValidatorScored
 from prime_protocol.ids import Digest, NodeId, RunId
-from prime_protocol.judgement import decide, expected_draw, is_stuck, settled_outcome
+from prime_protocol.judgement import decide, expected_draw, is_finished, is_stuck, settled_outcome
 from prime_protocol.messages import AuditTask
 from prime_protocol.rewards import submission_units
-from prime_protocol.state import RunState, SlashState, SubmissionState
+from prime_protocol.state import SubmissionState
 
 Name = tuple[RunId, Digest]
 """A submission of a run."""
@@ -32,37 +27,47 @@ Name = tuple[RunId, Digest]
 class AuditDesk:
     """What is waiting to be judged, by whom, and when to look again."""
 
-    def __init__(self, scribe: Scribe) -> None:
+    def __init__(self, scribe: Scribe, attendance: Attendance, plants: Plants, now_ms: int) -> None:
         self._scribe = scribe
+        self._attendance = attendance
+        self._plants = plants
+        self._patient_until_ms = now_ms + GRACE_MS
         self._ready: dict[Name, None] = {}
         self._timers: list[tuple[int, RunId, Digest]] = []
-        self._assigned: defaultdict[NodeId, dict[Digest, AuditTask]] = defaultdict(dict)
-        self.just_settled: list[Name] = []
+        self._assigned: dict[NodeId, dict[Name, AuditTask]] = {}
+        self.without_head: dict[Name, None] = {}
+        """Submissions that cannot go on before a head is noted."""
+        self.just_settled: list[tuple[RunId, SubmissionState]] = []
+        self.just_credited: list[tuple[RunId, SubmissionState]] = []
         for name, run in scribe.state.runs.items():
             for submission in run.submissions:
-                self._recover(name, run, submission)
+                self._recover(Case.of(scribe.state, name, submission))
 
-    def _recover(self, run_name: RunId, run: RunState, name: Digest) -> None:
+    def _recover(self, case: Case) -> None:
         """Take up a submission where the log left it."""
-        submission, slash = run.submissions[name], run.slashes.get(name)
-        rounds = submission.rounds[slash.rounds_before if slash else 0 :]
-        if rounds and (submission.outcome is None or slash):
-            self._assign(run, name, submission)
-            due_ms = rounds[-1].drawn_at_ms + run.terms_of(submission).verdict_ms
-            heapq.heappush(self._timers, (due_ms, run_name, name))
-        self.wake(run_name, name)
+        if case.rounds and case.is_open:
+            self._assign(case)
+            self._look_again(case, case.rounds[-1].drawn_at_ms + case.terms.verdict_ms)
+        self.wake(case.run_name, case.name)
 
     def wake(self, run: RunId, name: Digest) -> None:
         """Something happened to this submission: look at it at the next tick."""
         self._ready[(run, name)] = None
 
-    def tasks(self, validator: NodeId) -> tuple[AuditTask, ...]:
-        """What a validator still has to judge, oldest first."""
-        return tuple(self._assigned.get(validator, {}).values())[:AUDITS_TOLD_MAX]
+    def tasks(self, validator: NodeId, run: RunId | None = None) -> tuple[AuditTask, ...]:
+        """What a validator still has to judge, oldest first; of one run where it is named."""
+        assigned = self._assigned.get(validator, {}).items()
+        return tuple(task for (name, _), task in assigned if run in (None, name))[:AUDITS_TOLD_MAX]
 
     def judged(self, validator: NodeId, run: RunId, name: Digest) -> None:
-        self._assigned[validator].pop(name, None)
+        self._attendance.spoke(validator)
+        self._excuse(validator, (run, name))
         self.wake(run, name)
+
+    def head_noted(self) -> None:
+        """Those that waited for a head go on."""
+        self._ready |= self.without_head
+        self.without_head = {}
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due."""
@@ -71,145 +76,172 @@ class AuditDesk:
             self.wake(run, name)
         ready, self._ready = self._ready, {}
         for run, name in ready:
-            self._advance(run, name, now_ms)
+            # A step that is over and paid is forgotten with its submissions.
+            if name in self._scribe.state.runs[run].submissions:
+                self._advance(Case.of(self._scribe.state, run, name), now_ms)
 
-    def _advance(self, run_name: RunId, name: Digest, now_ms: int) -> None:
-        run = self._scribe.state.runs[run_name]
-        submission, slash = run.submissions.get(name), run.slashes.get(name)
-        if submission is None:
-            return
-        if submission.outcome is None:
-            self._judge(run_name, run, name, submission, now_ms)
-        elif slash is not None:
-            self._punish(run_name, run, name, slash, now_ms)
+    def _advance(self, case: Case, now_ms: int) -> None:
+        if case.submission.outcome is None:
+            self._judge(case, now_ms)
+        elif case.slash is not None:
+            self._punish(case, now_ms)
+        else:
+            self._conclude(case, now_ms)
 
     # --- Before the outcome -----------------------------------------------------------------------------------------
 
-    def _judge(self, run_name: RunId, run: RunState, name: Digest, submission: SubmissionState, now_ms: int) -> None:
-        terms = run.terms_of(submission)
-        outcome = settled_outcome(self._scribe.state, run, name, now_ms)
-        # Settled as soft for want of an answer: another round may still find one.
-        is_open = outcome is Outcome.SOFT and decide(submission.rounds, terms.quorum) is None
-        if outcome is not None and not (is_open and len(submission.rounds) < AUDIT_ROUNDS_MAX):
-            self._settle(run_name, run, name, submission, outcome, now_ms)
-        elif self._draw(run_name, run, name, submission, now_ms):
-            if not submission.rounds[-1].validators:
-                self._settle(run_name, run, name, submission, Outcome.ACCEPT, now_ms)
-        elif is_open:
-            self._settle(run_name, run, name, submission, Outcome.SOFT, now_ms)
-        elif not submission.rounds:
-            self._look_again(run_name, name, submission.at_ms + terms.verdict_ms, now_ms)
+    def _judge(self, case: Case, now_ms: int) -> None:
+        outcome = settled_outcome(self._scribe.state, case.run, case.name, now_ms)
+        # Soft for want of an answer: another round may still find one.
+        is_open = case.submission.planted is None and decide(case.rounds, case.terms.quorum) is None
+        is_undecided = outcome is Outcome.SOFT and is_open
+        if self._is_hasty(case, now_ms):
+            self._look_again(case, self._patient_until_ms)
+        elif self._planted(case, now_ms):
+            return
+        elif outcome is not None and not is_undecided:
+            self._settle(case, outcome, now_ms)
+        elif (is_undecided or not case.rounds) and len(case.rounds) < AUDIT_ROUNDS_MAX:
+            self._draw_or_wait(case, is_undecided, now_ms)
+        elif is_undecided:
+            self._settle(case, Outcome.SOFT, now_ms)
 
-    def _draw(self, run_name: RunId, run: RunState, name: Digest, submission: SubmissionState, now_ms: int) -> bool:
-        """The next round, if one is due and enough validators are left."""
-        state, terms = self._scribe.state, run.terms_of(submission)
-        slash = run.slashes.get(name)
-        rounds = submission.rounds[slash.rounds_before if slash else 0 :]
-        if submission.head is None or (rounds and not is_stuck(rounds, terms, now_ms)):
+    def _is_hasty(self, case: Case, now_ms: int) -> bool:
+        """A round ran out while we were away or have just come back: its validators get a moment to speak."""
+        if now_ms >= self._patient_until_ms or not case.rounds:
             return False
-        drawn = expected_draw(state, run, name, now_ms)
-        if drawn is None:
+        last = case.rounds[-1]
+        return len(last.verdicts) < len(last.validators) and is_stuck(case.rounds, case.terms, now_ms)
+
+    def _planted(self, case: Case, now_ms: int) -> bool:
+        """Our own planted file: wait until all have spoken, then show the truth. Whether it is one."""
+        entry = self._plants.reveal(case.run_name, case.name, case.submission)
+        if entry is None or not case.rounds or case.submission.planted is not None:
             return False
-        number, head_size = len(submission.rounds), submission.head[0]
-        entry = AuditDrawn(submission=name, round=number, head_size=head_size, validators=drawn)
-        self._forget(name, submission)
-        self._scribe.write(entry, run_name, now_ms)
-        self._assign(run, name, submission)
-        if drawn:
-            self._look_again(run_name, name, now_ms + terms.verdict_ms, now_ms)
+        if is_finished(case.rounds, case.terms, now_ms):
+            self._scribe.write(entry, case.run_name, now_ms, key=self._plants.key(case.submission.node))
+            self._settle(case, Outcome.SOFT, now_ms)
         return True
 
-    def _assign(self, run: RunState, name: Digest, submission: SubmissionState) -> None:
+    def _draw_or_wait(self, case: Case, is_undecided: bool, now_ms: int) -> None:
+        if case.submission.head is None:
+            self.without_head[(case.run_name, case.name)] = None
+        elif self._draw(case, now_ms):
+            self._judge(case, now_ms)
+        elif is_undecided:
+            self._settle(case, Outcome.SOFT, now_ms)
+        else:
+            self._look_again(case, min(now_ms + AUDIT_RETRY_MS, case.submission.at_ms + case.terms.verdict_ms))
+
+    def _draw(self, case: Case, now_ms: int) -> bool:
+        """The next round, if enough validators are left."""
+        assert case.submission.head is not None
+        number, head_size = len(case.submission.rounds), case.submission.head[0]
+        if number >= ROUNDS_MAX:
+            return False
+        # First those who let the last round pass, because some of them leave the draw for it.
+        self._forget(case, now_ms)
+        drawn = expected_draw(self._scribe.state, case.run, case.name, now_ms)
+        if drawn is None:
+            return False
+        entry = AuditDrawn(submission=case.name, round=number, head_size=head_size, validators=drawn)
+        self._scribe.write(entry, case.run_name, now_ms)
+        self._assign(case)
+        self._look_again(case, now_ms + case.terms.verdict_ms)
+        return True
+
+    def _assign(self, case: Case) -> None:
         """Tell the validators of the last round, as far as they have not spoken."""
-        last = submission.rounds[-1]
+        submission, last = case.submission, case.submission.rounds[-1]
         task = AuditTask(
-            submission=name,
+            submission=case.name,
             round=len(submission.rounds) - 1,
             seed=last.seed,
             file_digest=submission.file_digest,
             lease=submission.lease,
             node=submission.node,
             step=submission.step,
-            checkpoint_root=run.checkpoints[submission.checkpoint_step].root,
+            checkpoint_root=case.run.checkpoints[submission.checkpoint_step].root,
             first_slot=submission.slots.start,
             slots=len(submission.slots),
-            deadline_ms=last.drawn_at_ms + run.terms_of(submission).verdict_ms,
+            deadline_ms=last.drawn_at_ms + case.terms.verdict_ms,
         )
         for validator in last.validators:
             if validator not in last.verdicts:
-                self._assigned[validator][name] = task
+                self._assigned.setdefault(validator, {})[(case.run_name, case.name)] = task
 
-    def _settle(
-        self,
-        run_name: RunId,
-        run: RunState,
-        name: Digest,
-        submission: SubmissionState,
-        outcome: Outcome,
-        now_ms: int,
-    ) -> None:
-        self._scribe.write(Settled(submission=name, outcome=outcome), run_name, now_ms)
-        self._forget(name, submission)
-        self.just_settled.append((run_name, name))
-        if outcome is Outcome.ACCEPT:
-            self._credit(run_name, run, name, submission, now_ms)
-        if outcome is Outcome.HARD:
-            self._propose(run_name, run, name, submission, now_ms)
-        else:
-            self._score(run_name, name, submission, now_ms)
+    # --- The outcome and what follows from it -----------------------------------------------------------------------
 
-    def _credit(self, run_name: RunId, run: RunState, name: Digest, submission: SubmissionState, now_ms: int) -> None:
-        """Unless a twin of the lease was credited for the same slots before."""
-        if run.steps[submission.step].credited.isdisjoint(submission.slots):
-            units = submission_units(run.terms_of(submission), submission)
-            self._scribe.write(Credited(submission=name, units=units), run_name, now_ms)
+    def _settle(self, case: Case, outcome: Outcome, now_ms: int) -> None:
+        self._forget(case, now_ms)
+        self._scribe.write(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
+        self.just_settled.append((case.run_name, case.submission))
+        self._conclude(case, now_ms)
 
-    def _score(self, run_name: RunId, name: Digest, submission: SubmissionState, now_ms: int) -> None:
-        """Note the validators whose verdict was not what was settled."""
+    def _conclude(self, case: Case, now_ms: int) -> None:
+        """Credit, slash proposal and scores, as far as they are still to come."""
+        submission = case.submission
+        if submission.outcome is Outcome.HARD and not submission.slashed:
+            propose_slash(self._scribe, case, now_ms)
+            assert case.slash is not None
+            self._look_again(case, case.slash.appeal_until_ms)
+            return
+        # A twin of the lease may have been credited for the same slots before.
+        is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)
+        if submission.outcome is Outcome.ACCEPT and not submission.credited and is_creditable:
+            units = submission_units(case.terms, submission)
+            self._scribe.write(Credited(submission=case.name, units=units), case.run_name, now_ms)
+            self.just_credited.append((case.run_name, submission))
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
         for validator, found in sorted(verdicts.items()):
             if submission.judged not in (None, found) and validator not in submission.scored:
-                self._scribe.write(ValidatorScored(validator=validator, submission=name), run_name, now_ms)
+                entry = ValidatorScored(validator=validator, submission=case.name)
+                self._scribe.write(entry, case.run_name, now_ms)
 
-    # --- Punishment -------------------------------------------------------------------------------------------------
-
-    def _propose(self, run_name: RunId, run: RunState, name: Digest, submission: SubmissionState, now_ms: int) -> None:
-        position, terms = (submission.owner, submission.node), run.terms_of(submission)
-        amount_nano = min(terms.slash_nano, self._scribe.state.books.slashable_nano(position))
-        evidence = next(iter(submission.evidence))
-        entry = SlashProposed(submission=name, amount_nano=amount_nano, evidence=evidence)
-        self._scribe.write(entry, run_name, now_ms)
-        self._look_again(run_name, name, run.slashes[name].appeal_until_ms, now_ms)
-
-    def _punish(self, run_name: RunId, run: RunState, name: Digest, slash: SlashState, now_ms: int) -> None:
-        submission = run.submissions[name]
-        if slash.appealed_at_ms is None:
-            if now_ms >= slash.appeal_until_ms:
-                self._scribe.write(SlashExecuted(submission=name), run_name, now_ms)
-                self._score(run_name, name, submission, now_ms)
-            return
-        found = decide(submission.rounds[slash.rounds_before :], run.terms_of(submission).quorum)
-        if found is Outcome.HARD:
-            self._scribe.write(SlashExecuted(submission=name), run_name, now_ms)
-        elif found is not None or now_ms >= slash.appealed_at_ms + slash.judgement_ms:
-            self._scribe.write(SlashOverturned(submission=name), run_name, now_ms)
-            if submission.outcome is Outcome.ACCEPT:
-                self._credit(run_name, run, name, submission, now_ms)
+    def _punish(self, case: Case, now_ms: int) -> None:
+        slash = case.slash
+        assert slash is not None
+        end = slash_end(case, now_ms)
+        if end is not None:
+            self._forget(case, now_ms)
+            self._scribe.write(end, case.run_name, now_ms)
+            self._conclude(case, now_ms)
+        elif slash.appealed_at_ms is None:
+            self._look_again(case, slash.appeal_until_ms)
         else:
-            self._draw(run_name, run, name, submission, now_ms)
-            self._look_again(run_name, name, slash.appealed_at_ms + slash.judgement_ms, now_ms)
+            self._look_again(case, slash.appealed_at_ms + slash.judgement_ms)
+            self._rejudge(case, now_ms)
+
+    def _rejudge(self, case: Case, now_ms: int) -> None:
+        """The appeal's own rounds: the first at once, another when one is stuck."""
+        if case.rounds and not is_stuck(case.rounds, case.terms, now_ms):
             return
-        self._forget(name, submission)
-        self._score(run_name, name, submission, now_ms)
+        if self._is_hasty(case, now_ms):
+            self._look_again(case, self._patient_until_ms)
+        elif case.submission.head is None:
+            self.without_head[(case.run_name, case.name)] = None
+        elif not self._draw(case, now_ms):
+            self._look_again(case, now_ms + AUDIT_RETRY_MS)
 
     # --- Small parts ------------------------------------------------------------------------------------------------
 
-    def _look_again(self, run: RunId, name: Digest, due_ms: int, now_ms: int) -> None:
-        if due_ms > now_ms:
-            heapq.heappush(self._timers, (due_ms, run, name))
+    def _look_again(self, case: Case, due_ms: int) -> None:
+        heapq.heappush(self._timers, (due_ms, case.run_name, case.name))
 
-    def _forget(self, name: Digest, submission: SubmissionState) -> None:
-        """Nobody has to judge it any more."""
-        for each in submission.rounds:
-            for validator in each.validators:
-                self._assigned[validator].pop(name, None)
+    def _forget(self, case: Case, now_ms: int) -> None:
+        """Nobody of the rounds so far has to judge it any more; whose time is over has let it pass."""
+        if not case.rounds:
+            return
+        last = case.rounds[-1]
+        name = (case.run_name, case.name)
+        silent = [node for node in last.validators if name in self._assigned.get(node, ())]
+        if now_ms >= last.drawn_at_ms + case.terms.verdict_ms:
+            self._attendance.missed(silent, now_ms)
+        for node in silent:
+            self._excuse(node, name)
+
+    def _excuse(self, validator: NodeId, name: Name) -> None:
+        tasks = self._assigned.get(validator, {})
+        tasks.pop(name, None)
+        if not tasks:
+            self._assigned.pop(validator, None)

@@ -1,52 +1,76 @@
 """`prime-coordinator`: the command an operator types, and anybody who checks a log. It parses, then imports, then runs.
 
-Exit codes: 0 done, 1 refused (the text says what to do), 2 wrong command line, 3 the log does not hold.
+The exit codes are in arguments.py, where --help shows them.
 """
 
 import argparse
-import json
+import getpass
+import os
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from importlib import import_module
+
+from prime_coordinator.arguments import build_parser
+
+EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="prime-coordinator", description="Order a run's work and keep its books.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    log = commands.add_parser("log", help="read and check the append-only log")
-    actions = log.add_subparsers(dest="action", required=True, metavar="ACTION")
-    verify = actions.add_parser("verify", help="replay a mirror of a log, offline, and check everything in it")
-    verify.add_argument(
-        "folder", type=Path, help="folder with `checkpoint` and `tile/`, as the coordinator serves them"
-    )
-    verify.add_argument("--key", help="the log's verifier key, as the operator published it")
-    verify.add_argument("--json", action="store_true", help="print the books as JSON")
-    return parser.parse_args(argv)
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    words = sys.argv[1:] if argv is None else argv
+    command = next((word for word in words if not word.startswith("-")), "")
+    if words[:1] == ["simulate"]:
+        # All that follows is the simulator's, flags and --help too.
+        return argparse.Namespace(task="others:simulate", words=words[1:])
+    return build_parser(with_settings=command in ("init", "start"), with_terms=command == "run").parse_args(words)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    from prime_coordinator.books_check import check_log
-    from prime_coordinator.books_report import describe, summarise
-    from prime_coordinator.mirror import read_head, read_leaves, read_tile
+    module, _, function = args.task.partition(":")
+    try:
+        return run_task(args, module, function)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing more to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_REFUSED
+
+
+def run_task(args: argparse.Namespace, module: str, function: str) -> int:
+    from prime_coordinator.commands.context import Context, NotReached
+    from prime_coordinator.commands.screen import Screen
     from prime_protocol.errors import LocalError, RemoteError
-    from prime_protocol.note import VerifierKey
+
+    context = Context(args, os.environ, Screen(sys.stdout), complain, ask_password)
+    try:
+        code: int = getattr(import_module(f"prime_coordinator.commands.{module}"), function)(context)
+        sys.stdout.flush()
+        return code
+    except NotReached as error:
+        complain(str(error))
+        return EXIT_NOT_REACHED
+    except (LocalError, RemoteError) as error:
+        complain(str(error))
+        return EXIT_REFUSED
+
+
+def complain(text: str) -> None:
+    print(f"prime-coordinator: {text}", file=sys.stderr)
+
+
+def ask_password(confirm: bool) -> str | None:
+    if not sys.stdin.isatty():
+        return None
+    from prime_protocol.errors import LocalError
 
     try:
-        key = VerifierKey.parse(args.key) if args.key else None
-        checked = check_log(
-            read_head(args.folder),
-            lambda size: read_leaves(args.folder, size),
-            lambda tile: read_tile(args.folder, tile),
-            key,
-        )
-    except LocalError as error:
-        print(f"prime-coordinator: {error}", file=sys.stderr)
-        return 1
-    except RemoteError as error:
-        print(f"prime-coordinator: the log does not hold: {error}", file=sys.stderr)
-        return 3
-    print(json.dumps(summarise(checked), indent=2) if args.json else "\n".join(describe(checked)))
-    return 0
+        password = getpass.getpass("password of the coordinator's key: ")
+        if confirm and getpass.getpass("again: ") != password:
+            raise LocalError("the two passwords differ")
+    except EOFError:
+        raise LocalError("no password was typed; nothing was done") from None
+    return password
 
 
 if __name__ == "__main__":

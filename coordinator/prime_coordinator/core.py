@@ -7,24 +7,29 @@ log, make a new one. What it decides takes effect on disk when the server has wr
 from typing import Any
 
 from prime_coordinator.admission import Admission
+from prime_coordinator.attendance import Attendance
 from prime_coordinator.audits import AuditDesk
-from prime_coordinator.constants import HEAD_MS_MIN
-from prime_coordinator.leases import LeaseDesk
-from prime_coordinator.liveness import Liveness
+from prime_coordinator.conduct import Conduct
+from prime_coordinator.constants import HEAD_MS_MIN, RETRY_MS_MAX
+from prime_coordinator.intake import Expected, expect
+from prime_coordinator.leases import LeaseDesk, refuse
+from prime_coordinator.liveness import Liveness, Phase
+from prime_coordinator.payouts import PayDesk
+from prime_coordinator.plants import Plants
+from prime_coordinator.repeats import find_repeat
 from prime_coordinator.scribe import Scribe
+from prime_coordinator.standing import Facts, Row, get_row
 from prime_protocol.constants import HEARTBEAT_MS
 from prime_protocol.entries import (
     Appealed,
     CheckpointPublished,
-    Delegated,
     DelegationRevoked,
     Deposited,
     HeadNoted,
     LeaseEnded,
-    NodeRegistered,
     NodeStatus,
     NodeStatusSet,
-    PaidOut,
+    PlantRevealed,
     RunCreated,
     RunStatusSet,
     RunUpdated,
@@ -35,10 +40,19 @@ from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NodeId, RunId, Step
 from prime_protocol.ledger import Ledger
-from prime_protocol.messages import Command, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Logged, Weights
+from prime_protocol.messages import (
+    Activity,
+    Command,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Logged,
+    Weights,
+)
 from prime_protocol.receipts import receipt_id
 from prime_protocol.signing import WalletKey
-from prime_protocol.state import RunState, State
+from prime_protocol.state import LeaseState, RunState, State
 
 ORDERS = (Deposited, NodeStatusSet, RunCreated, RunStatusSet, RunUpdated)
 """Entries of the coordinator that an operator asks for. All others it writes by itself, when they are due."""
@@ -49,12 +63,16 @@ COMMANDS = {NodeStatus.ACTIVE: Command.NONE, NodeStatus.DRAINED: Command.DRAIN, 
 class Core:
     """One coordinator."""
 
-    def __init__(self, key: WalletKey, ledger: Ledger, *, now_ms: int) -> None:
+    def __init__(self, key: WalletKey, ledger: Ledger, *, now_ms: int, plants: Plants | None = None) -> None:
+        plants = plants or Plants.of(key)
         self.scribe = Scribe(key, ledger)
         self.liveness = Liveness()
+        self.conduct = Conduct()
         self.admission = Admission(ledger.state)
-        self.leases = LeaseDesk(self.scribe, now_ms)
-        self.audits = AuditDesk(self.scribe)
+        self.attendance = Attendance(self.scribe, self.liveness, now_ms)
+        self.leases = LeaseDesk(self.scribe, self.conduct, plants, now_ms)
+        self.audits = AuditDesk(self.scribe, self.attendance, plants, now_ms)
+        self.payouts = PayDesk(self.scribe)
         self.head = b""
         """The newest signed head that is on disk, for replies; the server sets it."""
         self.head_size = 0
@@ -68,117 +86,167 @@ class Core:
 
     def beat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
         """Note that a node is there, and tell it all it needs."""
+        now_ms = self._clock(now_ms)
         known = self.state.node(node)
         run_state = self._run(run)
+        terms = run_state.terms
         self.liveness.beat(node, beat.activity, beat.checkpoint_step, now_ms)
+        self.attendance.heard(node, known, now_ms)
+        is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
             next_beat_ms=HEARTBEAT_MS,
             head=self.head if self.head_size > beat.head_size else b"",
             weights=self._weights(run_state),
-            lag_max=run_state.terms.lag_max,
-            leases=self.leases.open_leases(node),
-            audits=self.audits.tasks(node),
+            lag_max=terms.lag_max,
+            leases=self.leases.open_leases(run, node),
+            audits=self.audits.tasks(node, run),
             command=COMMANDS[known.status],
-            version_min=run_state.terms.version_min,
-            upgrade_by_ms=0,
+            version_min=terms.version_at(now_ms),
+            upgrade_by_ms=terms.upgrade_by_ms if is_behind else 0,
         )
 
     def request_lease(self, node: NodeId, run: RunId, request: LeaseRequest, now_ms: int) -> LeaseReply:
+        now_ms = self._clock(now_ms)
+        known = self.state.node(node)
         self._run(run)
-        self.state.node(node)
+        self.liveness.heard(node, request.checkpoint_step, now_ms)
+        self.attendance.heard(node, known, now_ms)
+        row = self.standing(node, run, now_ms)
+        if not row.works:
+            wait_ms = self.conduct.wait_ms(node, now_ms)
+            return refuse(f"you are {row.standing}, until {row.way_out}", wait_ms or RETRY_MS_MAX)
         return self.leases.request(run, node, request, now_ms)
 
     def take(self, letter: Letter, entry: Any, frame: bytes, *, address_group: str, now_ms: int) -> Logged:
-        """Log an entry that somebody sent, and let it have its consequences."""
-        state, node = self.state, letter.sender
-        if isinstance(entry, NodeRegistered):
-            self.admission.check_registration(state, node, address_group, now_ms)
-        if isinstance(entry, Delegated):
-            self.admission.check_delegation(state, node, entry.delegation.owner)
-        old_owner = state.owners.get(entry.node if isinstance(entry, DelegationRevoked) else node)
-        lease_node = self._lease_node(letter.run, entry)
+        """Log an entry that somebody sent, and let it have its consequences. Sent again, it is answered again."""
+        now_ms = self._clock(now_ms)
+        repeat = self.repeated(letter, entry)
+        if repeat is not None:
+            return repeat
+        sender = letter.sender
+        self.admission.check(sender, entry, address_group, now_ms)
+        owned = entry.node if isinstance(entry, DelegationRevoked) else sender
+        old_owner = self.state.owners.get(owned)
+        lease = self._ending_lease(letter.run, entry)
         logged = self.scribe.take(letter, frame, now_ms)
-        self._follow(letter, entry, old_owner, lease_node, now_ms)
+        self.admission.logged(owned, old_owner, address_group, now_ms)
+        if letter.run is not None:
+            self._follow(letter.run, sender, entry, lease, now_ms)
         return logged
+
+    def repeated(self, letter: Letter, entry: Any) -> Logged | None:
+        """Where this very entry stands in the log already; None where it is new. Ask before a file is looked at."""
+        return find_repeat(self.state, letter, entry)
 
     def order(self, entry: Any, run: RunId | None, now_ms: int) -> Logged:
         """Log an entry on the operator's behalf; RemoteError if a rule refuses it."""
         assert isinstance(entry, ORDERS), f"{type(entry).__name__} is not the operator's to write"
-        index = self.state.size
-        self.scribe.write(entry, run, now_ms)
-        return Logged(index=index, at_ms=self.state.at_ms)
+        logged = self.scribe.order(entry, run, self._clock(now_ms))
+        if isinstance(entry, NodeStatusSet) and entry.status is NodeStatus.BANNED:
+            self.leases.distrust(entry.node)
+        if run is not None:
+            self.payouts.stir(run)
+        return logged
 
-    def _lease_node(self, run: RunId | None, entry: Any) -> NodeId | None:
-        """Whose lease an entry ends, read before the ledger forgets it."""
+    def _ending_lease(self, run: RunId | None, entry: Any) -> LeaseState | None:
+        """The lease that an entry ends, read before the ledger forgets it."""
         if not isinstance(entry, LeaseEnded) or run is None or run not in self.state.runs:
             return None
-        lease = self.state.runs[run].leases.get(entry.lease)
-        return lease.node if lease else None
+        return self.state.runs[run].leases.get(entry.lease)
 
-    def _follow(self, letter: Letter, entry: Any, old_owner: NodeId | None, lease_node: Any, now_ms: int) -> None:
-        node, run = letter.sender, letter.run
+    def _follow(self, run: RunId, sender: NodeId, entry: Any, lease: LeaseState | None, now_ms: int) -> None:
         match entry:
-            case NodeRegistered() if old_owner is None:
-                self.admission.delegated(None, node)
-            case Delegated(delegation=delegation):
-                self.admission.delegated(old_owner, delegation.owner)
-            case DelegationRevoked(node=revoked):
-                self.admission.delegated(old_owner, revoked)
-            case CheckpointPublished() if run is not None:
+            case CheckpointPublished():
                 self.leases.published(run, now_ms)
-            case Submitted(receipt=receipt) if run is not None:
+                self.payouts.stir(run)
+            case Submitted(receipt=receipt):
                 name = receipt_id(receipt)
-                self.leases.submitted(run, self.state.runs[run].submissions[name], now_ms)
+                self.leases.submitted(run, self.state.runs[run].submissions[name])
                 self.audits.wake(run, name)
-            case VerdictGiven(receipt=receipt) if run is not None:
-                self.audits.judged(node, run, receipt.submission)
-            case Appealed(submission=submission) if run is not None:
-                self.audits.wake(run, submission)
-            case LeaseEnded(lease=lease) if run is not None:
-                self.leases.ended(run, lease, lease_node)
+            case VerdictGiven(receipt=verdict):
+                self.audits.judged(sender, run, verdict.submission)
+            case Appealed(submission=name) | PlantRevealed(submission=name):
+                self.audits.wake(run, name)
+            case LeaseEnded(lease=number):
+                assert lease is not None
+                self.leases.ended(run, number, lease, now_ms)
+                self.payouts.stir(run)
+
+    # --- Files ------------------------------------------------------------------------------------------------------
+
+    def expect_file(self, sender: NodeId, run: RunId, entry: Submitted, now_ms: int) -> Expected:
+        """What the file of a submission must answer to; RemoteError where it need not even be read."""
+        expected = expect(run, self._run(run), entry.receipt)
+        late_ms = self._clock(now_ms) - self.state.runs[run].leases[entry.receipt.lease].deadline_ms
+        if late_ms > 0:
+            raise RemoteError("receipt.lease", f"{entry.receipt.lease} ended {late_ms} ms ago")
+        if sender != expected.header.node:
+            raise RemoteError("receipt.node", f"is {sender}, the lease is {expected.header.node}'s")
+        self.conduct.check_file(run, entry.receipt.lease)
+        return expected
+
+    def file_refused(self, sender: NodeId, run: RunId, lease: int, now_ms: int) -> None:
+        """Intake found a lease's file wanting. Its node may send a better one, but not for ever."""
+        if not self.conduct.bad_file(sender, run, lease, self._clock(now_ms)):
+            self.leases.distrust(sender)
 
     # --- The clock --------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         """Everything that time makes due."""
-        self.liveness.tick(now_ms)
+        now_ms = self._clock(now_ms)
+        size = self.state.size
+        for node, phase in self.liveness.tick(now_ms):
+            if phase is Phase.LOST:
+                self.leases.distrust(node)
         self.leases.tick(now_ms)
-        self._note_head(now_ms)
         self.audits.tick(now_ms)
-        for run, name in self.audits.just_settled:
-            submission = self.state.runs[run].submissions.get(name)
-            if submission is not None:
-                self.leases.settled(run, submission)
+        if self._note_head(now_ms):
+            self.audits.tick(now_ms)
+        for run, submission in self.audits.just_settled:
+            self.leases.settled(run, submission, now_ms)
+        for run, submission in self.audits.just_credited:
+            self.leases.credited(run, submission)
         self.audits.just_settled.clear()
-        self._pay(now_ms)
+        self.audits.just_credited.clear()
+        if self.state.size > size:
+            # An outcome or a lease that ran out may have been the last that a step waited for.
+            for name in self.state.runs:
+                self.payouts.stir(name)
+        self.payouts.tick(now_ms)
 
-    def _note_head(self, now_ms: int) -> None:
+    def _note_head(self, now_ms: int) -> bool:
         """Where a beacon or a draw waits for one, and not too often."""
-        waiting = [(name, list(run.without_head)) for name, run in self.state.runs.items()]
-        is_wanted = any(names for _, names in waiting) or any(run.without_beacon for run in self.state.runs.values())
+        is_wanted = self.audits.without_head or any(run.without_beacon for run in self.state.runs.values())
         if not is_wanted or now_ms - self._head_ms < HEAD_MS_MIN:
-            return
+            return False
         self._head_ms = now_ms
         self.scribe.write(HeadNoted(root=self.state.frontier.root()), None, now_ms)
-        for run, names in waiting:
-            for name in names:
-                self.audits.wake(run, name)
+        self.audits.head_noted()
+        return True
 
-    def _pay(self, now_ms: int) -> None:
-        """Pay out the steps that are over and owe nothing."""
-        for name, run in self.state.runs.items():
-            for number in [number for number, step in run.steps.items() if not step.paid and not step.pending]:
-                if number < run.latest:
-                    self._try_pay(name, number, now_ms)
-
-    def _try_pay(self, run: RunId, step: Step, now_ms: int) -> None:
-        try:
-            self.scribe.write(PaidOut(step=step), run, now_ms)
-        except RemoteError:
-            return  # a slash or credit of the step is still to come
+    def _clock(self, now_ms: int) -> int:
+        """The log's time never runs backwards, and nothing is decided by another one."""
+        return max(now_ms, self.state.at_ms)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def standing(self, node: NodeId, run: RunId, now_ms: int) -> Row:
+        """What a node is to a run, and the way out of it."""
+        state, presence = self.state, self.liveness.get(node)
+        facts = Facts(
+            node=state.node(node),
+            terms=self._run(run).terms,
+            stake_nano=state.stake_of(node),
+            is_delegated=state.is_delegated(node, now_ms),
+            phase=presence.phase if presence else Phase.LOST,
+            activity=presence.activity if presence else Activity.IDLE,
+            wait_ms=self.conduct.wait_ms(node, now_ms),
+            is_measured=self.leases.speeds.is_measured(node),
+            now_ms=now_ms,
+        )
+        return get_row(facts)
 
     def _run(self, name: RunId) -> RunState:
         if name not in self.state.runs:

@@ -12,7 +12,7 @@ import numpy as np
 
 from prime_protocol.entries import Submitted
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.ids import Digest, RunId
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollout_root import rollout_root
@@ -41,9 +41,10 @@ def expect(name: RunId, run: RunState, receipt: SubmissionReceipt) -> Expected:
     lease = run.leases.get(receipt.lease)
     if lease is None:
         raise RemoteError("receipt.lease", f"{receipt.lease} is not open")
-    checkpoint = run.checkpoints.get(Step(receipt.step))
-    if checkpoint is None or checkpoint.beacon is None:
-        raise RemoteError("receipt.step", f"{receipt.step} has no beacon")
+    if receipt.step != lease.step:
+        raise RemoteError("receipt.step", f"is {receipt.step}, the lease is for {lease.step}")
+    beacon = run.checkpoints[lease.step].beacon
+    assert beacon is not None, "nothing is leased before the beacon"
     terms = run.steps[lease.step].terms
     return Expected(
         header=RolloutHeader(
@@ -62,7 +63,7 @@ def expect(name: RunId, run: RunState, receipt: SubmissionReceipt) -> Expected:
             output_tokens_max=terms.output_tokens_max,
         ),
         terms=terms,
-        beacon=checkpoint.beacon,
+        beacon=beacon,
     )
 
 

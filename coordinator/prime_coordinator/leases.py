@@ -1,248 +1,311 @@
 """Who gets which slots, how many, and until when. Pure: the ledger keeps the leases, this decides about new ones.
 
-Everything remembered here follows from the ledger and can be lost: `LeaseDesk` fills itself from a state.
+Everything remembered here follows from the ledger: `LeaseDesk` fills itself from a state. Whether a node may have work
+at all is decided in standing.py.
 """
 
 import heapq
-from collections import defaultdict
+from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 
+from prime_coordinator.conduct import Conduct
 from prime_coordinator.constants import (
+    FILE_BYTES_PER_TOKEN,
+    GRACE_MS,
     LEASES_UNSETTLED_MAX,
+    LEASES_UNSETTLED_PROBATION_MAX,
+    PROBATION_STEP_PARTS,
     RETRY_MS,
+    RETRY_MS_MAX,
     STRAGGLER_SHARE,
-    TOKENS_PER_SLOT_FIRST,
-    TOKENS_PER_SLOT_KEEP,
 )
+from prime_coordinator.pace import Pace
+from prime_coordinator.plants import Plants
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.slots import FreeSlots
 from prime_coordinator.speeds import Speeds
+from prime_coordinator.stragglers import Stragglers
 from prime_protocol.constants import (
     LEASE_MS_MAX,
     LEASE_SLACK,
     LEASE_SLOTS_MAX,
     LEASE_TARGET_MS,
     LEASES_OPEN_MAX,
+    ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
 )
 from prime_protocol.entries import LeaseEnded, LeaseGranted, RunStatus
-from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NodeId, RunId, Slot, Step
 from prime_protocol.messages import LeaseReply, LeaseRequest
-from prime_protocol.state import RunState, SubmissionState
+from prime_protocol.state import LeaseState, RunState, SubmissionState
+from prime_protocol.terms import RunTerms
 
 assert LEASES_UNSETTLED_MAX <= LEASES_OPEN_MAX
 
 
-@dataclass(slots=True)
-class Pace:
-    """How a run goes: tokens a slot takes, and milliseconds a step takes."""
-
-    tokens_per_slot: float
-    published_ms: int = 0
-    step_ms: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An open lease and when it was granted."""
+class Wish:
+    """What a node is to be given: how many slots of the latest step, and how long one takes it."""
 
-    entry: LeaseGranted
-    granted_ms: int
+    run: RunId
+    step: Step
+    node: NodeId
+    slots: int
+    slot_ms: float
+    is_probe: bool
+
+
+def refuse(reason: str, retry_ms: int = RETRY_MS) -> LeaseReply:
+    return LeaseReply(lease=None, retry_ms=retry_ms, reason=reason[:200])
 
 
 class LeaseDesk:
     """Answers requests for work, and ends leases that ran out."""
 
-    def __init__(self, scribe: Scribe, now_ms: int) -> None:
+    def __init__(self, scribe: Scribe, conduct: Conduct, plants: Plants, now_ms: int) -> None:
         self._scribe = scribe
+        self._conduct = conduct
+        self._plants = plants
+        self._started_ms = now_ms
         self.speeds = Speeds()
+        self._stragglers = Stragglers()
         self._pace: dict[RunId, Pace] = {}
         self._free: dict[tuple[RunId, Step], FreeSlots] = {}
-        self._held: dict[NodeId, dict[tuple[RunId, int], Held]] = defaultdict(dict)
+        self._held: dict[NodeId, dict[tuple[RunId, int], LeaseGranted]] = {}
         self._deadlines: list[tuple[int, RunId, int]] = []
-        self._unjudged: defaultdict[NodeId, int] = defaultdict(int)
-        self._twinned: set[tuple[RunId, int]] = set()
+        self._unjudged: Counter[NodeId] = Counter()
         for name, run in scribe.state.runs.items():
-            self._recover(name, run, now_ms)
+            self._recover(name, run)
 
-    def _recover(self, name: RunId, run: RunState, now_ms: int) -> None:
+    def _recover(self, name: RunId, run: RunState) -> None:
         for number, lease in run.leases.items():
-            entry = LeaseGranted(
-                lease=number,
-                node=lease.node,
-                step=lease.step,
-                first_slot=lease.first_slot,
-                slots=lease.slots,
-                deadline_ms=lease.deadline_ms,
-                speculative=False,
-            )
-            self._hold(name, entry, now_ms)
-        for submission in run.submissions.values():
-            self._unjudged[submission.node] += submission.outcome is None
+            self._hold(name, as_entry(number, lease), lease.granted_at_ms)
+        for submission in sorted(run.submissions.values(), key=lambda each: each.place.index):
+            self._measure(submission)
+            if submission.outcome is None:
+                self._unjudged[submission.node] += 1
 
     # --- Asking -----------------------------------------------------------------------------------------------------
 
     def request(self, name: RunId, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply:
-        """A lease that fits the node, or why there is none and when to ask again."""
-        run = self._scribe.state.runs[name]
-        wanted = Step(run.latest)
-        reason = self._refusal(name, run, node, request)
-        if reason:
-            return LeaseReply(lease=None, retry_ms=RETRY_MS, reason=reason)
-        speed = self.speeds.get(node, request.tokens_per_s)
-        tokens_per_slot = self._pace_of(name, run).tokens_per_slot
-        slots = self._size(run, node, speed, tokens_per_slot)
-        expected_ms = int(1000 * slots * tokens_per_slot / speed)
-        if self._comes_too_late(name, run, now_ms + expected_ms):
-            return LeaseReply(lease=None, retry_ms=RETRY_MS, reason="the result would come too late for this step")
-        deadline_ms = now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS))
-        return self._grant(name, run, wanted, node, slots, deadline_ms, now_ms)
+        """A lease that fits the node, or why there is none and when to ask again. The node may have work."""
+        run = self._run(name)
+        refusal = self._refusal(run, node, request)
+        if refusal is not None:
+            return refusal
+        wish = self._plan(name, run, node, request, now_ms)
+        if wish.slots < 1:
+            return refuse("the result would come too late for this step")
+        place = self._free_slots(name, wish.step).take(wish.slots)
+        if place is not None:
+            return self._grant(wish, place, False, now_ms)
+        twin = self._take_straggler(wish, now_ms)
+        if twin is not None:
+            self._free_slots(name, wish.step).cover(twin)
+            return self._grant(wish, twin, True, now_ms)
+        due_ms = self._stragglers.next_ms(name, wish.step) or 0
+        retry_ms = min(max(due_ms - now_ms, RETRY_MS), RETRY_MS_MAX)
+        return refuse(f"step {wish.step} is fully leased", retry_ms)
 
-    def _refusal(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest) -> str:
+    def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest) -> LeaseReply | None:
         if run.status is not RunStatus.ACTIVE:
-            return f"the run is {run.status}"
+            return refuse(f"the run is {run.status}", RETRY_MS_MAX)
         checkpoint = run.checkpoints.get(Step(run.latest))
         if checkpoint is None or checkpoint.beacon is None:
-            return "no step is open yet"
+            return refuse("no step is open yet")
         if request.checkpoint_step < run.latest - run.terms.lag_max:
-            return f"checkpoint {request.checkpoint_step} is too old, load {run.latest}"
-        if len(self._held[node]) + self._unjudged[node] >= LEASES_UNSETTLED_MAX:
-            return f"{LEASES_UNSETTLED_MAX} of your leases and submissions are not settled yet"
-        return ""
+            return refuse(f"checkpoint {request.checkpoint_step} is too old, load {run.latest}")
+        held = len(self._held.get(node, ()))
+        if held and not self.speeds.is_measured(node):
+            return refuse("your first lease is a probe; answer it first")
+        unsettled_max = LEASES_UNSETTLED_PROBATION_MAX if self._is_new(run, node) else LEASES_UNSETTLED_MAX
+        if held + self._unjudged[node] >= unsettled_max:
+            return refuse(f"{unsettled_max} of your leases and submissions are not settled yet")
+        return None
 
-    def _size(self, run: RunState, node: NodeId, speed: float, tokens_per_slot: float) -> int:
-        """One slot to a node that was never measured: its first lease is the probe of what it can do."""
-        if not self.speeds.is_measured(node):
-            return 1
-        fitting = int(speed * LEASE_TARGET_MS / 1000 / tokens_per_slot)
-        return max(1, min(fitting, LEASE_SLOTS_MAX, ROLLOUT_ROWS_MAX // run.terms.samples_per_slot))
+    def _is_new(self, run: RunState, node: NodeId) -> bool:
+        """On probation: too few submissions accepted in a row."""
+        return self._scribe.state.nodes[node].streak < run.terms.audit_probation
 
-    def _comes_too_late(self, name: RunId, run: RunState, done_ms: int) -> bool:
-        """Whether the trainer will, at its present pace, be past this step's lag by then."""
-        pace = self._pace_of(name, run)
-        if pace.step_ms is None:
-            return False
-        return done_ms > pace.published_ms + (run.terms.lag_max + 1) * pace.step_ms
+    def _plan(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> Wish:
+        """One slot to a node that was never measured: its first lease is the timed probe of what it can do."""
+        step, pace = Step(run.latest), self._pace_of(name)
+        slot_ms = 1000 * pace.tokens_per_slot / self.speeds.get(node, request.tokens_per_s)
+        is_probe, terms = not self.speeds.is_measured(node), terms_of(run, step)
+        parts = PROBATION_STEP_PARTS if self._is_new(run, node) else 1
+        fitting = min(int(LEASE_TARGET_MS / slot_ms), slots_max(terms), terms.slots_per_step // parts)
+        slots = 1 if is_probe else max(1, fitting)
+        left_ms = pace.time_left_ms(run, request.checkpoint_step, now_ms)
+        if left_ms is not None:
+            slots = min(slots, int(left_ms / slot_ms))
+        return Wish(name, step, node, slots, slot_ms, is_probe)
 
-    def _grant(
-        self, name: RunId, run: RunState, step: Step, node: NodeId, slots: int, deadline_ms: int, now_ms: int
-    ) -> LeaseReply:
-        free = self._free_slots(name, run, step)
-        taken = free.take(slots)
-        twin = None if taken else self._straggler(name, step, node, now_ms)
-        if taken is None and twin is None:
-            return LeaseReply(lease=None, retry_ms=RETRY_MS, reason=f"step {step} is fully leased")
-        place = taken or range(twin.entry.first_slot, twin.entry.first_slot + min(slots, twin.entry.slots))  # type: ignore[union-attr]
+    def _take_straggler(self, wish: Wish, now_ms: int) -> range | None:
+        """The slots of the most overdue lease that this node would answer before its holder must."""
+        run, free = self._run(wish.run), self._free_slots(wish.run, wish.step)
+
+        def is_open(number: int) -> bool:
+            lease = run.leases.get(number)
+            if lease is None or free.count(lease.first_slot) > 1:
+                return False
+            return run.steps[wish.step].credited.isdisjoint(lease.slot_range())
+
+        def suits(number: int) -> bool:
+            lease = run.leases[number]
+            in_time = now_ms + lease.slots * wish.slot_ms < lease.deadline_ms
+            return lease.node != wish.node and in_time and not (wish.is_probe and lease.slots > 1)
+
+        found = self._stragglers.take(wish.run, wish.step, now_ms, is_open=is_open, suits=suits)
+        return None if found is None else run.leases[found].slot_range()
+
+    def _grant(self, wish: Wish, place: range, is_twin: bool, now_ms: int) -> LeaseReply:
+        number = self._run(wish.run).lease_next
+        expected_ms = int(len(place) * wish.slot_ms)
         entry = LeaseGranted(
-            lease=run.lease_next,
-            node=node,
-            step=step,
+            lease=number,
+            node=wish.node,
+            step=wish.step,
             first_slot=Slot(place.start),
             slots=len(place),
-            deadline_ms=deadline_ms,
-            speculative=twin is not None,
+            deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
+            speculative=is_twin,
+            seal=self._plants.seal(wish.run, number, wish.node),
         )
-        try:
-            self._scribe.write(entry, name, now_ms)
-        except RemoteError as error:
-            if taken:
-                free.give_back(taken)
-            return LeaseReply(lease=None, retry_ms=RETRY_MS, reason=error.problem[:200])
-        if twin:
-            self._twinned.add((name, twin.entry.lease))
-        self._hold(name, entry, now_ms)
+        self._scribe.write(entry, wish.run, now_ms)
+        self._hold(wish.run, entry, now_ms)
         return LeaseReply(lease=entry, retry_ms=0, reason="")
-
-    def _straggler(self, name: RunId, step: Step, node: NodeId, now_ms: int) -> Held | None:
-        """The open lease of this step that has used most of its time, if one has used enough and has no twin."""
-        best, best_share = None, STRAGGLER_SHARE
-        for number, lease in self._scribe.state.runs[name].leases.items():
-            held = self._held[lease.node].get((name, number))
-            if held is None or lease.step != step or lease.node == node or held.entry.speculative:
-                continue
-            share = (now_ms - held.granted_ms) / max(1, lease.deadline_ms - held.granted_ms)
-            if share >= best_share and (name, number) not in self._twinned:
-                best, best_share = held, share
-        return best
 
     # --- What happened ----------------------------------------------------------------------------------------------
 
-    def open_leases(self, node: NodeId) -> tuple[LeaseGranted, ...]:
-        return tuple(held.entry for held in self._held.get(node, {}).values())
+    def open_leases(self, run: RunId, node: NodeId) -> tuple[LeaseGranted, ...]:
+        return tuple(entry for (name, _), entry in self._held.get(node, {}).items() if name == run)
 
-    def submitted(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
-        held = self._release(submission.node, name, submission.lease)
+    def submitted(self, name: RunId, submission: SubmissionState) -> None:
+        self._release(submission.node, name, submission.lease)
         self._unjudged[submission.node] += 1
-        if held:
-            self.speeds.record(submission.node, tokens=submission.output_tokens, duration_ms=now_ms - held.granted_ms)
-        pace = self._pace_of(name, self._scribe.state.runs[name])
-        seen = submission.output_tokens / len(submission.slots)
-        pace.tokens_per_slot = TOKENS_PER_SLOT_KEEP * pace.tokens_per_slot + (1 - TOKENS_PER_SLOT_KEEP) * seen
+        self._measure(submission)
+        # A pace that is made later has this submission, or the new checkpoint, from the log.
+        if name in self._pace:
+            self._pace[name].submitted(submission)
+        self._conduct.good_file(submission.node)
 
-    def settled(self, name: RunId, submission: SubmissionState) -> None:
+    def settled(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
         self._unjudged[submission.node] -= 1
-        self._free_again(name, submission.step, submission.slots)
+        if not self._unjudged[submission.node]:
+            del self._unjudged[submission.node]
+        self._uncover(name, submission.step, submission.slots, now_ms)
 
-    def ended(self, name: RunId, number: int, node: NodeId) -> None:
-        held = self._release(node, name, number)
-        if held:
-            slots = range(held.entry.first_slot, held.entry.first_slot + held.entry.slots)
-            self._free_again(name, held.entry.step, slots)
+    def credited(self, name: RunId, submission: SubmissionState) -> None:
+        """Nobody has to do these slots again."""
+        free = self._free.get((name, submission.step))
+        if free is not None:
+            free.close(submission.slots)
+
+    def ended(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
+        self._release(lease.node, name, number)
+        self._uncover(name, lease.step, lease.slot_range(), now_ms)
 
     def published(self, name: RunId, now_ms: int) -> None:
-        run = self._scribe.state.runs[name]
-        pace = self._pace_of(name, run)
-        if pace.published_ms:
-            took_ms = now_ms - pace.published_ms
-            pace.step_ms = took_ms if pace.step_ms is None else (pace.step_ms + took_ms) / 2
-        pace.published_ms = now_ms
-        self._free = {key: free for key, free in self._free.items() if key[0] != name or key[1] == run.latest}
+        step = Step(self._run(name).latest)
+        if name in self._pace:
+            self._pace[name].published(now_ms)
+        self._free = {key: free for key, free in self._free.items() if key[0] != name or key[1] == step}
+        self._stragglers.keep(name, step)
+
+    def distrust(self, node: NodeId) -> None:
+        """Nothing is to be expected of this node: others may have its slots a second time at once."""
+        for (name, number), entry in self._held.get(node, {}).items():
+            if not entry.speculative:
+                self._stragglers.add(name, entry.step, number, 0)
 
     def tick(self, now_ms: int) -> None:
         """End the leases that ran out."""
         while self._deadlines and self._deadlines[0][0] < now_ms:
             _, name, number = heapq.heappop(self._deadlines)
-            lease = self._scribe.state.runs[name].leases.get(number)
+            lease = self._run(name).leases.get(number)
             if lease is None:
                 continue
             self._scribe.write(LeaseEnded(lease=number, reason="the deadline passed"), name, now_ms)
-            self.speeds.record_loss(lease.node)
-            self.ended(name, number, lease.node)
+            self.ended(name, number, lease, now_ms)
+            if now_ms >= self._started_ms + GRACE_MS:
+                self.speeds.record_loss(lease.node)
+                self._conduct.lost_lease(lease.node, now_ms)
 
     # --- Small parts ------------------------------------------------------------------------------------------------
 
-    def _hold(self, name: RunId, entry: LeaseGranted, now_ms: int) -> None:
-        self._held[entry.node][(name, entry.lease)] = Held(entry, now_ms)
+    def _run(self, name: RunId) -> RunState:
+        return self._scribe.state.runs[name]
+
+    def _hold(self, name: RunId, entry: LeaseGranted, granted_ms: int) -> None:
+        self._held.setdefault(entry.node, {})[(name, entry.lease)] = entry
         heapq.heappush(self._deadlines, (entry.deadline_ms, name, entry.lease))
+        if not entry.speculative:
+            suspect_ms = granted_ms + int(STRAGGLER_SHARE * (entry.deadline_ms - granted_ms))
+            self._stragglers.add(name, entry.step, entry.lease, suspect_ms)
 
-    def _release(self, node: NodeId, name: RunId, number: int) -> Held | None:
-        self._twinned.discard((name, number))
-        return self._held[node].pop((name, number), None)
+    def _release(self, node: NodeId, name: RunId, number: int) -> None:
+        self._conduct.lease_over(name, number)
+        held = self._held[node]
+        del held[(name, number)]
+        if not held:
+            del self._held[node]
 
-    def _pace_of(self, name: RunId, run: RunState) -> Pace:
+    def _measure(self, submission: SubmissionState) -> None:
+        self.speeds.record(
+            submission.node,
+            tokens=submission.output_tokens,
+            leased_ms=submission.leased_at_ms,
+            now_ms=submission.at_ms,
+        )
+
+    def _pace_of(self, name: RunId) -> Pace:
         if name not in self._pace:
-            terms = run.terms
-            self._pace[name] = Pace(max(1.0, TOKENS_PER_SLOT_FIRST * terms.output_tokens_max * terms.samples_per_slot))
+            self._pace[name] = Pace.recover(self._run(name))
         return self._pace[name]
 
-    def _free_slots(self, name: RunId, run: RunState, step: Step) -> FreeSlots:
-        key = (name, step)
+    def _free_slots(self, name: RunId, step: Step) -> FreeSlots:
+        key, run = (name, step), self._run(name)
         if key not in self._free:
             known = run.steps.get(step)
-            taken = known.held.keys() | known.credited if known else set()
-            total = (known.terms if known else run.terms).slots_per_step
-            self._free[key] = FreeSlots(total, set(taken))
+            covered = [lease.slot_range() for lease in run.leases.values() if lease.step == step]
+            if known is not None:
+                answers = (run.submissions[each] for each in known.submissions)
+                covered += [answer.slots for answer in answers if answer.outcome is None]
+            gone = known.held.keys() | known.credited if known else set()
+            self._free[key] = FreeSlots(terms_of(run, step).slots_per_step, covered, gone)
         return self._free[key]
 
-    def _free_again(self, name: RunId, step: Step, slots: range) -> None:
-        """Of these slots, give back those that nobody holds or was credited for."""
-        free, known = self._free.get((name, step)), self._scribe.state.runs[name].steps.get(step)
-        if free is None or known is None:
+    def _uncover(self, name: RunId, step: Step, slots: range, now_ms: int) -> None:
+        """One less has these slots. Where a slow lease is left alone with them, it may have a twin again."""
+        free = self._free.get((name, step))
+        if free is None:
             return
-        loose = [slot for slot in slots if slot not in known.held and slot not in known.credited]
-        cuts = [0, *(place + 1 for place, (a, b) in enumerate(pairwise(loose)) if b != a + 1), len(loose)]
-        for start, stop in pairwise(cuts):
-            if start < stop:
-                free.give_back(range(loose[start], loose[stop - 1] + 1))
+        known = self._run(name).steps[step]
+        free.uncover(slots, lambda slot: slot in known.held or slot in known.credited)
+        if free.count(slots.start):
+            self._stragglers.add(name, step, known.held.get(slots.start, -1), now_ms)
+
+
+def as_entry(number: int, lease: LeaseState) -> LeaseGranted:
+    """The entry that granted a lease."""
+    return LeaseGranted(
+        lease=number,
+        node=lease.node,
+        step=lease.step,
+        first_slot=lease.first_slot,
+        slots=lease.slots,
+        deadline_ms=lease.deadline_ms,
+        speculative=lease.speculative,
+        seal=lease.seal,
+    )
+
+
+def terms_of(run: RunState, step: Step) -> RunTerms:
+    """A step keeps the terms of its first lease."""
+    return run.steps[step].terms if step in run.steps else run.terms
+
+
+def slots_max(terms: RunTerms) -> int:
+    """Most slots of one lease: its file must pass intake even if every completion is as long as it may be."""
+    slot_bytes = FILE_BYTES_PER_TOKEN * terms.samples_per_slot * (terms.output_tokens_max + terms.prompt_tokens_max)
+    return min(LEASE_SLOTS_MAX, ROLLOUT_ROWS_MAX // terms.samples_per_slot, ROLLOUT_FILE_BYTES_MAX // slot_bytes)

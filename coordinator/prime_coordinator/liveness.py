@@ -54,10 +54,19 @@ class Liveness:
         self._late: OrderedDict[NodeId, Presence] = OrderedDict()
 
     def beat(self, node: NodeId, activity: Activity, checkpoint_step: int, now_ms: int) -> None:
-        known = self._online.get(node) or self._late.pop(node, None)
-        phase = NEXT[known.phase if known else Phase.LOST][Sign.BEAT]
+        known = self._online.get(node)
+        if known is not None:
+            known.beat_ms, known.activity, known.checkpoint_step = now_ms, activity, checkpoint_step
+            self._online.move_to_end(node)
+            return
+        late = self._late.pop(node, None)
+        phase = NEXT[late.phase if late else Phase.LOST][Sign.BEAT]
         self._online[node] = Presence(phase, now_ms, activity, checkpoint_step)
-        self._online.move_to_end(node)
+
+    def heard(self, node: NodeId, checkpoint_step: int, now_ms: int) -> None:
+        """A signed request is as good a sign of life as a beat; what the node does is not known from it."""
+        known = self.get(node)
+        self.beat(node, known.activity if known else Activity.IDLE, checkpoint_step, now_ms)
 
     def tick(self, now_ms: int) -> list[tuple[NodeId, Phase]]:
         """Who has changed its phase by silence."""

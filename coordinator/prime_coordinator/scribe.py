@@ -4,10 +4,11 @@ What it has taken in is not yet on disk. Whoever carries `drain()` to the disk a
 cannot be done, this object is ahead of the disk and must be made anew from it.
 """
 
-from prime_protocol.codec import encode
-from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX
+from prime_protocol.codec import decode, encode
+from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, SIGNATURE_BYTES
 from prime_protocol.entries import Entry, Record
-from prime_protocol.envelope import Letter, open_envelope, seal
+from prime_protocol.envelope import Letter, seal
+from prime_protocol.errors import RemoteError
 from prime_protocol.ids import RunId
 from prime_protocol.ledger import RULES, Ledger, Scope
 from prime_protocol.messages import Logged
@@ -27,25 +28,33 @@ class Scribe:
     def state(self) -> State:
         return self.ledger.state
 
-    def write(self, entry: Entry, run: RunId | None, now_ms: int) -> None:
-        """An entry of the coordinator's own. That it is refused would be a bug of ours."""
+    def write(self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None) -> None:
+        """An entry that we found due, by the coordinator's key or another of ours. A refusal is our bug."""
+        try:
+            self.order(entry, run, now_ms, key=key)
+        except RemoteError as error:
+            raise AssertionError(f"the ledger refuses our own {entry}: {error}") from error
+
+    def order(self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None) -> Logged:
+        """An entry that somebody asked us for; RemoteError if a rule refuses it."""
         assert (run is None) == (RULES[type(entry)].scope is Scope.NETWORK)
+        author = key or self._key
         at_ms = max(now_ms, self.state.at_ms)
         frame = seal(
-            self._key,
+            author,
             kind=type(entry).__name__,
             body=encode(entry),
             network=self.ledger.network,
             run=run,
-            sequence=self.state.sequences.get(self._key.node, -1) + 1,
+            sequence=self.state.sequences.get(author.node, -1) + 1,
             issued_at_ms=at_ms,
             life_ms=ENVELOPE_LIFE_MS_MAX,
         )
-        letter = open_envelope(frame, network=self.ledger.network).letter
-        self._fresh.append(self.ledger.append(letter, Record(at_ms, frame)))
+        # Sealed a moment ago by ourselves: there is no signature to check.
+        return self.take(decode(Letter, frame[SIGNATURE_BYTES:]), frame, now_ms)
 
     def take(self, letter: Letter, frame: bytes, now_ms: int) -> Logged:
-        """An entry that somebody else wrote and whose envelope was opened already; RemoteError if a rule refuses it."""
+        """An entry whose envelope was opened already; RemoteError if a rule refuses it."""
         at_ms = max(now_ms, self.state.at_ms)
         index = self.state.size
         self._fresh.append(self.ledger.append(letter, Record(at_ms, frame)))

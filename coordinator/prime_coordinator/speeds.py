@@ -12,16 +12,20 @@ class Speeds:
 
     def __init__(self) -> None:
         self._measured: dict[NodeId, float] = {}
+        self._answered_ms: dict[NodeId, int] = {}
 
-    def record(self, node: NodeId, *, tokens: int, duration_ms: int) -> None:
-        speed = 1000 * tokens / max(duration_ms, 1)
+    def record(self, node: NodeId, *, tokens: int, leased_ms: int, now_ms: int) -> None:
+        """A lease was answered. One that waited behind another is timed from when that other was answered."""
+        began_ms = max(leased_ms, self._answered_ms.get(node, 0))
+        self._answered_ms[node] = now_ms
+        speed = 1000 * tokens / max(now_ms - began_ms, 1)
         known = self._measured.get(node)
         self._measured[node] = speed if known is None else SPEED_KEEP * known + (1 - SPEED_KEEP) * speed
 
     def record_loss(self, node: NodeId) -> None:
         """A lease ran out: the node was slower than was thought, by how much is not known."""
         if node in self._measured:
-            self._measured[node] /= 2
+            self._measured[node] = max(SPEED_MIN, self._measured[node] / 2)
 
     def get(self, node: NodeId, claimed: int) -> float:
         return max(SPEED_MIN, self._measured.get(node, min(claimed, SPEED_FIRST_MAX)))

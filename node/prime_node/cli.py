@@ -28,8 +28,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    from prime_runtime import key_file
     from prime_protocol.errors import LocalError
+    from prime_runtime import key_file
 
     try:
         if args.action == "new":

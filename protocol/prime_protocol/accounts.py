@@ -47,12 +47,15 @@ def register_node(state: State, turn: Turn, entry: NodeRegistered) -> None:
     node = state.enter(turn.author)
     node.roles = entry.roles
     node.hardware = entry.hardware
+    node.addresses = entry.addresses
+    node.registered = turn.place()
     node.version = turn.version
     state.refresh_validator(turn.author)
 
 
 def set_node_status(state: State, turn: Turn, entry: NodeStatusSet) -> None:
-    state.node(entry.node).status = entry.status
+    node = state.node(entry.node)
+    node.status, node.reason = entry.status, entry.reason
     state.refresh_validator(entry.node)
 
 
@@ -101,7 +104,6 @@ def unbond(state: State, turn: Turn, entry: Unbonded) -> None:
 
 
 def release(state: State, turn: Turn, entry: Released) -> None:
-    state.node(entry.node)  # refuses an unknown node
     state.books.release((turn.author, entry.node), turn.at_ms)
 
 

@@ -4,7 +4,7 @@ Everything is a pure function of digests that are fixed before the one who profi
 with a fixed width, big-endian. How a seed becomes noise is in sampling.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from math import isqrt
 
@@ -119,8 +119,9 @@ def draw_validators(
     *,
     excluded_owner: NodeId,
     quorum: int,
+    is_fit: Callable[[NodeId], bool] = lambda node: True,
 ) -> tuple[NodeId, ...]:
-    """Up to `quorum` of the candidates in drawn order, one per owner, none of the excluded owner's.
+    """Up to `quorum` of the candidates in drawn order, one per owner, none of the excluded owner's, all of them fit.
 
     Candidates must be sorted and unique, so that every party walks the same list. That is asserted only where the walk
     steps, because it takes about `quorum` steps and a check of the whole list would take all of them.
@@ -136,7 +137,7 @@ def draw_validators(
         index = order[place]
         assert index == 0 or candidates[index - 1] < candidates[index], "candidates must be sorted and unique"
         owner = owners[candidates[index]]
-        if owner not in used:
+        if owner not in used and is_fit(candidates[index]):
             used.add(owner)
             drawn.append(candidates[index])
     return tuple(drawn)

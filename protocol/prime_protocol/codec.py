@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, NewType, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +29,8 @@ Writer = Callable[[Any], Any]
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 NUMBER_MAX = 2**63 - 1
+WORDS_KEPT = 64
+"""Names and words that are not checked anew each time they are read: a network speaks of few."""
 
 HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\ufffb"
@@ -71,6 +73,11 @@ def encode(message: Any) -> bytes:
     """The one encoding of a message."""
     kind: Any = type(message)
     return _pack(_plan(kind).write(message))
+
+
+def encode_flat(values: dict[str, Any]) -> bytes:
+    """The same from the values of a message that holds no other message, without making it; names come sorted."""
+    return _pack(values)
 
 
 def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> T:
@@ -248,12 +255,13 @@ def _fixed_reader(kind: type[FixedBytes]) -> Reader:
 
 def _word_reader(kind: Any) -> Reader:
     allowed = " or ".join(kind) if issubclass(kind, StrEnum) else kind.__name__
+    make = lru_cache(maxsize=WORDS_KEPT)(kind)
 
     def read(value: Any) -> Any:
         if type(value) is not str:
             _refuse_type(value, "a string")
         try:
-            return kind(value)
+            return make(value)
         except ValueError:
             raise RemoteError("", f"is not one of {allowed}") from None
         except RemoteError as error:

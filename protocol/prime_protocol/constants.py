@@ -366,6 +366,10 @@ BASIS_POINTS = 10_000
 AMOUNT_NANO_MAX = 2**63 - 1
 """Most value the books can hold: 9.2 billion tokens of 10^9 nano. Sums stay inside what every database can store."""
 
+ADDRESSES_MAX = 8
+ADDRESS_CHARS_MAX = 200
+"""Serving addresses of one node: a few interfaces and relays. Those in use have under 100 characters."""
+
 REASON_CHARS_MAX = 400
 METRICS_MAX = 64
 """Most numbers in one verdict."""
@@ -405,10 +409,10 @@ HEARTBEAT_MS = 10_000
 """Between two beats of a node. A thousand nodes are then a hundred requests a second."""
 
 LATE_MS = 3 * HEARTBEAT_MS
-"""Without a beat for this long a node is given no new work: two beats may get lost."""
+"""Without a beat or request for this long a node counts as late: two beats may get lost."""
 
 LOST_MS = 12 * HEARTBEAT_MS
-"""Without a beat for this long a node counts as gone; its leases run to their deadlines."""
+"""Without a beat for this long a node counts as gone. Its leases run on, and others get twins of them."""
 
 LEASES_OPEN_MAX = 16
 """Most leases of one node that are open at once."""
@@ -421,6 +425,9 @@ LEASE_TARGET_MS = 60_000
 
 LEASE_SLACK = 4
 """A deadline is this many times the expected time, for nodes that slow down."""
+
+UPLOAD_URL_CHARS_MAX = 4096
+"""Longest presigned URL. S3's have 400 to 1,600 characters, the longest with a session token."""
 
 assert LATE_MS >= 3 * HEARTBEAT_MS, "a node is not late before two beats were lost"
 assert LOST_MS > LATE_MS

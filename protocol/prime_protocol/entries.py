@@ -5,11 +5,13 @@ ledger.py and the files it calls. Amounts are in nano: 10^-9 of a token.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
 from prime_protocol.codec import Range, Size
 from prime_protocol.constants import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    DIGEST_BYTES,
     LEASE_SLOTS_MAX,
     LINEAGE_MAX,
     METRICS_MAX,
@@ -21,9 +23,17 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, Slot, Step
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
 from prime_protocol.signing import Signature
+from prime_protocol.statuses import OUTCOME_NUMBER as OUTCOME_NUMBER
+from prime_protocol.statuses import NodeStatus as NodeStatus
+from prime_protocol.statuses import Outcome as Outcome
+from prime_protocol.statuses import Role as Role
+from prime_protocol.statuses import RunStatus as RunStatus
 from prime_protocol.terms import RunTerms
 
 Reason = Annotated[str, Size(0, REASON_CHARS_MAX)]
+
+NO_SEAL = Digest(bytes(DIGEST_BYTES))
+"""Of a lease that cannot be a planted one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +42,6 @@ class Record:
 
     at_ms: Uint
     frame: bytes
-
-
-class Role(StrEnum):
-    """What a node offers to do."""
-
-    WORKER = "worker"
-    VALIDATOR = "validator"
-    RELAY = "relay"
-
-
-class NodeStatus(StrEnum):
-    """Whether a node may be given work."""
-
-    ACTIVE = "active"
-    DRAINED = "drained"
-    BANNED = "banned"
-
-
-class RunStatus(StrEnum):
-    """Whether a run gives out work."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    CLOSED = "closed"
-
-
-class Outcome(StrEnum):
-    """What a validator found, or what was settled. Soft is an honest failure, hard is provable dishonesty."""
-
-    ACCEPT = "accept"
-    SOFT = "soft"
-    HARD = "hard"
-
-
-OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.SOFT: 1, Outcome.HARD: 2}
-"""How a VerdictReceipt writes an outcome, for contracts."""
 
 
 # --- The network, its accounts and its nodes ------------------------------------------------------------------------
@@ -110,10 +84,15 @@ class NodeRegistered:
     roles: Annotated[tuple[Role, ...], Size(1, len(Role))]
     hardware: Annotated[str, Size(0, 256)]
     """One line for people; nothing is decided by it."""
+    addresses: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, ADDRESSES_MAX)] = ()
+    """Where others may fetch weights from it: URLs or multiaddrs. None for a node that only calls out."""
 
     def __post_init__(self) -> None:
         if list(self.roles) != sorted(set(self.roles)):
             raise RemoteError("roles", "must be sorted, each once")
+        for place, address in enumerate(self.addresses):
+            if not address.startswith(("http://", "https://", "/")):
+                raise RemoteError(f"addresses[{place}]", f"{address} is neither a URL nor a multiaddr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +215,8 @@ class LeaseGranted:
     deadline_ms: Uint
     speculative: bool
     """A second chance beside a slow lease: slots may overlap, but are credited once."""
+    seal: Digest = NO_SEAL
+    """Every lease has one and they all look alike. That of a planted lease can be opened; see PlantRevealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +271,19 @@ class VerdictGiven:
     def __post_init__(self) -> None:
         if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
             raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantRevealed:
+    """Planted worker, when the validators have spoken: the truth about my file, sealed in my lease before I made it.
+
+    The coordinator sealed it and the worker opens it, so neither can void work that the other did in good faith.
+    """
+
+    submission: Digest
+    outcome: Outcome
+    """What an honest validator finds."""
+    salt: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +377,7 @@ Entry = (
     | Submitted
     | AuditDrawn
     | VerdictGiven
+    | PlantRevealed
     | Settled
     | Credited
     | PaidOut

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Generic, TypeVar
 
-from prime_protocol.codec import Size, decode, encode
+from prime_protocol.codec import Size, decode, encode_flat
 from prime_protocol.constants import KIND_CHARS_MAX, PROBLEM_CHARS_MAX, REPLY_LIFE_MS
 from prime_protocol.envelope import Uint, open_envelope, seal
 from prime_protocol.errors import RemoteError
@@ -96,11 +96,11 @@ def seal_reply(
     sequence: int,
     now_ms: int,
 ) -> bytes:
-    """The frame of a reply; `kind` is the whole kind, suffix included."""
+    """The frame of a reply, whose body is a ReplyTo; `kind` is the whole kind, suffix included."""
     return seal(
         key,
         kind=kind,
-        body=encode(ReplyTo(request=request, body=body)),
+        body=encode_flat({"body": body, "request": request}),
         network=network,
         run=run,
         sequence=sequence,

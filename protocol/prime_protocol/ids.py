@@ -30,7 +30,7 @@ class FixedBytes(bytes):
     def __new__(cls, raw: bytes) -> Self:
         if len(raw) != cls.SIZE:
             raise RemoteError(cls.__name__, f"is {len(raw)} bytes, expected {cls.SIZE}")
-        return super().__new__(cls, raw)
+        return bytes.__new__(cls, raw)
 
     @classmethod
     def parse(cls, text: str) -> Self:

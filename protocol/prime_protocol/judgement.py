@@ -12,6 +12,7 @@ from prime_protocol.entries import (
     Appealed,
     AuditDrawn,
     Outcome,
+    PlantRevealed,
     Settled,
     SlashExecuted,
     SlashOverturned,
@@ -21,6 +22,7 @@ from prime_protocol.entries import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
+from prime_protocol.plants import plant_seal
 from prime_protocol.state import Round, RunState, SlashState, State, SubmissionState
 from prime_protocol.terms import RunTerms, SlashTo
 from prime_protocol.turn import Turn
@@ -74,15 +76,23 @@ def expected_draw(state: State, run: RunState, name: Digest, at_ms: int) -> tupl
     if not submission.rounds and not is_audited(seed, audit_rate_bps(state.nodes[submission.node].streak, terms)):
         return ()
     asked = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
-    others = [node for node in run.validators if asked.isdisjoint((node, state.owners[node]))]
-    fit = [node for node in others if state.is_delegated(node, at_ms)]
-    drawn = draw_validators(seed, fit, state.owners, excluded_owner=submission.owner, quorum=terms.quorum)
+    version_min = run.terms.version_at(at_ms)
+
+    def is_fit(node: NodeId) -> bool:
+        is_present = state.is_delegated(node, at_ms) and state.nodes[node].version >= version_min
+        return is_present and asked.isdisjoint((node, state.owners[node]))
+
+    drawn = draw_validators(
+        seed, run.validators, state.owners, excluded_owner=submission.owner, quorum=terms.quorum, is_fit=is_fit
+    )
     return drawn if len(drawn) == terms.quorum else None
 
 
 def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
     """Refuse a draw that nothing asks for: a submission, an appeal or a stuck round does."""
     submission, slash = run.submissions[name], run.slashes.get(name)
+    if submission.planted is not None:
+        raise RemoteError("submission", f"{name} was planted, and the truth is known")
     first = 0
     if submission.outcome is not None:
         if slash is None or slash.appealed_at_ms is None:
@@ -95,9 +105,13 @@ def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
 
 def is_stuck(rounds: list[Round], terms: RunTerms, at_ms: int) -> bool:
     """No decision, and none to come from the last round: everybody spoke, or the time is over."""
+    return is_finished(rounds, terms, at_ms) and bool(rounds[-1].validators) and decide(rounds, terms.quorum) is None
+
+
+def is_finished(rounds: list[Round], terms: RunTerms, at_ms: int) -> bool:
+    """Whether everybody in the last round spoke, or its time is over."""
     last = rounds[-1]
-    finished = len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
-    return finished and bool(last.validators) and decide(rounds, terms.quorum) is None
+    return len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
 
 
 def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
@@ -106,6 +120,8 @@ def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
     slash = run.slashes.get(receipt.submission)
     if submission.outcome is not None and (slash is None or len(submission.rounds) <= slash.rounds_before):
         raise RemoteError("receipt.submission", f"{receipt.submission} is settled")
+    if submission.planted is not None:
+        raise RemoteError("receipt.submission", f"{receipt.submission} was planted, and the truth is known")
     round_ = next((each for each in submission.rounds if turn.author in each.validators), None)
     if round_ is None or round_ is not submission.rounds[-1]:
         raise RemoteError("sender", f"{turn.author} was not drawn in the latest round for {receipt.submission}")
@@ -115,8 +131,23 @@ def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
         raise RemoteError("receipt.validator", f"is {receipt.validator} for {receipt.network}/{receipt.run}")
     check_document(receipt, entry.signature, signer=turn.author, domain=state.domain)
     round_.verdicts[turn.author] = entry.outcome
+    round_.places[turn.author] = turn.place()
     if entry.outcome is Outcome.HARD:
         submission.evidence.setdefault(receipt.evidence, turn.author)
+
+
+def reveal_plant(state: State, turn: Turn, entry: PlantRevealed) -> None:
+    run = state.run(turn)
+    submission = run.submission(entry.submission)
+    if turn.author != submission.node:
+        raise RemoteError("sender", f"is {turn.author}, only {submission.node} may open the seal of its own lease")
+    if submission.outcome is not None or submission.planted is not None:
+        raise RemoteError("submission", f"{entry.submission} is settled, or was revealed before")
+    if not submission.rounds or not is_finished(submission.rounds, run.terms_of(submission), turn.at_ms):
+        raise RemoteError("submission", f"{entry.submission} may still be judged")
+    if plant_seal(entry.salt, entry.outcome) != submission.seal:
+        raise RemoteError("salt", f"does not open the seal of lease {submission.lease}")
+    submission.planted = entry.outcome
 
 
 def settle(state: State, turn: Turn, entry: Settled) -> None:
@@ -129,7 +160,7 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
     step = run.steps[submission.step]
     submission.outcome = entry.outcome
-    submission.judged = decide(submission.rounds, step.terms.quorum)
+    submission.judged = submission.planted or decide(submission.rounds, step.terms.quorum)
     step.pending -= 1
     if entry.outcome is not Outcome.ACCEPT:
         step.free(submission.slots, submission.lease)
@@ -140,8 +171,13 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
 
 
 def settled_outcome(state: State, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame."""
+    """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame.
+
+    Neither is there for a planted file: it is nobody's work.
+    """
     submission = run.submissions[name]
+    if submission.planted is not None:
+        return Outcome.SOFT
     terms = run.terms_of(submission)
     if not submission.rounds:
         waited = submission.head is not None and at_ms >= submission.at_ms + terms.verdict_ms

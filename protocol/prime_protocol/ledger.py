@@ -7,6 +7,7 @@ changes nothing. It trusts nobody: signatures, authors, order and every rule are
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import sha256
 from typing import Any, get_args
 
 from prime_protocol import accounts, entries, judgement, rewards, work
@@ -15,7 +16,7 @@ from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.entries import Entry, Record
 from prime_protocol.envelope import Letter, check_time, open_envelope
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NetworkId, NodeId
+from prime_protocol.ids import Digest, NetworkId, NodeId
 from prime_protocol.merkle import leaf_hash
 from prime_protocol.state import State
 from prime_protocol.turn import Turn
@@ -67,6 +68,7 @@ RULES: dict[type, Rule] = {
     entries.Submitted: Rule(Author.ANYONE, Scope.RUN, work.submit),
     entries.AuditDrawn: Rule(Author.COORDINATOR, Scope.RUN, judgement.draw_audit),
     entries.VerdictGiven: Rule(Author.ANYONE, Scope.RUN, judgement.give_verdict),
+    entries.PlantRevealed: Rule(Author.ANYONE, Scope.RUN, judgement.reveal_plant),
     entries.Settled: Rule(Author.COORDINATOR, Scope.RUN, judgement.settle),
     entries.Credited: Rule(Author.COORDINATOR, Scope.RUN, rewards.credit),
     entries.PaidOut: Rule(Author.COORDINATOR, Scope.RUN, rewards.pay_out),
@@ -116,6 +118,7 @@ class Ledger:
             at_ms=at_ms,
             index=state.size,
             version=letter.version,
+            body=Digest(sha256(letter.body).digest()),
         )
         rule.apply(state, turn, entry)
         state.sequences[letter.sender] = letter.sequence

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from prime_protocol.codec import Range, Size
-from prime_protocol.constants import AUDITS_TOLD_MAX, LEASES_OPEN_MAX, NOTE_BYTES_MAX
+from prime_protocol.constants import AUDITS_TOLD_MAX, LEASES_OPEN_MAX, NOTE_BYTES_MAX, UPLOAD_URL_CHARS_MAX
 from prime_protocol.entries import (
     Appealed,
     CheckpointPublished,
@@ -17,6 +17,7 @@ from prime_protocol.entries import (
     LeaseEnded,
     LeaseGranted,
     NodeRegistered,
+    PlantRevealed,
     PoolReturned,
     Released,
     RunFunded,
@@ -27,6 +28,7 @@ from prime_protocol.entries import (
     Withdrawn,
 )
 from prime_protocol.envelope import Uint
+from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Endpoint
 from prime_protocol.ids import Digest, NodeId, Step
 
@@ -135,8 +137,50 @@ class Logged:
     at_ms: Uint
 
 
-HEARTBEAT = Endpoint("heartbeat", Heartbeat, HeartbeatReply)
+class Purpose(StrEnum):
+    """What a file is for, and so who may send it."""
+
+    ROLLOUTS = "rollouts"
+    """The answer to a lease, by its holder."""
+    EVIDENCE = "evidence"
+    """What a verdict rests on, by a validator that was drawn."""
+    MANIFEST = "manifest"
+    """The signed manifest of a checkpoint, by the run's trainer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """Node: I want to send this file, which I am going to name in an entry."""
+
+    digest: Digest
+    size_bytes: Uint
+    purpose: Purpose
+    lease: Uint | None
+    """The lease it answers, for rollouts; else None."""
+    submission: Digest | None
+    """The submission it is about, for evidence; else None."""
+
+    def __post_init__(self) -> None:
+        if (self.lease is not None) != (self.purpose is Purpose.ROLLOUTS):
+            raise RemoteError("lease", f"is {self.lease} in an upload of {self.purpose}")
+        if (self.submission is not None) != (self.purpose is Purpose.EVIDENCE):
+            raise RemoteError("submission", f"is {self.submission} in an upload of {self.purpose}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadReply:
+    """Where to send the file, unless it is there already."""
+
+    stored: bool
+    """The coordinator has it. A bucket's copy is compared with its digest only when an entry names it."""
+    url: Annotated[str, Size(0, UPLOAD_URL_CHARS_MAX)]
+    """PUT it there; empty: PUT it to the coordinator itself, under `/objects/<digest>`."""
+
+
+HEARTBEAT = Endpoint("heartbeat", Heartbeat, HeartbeatReply, is_idempotent=True)
 LEASE = Endpoint("lease", LeaseRequest, LeaseReply)
+UPLOAD = Endpoint("upload", Upload, UploadReply, is_idempotent=True)
+"""Asks for a place. The same message, in a header, goes with the file when the coordinator is the place."""
 
 AUTHORED: tuple[type[Any], ...] = (
     Appealed,
@@ -145,6 +189,7 @@ AUTHORED: tuple[type[Any], ...] = (
     DelegationRevoked,
     LeaseEnded,
     NodeRegistered,
+    PlantRevealed,
     PoolReturned,
     Released,
     RunFunded,
@@ -156,4 +201,9 @@ AUTHORED: tuple[type[Any], ...] = (
 )
 """The entries that others than the coordinator write."""
 
-ENTRY_ENDPOINTS: tuple[Endpoint[Any, Logged], ...] = tuple(Endpoint(kind.__name__, kind, Logged) for kind in AUTHORED)
+REPEATABLE: tuple[type[Any], ...] = (CheckpointPublished, NodeRegistered, Submitted, VerdictGiven)
+"""Entries that may be sent again when no answer came: the same body by the same sender gets the same `Logged`."""
+
+ENTRY_ENDPOINTS: tuple[Endpoint[Any, Logged], ...] = tuple(
+    Endpoint(kind.__name__, kind, Logged, is_idempotent=kind in REPEATABLE) for kind in AUTHORED
+)

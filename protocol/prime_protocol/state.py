@@ -14,7 +14,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
 from prime_protocol.merkle import Frontier
 from prime_protocol.terms import RunTerms, SlashTo
-from prime_protocol.turn import Turn
+from prime_protocol.turn import Place, Turn
 from prime_protocol.typed_data import EMBEDDED, Domain
 
 
@@ -26,6 +26,11 @@ class NodeState:
     """None: the node owns itself."""
     roles: tuple[Role, ...] = ()
     status: NodeStatus = NodeStatus.ACTIVE
+    reason: str = ""
+    """Of its status."""
+    registered: Place | None = None
+    """Its last registration; None while only a delegation names it."""
+    addresses: tuple[str, ...] = ()
     version: int = 0
     hardware: str = ""
     streak: int = 0
@@ -41,6 +46,7 @@ class CheckpointState:
 
     root: Digest
     manifest: Digest
+    place: Place
     beacon: Digest | None = None
 
 
@@ -54,7 +60,10 @@ class LeaseState:
     step: Step
     first_slot: Slot
     slots: int
+    granted_at_ms: int
     deadline_ms: int
+    speculative: bool
+    seal: Digest
 
     def slot_range(self) -> range:
         return range(self.first_slot, self.first_slot + self.slots)
@@ -70,6 +79,8 @@ class Round:
     """Of this draw. Unknown to the worker when it submitted, so decoys come from it too."""
     drawn_at_ms: int
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
+    places: dict[NodeId, Place] = field(default_factory=dict)
+    """Where each verdict stands."""
 
 
 @dataclass(slots=True)
@@ -83,7 +94,12 @@ class SubmissionState:
     checkpoint_step: Step
     file_digest: Digest
     slots: range
+    place: Place
+    leased_at_ms: int
     at_ms: int
+    seal: Digest
+    """Of its lease; what was planted is known when somebody opens it."""
+    file_bytes: int
     output_tokens: int
     context_tokens: int
     head: tuple[int, Digest] | None = None
@@ -92,9 +108,11 @@ class SubmissionState:
     rounds: list[Round] = field(default_factory=list)
     evidence: dict[Digest, NodeId] = field(default_factory=dict)
     """Evidence digests of hard verdicts, and who gave them."""
+    planted: Outcome | None = None
+    """The truth about a planted file, once it is revealed."""
     outcome: Outcome | None = None
     judged: Outcome | None = None
-    """What a majority found; None where nobody was asked or nobody could say."""
+    """What a majority found, or the truth about a planted file; None where nobody was asked or nobody could say."""
     scored: set[NodeId] = field(default_factory=set)
     """Validators that lost score over it."""
     slashed: bool = False

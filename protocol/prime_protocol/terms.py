@@ -49,6 +49,9 @@ class RunTerms:
     """Oldest checkpoint, in steps before the wanted one, whose rollouts are still taken."""
     version_min: Uint
     """Lowest protocol version this run accepts."""
+    version_next: Uint = 0
+    upgrade_by_ms: Uint = 0
+    """From this time on the lowest version is `version_next`. Both 0 where nothing is planned."""
     quorum: Annotated[int, Range(1, QUORUM_MAX)]
     audit_probation: Annotated[int, Range(0, 2**20)]
     """A node's first accepted submissions, all audited."""
@@ -75,3 +78,9 @@ class RunTerms:
             raise RemoteError("temperature", f"is {self.temperature}, allowed is 0 or at least {TEMPERATURE_MIN}")
         if self.slash_nano > self.stake_min_nano:
             raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")
+        if bool(self.upgrade_by_ms) != (self.version_next > self.version_min):
+            raise RemoteError("version_next", f"is {self.version_next}; a planned one is higher and has its date")
+
+    def version_at(self, at_ms: int) -> int:
+        """The lowest version accepted at that time."""
+        return self.version_next if 0 < self.upgrade_by_ms <= at_ms else self.version_min

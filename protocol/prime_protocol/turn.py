@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from prime_protocol.ids import NetworkId, NodeId, RunId
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry stands in the log, and a digest of its body: a word that is sent again is known by it."""
+
+    index: int
+    at_ms: int
+    body: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +25,11 @@ class Turn:
     index: int
     """Number of the entry in the log."""
     version: int
+    body: Digest
+    """SHA-256 of the letter's body."""
+
+    def place(self) -> Place:
+        return Place(self.index, self.at_ms, self.body)
 
     def run_name(self) -> RunId:
         """The run this entry is about. ledger.py has refused entries that lack one and need it."""

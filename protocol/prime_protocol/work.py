@@ -73,7 +73,7 @@ def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> 
         _check_trainable(run, name, place, entry.step)
     for name in entry.trained_on:
         run.submissions[name].trained_into = entry.step
-    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest)
+    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest, turn.place())
     run.without_beacon.append(entry.step)
     run.latest = entry.step
     retire_steps(run)
@@ -107,7 +107,10 @@ def grant_lease(state: State, turn: Turn, entry: LeaseGranted) -> None:
         step=entry.step,
         first_slot=entry.first_slot,
         slots=entry.slots,
+        granted_at_ms=turn.at_ms,
         deadline_ms=entry.deadline_ms,
+        speculative=entry.speculative,
+        seal=entry.seal,
     )
     run.leases[entry.lease] = lease
     run.lease_next += 1
@@ -123,8 +126,9 @@ def _check_worker(state: State, run: RunState, name: NodeId, at_ms: int) -> None
         raise RemoteError("node", f"{name} is {node.status} with roles {', '.join(node.roles)}: not an active worker")
     if not state.is_delegated(name, at_ms):
         raise RemoteError("node", f"{name}: its owner's delegation has expired")
-    if node.version < run.terms.version_min:
-        raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {run.terms.version_min}")
+    version_min = run.terms.version_at(at_ms)
+    if node.version < version_min:
+        raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {version_min}")
     if state.stake_of(name) < run.terms.stake_min_nano:
         raise RemoteError("node", f"{name} has {state.stake_of(name)} at stake, needed is {run.terms.stake_min_nano}")
 
@@ -191,7 +195,11 @@ def submit(state: State, turn: Turn, entry: Submitted) -> None:
         checkpoint_step=checkpoint_step,
         file_digest=receipt.file_digest,
         slots=lease.slot_range(),
+        place=turn.place(),
+        leased_at_ms=lease.granted_at_ms,
         at_ms=turn.at_ms,
+        seal=lease.seal,
+        file_bytes=entry.file_bytes,
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,
     )

@@ -1,6 +1,7 @@
 """A request's body read within its size and deadline, where it came from, and the refusal that a handler can raise."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Collection
 
 from aiohttp import web
@@ -10,6 +11,8 @@ from prime_protocol.exchange import RefusalCode
 from prime_runtime.clock import Clock
 
 ENVELOPE_TYPE = "application/x-prime-envelope"
+ENVELOPE_HEADER = "Prime-Envelope"
+"""Carries an envelope in base64 where the body is a file."""
 REFUSAL_TYPE = "application/x-prime-refusal"
 
 STATUS = {
@@ -62,7 +65,24 @@ async def body_chunks(request: web.Request, *, bytes_max: int, read_ms: int, clo
 
 
 async def read_body(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> bytes:
+    """The whole body. Most are short and came with their head: those need no waiting and no deadline."""
+    if request.content.is_eof() and (request.content_length or 0) <= bytes_max:
+        whole = request.content.read_nowait()
+        if len(whole) > bytes_max:
+            raise _too_large(bytes_max)
+        return whole
     return b"".join([chunk async for chunk in body_chunks(request, bytes_max=bytes_max, read_ms=read_ms, clock=clock)])
+
+
+def read_envelope_header(request: web.Request) -> bytes:
+    """The envelope that answers for a body which is not one itself."""
+    text = request.headers.get(ENVELOPE_HEADER, "")
+    if not text:
+        raise RefuseRequest(RefusalCode.MALFORMED, ENVELOPE_HEADER, "is missing")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise RefuseRequest(RefusalCode.MALFORMED, ENVELOPE_HEADER, "is not base64") from None
 
 
 def get_address(request: web.Request, trusted_proxies: Collection[str]) -> str:

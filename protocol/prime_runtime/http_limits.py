@@ -30,6 +30,10 @@ class ServerLimits:
     """Requests inside at once; the next one is told to come back."""
     requests_per_address_max: Annotated[int, Between(1, 100_000)] = 32
     """Requests inside at once from one address."""
+    transfers_max: Annotated[int, Between(1, 100_000)] = 128
+    """Uploads and downloads at once; apart from requests, so that slow ones keep nobody from asking."""
+    transfers_per_address_max: Annotated[int, Between(1, 100_000)] = 16
+    """Uploads and downloads at once from one address."""
     address_rate: Annotated[float, Between(0.01, 1e6)] = 100.0
     """Requests a second from one address, for ever."""
     address_burst: Annotated[int, Between(1, 10**6)] = 400

@@ -16,15 +16,23 @@ from aiohttp import web
 
 from prime_protocol.codec import decode, encode
 from prime_protocol.constants import PROBLEM_CHARS_MAX
-from prime_protocol.envelope import Envelope, ReplayGuard, check_time, open_envelope
+from prime_protocol.envelope import Envelope, Letter, ReplayGuard, check_time, open_envelope
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.exchange import REFUSAL, REPLY, Endpoint, Refusal, RefusalCode, seal_reply
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE, STATUS, RefuseRequest, get_address, read_body
+from prime_runtime.http_body import (
+    REFUSAL_TYPE,
+    STATUS,
+    RefuseRequest,
+    get_address,
+    read_body,
+    read_envelope_header,
+)
 from prime_runtime.http_limits import ServerLimits
 from prime_runtime.http_listener import ListenConfig, Listener
+from prime_runtime.http_reply import EnvelopeResponse
 from prime_runtime.metrics import RequestMetrics
 from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
 from prime_runtime.redaction import escape
@@ -42,13 +50,27 @@ KEYS_MAX = 100_000
 class Caller:
     """Who sent a request, with the frame that proves it."""
 
-    sender: NodeId
-    run: RunId | None
+    letter: Letter
     frame: bytes
     digest: Digest
+    address: str
+    """Where it came from, as far as that can be known."""
+
+    @property
+    def sender(self) -> NodeId:
+        return self.letter.sender
+
+    @property
+    def run(self) -> RunId | None:
+        return self.letter.run
 
 
-Handler = Callable[[Caller, Q], Awaitable[R]]
+Handler = Callable[[Caller, Q], R | Awaitable[R]]
+"""Answers at once, or later; what answers at once is not timed."""
+BodyHandler = Callable[[Caller, Q, web.Request], Awaitable[R]]
+"""Reads the request's body itself, chunk by chunk: see http_body.body_chunks."""
+Exchange = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
+"""A request that was let in, and its address."""
 
 
 class HttpServer:
@@ -73,6 +95,7 @@ class HttpServer:
         self._sequence = sequence or Sequence()
         self._guard = ReplayGuard(since_ms=clock.now_ms())
         self._gate = Gate(total_max=limits.requests_max, key_max=limits.requests_per_address_max)
+        self._transfers = Gate(total_max=limits.transfers_max, key_max=limits.transfers_per_address_max)
         self._addresses = TokenBuckets(
             Rate(per_second=limits.address_rate, burst=limits.address_burst), keys_max=KEYS_MAX
         )
@@ -82,14 +105,45 @@ class HttpServer:
         self._idle.set()
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
+        if metrics:
+            metrics.watch_open(lambda: self._inside)
 
     def add(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R]) -> None:
         """Serve one kind."""
 
-        async def answer(request: web.Request) -> web.Response:
-            return await self._answer(endpoint, handler, request)
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await self._answer(endpoint.kind, self._gate, request, exchange)
+
+        async def exchange(request: web.Request, address: str) -> web.StreamResponse:
+            return await self._exchange(endpoint, handler, request, address)
 
         self.app.router.add_post(endpoint.path, answer)
+
+    def add_upload(self, path: str, endpoint: Endpoint[Q, R], handler: BodyHandler[Q, R], *, handle_ms: int) -> None:
+        """Serve PUT with a body that is no envelope; the envelope that answers for it is in a header."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await self._answer(endpoint.kind, self._transfers, request, exchange)
+
+        async def exchange(request: web.Request, address: str) -> web.StreamResponse:
+            async def handle(caller: Caller, message: Q) -> R:
+                return await handler(caller, message, request)
+
+            try:
+                frame = read_envelope_header(request)
+            except RefuseRequest as refuse:
+                return self._refuse_unsigned(refuse)
+            return await self._respond(endpoint, handle, frame, address, handle_ms)
+
+        self.app.router.add_put(path, answer)
+
+    def add_page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        """Serve GET of something that anybody may have, within the limits on addresses and transfers."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await self._answer("page", self._transfers, request, lambda request, _: handler(request))
+
+        self.app.router.add_get(path, answer)
 
     async def start(self, listen: ListenConfig) -> int:
         """Bind, serve, and tell the port."""
@@ -124,44 +178,48 @@ class HttpServer:
             async with asyncio.timeout(self._limits.drain_ms / 1000):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("stopping with %d requests still open", len(self._gate))
+            log.warning("stopping with %d requests still open", self._inside)
         await self._runner.cleanup()
 
-    async def _answer(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request) -> web.Response:
+    async def _answer(self, kind: str, gate: Gate, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         started_ms = self._clock.monotonic_ms()
-        origin = address_group(get_address(request, self._limits.trusted_proxies))
+        address = get_address(request, self._limits.trusted_proxies)
+        origin = address_group(address)
+        response: web.StreamResponse
         try:
-            self._admit(origin, started_ms)
+            self._admit(gate, origin, started_ms)
         except RefuseRequest as refuse:
             response = self._refuse_unsigned(refuse)
         else:
             try:
-                response = await self._exchange(endpoint, handler, request)
+                response = await exchange(request, address)
             finally:
-                self._leave(origin)
+                self._leave(gate, origin)
         if self._metrics:
-            self._metrics.observe(endpoint.kind, response.status, self._clock.monotonic_ms() - started_ms)
+            self._metrics.observe(kind, response.status, self._clock.monotonic_ms() - started_ms)
         return response
 
-    def _admit(self, origin: str, now_ms: int) -> None:
+    def _admit(self, gate: Gate, origin: str, now_ms: int) -> None:
         if self._is_draining:
             raise RefuseRequest(RefusalCode.OVERLOADED, "", "this server is stopping", retry_after_ms=1000)
         if wait_ms := self._addresses.take(origin, now_ms):
             raise RefuseRequest(RefusalCode.RATE_LIMITED, "", "too many from your address", retry_after_ms=wait_ms)
-        if not self._gate.enter(origin):
+        if not gate.enter(origin):
             raise RefuseRequest(RefusalCode.OVERLOADED, "", "too many at once", retry_after_ms=1000)
         self._idle.clear()
-        if self._metrics:
-            self._metrics.open.set(len(self._gate))
 
-    def _leave(self, origin: str) -> None:
-        self._gate.leave(origin)
-        if not len(self._gate):
+    def _leave(self, gate: Gate, origin: str) -> None:
+        gate.leave(origin)
+        if not self._inside:
             self._idle.set()
-        if self._metrics:
-            self._metrics.open.set(len(self._gate))
 
-    async def _exchange(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request) -> web.Response:
+    @property
+    def _inside(self) -> int:
+        return len(self._gate) + len(self._transfers)
+
+    async def _exchange(
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request, address: str
+    ) -> web.Response:
         limits = self._limits
         try:
             frame = await read_body(request, bytes_max=limits.body_bytes_max, read_ms=limits.read_ms, clock=self._clock)
@@ -169,30 +227,32 @@ class HttpServer:
             response = self._refuse_unsigned(refuse)
             response.force_close()
             return response
+        return await self._respond(endpoint, handler, frame, address, limits.handle_ms)
+
+    async def _respond(
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes, address: str, handle_ms: int
+    ) -> web.Response:
         try:
-            body = await self._handle(endpoint, handler, frame)
+            envelope = self._open(endpoint, frame)
+            message = decode(endpoint.request, envelope.letter.body)
+            reply: Any = handler(Caller(envelope.letter, frame, envelope.digest, address), message)
+            if not isinstance(reply, endpoint.reply):
+                async with asyncio.timeout(handle_ms / 1000):
+                    reply = await reply
+            assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
+            return self._sealed(200, endpoint.kind + REPLY, encode(reply), envelope.digest)
         except RefuseRequest as refuse:
             return self._refuse(endpoint, frame, refuse)
         except RemoteError as error:
             return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.MALFORMED, error.field, error.problem))
         except TimeoutError:
-            problem = f"was not done within {limits.handle_ms} ms"
+            problem = f"was not done within {handle_ms} ms"
             return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.TIMED_OUT, "", problem))
         except Exception:  # boundary: one request's bug must not stop the server, nor show its insides
             incident = secrets.token_hex(6)
             log.exception("incident %s while handling %s", incident, endpoint.kind)
             problem = f"an error on the server's side, incident {incident}"
             return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.INTERNAL, "", problem))
-        return self._sealed(200, endpoint.kind + REPLY, body, frame)
-
-    async def _handle(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes) -> bytes:
-        envelope = self._open(endpoint, frame)
-        letter = envelope.letter
-        message = decode(endpoint.request, letter.body)
-        async with asyncio.timeout(self._limits.handle_ms / 1000):
-            reply = await handler(Caller(letter.sender, letter.run, frame, envelope.digest), message)
-        assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
-        return encode(reply)
 
     def _open(self, endpoint: Endpoint[Any, Any], frame: bytes) -> Envelope:
         """From bytes to an envelope that is authentic, for this route, in time, and new."""
@@ -229,7 +289,8 @@ class HttpServer:
 
     def _refuse(self, endpoint: Endpoint[Any, Any], frame: bytes, refuse: RefuseRequest) -> web.Response:
         """A refusal of a request that was read whole: signed, and bound to it."""
-        response = self._sealed(STATUS[refuse.code], endpoint.kind + REFUSAL, encode(self._refusal(refuse)), frame)
+        body, request = encode(self._refusal(refuse)), Digest(sha256(frame).digest())
+        response = self._sealed(STATUS[refuse.code], endpoint.kind + REFUSAL, body, request)
         _set_retry_after(response, refuse)
         return response
 
@@ -249,19 +310,19 @@ class HttpServer:
             now_ms=self._clock.now_ms(),
         )
 
-    def _sealed(self, status: int, kind: str, body: bytes, frame: bytes) -> web.Response:
+    def _sealed(self, status: int, kind: str, body: bytes, request: Digest) -> web.Response:
         now_ms = self._clock.now_ms()
         reply = seal_reply(
             self._key,
             kind=kind,
             body=body,
-            request=Digest(sha256(frame).digest()),
+            request=request,
             network=self._network,
             run=None,
             sequence=self._sequence.next(now_ms),
             now_ms=now_ms,
         )
-        return web.Response(status=status, body=reply, content_type=ENVELOPE_TYPE)
+        return EnvelopeResponse(status, reply)
 
 
 def _set_retry_after(response: web.Response, refuse: RefuseRequest) -> None:

@@ -7,7 +7,8 @@ one identity may do, and those already known are not disturbed.
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ class Gate:
         return self._total
 
 
+@lru_cache(maxsize=4096)
 def address_group(address: str) -> str:
     """What counts as one origin: an IPv4 address, or the /64 that one IPv6 customer is given."""
     try:
@@ -116,3 +118,14 @@ def address_group(address: str) -> str:
     if parsed.ipv4_mapped:
         return str(parsed.ipv4_mapped)
     return f"{IPv6Address(int(parsed) >> 64 << 64)}/64"
+
+
+def network_group(address: str) -> str:
+    """What counts as one neighbourhood: a /24, or the /48 that one IPv6 site is given."""
+    origin = address_group(address)
+    try:
+        parsed = ip_address(origin.partition("/")[0])
+    except ValueError:
+        return origin
+    bits = 48 if isinstance(parsed, IPv6Address) else 24
+    return str(ip_network(f"{parsed}/{bits}", strict=False))

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ledger_world import BOND, NETWORK, RUN, TERMS, World
+from ledger_world import BOND, DAY_MS, NETWORK, RUN, TERMS, World
 
 from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
@@ -21,7 +21,7 @@ ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 
 
 def tell() -> World:
-    """One honest step, a failed lease, a cheater who is slashed, an appeal that is upheld, and the end of the run."""
+    """An honest step, a failed lease, a slashed cheater, an appeal that is upheld, a planted file, and the run's end."""
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
@@ -32,7 +32,12 @@ def tell() -> World:
     wrong = world.judge(wronged, HARD, HARD, ACCEPT)
     world.settle(wronged)
     world.propose(wronged)
-    world.coordinate(e.RunUpdated(terms=world.terms(quorum=1)))
+    fooled = world.planted("key", HARD, 5)
+    duped = world.judge(fooled, ACCEPT, HARD, HARD)
+    world.reveal(fooled, HARD)
+    world.settle(fooled)
+    world.coordinate(e.ValidatorScored(validator=world.id(duped[0]), submission=fooled))
+    world.coordinate(e.RunUpdated(terms=world.terms(quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)))
     world.publish(good)
     world.pay_out(0)
     world.appeal("ann", wronged)

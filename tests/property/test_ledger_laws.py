@@ -24,6 +24,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.ledger import RULES, replay
 from prime_protocol.merkle import Tree, leaf_hash
+from prime_protocol.plants import plant_seal
 from prime_protocol.terms import RunTerms, SlashTo
 
 SEEDS = 16
@@ -57,6 +58,8 @@ class Case:
     proposed_ms: int = 0
     seized: Counter[Any] = field(default_factory=Counter)
     appealed_after: int | None = None
+    seal: Digest = e.NO_SEAL
+    is_planted: bool = False
 
     def majority(self, first: int = 0) -> Outcome | None:
         votes: Counter[Outcome] = sum(self.votes[first:], Counter())
@@ -169,7 +172,7 @@ class Witness:
                 assert at_ms <= lease.deadline_ms
                 slots = {(lease.step, slot) for slot in range(lease.first_slot, lease.first_slot + lease.slots)}
                 name = list(self.world.run.submissions)[-1]
-                self.cases[name] = Case(author, owner, terms, slots)
+                self.cases[name] = Case(author, owner, terms, slots, seal=lease.seal)
             case e.AuditDrawn(submission=name, validators=validators):
                 case = self.cases[name]
                 assert not set(validators) & {node for draw in case.draws for node in draw}
@@ -185,6 +188,12 @@ class Witness:
                 case.outcome = outcome
                 undrawn = case.draws == [()]
                 assert outcome in (Outcome.ACCEPT if undrawn else case.majority(), Outcome.SOFT)
+                assert outcome is Outcome.SOFT or not case.is_planted
+            case e.PlantRevealed(submission=name, outcome=outcome, salt=salt):
+                case = self.cases[name]
+                assert author == case.node
+                assert case.seal == plant_seal(salt, outcome)
+                case.is_planted = True
             case _:
                 self.watch_end(entry, at_ms, owners)
 

@@ -147,6 +147,17 @@ def test_drawn_validators_have_different_owners_and_never_the_excluded_one() -> 
         assert node(103) not in {owners[validator] for validator in drawn}
 
 
+def test_draw_passes_over_those_who_are_not_fit_and_keeps_the_order_of_the_rest() -> None:
+    candidates = [node(number) for number in range(30)]
+    owners = {candidate: candidate for candidate in candidates}
+    everybody = draw_validators(BEACON, candidates, owners, excluded_owner=node(99), quorum=30)
+    unfit = set(everybody[::2])
+    drawn = draw_validators(
+        BEACON, candidates, owners, excluded_owner=node(99), quorum=5, is_fit=lambda name: name not in unfit
+    )
+    assert drawn == everybody[1:10:2]
+
+
 def test_draw_gives_fewer_when_owners_run_out() -> None:
     candidates = [node(number) for number in range(9)]
     owners = {candidate: node(100 + number % 3) for number, candidate in enumerate(candidates)}

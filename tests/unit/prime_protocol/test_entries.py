@@ -22,3 +22,15 @@ def test_a_node_offers_something() -> None:
 
 def test_every_outcome_has_its_number_for_contracts() -> None:
     assert [OUTCOME_NUMBER[outcome] for outcome in Outcome] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("address", ["http://192.0.2.1:8000", "https://node.example", "/ip4/192.0.2.1/tcp/4001"])
+def test_a_serving_address_is_a_url_or_a_multiaddr(address: str) -> None:
+    entry = NodeRegistered(roles=(Role.RELAY,), hardware="", addresses=(address,))
+    assert decode(NodeRegistered, encode(entry)) == entry
+
+
+def test_another_address_is_refused_by_its_place() -> None:
+    with pytest.raises(RemoteError) as caught:
+        NodeRegistered(roles=(Role.RELAY,), hardware="", addresses=("/ip4/192.0.2.1", "ftp://node.example"))
+    assert caught.value.field == "addresses[1]"

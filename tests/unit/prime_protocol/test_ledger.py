@@ -1,5 +1,6 @@
 """What every entry has to keep, whatever it says: form, order, time, scope and author."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def examples(world: World) -> dict[type, Any]:
         answer,
         e.AuditDrawn(submission=NAME, round=0, head_size=0, validators=()),
         world.opinion("val-0", NAME, Outcome.ACCEPT),
+        e.PlantRevealed(submission=NAME, outcome=Outcome.HARD, salt=NAME),
         e.Settled(submission=NAME, outcome=Outcome.ACCEPT),
         e.Credited(submission=NAME, units=1),
         e.PaidOut(step=Step(0)),
@@ -91,6 +93,7 @@ OTHERS_WORD = {
     e.LeaseEnded: "sender",
     e.Submitted: "receipt.node",
     e.VerdictGiven: "sender",
+    e.PlantRevealed: "sender",
     e.Appealed: "submission",
 }
 """Entries that the rule itself binds to an author, and what it names when a stranger writes them."""
@@ -103,6 +106,8 @@ def test_a_stranger_speaks_for_nobody(kind: type) -> None:
     if kind is e.VerdictGiven:
         name = world.submit(0)
         entry = world.opinion(world.draw(name)[0], name, Outcome.ACCEPT)
+    if kind is e.PlantRevealed:
+        entry = replace(entry, submission=world.submit(0))
     with world.refuses(OTHERS_WORD[kind]):
         world.write("stranger", entry)
 

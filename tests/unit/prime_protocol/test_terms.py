@@ -43,3 +43,15 @@ def test_a_term_outside_its_range_is_refused_by_name(field: str, value: Any) -> 
     with pytest.raises(RemoteError) as caught:
         decode(RunTerms, encode(replace(TERMS, **{field: value})))
     assert caught.value.field == f"RunTerms.{field}"
+
+
+@pytest.mark.parametrize(("version_next", "upgrade_by_ms"), [(2, 0), (0, 5), (1, 5)])
+def test_a_planned_version_is_higher_and_has_its_date(version_next: int, upgrade_by_ms: int) -> None:
+    with pytest.raises(RemoteError, match="version_next"):
+        replace(TERMS, version_next=version_next, upgrade_by_ms=upgrade_by_ms)
+
+
+def test_the_lowest_version_rises_on_its_date() -> None:
+    terms = replace(TERMS, version_next=2, upgrade_by_ms=1000)
+    assert [terms.version_at(at_ms) for at_ms in (0, 999, 1000, 2000)] == [1, 1, 2, 2]
+    assert TERMS.version_at(10**15) == 1

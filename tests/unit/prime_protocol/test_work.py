@@ -10,6 +10,7 @@ from prime_protocol import entries as e
 from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ids import Digest, NetworkId, RunId, Slot, Step
+from prime_protocol.judgement import expected_draw
 
 ACCEPT, SOFT = Outcome.ACCEPT, Outcome.SOFT
 
@@ -102,11 +103,11 @@ def test_a_checkpoint_names_accepted_submissions_once(world: World) -> None:
 
 
 def test_a_checkpoint_is_not_trained_on_what_is_too_old(world: World) -> None:
-    name = world.settled("ann", ACCEPT)
+    old, older = world.settled("ann", ACCEPT, 0), world.settled("ann", ACCEPT, 1)
     world.publish()
-    world.publish()
+    world.publish(old)
     with world.refuses("trained_on[0]"):
-        world.write("trainer", checkpoint(3, name))
+        world.write("trainer", checkpoint(3, older))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,18 @@ def test_a_lease_needs_the_version_of_the_run(world: World) -> None:
     world.coordinate(e.RunUpdated(terms=world.terms(version_min=2)))
     with world.refuses("node"):
         world.lease("ann")
+
+
+def test_a_planned_version_is_needed_from_its_date_on_for_work_and_for_judging(world: World) -> None:
+    date_ms = world.now_ms + HOUR_MS
+    world.coordinate(e.RunUpdated(terms=world.terms(version_next=2, upgrade_by_ms=date_ms)))
+    name = world.submit(world.lease("ann"))
+    world.wait(HOUR_MS)
+    with world.refuses("node"):
+        world.lease("ann", 1)
+    world.note_head()
+    assert expected_draw(world.state, world.run, name, date_ms - 1)
+    assert expected_draw(world.state, world.run, name, date_ms) is None
 
 
 def test_a_lease_is_on_the_stake_of_the_present_owner(world: World) -> None:
@@ -269,7 +282,8 @@ def test_a_submission_is_taken_until_the_deadline(world: World) -> None:
 
 
 def test_a_submission_has_the_tokens_its_lease_allows(world: World) -> None:
-    lease = world.lease("ann", 0, 2)
+    least, lease = world.lease("ann", 2), world.lease("ann", 0, 2)
+    world.submit(least, TERMS.samples_per_slot)
     rollouts = 2 * TERMS.samples_per_slot
     most = rollouts * TERMS.output_tokens_max
     for tokens in (rollouts - 1, most + 1):

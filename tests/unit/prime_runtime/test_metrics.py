@@ -50,7 +50,7 @@ async def test_requests_are_counted_and_timed() -> None:
     requests = RequestMetrics(metrics, ["lease"])
     requests.observe("lease", 200, 30)
     requests.observe("strange", 418, 2_000)
-    requests.open.set(5)
+    requests.watch_open(lambda: 5)
     samples = await scrape(metrics)
     assert samples[("prime_coordinator_requests_total", (("kind", "lease"), ("status", "200")))] == 1
     assert samples[("prime_coordinator_requests_total", (("kind", "other"), ("status", "other")))] == 1

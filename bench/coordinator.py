@@ -1,0 +1,216 @@
+"""What a coordinator costs: signed heartbeats against a bare aiohttp handler, few nodes against many, submissions.
+
+The server is a process of its own on one core, the clients on another, over loopback. A request's cost is the server's
+CPU time for it, so that a busy machine does not spoil the ratio; the wall clock stands beside it. Nodes beyond those
+that beat are put into the state directly: what matters is that they are there.
+
+    python bench/coordinator.py [--requests 600]
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from coordinator_server import ROOT, SENDERS
+from integration.coordinator_parts import (
+    NETWORK,
+    RUN,
+    Party,
+    key_of,
+    party,
+    publish,
+    terms,
+    until_beacon,
+)
+
+from prime_protocol.codec import encode
+from prime_protocol.envelope import seal
+from prime_protocol.ids import NodeId
+from prime_protocol.messages import HEARTBEAT, Activity, Heartbeat, Purpose
+from prime_runtime.clock import SystemClock
+from prime_runtime.http_client import Server
+
+FEW, MANY = 100, 100_000
+CONNECTIONS = 16
+ROUNDS = 12
+WORKERS = 200
+SUBMITTERS = 8
+
+
+@dataclass
+class Bench:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    server: Server
+
+    def cpu_s(self) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+
+@contextmanager
+def serving(kind: str, nodes: int, core: int) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="prime-bench-") as name:
+        script = [sys.executable, str(ROOT / "bench/coordinator_server.py"), kind, str(nodes), f"{name}/home"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([*script, str(core)], **pipes)
+        try:
+            assert process.stdout is not None
+            url, node = process.stdout.readline().split()
+            yield Bench(process, Server(url, NodeId.parse(node)))
+        finally:
+            process.communicate()
+
+
+def make_beats(count: int, senders: int, sequence: int) -> list[bytes]:
+    """Whole HTTP requests, made before the clock starts: the clients must not be what is measured."""
+    body = encode(Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=2**40))
+    keys = [key_of(f"bench-{number}") for number in range(min(senders, SENDERS))]
+    now_ms, requests = SystemClock().now_ms(), []
+    for number in range(count):
+        frame = seal(
+            keys[number % len(keys)],
+            kind=HEARTBEAT.kind,
+            body=body,
+            network=NETWORK,
+            run=RUN,
+            sequence=sequence + number,
+            issued_at_ms=now_ms,
+            life_ms=250_000,
+        )
+        head = f"POST {HEARTBEAT.path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(frame)}\r\n\r\n"
+        requests.append(head.encode() + frame)
+    return requests
+
+
+async def send(server: Server, requests: list[bytes]) -> list[float]:
+    """One connection, one request after the other; the latency of each in seconds."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    latencies = []
+    for request in requests:
+        started = time.perf_counter()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        await reader.readexactly(length)
+        latencies.append(time.perf_counter() - started)
+    writer.close()
+    return latencies
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one request."""
+
+    cpu_us: float
+    wall_us: float
+    p99_ms: float
+
+
+async def beat(bench: Bench, requests: list[bytes]) -> Cost:
+    started, cpu_s = time.perf_counter(), bench.cpu_s()
+    parts = [requests[number::CONNECTIONS] for number in range(CONNECTIONS)]
+    latencies = [each for part in await asyncio.gather(*(send(bench.server, part) for part in parts)) for each in part]
+    wall_s, cpu_s = time.perf_counter() - started, bench.cpu_s() - cpu_s
+    scale = 1e6 / len(requests)
+    return Cost(cpu_s * scale, wall_s * scale, sorted(latencies)[int(0.99 * len(latencies))] * 1e3)
+
+
+def measure_beats(benches: dict[str, tuple[Bench, int]], count: int) -> dict[str, Cost]:
+    """Rounds in turn, so that all meet the same noise; of each the least CPU time, to which noise only adds."""
+    seen: dict[str, list[Cost]] = {name: [] for name in benches}
+    sequence = 1
+    for number in range(ROUNDS + 1):
+        for name, (bench, senders) in benches.items():
+            requests = make_beats(count, senders, sequence)
+            sequence += count
+            cost = asyncio.run(beat(bench, requests))
+            if number:  # the first round warms up
+                seen[name].append(cost)
+    return {
+        name: Cost(
+            min(cost.cpu_us for cost in costs),
+            statistics.median(cost.wall_us for cost in costs),
+            statistics.median(cost.p99_ms for cost in costs),
+        )
+        for name, costs in seen.items()
+    }
+
+
+# --- Submissions ----------------------------------------------------------------------------------------------------
+
+
+async def measure_submissions(bench: Bench) -> tuple[float, float]:
+    """Submissions a second from upload to acknowledged entry, and the server's CPU milliseconds for each."""
+    process: Any = SimpleNamespace(server=bench.server, node=bench.server.node)
+    async with AsyncExitStack() as stack:
+        trainer = await stack.enter_async_context(party(process, "trainer"))
+        published = await publish(trainer, 0)
+        workers = [await stack.enter_async_context(party(process, f"bench-{number}")) for number in range(WORKERS)]
+        beacon = await until_beacon(workers[0])
+        wanted = terms(stake_min_nano=0, slash_nano=0, slots_per_step=4096)
+        answers = []
+        for worker in workers:
+            lease = await worker.lease()
+            data, entry = worker.answer(lease, beacon=beacon, root=published.root, wanted=wanted)
+            answers.append((worker, lease.lease, data, entry))
+        await submit(*answers.pop())  # starts the checking process
+        started, cpu_s = time.perf_counter(), bench.cpu_s()
+        total = len(answers)
+
+        async def work() -> None:
+            while answers:
+                await submit(*answers.pop())
+
+        await asyncio.gather(*(work() for _ in range(SUBMITTERS)))
+        return total / (time.perf_counter() - started), (bench.cpu_s() - cpu_s) * 1e3 / total
+
+
+async def submit(worker: Party, lease: int, data: bytes, entry: Any) -> None:
+    await worker.upload(data, Purpose.ROLLOUTS, lease=lease)
+    await worker.write(entry)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=600, help="heartbeats of one round")
+    count = parser.parse_args().requests
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    random.seed(1)
+    core = cores[0]
+    with serving("bare", 0, core) as bare, serving("real", FEW, core) as few, serving("real", MANY, core) as many:
+        costs = measure_beats({"bare": (bare, FEW), "few": (few, FEW), "many": (many, MANY)}, count)
+    rows = {"bare": "bare handler", "few": f"heartbeat, {FEW:,} nodes", "many": f"heartbeat, {MANY:,} nodes"}
+    print(f"{'':<28}{'CPU us':>10}{'per s and core':>16}{'wall us':>10}{'p99 ms':>9}")
+    for name, cost in costs.items():
+        print(
+            f"{rows[name]:<28}{cost.cpu_us:>10.0f}{1e6 / cost.cpu_us:>16,.0f}{cost.wall_us:>10.0f}{cost.p99_ms:>9.1f}"
+        )
+    with serving("real", SENDERS, core) as bench:
+        per_second, cpu_ms = asyncio.run(measure_submissions(bench))
+    print(f"submissions logged: {per_second:.0f} a second, {cpu_ms:.1f} ms of the server's CPU each")
+    ratio = costs["bare"].cpu_us / costs["few"].cpu_us
+    growth = costs["many"].cpu_us / costs["few"].cpu_us
+    print(f"RESULT heartbeat_ratio={ratio:.3f} growth_100_to_100k={growth:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What each command does, past parsing. One module for each group of commands; cli.py imports the one it needs."""

@@ -1,0 +1,97 @@
+"""Shell completion as a static script, made by walking the parser. Pure.
+
+The script knows each command's words and flags. It is printed anew after an upgrade.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PROGRAM = "prime-coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place on the command line: the commands typed so far, and what may follow."""
+
+    words: tuple[str, ...]
+    commands: tuple[tuple[str, str], ...]
+    """Name and help."""
+    flags: tuple[str, ...]
+    choices: tuple[str, ...]
+    """Of an argument that takes one of a few words."""
+
+
+def write_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    spots = list(walk(parser, ()))
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](spots)
+
+
+def walk(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[Spot]:
+    below: list[tuple[str, argparse.ArgumentParser]] = []
+    commands: list[tuple[str, str]] = []
+    flags: list[str] = []
+    choices: list[str] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {each.dest: each.help or "" for each in action._choices_actions}
+            commands += [(name, helps.get(name, "")) for name in action.choices]
+            below += list(action.choices.items())
+        elif action.option_strings:
+            flags += [option for option in action.option_strings if option.startswith("--")]
+        elif action.choices:
+            choices += map(str, action.choices)
+    yield Spot(words, tuple(commands), tuple(flags), tuple(choices))
+    for name, child in below:
+        yield from walk(child, (*words, name))
+
+
+def _following(spot: Spot) -> str:
+    return " ".join([*(name for name, _ in spot.commands), *spot.choices, *spot.flags])
+
+
+def _bash(spots: list[Spot]) -> str:
+    known = " ".join(f"'{' '.join(spot.words)}'" for spot in spots if spot.words)
+    cases = "\n".join(f"    '{' '.join(spot.words)}') words='{_following(spot)}' ;;" for spot in spots)
+    return f"""# bash completion for {PROGRAM}: source this file, or put it into a bash-completion folder.
+_prime_coordinator() {{
+  local at='' next word words=''
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    next="${{at:+$at }}$word"
+    case " $(printf '%s|' {known})" in *[\\ \\|]"$next|"*) at="$next" ;; esac
+  done
+  case "$at" in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+  [ ${{#COMPREPLY[@]}} -eq 0 ] && COMPREPLY=($(compgen -f -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -F _prime_coordinator {PROGRAM}
+"""
+
+
+def _zsh(spots: list[Spot]) -> str:
+    return f"""#compdef {PROGRAM}
+# zsh completion for {PROGRAM}: put this file into a folder of $fpath as _{PROGRAM}.
+autoload -U +X bashcompinit && bashcompinit
+{_bash(spots)}"""
+
+
+def _fish(spots: list[Spot]) -> str:
+    lines = [f"# fish completion for {PROGRAM}: put this file into ~/.config/fish/completions."]
+    for spot in spots:
+        seen = "".join(f"; and __fish_seen_subcommand_from {word}" for word in spot.words)
+        names = " ".join(name for name, _ in spot.commands)
+        fresh = f"; and not __fish_seen_subcommand_from {names}" if names else ""
+        condition = f"true{seen}{fresh}"
+        for name, text in spot.commands:
+            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -f -a {name} -d {_quoted(text)}")
+        for choice in spot.choices:
+            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -f -a {choice}")
+        for flag in spot.flags:
+            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -l {flag.removeprefix('--')}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

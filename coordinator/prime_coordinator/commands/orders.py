@@ -1,0 +1,132 @@
+"""Commands that change something: each has the running coordinator write one entry to the log."""
+
+from decimal import Decimal, InvalidOperation
+from hashlib import sha256
+
+from prime_coordinator.commands.context import Context
+from prime_coordinator.commands.line import Line
+from prime_coordinator.run_terms import TermsConfig, change_terms, read_terms, terms_from_plain
+from prime_protocol.constants import AMOUNT_NANO_MAX
+from prime_protocol.entries import (
+    Deposited,
+    NodeStatus,
+    NodeStatusSet,
+    RunCreated,
+    RunFunded,
+    RunStatus,
+    RunStatusSet,
+    RunUpdated,
+)
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.messages import Logged
+from prime_runtime.settings import read_flags
+
+NANO = 10**9
+
+
+def create_run(context: Context) -> int:
+    args, run = context.args, read_run(context.args.run)
+    config = context.load_config()
+    is_devnet = config.network.startswith("dev") or config.faucet.amount_nano > 0
+    terms = read_terms(
+        read_flags(args, TermsConfig), context.settings_variables(), args.terms, args.model_config, is_devnet=is_devnet
+    )
+    logged = Line(context).order(RunCreated(terms=terms), run)
+    return done(context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}")
+
+
+def update_run(context: Context) -> int:
+    args, run = context.args, read_run(context.args.run)
+    line = Line(context)
+    present = terms_from_plain(line.ask("run", {"run": run})["terms"])
+    terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
+    if terms == present:
+        raise LocalError(f"nothing would change in run {run}; name the terms to change")
+    return done(context, line.order(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on")
+
+
+def pause_run(context: Context) -> int:
+    return set_run(context, RunStatus.PAUSED, "gives out no more leases")
+
+
+def resume_run(context: Context) -> int:
+    return set_run(context, RunStatus.ACTIVE, "gives out leases again")
+
+
+def close_run(context: Context) -> int:
+    if not context.args.yes:
+        raise LocalError("a closed run cannot be opened again; say --yes if that is meant, or pause it")
+    return set_run(context, RunStatus.CLOSED, "is closed for good")
+
+
+def set_run(context: Context, status: RunStatus, what: str) -> int:
+    run = read_run(context.args.run)
+    logged = Line(context).order(RunStatusSet(status=status, reason=context.args.reason), run)
+    return done(context, logged, f"run {run} {what}")
+
+
+def fund_run(context: Context) -> int:
+    run, amount_nano = read_run(context.args.run), read_amount(context.args.amount)
+    logged = Line(context).write(RunFunded(amount_nano=amount_nano), run)
+    return done(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
+
+
+def drain_node(context: Context) -> int:
+    return set_node(context, NodeStatus.DRAINED, "finishes what it has and gets nothing more")
+
+
+def ban_node(context: Context) -> int:
+    return set_node(context, NodeStatus.BANNED, "is told to stop")
+
+
+def unban_node(context: Context) -> int:
+    return set_node(context, NodeStatus.ACTIVE, "may work again")
+
+
+def set_node(context: Context, status: NodeStatus, what: str) -> int:
+    node = read_address(context.args.node)
+    entry = NodeStatusSet(node=node, status=status, reason=context.args.reason)
+    return done(context, Line(context).order(entry, None), f"node {node} {what}")
+
+
+def deposit(context: Context) -> int:
+    args = context.args
+    line = Line(context)
+    amount_nano = read_amount(args.amount)
+    account = line.coordinator if args.account == "coordinator" else read_address(args.account)
+    reference = Digest(sha256(b"prime-swarm deposit\n" + args.reference.encode()).digest())
+    entry = Deposited(account=account, amount_nano=amount_nano, reference=reference)
+    return done(context, line.order(entry, None), f"{args.amount} tokens are booked for {account}")
+
+
+def read_address(text: str) -> NodeId:
+    try:
+        return NodeId.parse(text)
+    except RemoteError as error:
+        raise LocalError(f"{text!r} is not an address: it {error.problem}") from None
+
+
+def read_run(text: str) -> RunId:
+    try:
+        return RunId(text)
+    except RemoteError as error:
+        raise LocalError(f"{text!r} is not the name of a run: it {error.problem}") from None
+
+
+def read_amount(text: str) -> int:
+    """Tokens as people write them to nano, exactly."""
+    try:
+        nano = Decimal(text) * NANO
+    except InvalidOperation:
+        raise LocalError(f"{text!r} is not an amount; write tokens, such as 100 or 0.5") from None
+    if not nano.is_finite() or not 0 < nano <= AMOUNT_NANO_MAX or nano != int(nano):
+        raise LocalError(
+            f"{text} is not an amount: above 0, at most nine decimals, at most {AMOUNT_NANO_MAX // NANO:,}"
+        )
+    return int(nano)
+
+
+def done(context: Context, logged: Logged, what: str) -> int:
+    context.screen.say(f"{what} (entry {logged.index})")
+    return 0

@@ -1,0 +1,128 @@
+"""The coordinator's settings: one frozen dataclass, made once at start and passed in.
+
+Where each value comes from is prime_runtime.settings' work. What is not set here lies in the coordinator's folder; see
+home.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import NetworkId
+from prime_runtime.http_limits import ServerLimits
+from prime_runtime.http_listener import ListenConfig
+from prime_runtime.logs import LogConfig
+from prime_runtime.objects import S3Config
+from prime_runtime.secret import Secret
+from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
+
+CONFIG_NAME = "config.toml"
+DAY_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class BooksConfig:
+    """The section [books]: how the log is written."""
+
+    batch_ms: Annotated[int, Between(0, 1000)] = 5
+    """How long an entry waits for others to be written with it."""
+    batch_entries_max: Annotated[int, Between(1, 10_000)] = 1_000
+    """Most entries in one transaction."""
+    head_ms: Annotated[int, Between(10, 60_000)] = 1_000
+    """Least time between two signed tree heads."""
+    head_entries_max: Annotated[int, Between(1, 10**6)] = 1_000
+    """A tree head is signed sooner when so many entries wait for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeConfig:
+    """The section [intake]: uploads, and the cheap checks of rollout files."""
+
+    upload_bytes_max: Annotated[int, Between(1024, ROLLOUT_FILE_BYTES_MAX)] = ROLLOUT_FILE_BYTES_MAX
+    """Longest file taken in."""
+    upload_ms: Annotated[int, Between(100, 3_600_000)] = 600_000
+    """Time for an upload to arrive, and life of a presigned URL."""
+    checkers: Annotated[int, Between(1, 64)] = 1
+    """Processes that check files."""
+    check_ms: Annotated[int, Between(100, 600_000)] = 20_000
+    """Time for the checks of one file."""
+    memory_mb_max: Annotated[int, Between(256, 2**20)] = 4_096
+    """Address space of one checking process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaucetConfig:
+    """The section [faucet]: value out of nothing, for networks whose value is play money."""
+
+    amount_nano: Annotated[int, Between(0, AMOUNT_NANO_MAX)] = 0
+    """Given once to each node that registers; 0 turns the faucet off."""
+    nodes_max: Annotated[int, Between(0, 10**6)] = 10_000
+    """Most nodes that are given anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorConfig:
+    """Everything an operator can set."""
+
+    folder: Path
+    """Where the coordinator keeps its keys, its database and its files."""
+    network: str = "devnet"
+    """Name of the network; it stands in every signed message."""
+    unbonding_ms: Annotated[int, Between(0, 366 * DAY_MS)] = 7 * DAY_MS
+    """How long stake stays slashable after it was asked back; fixed when the network is created."""
+    password: Secret | None = None
+    """Password of the coordinator's key."""
+    password_file: Path | None = None
+    """File whose first line is the password of the coordinator's key."""
+    database: str | None = None
+    """URL of the database: sqlite:///path or postgresql://user@host:port/name. Nothing: a SQLite file in the folder."""
+    database_password: Secret | None = None
+    """Password for the database, so that it does not stand in the URL."""
+    objects: str | None = None
+    """URL of the object store: a path or s3://bucket/prefix. Nothing: a subfolder."""
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    log: LogConfig = field(default_factory=LogConfig)
+    s3: S3Config = field(default_factory=S3Config)
+    books: BooksConfig = field(default_factory=BooksConfig)
+    intake: IntakeConfig = field(default_factory=IntakeConfig)
+    faucet: FaucetConfig = field(default_factory=FaucetConfig)
+
+    def __post_init__(self) -> None:
+        try:
+            NetworkId(self.network)
+        except RemoteError as error:
+            raise ConfigError(f"network {error.problem}") from None
+        if self.database is not None:
+            check_database_url(self.database)
+
+    @property
+    def network_id(self) -> NetworkId:
+        return NetworkId(self.network)
+
+
+def check_database_url(text: str) -> None:
+    """Refuse what no code here can open, and a password that every listing of the settings would show."""
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise ConfigError("database is not a URL; write sqlite:///path or postgresql://user@host:port/name") from None
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigError(f"database begins with {url.drivername}; sqlite and postgresql are supported")
+    if url.password:
+        raise ConfigError("database holds a password; put it into database_password")
+
+
+def resolve_coordinator_config(
+    folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> Resolved[CoordinatorConfig]:
+    """The settings of the coordinator in this folder: flags over environment over its config.toml over defaults."""
+    file = folder / CONFIG_NAME
+    found = file if file.exists() else None
+    return resolve_config(CoordinatorConfig, {**flags, "folder": str(folder)}, environ, found)

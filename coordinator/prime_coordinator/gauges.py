@@ -1,0 +1,45 @@
+"""Numbers for `/metrics`, counted when they are asked for, and `/healthz`."""
+
+from aiohttp import web
+
+from prime_coordinator.core import Core
+from prime_coordinator.liveness import Phase
+from prime_coordinator.log import LogWriter
+from prime_runtime.metrics import Metrics
+
+
+class Gauges:
+    """What an operator watches."""
+
+    def __init__(self, metrics: Metrics, core: Core, writer: LogWriter) -> None:
+        self._metrics = metrics
+        self._core = core
+        self._writer = writer
+        self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
+        self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
+        self._nodes = metrics.gauge("nodes", "Nodes by what was last heard of them.", phase=[*Phase])
+        self._leases = metrics.gauge("leases_open", "Leases that are open.").at()
+        self._submissions = metrics.gauge("submissions_unsettled", "Submissions without an outcome.").at()
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/metrics", self._scrape)
+        app.router.add_get("/healthz", self._tell_health)
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        state, counts = self._core.state, self._core.liveness.count()
+        self._entries.set(self._writer.size)
+        self._head.set(self._writer.head_size)
+        for phase in Phase:
+            known = len(state.nodes) - sum(counts.values()) if phase is Phase.LOST else counts.get(phase, 0)
+            self._nodes.at(phase=phase).set(known)
+        self._leases.set(sum(len(run.leases) for run in state.runs.values()))
+        self._submissions.set(
+            sum(submission.outcome is None for run in state.runs.values() for submission in run.submissions.values())
+        )
+        return await self._metrics.handle(request)
+
+    async def _tell_health(self, request: web.Request) -> web.Response:
+        """200 while entries reach the disk; a supervisor restarts what does not answer so."""
+        is_well = self._writer.failure is None
+        body = {"ok": is_well, "entries": self._writer.size, "head_size": self._writer.head_size}
+        return web.json_response(body, status=200 if is_well else 503)

@@ -1,0 +1,201 @@
+"""The coordinator's folder: what lies where, how it is made once, and the lock that keeps a second process out.
+
+config.toml   settings                      log.key     Ed25519 key of the tree heads
+key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
+objects/      files that nodes sent         mirror/     the log as static files for everybody
+lock          who is running here
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig
+from prime_protocol.constants import ED25519_KEY_BYTES
+from prime_protocol.errors import LocalError
+from prime_protocol.signing import WalletKey
+from prime_runtime import key_file
+
+PASSWORD_CHARS_MIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths in one coordinator's folder."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / CONFIG_NAME
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "key.json"
+
+    @property
+    def log_key(self) -> Path:
+        return self.folder / "log.key"
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "log.db"
+
+    @property
+    def objects(self) -> Path:
+        return self.folder / "objects"
+
+    @property
+    def mirror(self) -> Path:
+        return self.folder / "mirror"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+
+def database_url(config: CoordinatorConfig) -> str:
+    return config.database or f"sqlite:///{Home(config.folder).database.absolute()}"
+
+
+def objects_url(config: CoordinatorConfig) -> str:
+    return config.objects or str(Home(config.folder).objects)
+
+
+# --- Keys -----------------------------------------------------------------------------------------------------------
+
+
+def read_password(config: CoordinatorConfig) -> str:
+    """From the settings or from the file they name."""
+    if config.password is not None:
+        return config.password.reveal()
+    if config.password_file is None:
+        raise LocalError("the key's password is missing: set PRIME_PASSWORD, or password_file to a file that holds it")
+    try:
+        text = config.password_file.read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError(f"cannot read the password file {config.password_file}: {error}") from None
+    if len(text) < PASSWORD_CHARS_MIN:
+        raise LocalError(f"the password in {config.password_file} is shorter than {PASSWORD_CHARS_MIN} characters")
+    return text
+
+
+def load_key(config: CoordinatorConfig) -> WalletKey:
+    """The coordinator's wallet key."""
+    path = Home(config.folder).key
+    if not path.exists():
+        raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init")
+    return key_file.load(path, read_password(config))
+
+
+def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
+    """The key that signs tree heads."""
+    path = Home(config.folder).log_key
+    if path.exists() and path.stat().st_mode & 0o077:
+        raise LocalError(f"others may read {path}: chmod 600 it")
+    text = _read_text(path).strip()
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != ED25519_KEY_BYTES:
+        raise LocalError(f"{path} is damaged; restore it from your backup")
+    return Ed25519PrivateKey.from_private_bytes(raw)
+
+
+def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey]:
+    """Draw both keys and write them; never over keys that are there."""
+    home = Home(config.folder)
+    key = key_file.create(home.key, read_password(config), secrets.token_bytes)
+    log_key = Ed25519PrivateKey.generate()
+    write_private(home.log_key, log_key.private_bytes_raw().hex() + "\n")
+    return key, log_key
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner can read, and that was not there before."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise LocalError(f"{path} exists and is kept; choose another folder") from None
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError(f"cannot read {path}: {error}") from None
+
+
+# --- The lock -------------------------------------------------------------------------------------------------------
+
+
+class Lock:
+    """Held by the one process that may write in the folder. It falls with the process, however that ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def note_url(self, url: str) -> None:
+        """Say where this process listens, for other commands on this machine."""
+        self._note({"pid": os.getpid(), "url": url})
+
+    def note_pid(self) -> None:
+        self._note({"pid": os.getpid()})
+
+    def clear(self) -> None:
+        self._note({})
+
+    def _note(self, facts: dict[str, str | int]) -> None:
+        text = json.dumps(facts) + "\n"
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode(), 0)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Take the folder's lock, or tell who has it."""
+    path = Home(folder).lock
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalError(
+            f"cannot open {path}: {error.strerror}; make the folder with: prime-coordinator init"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        holder = read_lock(folder).get("pid", "unknown")
+        raise LocalError(f"another coordinator runs in {folder}, process {holder}; stop it first") from None
+    try:
+        lock = Lock(fd)
+        lock.note_pid()
+        yield lock
+        lock.clear()
+    finally:
+        os.close(fd)
+
+
+def read_lock(folder: Path) -> dict[str, str | int]:
+    """What the process in this folder says of itself: `pid`, and `url` once it listens. Stale after a crash."""
+    try:
+        facts = json.loads(Home(folder).lock.read_text() or "{}")
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

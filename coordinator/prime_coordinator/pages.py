@@ -1,0 +1,68 @@
+"""What anybody may read from the coordinator over plain HTTP: the mirror of the log, and files that the log names."""
+
+from pathlib import Path
+
+from aiohttp import web
+
+from prime_coordinator.store import LogStore
+from prime_coordinator.uploads import file_key
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.tiles import CHECKPOINT_PATH, parse_path
+from prime_runtime.http_server import HttpServer
+from prime_runtime.objects import ObjectMissing, ObjectStore
+
+FOREVER = "public, max-age=31536000, immutable"
+"""For what is named by its content or its place in an append-only log."""
+PRESIGNED_S = 600
+CHECKPOINT_TYPE = "text/plain; charset=utf-8"
+
+
+def add_pages(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: LogStore) -> None:
+    """`/log/…` and `/objects/…`."""
+
+    async def get_checkpoint(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(
+            mirror / CHECKPOINT_PATH, headers={"Content-Type": CHECKPOINT_TYPE, "Cache-Control": "no-cache"}
+        )
+
+    async def get_tile(request: web.Request) -> web.StreamResponse:
+        try:
+            name = parse_path(f"tile/{request.match_info['path']}").path
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        path = mirror / name
+        if not path.is_file():
+            return web.Response(status=404, text="there is no such tile yet\n")
+        return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Cache-Control": FOREVER})
+
+    async def get_object(request: web.Request) -> web.StreamResponse:
+        try:
+            digest = Digest.parse(request.match_info["digest"])
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        if not await store.is_subject(digest):
+            return web.Response(status=404, text="no entry of the log names this file\n")
+        try:
+            return await send_object(objects, file_key(digest))
+        except ObjectMissing:
+            return web.Response(status=404, text="the log names this file, but it is not here\n")
+
+    server.add_page("/log/checkpoint", get_checkpoint)
+    server.add_page("/log/tile/{path:.+}", get_tile)
+    server.add_page("/objects/{digest}", get_object)
+
+
+async def send_object(objects: ObjectStore, key: str) -> web.StreamResponse:
+    """By sendfile from a folder, by redirection from a bucket."""
+    headers = {"Content-Type": "application/octet-stream", "Cache-Control": FOREVER}
+    path = objects.local_path(key)
+    if path is not None:
+        if not path.is_file():
+            raise ObjectMissing(f"there is no {key}")
+        return web.FileResponse(path, headers=headers)
+    if not await objects.exists(key):
+        raise ObjectMissing(f"there is no {key}")
+    url = await objects.presign_get(key, expires_s=PRESIGNED_S)
+    assert url is not None, "a store without files presigns"
+    return web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})

@@ -1,0 +1,90 @@
+"""From what is on disk to a ledger: how a coordinator starts, whatever ended the one before.
+
+Signatures were checked when the entries came in, and the last head on disk says that the entries under it are the same
+bytes, so only those after it are checked again as a stranger would. A log that lost entries is refused: to go on from
+it would tell two histories.
+"""
+
+from pathlib import Path
+
+from prime_coordinator.catalogue import read_letter
+from prime_coordinator.mirror import read_head
+from prime_coordinator.store import LogStore
+from prime_protocol.codec import decode
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
+from prime_protocol.entries import Record
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import NetworkId, NodeId
+from prime_protocol.ledger import Ledger
+from prime_protocol.merkle import Tree, leaf_hash
+from prime_protocol.note import VerifierKey
+from prime_protocol.tiles import CHECKPOINT_PATH
+from prime_protocol.treehead import TreeHead, open_tree_head
+
+CHUNK = 4_096
+"""Entries read at once."""
+
+
+async def recover(
+    store: LogStore, mirror: Path, *, network: NetworkId, coordinator: NodeId, log_key: VerifierKey
+) -> tuple[Ledger, Tree]:
+    """The ledger and the tree over all entries in the database; LocalError when they do not hold."""
+    size = await store.size()
+    if size == 0:
+        raise LocalError("the database holds no log; make one with: prime-coordinator init")
+    head = await _last_head(store, log_key)
+    for promised, where in ((head, "the database"), (_mirrored_head(mirror, log_key), "the mirror")):
+        if promised and promised.size > size:
+            raise LocalError(
+                f"{where} holds a signed head over {promised.size} entries, but only {size} are left: restore the"
+                " database from a newer backup; to go on would fork the log"
+            )
+    ledger, tree = Ledger(network), Tree()
+    trusted = head.size if head else 0
+    try:
+        for start in range(0, size, CHUNK):
+            leaves = await store.read(start, min(size, start + CHUNK))
+            tree.append_many([leaf_hash(leaf) for leaf in leaves])
+            for index, leaf in enumerate(leaves, start):
+                _fold(ledger, leaf, is_trusted=index < trusted)
+                if head and index + 1 == head.size and ledger.state.frontier.root() != head.root:
+                    raise RemoteError("tree_head.root", f"is not that of the first {head.size} entries")
+    except RemoteError as error:
+        raise LocalError(f"the log in the database does not hold at entry {ledger.state.size}: {error}") from None
+    _check_names(ledger, coordinator, log_key)
+    return ledger, tree
+
+
+def _fold(ledger: Ledger, leaf: bytes, *, is_trusted: bool) -> None:
+    if not is_trusted:
+        ledger.apply(leaf)
+        return
+    _, letter = read_letter(leaf)
+    ledger.append(letter, decode(Record, leaf, bytes_max=LOG_ENTRY_BYTES_MAX))
+
+
+def _check_names(ledger: Ledger, coordinator: NodeId, log_key: VerifierKey) -> None:
+    state = ledger.state
+    if state.coordinator != coordinator:
+        raise LocalError(f"the log is of the coordinator {state.coordinator}, the key is of {coordinator}")
+    if state.log_key != str(log_key):
+        raise LocalError(f"the log names the key {state.log_key} for its heads, the folder holds {log_key}")
+
+
+async def _last_head(store: LogStore, key: VerifierKey) -> TreeHead | None:
+    stored = await store.last_head()
+    return _open(stored.note, key, "the newest head in the database") if stored else None
+
+
+def _mirrored_head(mirror: Path, key: VerifierKey) -> TreeHead | None:
+    """What the mirror has shown to others; a mirror that is gone or damaged promises nothing."""
+    if not (mirror / CHECKPOINT_PATH).exists():
+        return None
+    return _open(read_head(mirror), key, f"the head in {mirror}")
+
+
+def _open(note: bytes, key: VerifierKey, where: str) -> TreeHead:
+    try:
+        return open_tree_head(note, [key])
+    except RemoteError as error:
+        raise LocalError(f"{where} is not signed by this folder's log key: {error}") from None

@@ -1,0 +1,175 @@
+"""The terms of a run as an operator writes them: flags over a TOML file over defaults, each with its bound.
+
+What a term means to the network is in prime_protocol.terms. A model's own config file can fill in what follows from
+its shape.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.constants import (
+    BASIS_POINTS,
+    FLOP_PER_CONTEXT_TOKEN_MAX,
+    FLOP_PER_TOKEN_MAX,
+    PROTOCOL_VERSION,
+    QUORUM_MAX,
+    TEMPERATURE_MAX,
+)
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import NodeId
+from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
+from prime_runtime.settings import Between, ConfigError, load_config
+
+TOKEN = 10**9
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+QUORUM_DEVNET, QUORUM = 1, 3
+MODEL_CONFIG_BYTES_MAX = 2**20
+SHAPE_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "feed_forward": "intermediate_size",
+    "vocabulary": "vocab_size",
+}
+"""Names in the config.json of a dense decoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermsConfig:
+    """What `run create` and `run update` take."""
+
+    trainer: str
+    """Address of the key that publishes the run's checkpoints."""
+    model: str
+    """Name of the model, for people."""
+    task_set: str
+    """Task set as in docs/protocol/tasks.md."""
+    vocabulary: Annotated[int, Between(1, 2**20)]
+    """Tokens the model knows. A model config gives it."""
+    units_per_token: Annotated[int, Between(0, FLOP_PER_TOKEN_MAX)]
+    """FLOP of one output token. A model config gives it."""
+    units_per_context_token: Annotated[int, Between(0, FLOP_PER_CONTEXT_TOKEN_MAX)] = 0
+    """FLOP of attending to one earlier token. A model config gives it."""
+    slots_per_step: Annotated[int, Between(1, 2**20)] = 64
+    """Tasks of one training step."""
+    samples_per_slot: Annotated[int, Between(1, 1024)] = 8
+    """Answers to each task: the group of GRPO."""
+    prompt_tokens_max: Annotated[int, Between(1, 2**20)] = 1024
+    """Longest prompt."""
+    output_tokens_max: Annotated[int, Between(1, 2**20)] = 1024
+    """Longest answer."""
+    temperature: Annotated[float, Between(0.0, TEMPERATURE_MAX)] = 1.0
+    """Of the sampling; 0 is greedy."""
+    lag_max: Annotated[int, Between(0, 64)] = 2
+    """Oldest checkpoint, in steps before the wanted one, whose rollouts are taken."""
+    version_min: Annotated[int, Between(0, PROTOCOL_VERSION)] = PROTOCOL_VERSION
+    """Lowest protocol version that may take part."""
+    version_next: Annotated[int, Between(0, 2**32)] = 0
+    """Lowest version from upgrade_by_ms on; 0: none is planned."""
+    upgrade_by_ms: Annotated[int, Between(0, 2**53)] = 0
+    """When the next lowest version comes into force, in Unix milliseconds."""
+    quorum: Annotated[int, Between(1, QUORUM_MAX)] | None = None
+    """Validators for each audit; nothing: 1 on a devnet, 3 elsewhere."""
+    audit_probation: Annotated[int, Between(0, 2**20)] = 20
+    """A node's first accepted submissions, all audited."""
+    audit_floor: Annotated[int, Between(1, BASIS_POINTS)] = 500
+    """Least share of submissions that is audited, in basis points: 500 is 5 %."""
+    verdict_ms: Annotated[int, Between(1_000, 24 * HOUR_MS)] = 10 * MINUTE_MS
+    """Time for a drawn validator to judge, before others are drawn."""
+    appeal_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
+    """Time to appeal against a slash."""
+    judgement_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
+    """Time to decide an appeal; after it the stake goes back."""
+    stake_min_nano: Annotated[int, Between(0, 2**63 - 1)] = 100 * TOKEN
+    """Least stake behind a node that gets work."""
+    slash_nano: Annotated[int, Between(0, 2**63 - 1)] = 50 * TOKEN
+    """What a dishonest submission costs; at most the least stake."""
+    appeal_bond_nano: Annotated[int, Between(0, 2**63 - 1)] = 5 * TOKEN
+    """What an appeal puts at risk."""
+    slash_to: SlashTo = SlashTo.BURN
+    """Where slashed stake goes."""
+    step_budget_nano: Annotated[int, Between(0, 2**63 - 1)] = 10 * TOKEN
+    """What a step pays to all who were credited, while the pool lasts."""
+    audit_share: Annotated[int, Between(0, BASIS_POINTS)] = 1_000
+    """Part of the budget for validators whose verdicts stood, in basis points."""
+
+
+def read_terms(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    toml: Path | None,
+    model_config: Path | None,
+    *,
+    is_devnet: bool,
+) -> RunTerms:
+    """Terms of a new run; ConfigError names the key that is wrong or missing."""
+    known = read_model_config(model_config) if model_config else {}
+    return to_terms(load_config(config_over(known), flags, environ, toml), is_devnet=is_devnet)
+
+
+def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -> RunTerms:
+    """The run's present terms with those replaced that the operator names; nothing slips in from the environment."""
+    known = {each.name: getattr(terms, each.name) for each in fields(terms)} | {"trainer": str(terms.trainer)}
+    return to_terms(load_config(config_over(known), flags, {}, toml), is_devnet=False)
+
+
+def config_over(known: Mapping[str, Any]) -> type[TermsConfig]:
+    """The config, with values that are known already as its defaults."""
+    hints = get_type_hints(TermsConfig, include_extras=True)
+    given = [(name, hints[name], field(default=value)) for name, value in known.items()]
+    return make_dataclass("KnownTerms", given, bases=(TermsConfig,), frozen=True, kw_only=True)
+
+
+def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
+    values = asdict(config)
+    if values["quorum"] is None:
+        values["quorum"] = QUORUM_DEVNET if is_devnet else QUORUM
+    try:
+        values["trainer"] = NodeId.parse(config.trainer)
+    except RemoteError as error:
+        raise ConfigError(f"trainer is {config.trainer!r}; {error.problem}") from None
+    try:
+        # Written and read again, so that what the operator gave passes the same bounds as a stranger's message.
+        return decode(RunTerms, encode(RunTerms(**values)))
+    except RemoteError as error:
+        raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
+
+
+def read_model_config(path: Path) -> dict[str, int]:
+    """What follows from a model's config.json: vocabulary and the two FLOP factors."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MODEL_CONFIG_BYTES_MAX + 1)
+        found = json.loads(raw)
+    except (OSError, ValueError) as error:
+        raise LocalError(f"cannot read the model config {path}: {error}") from None
+    if len(raw) > MODEL_CONFIG_BYTES_MAX or not isinstance(found, dict):
+        raise LocalError(f"{path} is not the config.json of a model")
+    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
+    heads, hidden = found.get("num_attention_heads"), found.get("hidden_size")
+    if found.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        found["head_dim"] = hidden // heads
+    missing = [key for key in SHAPE_KEYS.values() if type(found.get(key)) is not int or found[key] < 1]
+    if missing:
+        raise LocalError(
+            f"{path} has no whole number for {', '.join(missing)}; give --units-per-token and --vocabulary"
+        )
+    shape = ModelShape(**{name: found[key] for name, key in SHAPE_KEYS.items()})
+    return {
+        "vocabulary": shape.vocabulary,
+        "units_per_token": flop_per_token(shape),
+        "units_per_context_token": flop_per_context_token(shape),
+    }
+
+
+def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:
+    """From the JSON that a coordinator shows."""
+    known = {each.name: plain[each.name] for each in fields(RunTerms)}
+    return RunTerms(**known | {"trainer": NodeId.parse(plain["trainer"]), "slash_to": SlashTo(plain["slash_to"])})

@@ -1,0 +1,272 @@
+"""The coordinator's shell: sockets, clock and disk around the decisions of core.py. Everything that waits is here.
+
+Nobody is answered, not even with a refusal, before all that the answer rests on is on disk.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from prime_coordinator.api import add_json_routes
+from prime_coordinator.books_check import ORIGIN_PREFIX
+from prime_coordinator.catalogue import list_subjects, read_letter
+from prime_coordinator.checkers import Checkers
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.constants import SWEEP_MS, TICK_MS
+from prime_coordinator.core import Core
+from prime_coordinator.gauges import Gauges
+from prime_coordinator.home import Home, Lock, database_url, load_key, load_log_key, locked, objects_url
+from prime_coordinator.log import LogWriter
+from prime_coordinator.operator import add_operator_routes
+from prime_coordinator.pages import add_pages
+from prime_coordinator.recovery import recover
+from prime_coordinator.settlement import Settlement
+from prime_coordinator.settlement.embedded import EmbeddedSettlement
+from prime_coordinator.store import LogStore, open_log_store
+from prime_coordinator.submissions import Submissions
+from prime_coordinator.uploads import Uploads
+from prime_protocol.entries import Appealed, CheckpointPublished, LeaseEnded, NodeRegistered, Submitted, VerdictGiven
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import RunId
+from prime_protocol.messages import (
+    ENTRY_ENDPOINTS,
+    HEARTBEAT,
+    LEASE,
+    UPLOAD,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Logged,
+)
+from prime_protocol.note import VerifierKey
+from prime_protocol.signing import WalletKey
+from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.http_server import Caller, HttpServer
+from prime_runtime.metrics import Metrics, RequestMetrics
+from prime_runtime.objects import ObjectStore, open_store
+from prime_runtime.rates import network_group
+
+log = logging.getLogger(__name__)
+
+ONCE = (Appealed, CheckpointPublished, LeaseEnded, Submitted, VerdictGiven)
+"""Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
+KINDS = (HEARTBEAT.kind, LEASE.kind, UPLOAD.kind, "page", *(endpoint.kind for endpoint in ENTRY_ENDPOINTS))
+
+
+class CoordinatorServer:
+    """One running coordinator. It is the Desk that other routes are given."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        core: Core,
+        writer: LogWriter,
+        *,
+        store: LogStore,
+        objects: ObjectStore,
+        settlement: Settlement,
+        http: HttpServer,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.core = core
+        self.writer = writer
+        self.log = store
+        self.http = http
+        self._clock = clock
+        self._settlement = settlement
+        intake = config.intake
+        self._checkers = Checkers(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
+        self._submissions = Submissions(self._checkers, objects, store, clock=clock, config=intake)
+        self._uploads = Uploads(core, objects, store, clock=clock, config=intake)
+        self._add_routes(objects)
+
+    @classmethod
+    async def open(
+        cls, config: CoordinatorConfig, key: WalletKey, log_key: Ed25519PrivateKey, store: LogStore, clock: Clock
+    ) -> Self:
+        """From what is on disk."""
+        network, mirror = config.network_id, Home(config.folder).mirror
+        vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
+        ledger, tree = await recover(store, mirror, network=network, coordinator=key.node, log_key=vkey)
+        core = Core(key, ledger, now_ms=clock.now_ms())
+
+        def show(note: bytes, size: int) -> None:
+            core.head, core.head_size = note, size
+
+        writer = LogWriter(store, mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
+        mended = await writer.mend()
+        log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
+        faucet = config.faucet
+        settlement = EmbeddedSettlement(network, core.state, faucet_nano=faucet.amount_nano, nodes_max=faucet.nodes_max)
+        metrics = Metrics("coordinator")
+        http = HttpServer(key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, KINDS))
+        objects = open_store(objects_url(config), config.s3)
+        made = cls(config, core, writer, store=store, objects=objects, settlement=settlement, http=http, clock=clock)
+        Gauges(metrics, core, writer).add_routes(http.app)
+        return made
+
+    # --- The Desk ---------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    async def commit(self) -> None:
+        fresh = self.core.scribe.drain()
+        if fresh:
+            self.writer.put(fresh)
+        await self.writer.reached(self.core.state.size)
+
+    # --- Routes -----------------------------------------------------------------------------------------------------
+
+    def _add_routes(self, objects: ObjectStore) -> None:
+        self.http.add(HEARTBEAT, self.beat)
+        self.http.add(LEASE, self.request_lease)
+        for endpoint in ENTRY_ENDPOINTS:
+            self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)
+        self.http.add(UPLOAD, self._uploads.place)
+        handle_ms = self.config.intake.upload_ms
+        self.http.add_upload("/objects/{digest}", UPLOAD, self._uploads.receive, handle_ms=handle_ms)
+        add_pages(self.http, mirror=Home(self.config.folder).mirror, objects=objects, store=self.log)
+        add_operator_routes(self.http, self)
+        add_json_routes(self.http.app, self)
+
+    def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
+        reply = self.core.beat(caller.sender, run_of(caller), beat, self._clock.now_ms())
+        # What it tells of leases and audits may be a moment old and not on disk yet.
+        return reply if self.writer.size >= self.core.state.size else self._when_on_disk(reply)
+
+    async def _when_on_disk(self, reply: HeartbeatReply) -> HeartbeatReply:
+        await self.commit()
+        return reply
+
+    async def request_lease(self, caller: Caller, request: LeaseRequest) -> LeaseReply:
+        try:
+            return self.core.request_lease(caller.sender, run_of(caller), request, self._clock.now_ms())
+        finally:
+            await self.commit()
+
+    async def submit(self, caller: Caller, entry: Submitted) -> Logged:
+        """The file first, then the entry."""
+        try:
+            await self._submissions.check(self.core.state, caller, entry)
+        except RemoteError as error:
+            return await self._place_of(caller, entry, error)
+        return await self.take(caller, entry)
+
+    async def take(self, caller: Caller, entry: Any) -> Logged:
+        """Any entry that others write."""
+        try:
+            logged = self._take(caller, entry)
+        except RemoteError as error:
+            return await self._place_of(caller, entry, error)
+        await self.commit()
+        return logged
+
+    def _take(self, caller: Caller, entry: Any) -> Logged:
+        now_ms, group = self._clock.now_ms(), network_group(caller.address)
+        logged = self.core.take(caller.letter, entry, caller.frame, address_group=group, now_ms=now_ms)
+        if isinstance(entry, NodeRegistered):
+            for deposit in self._settlement.welcome(self.core.state, caller.sender):
+                self.core.order(deposit, None, now_ms)
+        return logged
+
+    async def _place_of(self, caller: Caller, entry: Any, error: RemoteError) -> Logged:
+        """Where this very entry stands already; else the error."""
+        await self.commit()
+        if isinstance(entry, ONCE):
+            subject = list_subjects(caller.run, entry)[0]
+            kinds = [caller.letter.kind]
+            found = await self.log.list_entries(kinds=kinds, author=caller.sender, subject=subject, limit=10)
+            for listed in found:
+                _, letter = read_letter(listed.leaf)
+                if (letter.run, letter.body) == (caller.run, caller.letter.body):
+                    return Logged(index=listed.index, at_ms=listed.at_ms)
+        raise error
+
+    # --- Life -------------------------------------------------------------------------------------------------------
+
+    async def serve(self, lock: Lock, until: Awaitable[Any]) -> None:
+        """Listen and work until told to stop; LocalError when a part of it fails."""
+        port = await self.http.start(self.config.listen)
+        scheme = "https" if self.config.listen.tls_key else "http"
+        lock.note_url(f"{scheme}://{self.config.listen.host}:{port}")
+        stop: asyncio.Future[Any] = asyncio.ensure_future(until)
+        work = [asyncio.create_task(part) for part in self._parts()]
+        try:
+            await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
+            await self.http.stop()
+            if not any(task.done() for task in work):
+                await self._finish()
+        finally:
+            await _end(stop, *work)
+            await self._checkers.close()
+        for task in work:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    def _parts(self) -> list[Coroutine[Any, Any, None]]:
+        return [
+            self.writer.write_batches(),
+            self.writer.sign_heads(),
+            self._repeat(TICK_MS, self.tick),
+            self._repeat(SWEEP_MS, self._sweep),
+        ]
+
+    async def _finish(self) -> None:
+        """A last head over everything, so that whoever reads the mirror while this is down sees it all."""
+        await self.commit()
+        if self.writer.size > self.writer.head_size:
+            await self.writer.sign_head()
+
+    async def _repeat(self, every_ms: int, work: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            await self._clock.sleep_ms(every_ms)
+            await work()
+
+    async def tick(self) -> None:
+        """What time has made due, and what came in from outside."""
+        for deposit in await self._settlement.collect(self.core.state):
+            self.core.order(deposit, None, self._clock.now_ms())
+        self.core.tick(self._clock.now_ms())
+        await self.commit()
+
+    async def _sweep(self) -> None:
+        await self._uploads.sweep()
+
+
+def run_of(caller: Caller) -> RunId:
+    if caller.run is None:
+        raise RemoteError("Letter.run", "is missing: this is about a run")
+    return caller.run
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run(config: CoordinatorConfig) -> int:
+    """Until SIGTERM or SIGINT. 0: stopped cleanly, 1: a part failed; the log says what."""
+    clock, stop = SystemClock(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with locked(config.folder) as lock:
+        key, log_key = load_key(config), load_log_key(config)
+        store = open_log_store(database_url(config), config.database_password)
+        async with AsyncExitStack() as stack:
+            stack.callback(store.close)
+            server = await CoordinatorServer.open(config, key, log_key, store, clock)
+            try:
+                await server.serve(lock, stop.wait())
+            except LocalError as error:
+                log.error("the coordinator stops: %s", error)
+                return 1
+    return 0

@@ -1,0 +1,33 @@
+"""Embedded settlement: balances live in the log alone. On a devnet a faucet makes value, elsewhere the operator."""
+
+from hashlib import sha256
+
+from prime_protocol.constants import AMOUNT_NANO_MAX
+from prime_protocol.entries import Deposited
+from prime_protocol.ids import Digest, NetworkId, NodeId
+from prime_protocol.state import State
+
+
+class EmbeddedSettlement:
+    """The faucet, bounded in nodes; it knows from the log whom it has given to, so a restart changes nothing."""
+
+    def __init__(self, network: NetworkId, state: State, *, faucet_nano: int, nodes_max: int) -> None:
+        self._network = network
+        self._faucet_nano = faucet_nano
+        self._left = nodes_max - sum(self.reference(node) in state.references for node in state.nodes)
+
+    def reference(self, node: NodeId) -> Digest:
+        """Names the one gift that a node can get."""
+        return Digest(sha256(b"prime-swarm faucet\n" + self._network.encode() + b"\n" + node).digest())
+
+    def welcome(self, state: State, node: NodeId) -> list[Deposited]:
+        reference = self.reference(node)
+        room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
+        if not 0 < self._faucet_nano <= room_nano or self._left <= 0 or reference in state.references:
+            return []
+        self._left -= 1
+        return [Deposited(account=node, amount_nano=self._faucet_nano, reference=reference)]
+
+    async def collect(self, state: State) -> list[Deposited]:
+        """Nothing comes from outside: there is no outside."""
+        return []

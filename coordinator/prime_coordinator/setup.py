@@ -1,0 +1,104 @@
+"""Make a new coordinator: folder, keys, settings file, database, and entry 0 of the log. Never over an old one."""
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.books_check import ORIGIN_PREFIX
+from prime_coordinator.catalogue import make_card
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import Home, create_keys, database_url, locked, objects_url, write_private
+from prime_coordinator.scribe import Scribe
+from prime_coordinator.store import open_log_store
+from prime_protocol.entries import NetworkCreated
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import NodeId
+from prime_protocol.ledger import Ledger
+from prime_protocol.note import VerifierKey
+from prime_protocol.signing import WalletKey
+from prime_protocol.typed_data import EMBEDDED
+from prime_runtime.clock import Clock
+from prime_runtime.objects import open_store
+from prime_runtime.secret import Secret
+from prime_runtime.settings_schema import list_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What `init` made, for the operator to note down."""
+
+    coordinator: NodeId
+    log_key: str
+    """Publish this: it is what `log verify --key` takes."""
+    backup: tuple[Path, ...]
+    """Files that cannot be made again."""
+
+
+async def initialise(config: CoordinatorConfig, clock: Clock) -> Created:
+    """Everything that `run` needs."""
+    home = Home(config.folder)
+    try:
+        config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalError(f"cannot make the folder {config.folder}: {error.strerror}") from None
+    with locked(config.folder):
+        for path in (home.config, home.key, home.log_key, home.database, home.mirror):
+            if path.exists():
+                raise LocalError(f"{path} exists: there is a coordinator in this folder already; choose another one")
+        store = open_log_store(database_url(config), config.database_password)
+        try:
+            if await store.size():
+                raise LocalError("the database holds a log already; choose another database")
+            open_store(objects_url(config), config.s3)
+            key, log_key = create_keys(config)
+            vkey = VerifierKey.of(ORIGIN_PREFIX + config.network, log_key)
+            leaf = make_entry_zero(config, key, vkey, clock.now_ms())
+            await store.append(0, [leaf], [make_card(leaf)])
+        finally:
+            store.close()
+        write_private(home.config, render_config(config))
+    return Created(key.node, str(vkey), (home.key, home.log_key, home.config))
+
+
+def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: VerifierKey, now_ms: int) -> bytes:
+    scribe = Scribe(key, Ledger(config.network_id))
+    entry = NetworkCreated(
+        log_key=str(log_key),
+        chain_id=EMBEDDED.chain_id,
+        contract=EMBEDDED.contract,
+        unbonding_ms=config.unbonding_ms,
+    )
+    scribe.write(entry, None, now_ms)
+    (leaf,) = scribe.drain()
+    return leaf
+
+
+def render_config(config: CoordinatorConfig) -> str:
+    """The settings that are not the default, as TOML. Secrets stay out: they belong into the environment."""
+    sections: dict[str, list[str]] = {}
+    for setting in list_settings(CoordinatorConfig):
+        value: Any = config
+        for name in setting.path:
+            value = getattr(value, name)
+        is_default = setting.default is not MISSING and value == setting.default
+        is_shown = setting.key == "network" or not is_default
+        if not is_shown or setting.scalar is Secret or setting.key == "folder" or value is None:
+            continue
+        section, name = ".".join(setting.path[:-1]), setting.path[-1]
+        sections.setdefault(section, []).append(f"# {setting.help}\n{name} = {_toml(value)}\n")
+    parts = ["".join(sections.pop("", []))]
+    parts += [f"[{section}]\n" + "".join(lines) for section, lines in sections.items()]
+    return "\n".join(parts)
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case tuple():
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
+        case _:
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'

@@ -1,0 +1,29 @@
+"""When a slash is proposed, and how and when it ends. Pure: the ledger has the rules, this has the next entry."""
+
+from prime_coordinator.cases import Case
+from prime_coordinator.scribe import Scribe
+from prime_protocol.entries import Outcome, SlashExecuted, SlashOverturned, SlashProposed
+from prime_protocol.judgement import decide
+
+
+def propose_slash(scribe: Scribe, case: Case, now_ms: int) -> None:
+    """What the terms say, as far as there is stake."""
+    position = (case.submission.owner, case.submission.node)
+    amount_nano = min(case.terms.slash_nano, scribe.state.books.slashable_nano(position))
+    evidence = next(iter(case.submission.evidence))
+    entry = SlashProposed(submission=case.name, amount_nano=amount_nano, evidence=evidence)
+    scribe.write(entry, case.run_name, now_ms)
+
+
+def slash_end(case: Case, now_ms: int) -> SlashExecuted | SlashOverturned | None:
+    """The entry that ends an open slash, if it is time for one."""
+    slash = case.slash
+    assert slash is not None
+    if slash.appealed_at_ms is None:
+        return SlashExecuted(submission=case.name) if now_ms >= slash.appeal_until_ms else None
+    found = decide(case.rounds, case.terms.quorum)
+    if found is Outcome.HARD:
+        return SlashExecuted(submission=case.name)
+    if found is not None or now_ms >= slash.appealed_at_ms + slash.judgement_ms:
+        return SlashOverturned(submission=case.name)
+    return None

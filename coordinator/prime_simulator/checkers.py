@@ -1,0 +1,374 @@
+"""What must hold whatever happened, checked from outside: from the committed log, from what parties were told, and from
+the truth about every file that only the simulator knows. The coordinator's own bookkeeping is not asked.
+
+Each checker yields one sentence for each fault. What no rule by majority can promise is named in outvoted().
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prime_protocol import entries as e
+from prime_protocol.codec import decode
+from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.entries import Outcome, Record, Role
+from prime_protocol.envelope import Letter
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.ledger import Ledger, replay
+from prime_protocol.merkle import Tree, leaf_hash, root_of
+from prime_protocol.state import State
+from prime_protocol.treehead import open_tree_head
+from prime_simulator.chronicle import Chronicle, SubmissionTale
+from prime_simulator.files import HONEST
+from prime_simulator.world import NETWORK, World
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A finished world and who was honest in it."""
+
+    world: World
+    honest: frozenset[NodeId]
+    """Nodes that kept to the protocol from first to last."""
+    planted: frozenset[NodeId] = frozenset()
+    """The coordinator's own workers."""
+    is_over: bool = True
+    """All steps were trained and there was time to settle everything; else things may be open."""
+
+    @property
+    def chronicle(self) -> Chronicle:
+        return self.world.host.chronicle
+
+    def is_forged(self, tale: SubmissionTale) -> bool:
+        """Whether an honest audit would find the file dishonest."""
+        file = self.world.files.get(tale.receipt.file_digest)
+        return file is None or file.forgery != HONEST
+
+    def votes(self, tale: SubmissionTale, *, on_appeal: bool = False) -> tuple[Counter[Outcome], int, int]:
+        """The verdicts before the outcome, or on appeal; how many of them honest and dishonest nodes gave."""
+        settled = tale.settled[0].index if tale.settled else LAST
+        given = [line for line in tale.verdicts if (line.index > settled) is on_appeal]
+        honest = sum(line.author in self.honest for line in given)
+        return Counter(line.entry.outcome for line in given), honest, len(given) - honest
+
+
+LAST = 2**62
+"""An index after all others."""
+
+Checker = Callable[[Scene], Iterator[str]]
+
+
+# --- Work -----------------------------------------------------------------------------------------------------------
+
+
+def no_slot_is_credited_twice(scene: Scene) -> Iterator[str]:
+    taken: dict[tuple[int, int], Digest] = {}
+    for name, tale in scene.chronicle.submissions.items():
+        if len(tale.credited) > 1:
+            yield f"{name} was credited {len(tale.credited)} times"
+        if not tale.credited or tale.lease is None:
+            continue
+        for slot in tale.lease.slots:
+            place = (tale.receipt.step, slot)
+            if place in taken:
+                yield f"slot {slot} of step {tale.receipt.step} was credited to {taken[place]} and {name}"
+            taken[place] = name
+
+
+def only_accepted_work_is_credited_or_trained_on(scene: Scene) -> Iterator[str]:
+    for name, tale in scene.chronicle.submissions.items():
+        if (tale.credited or tale.trained) and Outcome.ACCEPT not in _outcomes(tale):
+            yield f"{name} was {tale.outcome}, but is credited or trained on"
+        if len(tale.trained) > 1:
+            yield f"{name} was trained on {len(tale.trained)} times"
+
+
+def _outcomes(tale: SubmissionTale) -> set[Outcome | None]:
+    """What it was settled as, and what an appeal made of it."""
+    return {tale.outcome} | ({Outcome.ACCEPT} if tale.overturned else set())
+
+
+def every_lease_ends_once(scene: Scene) -> Iterator[str]:
+    for number, tale in scene.chronicle.leases.items():
+        if len(tale.ends) > 1 or (scene.is_over and not tale.ends):
+            yield f"lease {number} has {len(tale.ends)} ends"
+        for line in tale.ends:
+            deadline_ms, holder = tale.granted.entry.deadline_ms, tale.granted.entry.node
+            if isinstance(line.entry, e.Submitted):
+                if line.author != holder or line.entry.receipt.node != holder:
+                    yield f"lease {number} of {holder} was answered by {line.author}"
+                if line.at_ms > deadline_ms:
+                    yield f"lease {number} was answered {line.at_ms - deadline_ms} ms after its deadline"
+            elif line.author != holder and line.at_ms <= deadline_ms:
+                yield f"lease {number} was ended by {line.author} before its deadline"
+    for line in scene.chronicle.strays:
+        yield f"entry {line.index}, {type(line.entry).__name__}, is about something that the log does not know"
+
+
+def leases_do_not_overlap(scene: Scene) -> Iterator[str]:
+    """No two leases have a slot at one time, unless one is speculative. A submission keeps its slots until rejected."""
+    spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    free_index: dict[int, int] = {}
+    for tale in scene.chronicle.submissions.values():
+        if tale.settled:
+            rejected = tale.outcome is not Outcome.ACCEPT
+            free_index[tale.receipt.lease] = tale.settled[0].index if rejected else LAST
+        else:
+            free_index[tale.receipt.lease] = LAST
+    for number, lease in scene.chronicle.leases.items():
+        if lease.granted.entry.speculative:
+            continue
+        ended = next((line.index for line in lease.ends if isinstance(line.entry, e.LeaseEnded)), LAST)
+        end = free_index.get(number, ended)
+        for slot in lease.slots:
+            for other, start, stop in spans.setdefault((lease.granted.entry.step, slot), []):
+                if start < end and lease.granted.index < stop:
+                    yield f"leases {other} and {number} both have slot {slot} of step {lease.granted.entry.step}"
+            spans[(lease.granted.entry.step, slot)].append((number, lease.granted.index, end))
+
+
+def leases_go_to_staked_workers(scene: Scene) -> Iterator[str]:
+    total = scene.chronicle.terms.slots_per_step
+    for number, lease in scene.chronicle.leases.items():
+        node = lease.granted.entry.node
+        if lease.slots.stop > total:
+            yield f"lease {number} goes to slot {lease.slots.stop - 1}, a step has {total}"
+        registered = scene.chronicle.registered.get(node)
+        if registered is None or Role.WORKER not in registered.entry.roles:
+            yield f"lease {number} went to {node}, which is no worker"
+        staked = scene.chronicle.staked.get(node)
+        if staked is None or staked.index > lease.granted.index:
+            yield f"lease {number} went to {node}, which had no stake"
+
+
+# --- Judgement ------------------------------------------------------------------------------------------------------
+
+
+def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
+    """Recount: an outcome is what a majority of the quorum said; soft also where nobody could say."""
+    quorum = scene.chronicle.terms.quorum
+    for name, tale in scene.chronicle.submissions.items():
+        for line in tale.settled:
+            votes = Counter(v.entry.outcome for v in tale.verdicts if v.index < line.index)
+            outcome = line.entry.outcome
+            undrawn = bool(tale.draws) and not tale.draws[0].entry.validators
+            if outcome is Outcome.SOFT and votes[outcome] <= quorum // 2:
+                continue
+            if undrawn and outcome is Outcome.ACCEPT:
+                continue
+            if votes[outcome] <= quorum // 2 or 2 * votes[outcome] <= votes.total():
+                yield f"{name} was settled as {outcome} with votes {dict(votes)}"
+
+
+def verdicts_come_from_those_who_were_drawn(scene: Scene) -> Iterator[str]:
+    chronicle = scene.chronicle
+    for name, tale in chronicle.submissions.items():
+        drawn: Counter[NodeId] = Counter()
+        for line in tale.draws:
+            drawn.update(line.entry.validators)
+            owners = [chronicle.owners.get(node) for node in line.entry.validators]
+            if len(set(owners)) != len(owners):
+                yield f"round {line.entry.round} of {name} has two validators of one owner"
+            if tale.receipt.node in line.entry.validators or chronicle.owners.get(tale.receipt.node) in owners:
+                yield f"round {line.entry.round} of {name} was drawn among its owner's own"
+            if line.entry.head_size <= tale.submitted.index:
+                yield f"round {line.entry.round} of {name} was drawn from a head before it was submitted"
+        given = Counter(line.author for line in tale.verdicts)
+        for node, count in given.items():
+            if count > drawn[node]:
+                yield f"{node} gave {count} verdicts on {name} and was drawn {drawn[node]} times"
+
+
+def newcomers_are_all_audited(scene: Scene) -> Iterator[str]:
+    """Until a node's first accepted submissions, every one of them is drawn."""
+    accepted: Counter[NodeId] = Counter()
+    probation = scene.chronicle.terms.audit_probation
+    events = []
+    for name, tale in scene.chronicle.submissions.items():
+        events += [(line.index, name, tale, line) for line in tale.draws[:1] + tale.settled]
+    for _, name, tale, line in sorted(events, key=lambda event: event[0]):
+        if isinstance(line.entry, e.AuditDrawn):
+            if not line.entry.validators and accepted[tale.receipt.node] < probation:
+                yield f"{name} of a newcomer was not drawn"
+        elif line.entry.outcome is Outcome.ACCEPT:
+            accepted[tale.receipt.node] += 1
+
+
+def drawn_forgeries_are_rejected(scene: Scene) -> Iterator[str]:
+    """As long as those who judged it were not mostly dishonest."""
+    for name, tale in scene.chronicle.submissions.items():
+        if tale.outcome is Outcome.ACCEPT and scene.is_forged(tale) and tale.draws and tale.draws[0].entry.validators:
+            votes, honest, dishonest = scene.votes(tale)
+            if honest >= dishonest:
+                yield f"{name} is forged and was accepted with votes {dict(votes)}, {honest} of them honest"
+
+
+def honest_work_is_not_condemned(scene: Scene) -> Iterator[str]:
+    """Nor slashed in the end: that takes a dishonest majority twice, at first and on appeal."""
+    for name, tale in scene.chronicle.submissions.items():
+        if tale.receipt.node not in scene.honest:
+            continue
+        if scene.is_forged(tale):
+            yield f"{name} is forged and by an honest node"
+        if tale.outcome is not Outcome.HARD:
+            continue
+        votes, honest, dishonest = scene.votes(tale)
+        if honest >= dishonest:
+            yield f"{name} is honest and was condemned with votes {dict(votes)}, {honest} of them honest"
+        if tale.executed and not outvoted(scene, tale):
+            yield f"{tale.receipt.node} is honest and was slashed for {name}"
+
+
+def honest_validators_keep_their_score(scene: Scene) -> Iterator[str]:
+    """Unless mostly dishonest ones decided, at first or on appeal. The truth about a planted file decides by itself."""
+    for name, tale in scene.chronicle.submissions.items():
+        for line in tale.scored:
+            if line.entry.validator not in scene.honest:
+                continue
+            _, honest, dishonest = scene.votes(tale)
+            is_planted = tale.receipt.node in scene.planted
+            if is_planted or (honest >= dishonest and not outvoted(scene, tale)):
+                yield f"{line.entry.validator} is honest and lost score over {name}"
+
+
+def planted_work_is_nobodys(scene: Scene) -> Iterator[str]:
+    for name, tale in scene.chronicle.submissions.items():
+        if tale.receipt.node in scene.planted and (tale.outcome not in (None, Outcome.SOFT) or tale.credited):
+            yield f"{name} was planted and is {tale.outcome}, credited {len(tale.credited)} times"
+
+
+def outvoted(scene: Scene, tale: SubmissionTale) -> bool:
+    """Whether an appeal was decided by mostly dishonest validators: no rule by majority can help against that."""
+    if not tale.appealed:
+        return False
+    _, honest, dishonest = scene.votes(tale, on_appeal=True)
+    return dishonest > honest
+
+
+def everything_is_decided(scene: Scene) -> Iterator[str]:
+    chronicle = scene.chronicle
+    for name, tale in chronicle.submissions.items():
+        if len(tale.settled) > 1 or (scene.is_over and not tale.settled):
+            yield f"{name} was settled {len(tale.settled)} times"
+        if len(tale.proposed) > 1 or (scene.is_over and tale.outcome is Outcome.HARD and not tale.proposed):
+            yield f"{name} was condemned, and a slash was proposed {len(tale.proposed)} times"
+        ends = len(tale.executed) + len(tale.overturned)
+        if ends > len(tale.proposed) or (scene.is_over and ends < len(tale.proposed)):
+            yield f"the slash for {name} was neither executed nor overturned, or both"
+        if tale.proposed and tale.outcome is not Outcome.HARD:
+            yield f"{name} was {tale.outcome}, but a slash was proposed"
+        if tale.executed and not tale.appealed:
+            waited_ms = tale.executed[0].at_ms - tale.proposed[0].at_ms
+            if waited_ms < chronicle.terms.appeal_ms:
+                yield f"the slash for {name} was executed {waited_ms} ms after it was proposed"
+
+
+def finished_steps_are_paid_once(scene: Scene) -> Iterator[str]:
+    chronicle = scene.chronicle
+    worked = {lease.granted.entry.step for lease in chronicle.leases.values()}
+    for step in sorted(worked):
+        wanted = 1 if step < chronicle.latest else 0
+        if chronicle.paid[step] > wanted or (scene.is_over and chronicle.paid[step] < wanted):
+            yield f"step {step} was paid out {chronicle.paid[step]} times"
+
+
+# --- The log --------------------------------------------------------------------------------------------------------
+
+
+def every_shown_head_is_of_this_log(scene: Scene) -> Iterator[str]:
+    host = scene.world.host
+    tree = Tree(leaf_hash(leaf) for leaf in host.disk)
+    for raw in scene.world.heads:
+        head = open_tree_head(raw, [host.verifier])
+        if head.size > tree.size or root_of(head.size, tree.get_node) != head.root:
+            yield f"a head of {head.size} entries was shown that is not of the log"
+
+
+def every_acknowledged_entry_stays(scene: Scene) -> Iterator[str]:
+    disk = scene.world.host.disk
+    for index, (sender, body) in scene.world.acknowledged:
+        if index < len(disk):
+            letter = decode(Letter, decode(Record, disk[index]).frame[SIGNATURE_BYTES:])
+            if (letter.sender, letter.body) == (sender, body):
+                continue
+        yield f"an entry of {sender} was acknowledged at {index} and is not there"
+
+
+def no_envelope_is_logged_twice(scene: Scene) -> Iterator[str]:
+    seen: dict[bytes, int] = {}
+    for index, leaf in enumerate(scene.world.host.disk):
+        frame = decode(Record, leaf).frame
+        if frame in seen:
+            yield f"entries {seen[frame]} and {index} are one envelope"
+        seen[frame] = index
+
+
+def the_log_replays(scene: Scene) -> Iterator[str]:
+    """A stranger who checks every signature gets the state that the coordinator has."""
+    host = scene.world.host
+    try:
+        ledger = replay(NETWORK, host.disk, coordinator=host.key.node)
+    except RemoteError as error:
+        yield f"the log does not replay: {error}"
+        return
+    if host.core is not None and ledger.state != host.core.state:
+        yield "the coordinator's state is not what its log says"
+    yield from _value_is_conserved(scene.chronicle, ledger)
+
+
+def _value_is_conserved(chronicle: Chronicle, ledger: Ledger) -> Iterator[str]:
+    books = ledger.state.books
+    burned_nano = sum(_burned_nano(tale, chronicle) for tale in chronicle.submissions.values())
+    held_nano = chronicle.deposited_nano - chronicle.withdrawn_nano - burned_nano
+    if books.held_nano() != held_nano:
+        yield f"the books hold {books.held_nano()}, what came in and went out leaves {held_nano}"
+    if min([0, *_amounts(ledger.state)]) < 0:
+        yield "an account is below zero"
+    budget_nano = sum(chronicle.paid.values()) * chronicle.terms.step_budget_nano
+    paid_nano = ledger.state.runs["run-1"].funded.total() - books.pools["run-1"]  # type: ignore[index]
+    if paid_nano > budget_nano:
+        yield f"{paid_nano} were paid out of budgets of {budget_nano}"
+
+
+def _burned_nano(tale: SubmissionTale, chronicle: Chronicle) -> int:
+    bond_nano: int = chronicle.terms.appeal_bond_nano if tale.appealed else 0
+    return sum(line.entry.amount_nano + bond_nano for line in tale.proposed) if tale.executed else 0
+
+
+def _amounts(state: State) -> Iterator[int]:
+    yield from state.books.balances.values()
+    yield from state.books.stakes.values()
+    yield from state.books.pools.values()
+
+
+def parties_saw_nothing_wrong(scene: Scene) -> Iterator[str]:
+    yield from scene.world.problems
+
+
+CHECKERS: tuple[Checker, ...] = (
+    parties_saw_nothing_wrong,
+    no_slot_is_credited_twice,
+    only_accepted_work_is_credited_or_trained_on,
+    every_lease_ends_once,
+    leases_do_not_overlap,
+    leases_go_to_staked_workers,
+    every_outcome_has_its_votes,
+    verdicts_come_from_those_who_were_drawn,
+    newcomers_are_all_audited,
+    drawn_forgeries_are_rejected,
+    honest_work_is_not_condemned,
+    honest_validators_keep_their_score,
+    planted_work_is_nobodys,
+    everything_is_decided,
+    finished_steps_are_paid_once,
+    every_shown_head_is_of_this_log,
+    every_acknowledged_entry_stays,
+    no_envelope_is_logged_twice,
+    the_log_replays,
+)
+
+
+def check(scene: Scene) -> list[str]:
+    """All complaints, each with the name of its checker."""
+    return [f"{checker.__name__}: {complaint}" for checker in CHECKERS for complaint in checker(scene)]

@@ -1,0 +1,360 @@
+"""Habits: what a node does with its engine and its voice. The honest one, and one liar for each kind of lie.
+
+A liar runs the real agent too, so it is as stubborn as an honest node; its habit bends what the engine makes, what its
+audits say and what it sends, and now and then it does mischief of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from prime_protocol import entries as e
+from prime_protocol.entries import OUTCOME_NUMBER, Outcome, Role
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.messages import Activity, AuditTask, Heartbeat, LeaseRequest
+from prime_protocol.receipts import SubmissionReceipt, VerdictReceipt
+from prime_protocol.typed_data import EMBEDDED, sign_document
+from prime_simulator.files import FORGERIES, FakeFile, forge
+from prime_simulator.host import Packet
+from prime_simulator.world import NETWORK, RUN, STAKE, digest, ignore, wallet
+
+if TYPE_CHECKING:
+    from prime_simulator.parties import NodeParty
+
+MISCHIEF_MS = 8_000
+
+
+class Habit:
+    """The honest one."""
+
+    name = "honest"
+    role = Role.WORKER
+    haste = 1.0
+    """Part of the honest time that its files take."""
+
+    @property
+    def is_honest(self) -> bool:
+        return type(self) is Habit
+
+    def make(self, party: "NodeParty", honest: FakeFile) -> FakeFile:
+        return honest
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        """None: it never answers."""
+        return truth
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        """Whether the entry goes out as it is."""
+        return True
+
+    def mischief(self, party: "NodeParty") -> None:
+        """Something of its own, every few seconds."""
+
+
+class Planted(Habit):
+    """The coordinator's own worker: makes good and bad files as was sealed in its leases, to try the validators."""
+
+    name = "planted"
+
+    def make(self, party: "NodeParty", honest: FakeFile) -> FakeFile:
+        is_bad = party.world.host.plants.planned(RUN, honest.lease) is Outcome.HARD
+        return forge(honest, party.dice.choice(FORGERIES)) if is_bad else honest
+
+
+# --- Workers --------------------------------------------------------------------------------------------------------
+
+
+class Forger(Habit):
+    """Never computes what it is paid for."""
+
+    name = "forger"
+    haste = 0.2
+
+    def make(self, party: "NodeParty", honest: FakeFile) -> FakeFile:
+        return forge(honest, party.dice.choice(FORGERIES))
+
+
+class Sleeper(Habit):
+    """Earns trust, then forges now and then."""
+
+    name = "sleeper"
+
+    def make(self, party: "NodeParty", honest: FakeFile) -> FakeFile:
+        has_trust = sum(1 for a in party.disk.answers) >= 2
+        return forge(honest, party.dice.choice(FORGERIES)) if has_trust and party.dice.random() < 0.5 else honest
+
+
+class Hoarder(Habit):
+    """Takes leases and never answers."""
+
+    name = "hoarder"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        return False
+
+
+class Latecomer(Habit):
+    """Sends every answer just after its deadline."""
+
+    name = "latecomer"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
+        if lease is not None:
+            for wait_ms in (1, 300, 900):
+                party.world.at(lease.granted.entry.deadline_ms + wait_ms, party.post, entry, RUN)
+        return False
+
+
+class Duplicator(Habit):
+    """Sends every answer again and again, and other bytes beside it."""
+
+    name = "duplicator"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        file = party.world.files.get(entry.receipt.file_digest)
+        assert file is not None
+        other = answer(party, replace(file, salt=1))
+        for each in (entry, other, entry, other):
+            party.post(each, RUN)
+        return True
+
+
+class Copycat(Habit):
+    """Submits the file of somebody else as its own, with and without a new header."""
+
+    name = "copycat"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        others = list(party.world.host.chronicle.submissions.values())
+        if others:
+            theirs = party.world.files.get(party.dice.choice(others).receipt.file_digest)
+            assert theirs is not None
+            stolen = replace(theirs, lease=entry.receipt.lease, node=party.node)
+            party.post(answer(party, theirs, lease=entry.receipt.lease), RUN)
+            party.post(answer(party, stolen), RUN)
+        return True
+
+
+class Inflater(Habit):
+    """Claims more tokens than its files have."""
+
+    name = "inflater"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        party.post(replace(entry, output_tokens=entry.output_tokens + 100), RUN)
+        return True
+
+
+class Thief(Habit):
+    """Answers, ends and submits what was leased to others."""
+
+    name = "thief"
+
+    def mischief(self, party: "NodeParty") -> None:
+        chronicle = party.world.host.chronicle
+        foreign = [n for n in chronicle.open_leases if chronicle.leases[n].granted.entry.node != party.node]
+        if not foreign:
+            return
+        number = party.dice.choice(foreign)
+        lease: e.LeaseGranted = chronicle.leases[number].granted.entry
+        root = chronicle.checkpoints[lease.step].entry.root
+        tokens = 100 * lease.slots
+        file = FakeFile(
+            run=RUN,
+            step=lease.step,
+            lease=number,
+            node=lease.node,
+            checkpoint_root=root,
+            first_slot=lease.first_slot,
+            slots=lease.slots,
+            output_tokens=tokens,
+            context_tokens=tokens,
+            forgery="stolen lease",
+        )
+        party.post(answer(party, file, node=party.node), RUN)
+        party.post(answer(party, file, node=lease.node), RUN)
+        party.post(e.LeaseEnded(lease=number, reason="not mine"), RUN)
+
+
+class Runner(Forger):
+    """Forges, and asks its stake back before anybody has looked."""
+
+    name = "runner"
+
+    def mischief(self, party: "NodeParty") -> None:
+        party.post(e.Unbonded(node=party.node, amount_nano=STAKE // 4), None)
+        party.post(e.Released(node=party.node), None)
+        party.post(e.Withdrawn(amount_nano=1), None)
+
+
+class Vandal(Habit):
+    """Sends what nobody should send: noise, broken frames, and the coordinator's own entries."""
+
+    name = "vandal"
+
+    def mischief(self, party: "NodeParty") -> None:
+        dice, chronicle = party.dice, party.world.host.chronicle
+        names = list(chronicle.submissions)
+        if names:
+            name = dice.choice(names)
+            forbidden: list[Any] = [
+                e.Credited(submission=name, units=1),
+                e.Settled(submission=name, outcome=Outcome.ACCEPT),
+                e.SlashExecuted(submission=name),
+                e.SlashOverturned(submission=name),
+                e.Appealed(submission=name, reason="why not"),
+            ]
+            throw(party, party.world.seal(party.key, dice.choice(forbidden), RUN, party.clock_ms).frame)
+        frame = party.world.seal(party.key, e.LeaseEnded(lease=0, reason=""), RUN, party.clock_ms).frame
+        assert frame is not None
+        place = dice.randrange(len(frame))
+        throw(party, frame[:place] + bytes([frame[place] ^ 1 << dice.randrange(8)]) + frame[place + 1 :])
+        throw(party, frame[:place])
+        throw(party, dice.randbytes(dice.randrange(1, 200)))
+
+
+# --- Validators -----------------------------------------------------------------------------------------------------
+
+
+class Lazy(Habit):
+    """Accepts everything without a look."""
+
+    name = "lazy"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        return Outcome.ACCEPT
+
+
+class Vindictive(Habit):
+    """Calls everybody a cheat."""
+
+    name = "vindictive"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        return Outcome.HARD
+
+
+class Colluder(Habit):
+    """Lets forgeries pass and denounces the honest: what would help a ring of cheats most."""
+
+    name = "colluder"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        return Outcome.HARD if truth is Outcome.ACCEPT else Outcome.ACCEPT
+
+
+class Silent(Habit):
+    """Is drawn and never speaks."""
+
+    name = "silent"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        return None
+
+
+class Meddler(Habit):
+    """Judges what it was not drawn for, and says two things about what it was."""
+
+    name = "meddler"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        other = Outcome.SOFT if truth is Outcome.ACCEPT else Outcome.ACCEPT
+        party.post(verdict(party, task.submission, other), RUN)
+        return truth
+
+    def mischief(self, party: "NodeParty") -> None:
+        open_names = list(party.world.host.chronicle.unsettled)
+        if open_names:
+            name = party.dice.choice(open_names)
+            party.post(verdict(party, name, party.dice.choice(list(Outcome))), RUN)
+
+
+KINDS: tuple[type[Habit], ...] = (
+    Forger,
+    Sleeper,
+    Hoarder,
+    Latecomer,
+    Duplicator,
+    Copycat,
+    Inflater,
+    Thief,
+    Runner,
+    Vandal,
+    Lazy,
+    Vindictive,
+    Colluder,
+    Silent,
+    Meddler,
+)
+NAMES = tuple(kind.name for kind in KINDS)
+
+
+def draw_habit(role: Role, allowed: tuple[str, ...], dice: Random) -> Habit:
+    """A liar for a role; honest where none of the allowed kinds fits it."""
+    fit: list[Callable[[], Habit]] = [
+        kind for kind in KINDS if kind.role is role and (not allowed or kind.name in allowed)
+    ]
+    return dice.choice(fit)() if fit else Habit()
+
+
+# --- What liars write -----------------------------------------------------------------------------------------------
+
+
+def answer(party: "NodeParty", file: FakeFile, *, lease: int | None = None, node: NodeId | None = None) -> e.Submitted:
+    """A submission of any file, signed by the party, whatever its receipt says."""
+    receipt = SubmissionReceipt(
+        network=NETWORK,
+        run=RUN,
+        step=file.step,
+        lease=file.lease if lease is None else lease,
+        node=node or party.node,
+        checkpoint_root=file.checkpoint_root,
+        file_digest=party.world.files.add(file),
+        rollout_root=file.rollout_root,
+    )
+    return e.Submitted(
+        receipt=receipt,
+        signature=sign_document(party.key, receipt, EMBEDDED),
+        file_bytes=file.size_bytes,
+        output_tokens=file.output_tokens,
+        context_tokens=file.context_tokens,
+    )
+
+
+def verdict(party: "NodeParty", submission: Digest, outcome: Outcome) -> e.VerdictGiven:
+    receipt = VerdictReceipt(
+        network=NETWORK,
+        run=RUN,
+        submission=submission,
+        validator=party.node,
+        outcome=OUTCOME_NUMBER[outcome],
+        evidence=digest("invented"),
+    )
+    signature = sign_document(party.key, receipt, EMBEDDED)
+    return e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
+
+
+def throw(party: "NodeParty", frame: bytes | None) -> None:
+    """Bytes at the coordinator, which has to open them itself."""
+    party.world.post(party.number, 0, Packet(None, None, frame, party.address_group), ignore)
+
+
+def flood(party: "NodeParty", keys: int) -> None:
+    """Register many keys from one network, without stake, and ask for work with them."""
+    chronicle = party.world.host.chronicle
+    request = LeaseRequest(checkpoint_step=chronicle.latest, tokens_per_s=1_000)
+    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=chronicle.latest, head_size=2**62)
+    for number in range(keys):
+        key = wallet(f"sybil {number}")
+        entry = e.NodeRegistered(roles=(Role.VALIDATOR, Role.WORKER) if number % 2 else (Role.WORKER,), hardware="")
+        party.post(entry, None, key=key)
+        for wait_ms in (30_000, 60_000):
+            party.world.after(wait_ms, party.post, beat, RUN, 0, key)
+            party.world.after(wait_ms + 2_000, party.post, request, RUN, 0, key)

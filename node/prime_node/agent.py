@@ -1,0 +1,386 @@
+"""The node's decisions, all of them: events and the clock in, effects out. Pure.
+
+The daemon and the simulator drive this same object. It beats, takes weights, asks for work while it has room, answers
+leases, gives verdicts, and follows commands. Time is this machine's; deadlines are the coordinator's, whose clock is
+estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any, assert_never
+
+from prime_node.assignments import Assignments
+from prime_node.events import (
+    AuditDone,
+    AuditFailed,
+    Effect,
+    Event,
+    Generated,
+    GenerationFailed,
+    KeepHead,
+    LoadWeights,
+    Memory,
+    Parcel,
+    Refused,
+    ReplyReceived,
+    Save,
+    Send,
+    SlashSeen,
+    Started,
+    Stop,
+    Tick,
+    TimedOut,
+    WeightsFailed,
+    WeightsReady,
+)
+from prime_node.outbox import Outbox, backoff_ms, is_final
+from prime_node.verdicts import Verdicts
+from prime_protocol.entries import (
+    Appealed,
+    Delegated,
+    LeaseEnded,
+    NodeRegistered,
+    Role,
+    Staked,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.exchange import Refusal
+from prime_protocol.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.messages import Activity, Command, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Weights
+from prime_protocol.signing import WalletKey
+from prime_protocol.typed_data import EMBEDDED, Domain
+
+JOIN_LIFE_MS = 3_600_000
+"""How long an entry that joins the network is tried."""
+
+STAKE_RETRY_MS = 30_000
+"""Between two tries to stake: the deposit may come later than the node."""
+
+ASK_MS_MAX = 30_000
+"""Longest wait between two requests for work that were refused."""
+
+STOP_MS = 15_000
+"""How long a node that was told to stop tries to give back what it holds."""
+
+NEVER_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Who this node is, and what its owner wants of it."""
+
+    network: NetworkId
+    run: RunId
+    roles: tuple[Role, ...]
+    hardware: str = ""
+    delegation: Delegated | None = None
+    stake_nano: int = 0
+    """What the node stakes of its own balance; 0 where its owner does that."""
+    tokens_per_s: int = 1
+    """Its own measurement."""
+    audits_at_once: int = 1
+    domain: Domain = EMBEDDED
+
+
+class Agent:
+    """One node."""
+
+    def __init__(self, key: WalletKey, profile: Profile, dice: Random) -> None:
+        self._key = key
+        self._profile = profile
+        self._dice = dice
+        self._is_worker = Role.WORKER in profile.roles
+        self._outbox = Outbox()
+        self.assignments = Assignments(key, profile.network, profile.run, profile.domain)
+        self.verdicts = Verdicts(key, profile.network, profile.run, profile.domain, at_once=profile.audits_at_once)
+        self._effects: list[Effect] = []
+        self._is_unsaved = False
+        self._requests = 0
+        self._beat: int | None = None
+        """Number of the request that is on its way, for each of the three kinds."""
+        self._ask: int | None = None
+        self._parcel: int | None = None
+        self._beat_ms = 0
+        self._beat_sent_ms = 0
+        self._beat_failures = 0
+        self._ask_ms = 0
+        self._ask_failures = 0
+        self._weights: Weights | None = None
+        self._loading: int = -1
+        self._head_size = 0
+        self._ahead_ms = 0
+        """By how much the coordinator's clock is ahead of this one."""
+        self._command = Command.NONE
+        self._stop_ms = NEVER_MS
+        self._is_staked = profile.stake_nano == 0
+        self._stake_ms = 0
+        self.wake_ms = 0
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Started(memory):
+                self._start(memory, now_ms)
+            case ReplyReceived(request, reply):
+                self._take_reply(request, reply, now_ms)
+            case Refused(request, refusal):
+                self._take_refusal(request, refusal, now_ms)
+            case TimedOut(request):
+                self._take_refusal(request, None, now_ms)
+            case WeightsReady(step, root):
+                self.assignments.held[step] = root
+                self._ask_ms = min(self._ask_ms, now_ms)
+            case WeightsFailed(step):
+                self._loading = -1 if self._loading == step else self._loading
+            case Generated(lease, work):
+                self._submit(self.assignments.finish(lease, work, now_ms, self._server_ms(now_ms)))
+            case GenerationFailed(lease, reason):
+                if lease in self.assignments.open:
+                    self.assignments.drop(lease)
+                    self._give_back(LeaseEnded(lease=lease, reason=reason), now_ms)
+            case AuditDone(submission, finding):
+                self._judge(self.verdicts.finish(submission, finding))
+            case AuditFailed(submission):
+                self.verdicts.break_off(submission)
+            case SlashSeen(submission, appeal_until_ms):
+                self._appeal(submission, appeal_until_ms)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._pursue(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- What comes in ----------------------------------------------------------------------------------------------
+
+    def _start(self, memory: Memory, now_ms: int) -> None:
+        self._outbox = Outbox(memory.parcels)
+        self.assignments.answers = {answer.lease: answer for answer in memory.answers}
+        self._is_staked = self._is_staked or memory.is_staked
+        for parcel in memory.parcels:
+            if isinstance(parcel.entry, VerdictGiven):
+                self.verdicts.remember(parcel.entry.receipt.submission)
+        # Nodes that start together, after a power cut or an upgrade, must not come all at once.
+        self._beat_ms = now_ms + int(self._dice.random() * backoff_ms(0, self._dice))
+
+    def _take_reply(self, request: int, reply: Any, now_ms: int) -> None:
+        if request == self._beat:
+            self._beat = None
+            self._follow(reply, now_ms)
+        elif request == self._ask:
+            self._ask = None
+            self._take_lease(reply, now_ms)
+        elif request == self._parcel:
+            self._parcel = None
+            self._conclude(self._outbox.pop(), None, now_ms)
+
+    def _take_refusal(self, request: int, refusal: Refusal | None, now_ms: int) -> None:
+        """A refusal, or None where no answer came."""
+        retry_after_ms = refusal.retry_after_ms if refusal else 0
+        if request == self._beat:
+            self._beat = None
+            self._beat_ms = now_ms + retry_after_ms + backoff_ms(self._beat_failures, self._dice)
+            self._beat_failures += 1
+            if refusal and refusal.field == "node":
+                self._join(now_ms)
+        elif request == self._ask:
+            self._ask = None
+            self._put_off_asking(retry_after_ms, now_ms)
+        elif request == self._parcel:
+            self._parcel = None
+            if refusal and is_final(refusal):
+                self._conclude(self._outbox.pop(), refusal, now_ms)
+            else:
+                self._outbox.put_off(now_ms, self._dice, retry_after_ms)
+
+    def _follow(self, reply: HeartbeatReply, now_ms: int) -> None:
+        """Everything a heartbeat's reply says."""
+        self._beat_failures = 0
+        self._beat_ms = now_ms + int(reply.next_beat_ms * (0.8 + 0.2 * self._dice.random()))
+        self._ahead_ms = reply.now_ms - (self._beat_sent_ms + now_ms) // 2
+        if reply.head:
+            self._effects.append(KeepHead(reply.head))
+        if reply.weights is not None:
+            self._follow_weights(reply.weights, reply.lag_max, now_ms)
+        if self._is_worker:
+            self._effects += self.assignments.reconcile(reply.leases, self._beat_sent_ms, now_ms)
+        self.verdicts.reconcile(reply.audits)
+        self._is_staked = self._is_staked or bool(reply.leases or reply.audits)
+        self._obey(reply.command, now_ms)
+
+    def head_kept(self, size: int) -> None:
+        """The shell has checked and kept a head of this size."""
+        self._head_size = max(self._head_size, size)
+
+    def _follow_weights(self, weights: Weights, lag_max: int, now_ms: int) -> None:
+        is_new = self._weights is None or (weights.step, weights.beacon) != (self._weights.step, self._weights.beacon)
+        if self._weights is not None and weights.step < self._weights.step:
+            return  # an old reply
+        self._weights = weights
+        self.assignments.learn(weights, lag_max)
+        if is_new:
+            self._ask_failures = 0
+            self._ask_ms = min(self._ask_ms, now_ms)
+        if weights.step > max(self._loading, self.assignments.newest):
+            self._loading = weights.step
+            self._effects.append(LoadWeights(weights))
+
+    def _obey(self, command: Command, now_ms: int) -> None:
+        self._command = command
+        if command is Command.STOP:
+            self._stop_ms = min(self._stop_ms, now_ms + STOP_MS)
+        else:
+            self._stop_ms = NEVER_MS
+        if command is not Command.NONE:
+            kept = self.assignments.current if command is Command.DRAIN else None
+            for number in [number for number, each in self.assignments.open.items() if each is not kept]:
+                self._effects += self.assignments.drop(number)
+                self._give_back(LeaseEnded(lease=number, reason=f"the node was told to {command}"), now_ms)
+
+    def _take_lease(self, reply: LeaseReply, now_ms: int) -> None:
+        if reply.lease is None:
+            self._put_off_asking(reply.retry_ms, now_ms)
+            return
+        self._ask_failures = 0
+        self._is_staked = True
+        self.assignments.accept(reply.lease, now_ms)
+        if not self.assignments.knows(reply.lease.step):
+            self._beat_ms = min(self._beat_ms, now_ms)
+
+    def _put_off_asking(self, retry_ms: int, now_ms: int) -> None:
+        wait_ms = retry_ms + backoff_ms(self._ask_failures, self._dice)
+        self._ask_ms = now_ms + min(ASK_MS_MAX, wait_ms)
+        self._ask_failures += 1
+
+    def _conclude(self, parcel: Parcel, refusal: Refusal | None, now_ms: int) -> None:
+        """The first parcel is logged, or refused for good."""
+        self._is_unsaved = True
+        entry = parcel.entry
+        match entry:
+            case NodeRegistered() if refusal is None:
+                self._beat_ms = now_ms
+            case Staked():
+                self._is_staked = refusal is None
+            case Submitted() if refusal is not None and refusal.field != "receipt.lease":
+                # The lease is still open, and this was the only answer it will get.
+                self._give_back(LeaseEnded(lease=entry.receipt.lease, reason="its file was refused"), now_ms)
+
+    # --- What goes out ----------------------------------------------------------------------------------------------
+
+    def _push(self, entry: Any, until_ms: int, file: Digest | None = None, run: RunId | None = None) -> None:
+        self._outbox.push(Parcel(entry, run, until_ms, file))
+        self._is_unsaved = True
+
+    def _join(self, now_ms: int) -> None:
+        """The coordinator does not know this key."""
+        if any(isinstance(parcel.entry, NodeRegistered) for parcel in self._outbox.parcels()):
+            return
+        until_ms = self._server_ms(now_ms) + JOIN_LIFE_MS
+        self._push(NodeRegistered(roles=self._profile.roles, hardware=self._profile.hardware), until_ms)
+        if self._profile.delegation is not None:
+            self._push(self._profile.delegation, until_ms)
+
+    def _stake(self, now_ms: int) -> None:
+        if self._is_staked or now_ms < self._stake_ms or self._beat_failures or self._weights is None:
+            return
+        self._stake_ms = now_ms + STAKE_RETRY_MS
+        if not any(isinstance(parcel.entry, Staked) for parcel in self._outbox.parcels()):
+            entry = Staked(node=self._key.node, amount_nano=self._profile.stake_nano)
+            self._push(entry, self._server_ms(now_ms) + JOIN_LIFE_MS)
+
+    def _submit(self, entry: Submitted | None) -> None:
+        if entry is not None:
+            deadline_ms = self.assignments.answers[entry.receipt.lease].deadline_ms
+            self._push(entry, deadline_ms, entry.receipt.file_digest, self._profile.run)
+
+    def _judge(self, judged: tuple[VerdictGiven, int] | None) -> None:
+        if judged is not None:
+            self._push(*judged, run=self._profile.run)
+
+    def _appeal(self, submission: Digest, appeal_until_ms: int) -> None:
+        """What this node made, it made honestly; what it did not make is not its to defend."""
+        told = any(isinstance(p.entry, Appealed) and p.entry.submission == submission for p in self._outbox.parcels())
+        if self.assignments.made(submission) and not told:
+            entry = Appealed(submission=submission, reason="the file was generated as the run asks")
+            self._push(entry, appeal_until_ms, run=self._profile.run)
+
+    def _give_back(self, entry: LeaseEnded, now_ms: int) -> None:
+        self._push(entry, self._server_ms(now_ms) + JOIN_LIFE_MS, run=self._profile.run)
+
+    # --- What is due ------------------------------------------------------------------------------------------------
+
+    def _pursue(self, now_ms: int) -> None:
+        """Begin everything that can be begun, and note when to look again."""
+        server_ms = self._server_ms(now_ms)
+        if self._is_worker:
+            effects, returned = self.assignments.advance(now_ms, server_ms)
+            self._effects += effects
+            for entry in returned:
+                self._give_back(entry, now_ms)
+        self._effects += self.verdicts.advance(server_ms)
+        self._stake(now_ms)
+        if self._parcel is None and self._outbox.drop_stale(server_ms):
+            self._is_unsaved = True
+        if self._is_unsaved:
+            self._is_unsaved = False
+            answers = tuple(self.assignments.answers.values())
+            self._effects.append(Save(Memory(self._outbox.parcels(), answers, self._is_staked)))
+        ask_ms = self._find_ask_ms(now_ms) if self._ask is None else NEVER_MS
+        self._send_what_is_due(now_ms, ask_ms)
+        if self._stop_ms != NEVER_MS and (now_ms >= self._stop_ms or not self._outbox):
+            self._effects.append(Stop("the coordinator asked for it"))
+        self.wake_ms = self._find_wake(now_ms, ask_ms)
+
+    def _send_what_is_due(self, now_ms: int, ask_ms: int) -> None:
+        if self._parcel is None and self._outbox and now_ms >= self._outbox.due_ms:
+            parcel = self._outbox.first()
+            self._parcel = self._send(parcel.entry, parcel.run, parcel.file)
+        if now_ms >= ask_ms:
+            request = LeaseRequest(checkpoint_step=self.assignments.newest, tokens_per_s=self._profile.tokens_per_s)
+            self._ask = self._send(request, self._profile.run)
+        if self._beat is None and now_ms >= self._beat_ms:
+            self._beat_sent_ms = now_ms
+            beat = Heartbeat(activity=self.activity, checkpoint_step=self.assignments.newest, head_size=self._head_size)
+            self._beat = self._send(beat, self._profile.run)
+
+    def _send(self, message: Any, run: RunId | None, file: Digest | None = None) -> int:
+        self._requests += 1
+        self._effects.append(Send(self._requests, message, run, file))
+        return self._requests
+
+    def _find_ask_ms(self, now_ms: int) -> int:
+        """When to ask for work, if nothing happens before."""
+        desk, weights = self.assignments, self._weights
+        if not self._is_worker or weights is None or self._command is not Command.NONE:
+            return NEVER_MS
+        if not desk.knows(Step(weights.step)) or desk.newest < max(0, weights.step - desk.lag_max):
+            return NEVER_MS
+        room_ms = desk.room_ms(now_ms)
+        return NEVER_MS if room_ms is None else max(room_ms, self._ask_ms)
+
+    def _find_wake(self, now_ms: int, ask_ms: int) -> int:
+        wake_ms = self._stop_ms
+        if self._beat is None:
+            wake_ms = min(wake_ms, self._beat_ms)
+        if self._ask is None:
+            wake_ms = min(wake_ms, ask_ms)
+        if self._parcel is None and self._outbox:
+            wake_ms = min(wake_ms, self._outbox.due_ms)
+        deadline_ms = self.assignments.wake_ms()
+        if deadline_ms is not None:
+            wake_ms = min(wake_ms, deadline_ms - self._ahead_ms)
+        return max(now_ms + 1, wake_ms)
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def activity(self) -> Activity:
+        if self._command is not Command.NONE:
+            return Activity.DRAINING
+        if self.assignments.open or self.verdicts.is_busy:
+            return Activity.WORKING
+        return Activity.LOADING if self._loading > self.assignments.newest else Activity.IDLE
+
+    def _server_ms(self, now_ms: int) -> int:
+        return now_ms + self._ahead_ms

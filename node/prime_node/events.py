@@ -1,0 +1,223 @@
+"""What a node can be told, and what it can want done: the values between agent.py and the shell around it.
+
+An event says what happened; an effect says what to do next, in the order of the list. The shell seals, sends, loads,
+generates and writes to disk, and reports each end as an event. Nothing here decides.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from prime_protocol.entries import LeaseGranted, Metric, Outcome
+from prime_protocol.exchange import Refusal
+from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.messages import AuditTask, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A log entry on its way to the coordinator."""
+
+    entry: Any
+    run: RunId | None
+    until_ms: int
+    """By the coordinator's clock: after this it is no use any more."""
+    file: Digest | None = None
+    """The rollout file that has to be with the coordinator before the entry is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What this node has said to a lease: it will never say anything else."""
+
+    lease: int
+    submission: Digest
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What must survive a crash."""
+
+    parcels: tuple[Parcel, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    is_staked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A finished rollout file, as its receipt will name it."""
+
+    checkpoint_root: Digest
+    file_digest: Digest
+    rollout_root: Digest
+    file_bytes: int
+    output_tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an audit came to."""
+
+    outcome: Outcome
+    reason: str
+    metrics: tuple[Metric, ...]
+    evidence: Digest
+
+
+# --- Events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process runs; this was on its disk."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReceived:
+    request: int
+    reply: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    request: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """No answer came. It may have been done."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReady:
+    """A checkpoint is loaded and can be generated with."""
+
+    step: Step
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFailed:
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    lease: int
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFailed:
+    lease: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditDone:
+    submission: Digest
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFailed:
+    """The audit itself broke. That says nothing about the file, so nothing is said."""
+
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class SlashSeen:
+    """The public log proposes to slash this node."""
+
+    submission: Digest
+    appeal_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`Agent.wake_ms` has come."""
+
+
+Event = (
+    Started
+    | ReplyReceived
+    | Refused
+    | TimedOut
+    | WeightsReady
+    | WeightsFailed
+    | Generated
+    | GenerationFailed
+    | AuditDone
+    | AuditFailed
+    | SlashSeen
+    | Tick
+)
+
+# --- Effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Seal it with a fresh sequence number and send it; answer with one event that names the request."""
+
+    request: int
+    message: Any
+    run: RunId | None
+    file: Digest | None = None
+    """To be uploaded first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    lease: LeaseGranted
+    checkpoint_step: Step
+    checkpoint_root: Digest
+    beacon: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Stop generating for this lease; what is made is of no use."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    task: AuditTask
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Whole, and on disk before the next effect is begun."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHead:
+    """A newer tree head was shown: keep it, and ask for proof that it continues the one before."""
+
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing is left to do; the process may end."""
+
+    reason: str
+
+
+Effect = Send | LoadWeights | Generate | Abandon | Audit | Save | KeepHead | Stop

@@ -1,0 +1,84 @@
+"""The audits a validator was drawn for, from the task to the signed verdict. Pure.
+
+A verdict is given once: two that differ would be held against the validator. An audit that breaks is tried again while
+there is time, and never turned into a verdict.
+"""
+
+from collections.abc import Iterable
+
+from prime_node.events import Audit, Effect, Finding
+from prime_protocol.entries import OUTCOME_NUMBER, VerdictGiven
+from prime_protocol.ids import Digest, NetworkId, RunId
+from prime_protocol.messages import AuditTask
+from prime_protocol.receipts import VerdictReceipt
+from prime_protocol.signing import WalletKey
+from prime_protocol.typed_data import Domain, sign_document
+
+GIVEN_MAX = 1_024
+"""Verdicts remembered. A reply that still lists one is at most minutes old, and nobody gives a thousand in that."""
+
+
+class Verdicts:
+    """A validator's tasks."""
+
+    def __init__(self, key: WalletKey, network: NetworkId, run: RunId, domain: Domain, *, at_once: int) -> None:
+        self._key = key
+        self._network = network
+        self._run = run
+        self._domain = domain
+        self._at_once = at_once
+        self._waiting: dict[Digest, AuditTask] = {}
+        self._running: dict[Digest, AuditTask] = {}
+        self._given: dict[Digest, None] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
+    def reconcile(self, tasks: Iterable[AuditTask]) -> None:
+        """Follow the coordinator's list, which may be older than the last verdicts."""
+        busy = self._running.keys() | self._given.keys()
+        self._waiting = {task.submission: task for task in tasks if task.submission not in busy}
+
+    def advance(self, server_ms: int) -> list[Effect]:
+        """Begin what there is room for, the oldest first."""
+        effects: list[Effect] = []
+        while self._waiting and len(self._running) < self._at_once:
+            name = next(iter(self._waiting))
+            task = self._waiting.pop(name)
+            if server_ms < task.deadline_ms:
+                self._running[name] = task
+                effects.append(Audit(task))
+        return effects
+
+    def finish(self, submission: Digest, finding: Finding) -> tuple[VerdictGiven, int] | None:
+        """The signed verdict and until when it counts; None for an audit nobody asked for."""
+        task = self._running.pop(submission, None)
+        if task is None:
+            return None
+        receipt = VerdictReceipt(
+            network=self._network,
+            run=self._run,
+            submission=submission,
+            validator=self._key.node,
+            outcome=OUTCOME_NUMBER[finding.outcome],
+            evidence=finding.evidence,
+        )
+        verdict = VerdictGiven(
+            receipt=receipt,
+            signature=sign_document(self._key, receipt, self._domain),
+            outcome=finding.outcome,
+            reason=finding.reason,
+            metrics=finding.metrics,
+        )
+        self.remember(submission)
+        return verdict, task.deadline_ms
+
+    def break_off(self, submission: Digest) -> None:
+        self._running.pop(submission, None)
+
+    def remember(self, submission: Digest) -> None:
+        """A verdict on this one was signed, now or before a restart."""
+        self._given[submission] = None
+        if len(self._given) > GIVEN_MAX:
+            del self._given[next(iter(self._given))]

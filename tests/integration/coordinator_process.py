@@ -1,0 +1,27 @@
+"""A coordinator as a process of its own: `python coordinator_process.py FOLDER`. Settings are the folder's."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from prime_coordinator.config import resolve_coordinator_config
+from prime_coordinator.server import run
+from prime_protocol.errors import LocalError
+from prime_runtime.logs import LogConfig, LogFormat, set_up_logs
+from prime_runtime.secret import Secret
+
+PASSWORD = "correct horse battery staple"
+
+
+def main(folder: Path) -> int:
+    config = resolve_coordinator_config(folder, {}, {"PRIME_PASSWORD": PASSWORD}).config
+    set_up_logs(LogConfig(format=LogFormat.JSON), stream=sys.stderr, secrets=[Secret(PASSWORD)])
+    try:
+        return asyncio.run(run(config))
+    except LocalError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

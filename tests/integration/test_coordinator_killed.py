@@ -1,0 +1,120 @@
+"""kill -9 at random moments while many people write: what was acknowledged is there, and all heads tell one history."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+
+import aiohttp
+import pytest
+from integration.coordinator_parts import NETWORK, CoordinatorProcess, Party, make_folder, party, running
+from integration.postgres_server import create_database, running_postgres
+
+from prime_coordinator.books_check import ORIGIN_PREFIX
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import database_url, load_log_key
+from prime_coordinator.store import open_log_store
+from prime_protocol import entries as e
+from prime_protocol.codec import decode
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
+from prime_protocol.entries import Record, Role
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger import replay
+from prime_protocol.merkle import Tree, leaf_hash, root_of
+from prime_protocol.note import VerifierKey
+from prime_protocol.treehead import open_tree_head
+
+WRITERS = 6
+KILLS = {"sqlite": 10, "postgresql": 3}
+SEED = 20_260_101
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
+
+
+async def write_for_ever(node: Party, dice: random.Random) -> None:
+    """Entries and beats, one after the other; who hears nothing goes on with the next."""
+    for number in count():
+        try:
+            match dice.randrange(4):
+                case 0:
+                    await node.write(e.NodeRegistered(roles=(Role.WORKER,), hardware=f"machine {number}"))
+                case 1:
+                    await node.write(e.Staked(node=node.node, amount_nano=1 + number))
+                case 2:
+                    await node.beat()
+                case 3:
+                    await read_checkpoint(node)
+        except (LocalError, RemoteError, OSError, aiohttp.ClientError):
+            # Down, or it does not know this node yet.
+            await asyncio.sleep(0.01)
+
+
+async def read_checkpoint(node: Party) -> None:
+    async with node.session.get(f"{node.process.server.url}/log/checkpoint") as response:
+        if response.status == 200:
+            node.heads.append(await response.read())
+
+
+@pytest.mark.parametrize("kind", KILLS)
+async def test_nothing_acknowledged_is_lost_and_no_head_is_taken_back(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    database = create_database(request.getfixturevalue("postgres"), "killed") if kind == "postgresql" else None
+    config = await make_folder(tmp_path / "coordinator", database)
+    dice = random.Random(SEED)
+    async with AsyncExitStack() as stack, running(config) as process:
+        limits = {"attempts_max": 1, "deadline_ms": 2_000}
+        nodes = [
+            await stack.enter_async_context(party(process, f"writer-{number}", **limits)) for number in range(WRITERS)
+        ]
+        work = [asyncio.create_task(write_for_ever(node, random.Random(node.node))) for node in nodes]
+        try:
+            await kill_often(process, KILLS[kind], dice)
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+        for task in work:
+            assert task.cancelled(), f"a writer failed (seed {SEED}): {task.exception()!r}"
+        assert await process.stop() == 0
+    await check_everything(config, nodes)
+
+
+async def kill_often(process: CoordinatorProcess, kills: int, dice: random.Random) -> None:
+    for _ in range(kills):
+        await asyncio.sleep(dice.uniform(0.02, 0.6))
+        await process.kill()
+        await process.start()
+    await asyncio.sleep(0.5)
+
+
+async def check_everything(config: CoordinatorConfig, nodes: list[Party]) -> None:
+    store = open_log_store(database_url(config))
+    try:
+        leaves = await store.read(0, await store.size())
+    finally:
+        store.close()
+    replay(NETWORK, leaves)
+    acknowledged = [word for node in nodes for word in node.acknowledged]
+    assert len(acknowledged) > 20, "the writers hardly got through; the test shows nothing"
+    for index, frame in acknowledged:
+        assert index < len(leaves), f"entry {index} was acknowledged and is lost (seed {SEED})"
+        kept = decode(Record, leaves[index], bytes_max=LOG_ENTRY_BYTES_MAX).frame
+        assert kept == frame, f"entry {index} is another one than was acknowledged (seed {SEED})"
+    check_heads(config, leaves, {head for node in nodes for head in node.heads})
+
+
+def check_heads(config: CoordinatorConfig, leaves: list[bytes], heads: set[bytes]) -> None:
+    key = VerifierKey.of(ORIGIN_PREFIX + NETWORK, load_log_key(config))
+    tree = Tree([leaf_hash(leaf) for leaf in leaves])
+    assert len(heads) > 3, "hardly any heads were shown; the test shows nothing"
+    for note in heads:
+        head = open_tree_head(note, [key])
+        assert head.size <= len(leaves), f"a head over {head.size} entries was shown and taken back (seed {SEED})"
+        assert head.root == root_of(head.size, tree.get_node), f"two histories up to {head.size} (seed {SEED})"

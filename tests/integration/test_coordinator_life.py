@@ -1,0 +1,219 @@
+"""The whole life of a node with a coordinator that is a real process, on SQLite and on PostgreSQL, over loopback."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from integration.coordinator_parts import (
+    FUND,
+    GIFT,
+    RUN,
+    STAKE,
+    CoordinatorProcess,
+    Party,
+    make_folder,
+    party,
+    publish,
+    running,
+    terms,
+    until_beacon,
+    until_drawn,
+)
+from integration.postgres_server import create_database, running_postgres
+
+from prime_coordinator.books_check import CheckedLog, check_log
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import Home
+from prime_coordinator.mirror import read_head, read_leaves, read_tile
+from prime_protocol.entries import Outcome, Role, RunFunded
+from prime_protocol.exchange import RefusalCode
+from prime_protocol.ids import Digest, Step
+from prime_protocol.messages import UPLOAD, Purpose
+from prime_protocol.receipts import receipt_id
+from prime_runtime.http_errors import Refused
+
+VALIDATORS = 3
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def config(request: pytest.FixtureRequest, tmp_path: Path) -> CoordinatorConfig:
+    database = None
+    if request.param == "postgresql":
+        database = create_database(request.getfixturevalue("postgres"), f"life_{next(NUMBERS)}")
+    return await make_folder(tmp_path / "coordinator", database)
+
+
+@pytest.fixture
+async def process(config: CoordinatorConfig) -> AsyncIterator[CoordinatorProcess]:
+    async with running(config) as started:
+        yield started
+
+
+def read_books(config: CoordinatorConfig) -> CheckedLog:
+    folder = Home(config.folder).mirror
+    return check_log(
+        read_head(folder), lambda size: read_leaves(folder, size), lambda tile: read_tile(folder, tile), None
+    )
+
+
+async def until_books(config: CoordinatorConfig, holds: Callable[[CheckedLog], bool]) -> CheckedLog:
+    """Read the mirror until it shows what is waited for."""
+    while True:
+        books = read_books(config)
+        if holds(books):
+            return books
+        await asyncio.sleep(0.1)
+
+
+class Cast:
+    """A trainer, a worker and validators, all joined."""
+
+    def __init__(self, parties: dict[str, Party]) -> None:
+        self.trainer, self.worker = parties["trainer"], parties["worker"]
+        self.validators = [each for name, each in parties.items() if name.startswith("validator")]
+
+    @classmethod
+    async def meet(cls, process: CoordinatorProcess, stack: AsyncExitStack, *names: str) -> "Cast":
+        cast = ("trainer", "worker", "sponsor", *(f"validator-{number}" for number in range(VALIDATORS)), *names)
+        parties = {name: await stack.enter_async_context(party(process, name)) for name in cast}
+        made = cls(parties)
+        await parties["sponsor"].write(RunFunded(amount_nano=FUND))
+        await made.worker.join(Role.WORKER)
+        for validator in made.validators:
+            await validator.join(Role.VALIDATOR)
+        return made
+
+
+async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess) -> None:
+    async with AsyncExitStack() as stack:
+        cast = await Cast.meet(process, stack)
+        published = await publish(cast.trainer, 0)
+        beacon = await until_beacon(cast.worker)
+        lease = await cast.worker.lease()
+        assert [each.lease for each in (await cast.worker.beat()).leases] == [lease.lease]
+        data, entry = cast.worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
+        assert (await cast.worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)).stored
+        logged = await cast.worker.write(entry)
+        assert await cast.worker.write(entry) == logged, "sent again, it is told where it stands"
+
+        name = receipt_id(entry.receipt)
+        for validator, task in await until_drawn(cast.validators, name):
+            assert await download(process, task.file_digest) == data
+            await validator.judge(task, Outcome.ACCEPT)
+        await until_books(process.config, lambda books: is_settled(books, name))
+        await publish(cast.trainer, 1, name)
+        books = await until_books(process.config, lambda books: is_paid(books))
+        state = books.ledger.state
+        assert state.books.balances[cast.worker.node] > GIFT - STAKE, "the worker has earned something"
+        assert state.books.balances[cast.worker.node] <= GIFT - STAKE + terms().step_budget_nano
+    assert await process.stop() == 0
+    verify_with_command(process.config, books.key)
+
+
+def is_settled(books: CheckedLog, name: Digest) -> bool:
+    submission = books.ledger.state.runs[RUN].submissions.get(name)
+    return submission is not None and submission.credited
+
+
+def is_paid(books: CheckedLog) -> bool:
+    step = books.ledger.state.runs[RUN].steps.get(Step(0))
+    return step is None or step.paid
+
+
+async def download(process: CoordinatorProcess, digest: Digest) -> bytes:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{process.server.url}/objects/{digest}") as response,
+    ):
+        assert response.status == 200
+        return await response.read()
+
+
+async def status_of(process: CoordinatorProcess, path: str) -> int:
+    async with aiohttp.ClientSession() as session, session.get(process.server.url + path) as response:
+        return response.status
+
+
+def verify_with_command(config: CoordinatorConfig, key: Any) -> None:
+    folder = str(Home(config.folder).mirror)
+    command = [sys.executable, "-m", "prime_coordinator.cli", "log", "verify", folder, "--key", str(key)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_files_are_taken_only_from_those_they_are_due_from(process: CoordinatorProcess) -> None:
+    async with AsyncExitStack() as stack:
+        cast = await Cast.meet(process, stack)
+        published = await publish(cast.trainer, 0)
+        beacon = await until_beacon(cast.worker)
+        lease = await cast.worker.lease()
+        data, entry = cast.worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
+        digest = Digest(sha256(data).digest())
+
+        stranger = cast.validators[0]
+        with pytest.raises(Refused) as refused:
+            await stranger.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+        assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+        with pytest.raises(Refused) as refused:
+            await stranger.upload(data, Purpose.MANIFEST)
+        assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+
+        with pytest.raises(Refused) as refused:
+            await cast.worker.write(entry)
+        assert refused.value.refusal.field == "receipt.file_digest", "the file comes first"
+
+        announced = cast.worker.announce(data, Purpose.ROLLOUTS, lease=lease.lease)
+        reply = await cast.worker.call(UPLOAD, announced)
+        assert (reply.stored, reply.url) == (False, "")
+        with pytest.raises(Refused, match="has digest"):
+            await cast.worker.put(announced, bytes(len(data)), digest)
+        with pytest.raises(Refused, match="announced were"):
+            await cast.worker.put(announced, data[:-1], digest)
+        await cast.worker.put(announced, data, digest)
+        assert (await cast.worker.call(UPLOAD, announced)).stored
+        assert await status_of(process, f"/objects/{digest}") == 404, "no entry names it yet"
+        await cast.worker.write(entry)
+        assert await download(process, digest) == data
+
+
+async def test_a_bad_file_goes_into_quarantine_and_the_next_one_is_taken(process: CoordinatorProcess) -> None:
+    async with AsyncExitStack() as stack:
+        cast = await Cast.meet(process, stack)
+        published = await publish(cast.trainer, 0)
+        beacon = await until_beacon(cast.worker)
+        lease = await cast.worker.lease()
+        wrong = Digest(bytes(32))
+        bad, bad_entry = cast.worker.answer(lease, beacon=wrong, root=published.root, wanted=terms())
+        await cast.worker.upload(bad, Purpose.ROLLOUTS, lease=lease.lease)
+        with pytest.raises(Refused) as refused:
+            await cast.worker.write(bad_entry)
+        assert refused.value.refusal.field == "rows[0].task"
+
+        good, entry = cast.worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
+        await cast.worker.upload(good, Purpose.ROLLOUTS, lease=lease.lease)
+        await cast.worker.write(entry)
+    objects = Home(process.config.folder).objects
+    bad_digest = sha256(bad).hexdigest()
+    assert (objects / "quarantine" / bad_digest[:2] / bad_digest).read_bytes() == bad
+    assert not (objects / "files" / bad_digest[:2] / bad_digest).exists()
+
+
+async def test_a_second_coordinator_in_one_folder_is_refused_by_name(process: CoordinatorProcess) -> None:
+    second = CoordinatorProcess(process.config)
+    with pytest.raises(AssertionError, match=r"another coordinator runs in .*, process [0-9]+"):
+        await second.start()

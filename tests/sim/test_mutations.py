@@ -1,0 +1,193 @@
+"""Each rule that is taken out is missed: some checker complains within a few seeds.
+
+A rule that both the coordinator and the ledger keep is taken out of both, else the other one still holds.
+"""
+
+from typing import Any
+
+import pytest
+from sim.mutations import Patch, apply_patch
+
+from prime_coordinator import audits, core, payouts, slashes, slots, standing
+from prime_node import assignments
+from prime_protocol import books, envelope, judgement, ledger, rewards, work
+from prime_simulator import host
+from prime_simulator.plan import Plan
+from prime_simulator.simulation import simulate
+
+SEEDS = range(1, 7)
+
+HOLDER = (
+    Patch(work, "submit", "if not turn.author == receipt.node == lease.node:", "if False:"),
+    Patch(core.Core, "expect_file", "if sender != expected.header.node:", "if False:"),
+)
+TWICE_CREDITED = (
+    Patch(rewards, "credit", "taken = step.credited.intersection(submission.slots)", "taken = set()"),
+    Patch(
+        audits.AuditDesk,
+        "_conclude",
+        "is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)",
+        "is_creditable = True",
+    ),
+)
+MAJORITY = "if count > quorum // 2 and 2 * count > votes.total():"
+MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
+    "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
+    "anybody may end a lease": (
+        (Patch(work, "end_lease", "if not is_over and turn.author != lease.node:", "if False:"),),
+        {"liars": ("thief",)},
+        "every_lease_ends_once",
+    ),
+    "an answer may come after the deadline": (
+        (
+            Patch(work, "submit", "if turn.at_ms > lease.deadline_ms:", "if False:"),
+            Patch(core.Core, "expect_file", "if late_ms > 0:", "if False:"),
+        ),
+        {"liars": ("latecomer",), "malicious": 0.4},
+        "every_lease_ends_once",
+    ),
+    "a slot may be credited twice": (
+        TWICE_CREDITED,
+        {"liars": ("hoarder", "latecomer"), "node_crashes": 30, "loss": 0.15, "steps": 3},
+        "no_slot_is_credited_twice",
+    ),
+    "one verdict is enough": (
+        (Patch(judgement, "decide", MAJORITY, "if True:"),),
+        {},
+        "every_outcome_has_its_votes",
+    ),
+    "a lease that ran out keeps its slots": (
+        (Patch(work, "end_lease", "step.free(lease.slot_range(), entry.lease)", "pass"),),
+        {"liars": ("hoarder",), "batch": 1.0},
+        "training_never_starves",
+    ),
+    "newcomers are not audited": (
+        (Patch(judgement, "audit_rate_bps", "return BASIS_POINTS", "return terms.audit_floor"),),
+        {},
+        "newcomers_are_all_audited",
+    ),
+    "anybody may give a verdict": (
+        (
+            Patch(
+                judgement,
+                "give_verdict",
+                "round_ = next((each for each in submission.rounds if turn.author in each.validators), None)",
+                "round_ = submission.rounds[-1] if submission.rounds else None",
+            ),
+        ),
+        {"liars": ("meddler",)},
+        "verdicts_come_from_those_who_were_drawn",
+    ),
+    "a validator may change its verdict": (
+        (Patch(judgement, "give_verdict", "if turn.author in round_.verdicts:", "if False:"),),
+        {"liars": ("meddler",), "malicious": 0.4},
+        "verdicts_come_from_those_who_were_drawn",
+    ),
+    "a slash does not wait for an appeal": (
+        (
+            Patch(
+                judgement,
+                "execute_slash",
+                "if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:",
+                "if False:",
+            ),
+            Patch(slashes, "slash_end", "now_ms >= slash.appeal_until_ms", "True"),
+            Patch(
+                audits.AuditDesk,
+                "_conclude",
+                "self._look_again(case, case.slash.appeal_until_ms)",
+                "self._look_again(case, now_ms)",
+            ),
+        ),
+        {"liars": ("forger", "vindictive")},
+        "everything_is_decided",
+    ),
+    "work without stake": (
+        (
+            Patch(work, "_check_worker", "if state.stake_of(name) < run.terms.stake_min_nano:", "if False:"),
+            Patch(
+                standing, "get_row", "row.holds(facts)", "row.standing is not Standing.UNSTAKED and row.holds(facts)"
+            ),
+        ),
+        {"flood": 60},
+        "leases_go_to_staked_workers",
+    ),
+    "an envelope counts every time it comes": (
+        (
+            Patch(
+                ledger.Ledger,
+                "_check_turn",
+                "if letter.sequence <= state.sequences.get(letter.sender, -1):",
+                "if False:",
+            ),
+            Patch(envelope.ReplayGuard, "admit", "if name in self._seen:", "if False:"),
+        ),
+        {"duplicate": 0.5, "liars": ("runner",)},
+        "no_envelope_is_logged_twice",
+    ),
+    "a refund pays twice": (
+        (Patch(books.Books, "refund", "+= held.amount_nano", "+= 2 * held.amount_nano"),),
+        {"liars": ("vindictive", "colluder"), "malicious": 0.4},
+        "the_log_replays",
+    ),
+    "a step is paid again and again": (
+        (
+            Patch(rewards, "pay_out", "if step is None or step.paid:", "if step is None:"),
+            Patch(
+                payouts.PayDesk,
+                "_pay",
+                "is_over and not step.paid and not step.pending",
+                "is_over and not step.pending",
+            ),
+        ),
+        {},
+        "finished_steps_are_paid_once",
+    ),
+    "free slots are given out twice": (
+        (
+            Patch(
+                work,
+                "_check_slots",
+                "if slot in step.credited or (slot in step.held and not entry.speculative):",
+                "if False:",
+            ),
+            Patch(slots.FreeSlots, "take", "self._ranges[0] = (end, stop)", "pass"),
+        ),
+        {},
+        "leases_do_not_overlap",
+    ),
+    "callers are answered before the disk": (
+        (Patch(host.Host, "_finish", "if self._fresh or self._batch is not None:", "if False:"),),
+        {"host_crashes": 20},
+        "every_acknowledged_entry_stays",
+    ),
+    "a node forgets what it has answered": (
+        (
+            Patch(
+                assignments.Assignments,
+                "accept",
+                "if lease.lease not in self.answers and lease.lease not in self.open:",
+                "if lease.lease not in self.open:",
+            ),
+            Patch(assignments.Assignments, "finish", "assert number not in self.answers", "pass"),
+        ),
+        {"loss": 0.3, "node_crashes": 60},
+        "parties_saw_nothing_wrong",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", MUTATIONS)
+def test_a_missing_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patches, options, checker = MUTATIONS[rule]
+    seen: set[str] = set()
+    for seed in SEEDS:
+        plan = Plan(seed=seed, **{"nodes": 24, "steps": 2, **options})
+        with monkeypatch.context() as mutated:
+            for patch in patches:
+                apply_patch(patch, mutated)
+            seen |= {complaint.split(":")[0] for complaint in simulate(plan).complaints}
+        if checker in seen:
+            assert not simulate(plan).complaints, "the seed must pass with the rule in place"
+            return
+    raise AssertionError(f"nobody noticed that {rule}: expected {checker}, seen {seen or 'nothing'}")

@@ -1,0 +1,322 @@
+"""What nodes, trainer and operator see of a coordinator, and what a second sending or a restart changes: nothing."""
+
+from dataclasses import replace
+
+import pytest
+from core_scene import SECOND_MS, Scene
+from ledger_world import BUDGET, DAY_MS, RUN, TERMS, digest
+
+from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX
+from prime_coordinator.standing import TABLE, Standing
+from prime_protocol import entries as e
+from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import RunId, Step
+from prime_protocol.messages import Activity, Command, Heartbeat, LeaseRequest
+
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene.started()
+
+
+# --- Heartbeats -----------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_tells_all_a_node_needs(scene: Scene) -> None:
+    lease = scene.lease("ann")
+    reply = scene.beat("ann")
+    checkpoint = scene.run.checkpoints[Step(0)]
+    assert reply.weights is not None
+    assert (reply.weights.root, reply.weights.beacon) == (checkpoint.root, checkpoint.beacon)
+    assert reply.leases == (lease,)
+    assert (reply.lag_max, reply.version_min, reply.upgrade_by_ms) == (TERMS.lag_max, 1, 0)
+    assert reply.command is Command.NONE
+    assert reply.now_ms == scene.world.now_ms
+
+
+def test_a_head_is_told_to_those_who_have_an_older_one(scene: Scene) -> None:
+    scene.core.head, scene.core.head_size = b"note", 5
+    for size, told in ((4, b"note"), (5, b"")):
+        beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=size)
+        assert scene.core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).head == told
+
+
+def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
+    with pytest.raises(RemoteError, match="not registered"):
+        scene.beat("stranger")
+    with pytest.raises(RemoteError, match="not registered"):
+        scene.ask("stranger")
+    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    request = LeaseRequest(checkpoint_step=0, tokens_per_s=1)
+    with pytest.raises(RemoteError, match="not created"):
+        scene.core.beat(scene.node("ann"), RunId("other"), beat, scene.world.now_ms)
+    with pytest.raises(RemoteError, match="not created"):
+        scene.core.request_lease(scene.node("ann"), RunId("other"), request, scene.world.now_ms)
+
+
+def test_the_operators_word_becomes_a_command(scene: Scene) -> None:
+    for status, command in (
+        (NodeStatus.DRAINED, Command.DRAIN),
+        (NodeStatus.BANNED, Command.STOP),
+        (NodeStatus.ACTIVE, Command.NONE),
+    ):
+        scene.order(e.NodeStatusSet(node=scene.node("ann"), status=status, reason="why"), None)
+        assert scene.beat("ann").command is command
+    scene.lease("ann")
+
+
+def test_a_planned_upgrade_is_told_until_its_date_and_then_demanded(scene: Scene) -> None:
+    date_ms = scene.world.now_ms + DAY_MS
+    scene.order(e.RunUpdated(terms=scene.world.terms(version_next=2, upgrade_by_ms=date_ms)))
+    reply = scene.beat("ann")
+    assert (reply.version_min, reply.upgrade_by_ms) == (1, date_ms)
+    scene.world.wait(DAY_MS)
+    reply = scene.beat("ann")
+    assert (reply.version_min, reply.upgrade_by_ms) == (2, 0)
+    assert "outdated" in scene.ask("ann").reason
+
+
+def test_before_the_first_checkpoint_there_are_no_weights() -> None:
+    scene = Scene.started()
+    scene.order(e.RunCreated(terms=scene.world.terms()), RunId("run-2"))
+    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    assert scene.core.beat(scene.node("ann"), RunId("run-2"), beat, scene.world.now_ms).weights is None
+
+
+def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
+    scene.order(e.RunCreated(terms=scene.world.terms()), RunId("run-2"))
+    scene.lease("ann")
+    name = scene.work("bob")
+    scene.tick(SECOND_MS)
+    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    other = [scene.core.beat(node, RunId("run-2"), beat, scene.world.now_ms) for node in scene.state.nodes]
+    assert all(not reply.leases and not reply.audits for reply in other)
+    assert scene.told(scene.drawn(name)[0]) == [name]
+
+
+# --- Standing -------------------------------------------------------------------------------------------------------
+
+
+def standing(scene: Scene, name: str) -> Standing:
+    return scene.core.standing(scene.node(name), RUN, scene.world.now_ms).standing
+
+
+def test_every_standing_has_a_way_out() -> None:
+    assert all(row.way_out for row in TABLE)
+    assert [row.standing for row in TABLE if row.works] == [Standing.PROBING, Standing.READY]
+
+
+def test_a_node_leaves_each_standing_when_its_cause_is_gone(scene: Scene) -> None:
+    world = scene.world
+    assert standing(scene, "ann") is Standing.LOST
+    scene.beat("ann", Activity.DRAINING)
+    assert standing(scene, "ann") is Standing.LEAVING
+    assert "leaving" in scene.ask("ann").reason
+    scene.beat("ann")
+    assert standing(scene, "ann") is Standing.PROBING
+    scene.work("ann")
+    assert standing(scene, "ann") is Standing.READY
+    scene.tick(40 * SECOND_MS)
+    assert standing(scene, "ann") is Standing.LATE
+    scene.beat("ann")
+    scene.send("ann", e.Unbonded(node=scene.node("ann"), amount_nano=1))
+    assert standing(scene, "ann") is Standing.UNSTAKED
+    scene.order(e.RunUpdated(terms=world.terms(stake_min_nano=TERMS.slash_nano)))
+    assert standing(scene, "ann") is Standing.READY
+    scene.send("ann", e.NodeRegistered(roles=(Role.RELAY,), hardware=""))
+    assert standing(scene, "ann") is Standing.IDLE
+    scene.send("ann", e.NodeRegistered(roles=(Role.WORKER,), hardware=""))
+    assert standing(scene, "ann") is Standing.READY
+
+
+def test_a_delegation_that_has_run_out_is_a_standing_too(scene: Scene) -> None:
+    scene.send("key", scene.world.delegation("ann", "key", life_ms=1000))
+    scene.beat("key")
+    scene.world.wait(1000)
+    assert standing(scene, "key") is Standing.UNDELEGATED
+
+
+# --- Entries and their repetition -----------------------------------------------------------------------------------
+
+
+def test_the_same_submission_again_gets_the_same_answer_and_is_not_logged_twice(scene: Scene) -> None:
+    entry = scene.world.answer(scene.lease("ann").lease)
+    first = scene.send("ann", entry)
+    size = scene.state.size
+    assert scene.send("ann", entry) == first
+    scene.restart()
+    assert scene.send("ann", entry) == first
+    assert scene.state.size == size
+
+
+def test_other_bytes_for_the_same_lease_are_refused(scene: Scene) -> None:
+    lease = scene.lease("ann").lease
+    other = scene.world.answer(lease, file_digest=digest("other bytes"))
+    entry = scene.world.answer(lease)
+    scene.send("ann", entry)
+    for wrong in (other, replace(entry, output_tokens=entry.output_tokens + 1)):
+        with pytest.raises(RemoteError) as caught:
+            scene.send("ann", wrong)
+        assert caught.value.field == "receipt.lease"
+
+
+def test_nobody_else_gets_a_submissions_answer(scene: Scene) -> None:
+    entry = scene.world.answer(scene.lease("ann").lease)
+    scene.send("ann", entry)
+    with pytest.raises(RemoteError):
+        scene.send("bob", entry)
+
+
+def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    validator = scene.drawn(name)[0]
+    verdict = scene.world.opinion(validator, name, ACCEPT)
+    checkpoint = e.CheckpointPublished(step=Step(1), root=digest("w"), manifest=digest("m"), trained_on=())
+    hello = e.NodeRegistered(roles=(Role.WORKER,), hardware="another")
+    for author, entry in ((validator, verdict), ("trainer", checkpoint), ("ann", hello)):
+        first = scene.send(author, entry)
+        size = scene.state.size
+        assert scene.send(author, entry) == first
+        scene.restart()
+        assert scene.send(author, entry) == first
+        assert scene.state.size == size
+    with pytest.raises(RemoteError):
+        scene.send(validator, scene.world.opinion(validator, name, HARD))
+    with pytest.raises(RemoteError):
+        scene.send("trainer", replace(checkpoint, root=digest("other")))
+    with pytest.raises(RemoteError):
+        scene.send("ann", checkpoint)
+    with pytest.raises(RemoteError):
+        scene.send("ann", scene.world.opinion("ann", digest("nothing"), HARD))
+
+
+def test_money_sent_twice_is_moved_twice(scene: Scene) -> None:
+    before = scene.world.balance("ann")
+    for _ in range(2):
+        scene.send("ann", e.RunFunded(amount_nano=1))
+    assert scene.world.balance("ann") == before - 2
+
+
+def test_only_orders_are_the_operators(scene: Scene) -> None:
+    with pytest.raises(AssertionError, match="not the operator's"):
+        scene.order(e.PaidOut(step=Step(0)))
+    with pytest.raises(RemoteError):
+        scene.order(e.NodeStatusSet(node=scene.node("nobody"), status=NodeStatus.BANNED, reason=""), None)
+
+
+def test_a_refusal_of_our_own_entry_is_a_bug(scene: Scene) -> None:
+    with pytest.raises(AssertionError, match="refuses our own"):
+        scene.core.scribe.write(e.PaidOut(step=Step(9)), RUN, scene.world.now_ms)
+
+
+def test_a_clock_that_runs_backwards_does_not_stop_the_log(scene: Scene) -> None:
+    scene.tick()
+    scene.lease("ann")
+    request = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
+    reply = scene.core.request_lease(scene.node("bob"), RUN, request, scene.world.now_ms - DAY_MS)
+    assert reply.lease is not None
+    assert reply.lease.deadline_ms > scene.world.now_ms
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_file_costs_nothing_while_a_better_one_may_come(scene: Scene) -> None:
+    lease = scene.lease("ann")
+    entry = scene.world.answer(lease.lease)
+    scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    scene.core.file_refused(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
+    scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    scene.submit(lease)
+    assert standing(scene, "ann") is Standing.READY
+
+
+def test_garbage_again_and_again_is_read_no_more_and_its_slots_go_to_another() -> None:
+    scene = Scene.started(slots_per_step=1)
+    lease = scene.lease("ann", tokens_per_s=1)
+    entry = scene.world.answer(lease.lease)
+    assert scene.ask("bob").lease is None
+    for _ in range(BAD_FILES_PER_LEASE_MAX):
+        scene.core.file_refused(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
+    with pytest.raises(RemoteError) as caught:
+        scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    assert caught.value.field == "receipt.lease"
+    assert scene.lease("bob").speculative
+    assert standing(scene, "ann") is Standing.SUSPENDED
+
+
+def test_a_file_is_only_read_for_the_holder_of_an_open_lease(scene: Scene) -> None:
+    lease = scene.lease("ann")
+    entry = scene.world.answer(lease.lease)
+    with pytest.raises(RemoteError) as caught:
+        scene.core.expect_file(scene.node("bob"), RUN, entry, scene.world.now_ms)
+    assert caught.value.field == "receipt.node"
+    with pytest.raises(RemoteError) as caught:
+        scene.core.expect_file(scene.node("ann"), RUN, entry, lease.deadline_ms + 1)
+    assert caught.value.field == "receipt.lease"
+    scene.submit(lease)
+    with pytest.raises(RemoteError) as caught:
+        scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    assert caught.value.field == "receipt.lease"
+    with pytest.raises(RemoteError) as caught:
+        scene.core.expect_file(scene.node("ann"), RunId("other"), entry, scene.world.now_ms)
+    assert caught.value.field == "run"
+
+
+# --- Payouts and the end of a run -----------------------------------------------------------------------------------
+
+
+def test_a_step_is_paid_when_the_next_one_is_there_and_nothing_is_open(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.judge(name)
+    assert not scene.written(e.PaidOut)
+    scene.publish(name)
+    assert [entry.step for entry in scene.written(e.PaidOut)] == [0]
+    assert scene.world.balance("ann") > 0
+
+
+def test_a_verdict_that_comes_late_stirs_the_payout(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.publish()
+    assert not scene.written(e.PaidOut)
+    scene.judge(name)
+    assert scene.written(e.PaidOut)
+
+
+def test_an_open_lease_holds_up_the_payout_until_it_ends(scene: Scene) -> None:
+    scene.judge(scene.work("ann"))
+    lease = scene.lease("bob")
+    scene.publish()
+    assert not scene.written(e.PaidOut)
+    scene.tick(lease.deadline_ms - scene.world.now_ms + 1)
+    assert scene.written(e.PaidOut)
+
+
+def test_a_closed_run_takes_the_last_answers_pays_and_gives_the_pool_back(scene: Scene) -> None:
+    lease = scene.lease("ann")
+    bad = scene.work("bob")
+    scene.judge(bad, lambda validator, name: HARD)
+    scene.order(e.RunStatusSet(status=RunStatus.CLOSED, reason="done"))
+    assert "closed" in scene.ask("ann").reason
+    scene.judge(scene.submit(lease))
+    assert not scene.written(e.PaidOut), "what the slash decides is paid last"
+    scene.tick(TERMS.appeal_ms)
+    assert [entry.step for entry in scene.written(e.PaidOut)] == [0]
+    pool = scene.state.books.pools[RUN]
+    assert pool >= 1000 * 10**9 - BUDGET
+    scene.send("sponsor", e.PoolReturned(amount_nano=pool))
+    assert scene.state.books.pools[RUN] == 0
+
+
+def test_a_quiet_network_writes_nothing(scene: Scene) -> None:
+    scene.judge(scene.work("ann"))
+    scene.publish()
+    size = scene.state.size
+    for _ in range(100):
+        scene.beat("ann")
+        scene.tick(SECOND_MS)
+    assert scene.state.size == size

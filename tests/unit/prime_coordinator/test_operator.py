@@ -1,0 +1,121 @@
+"""The operator's endpoints over real sockets: only the coordinator's own key is heard; what it orders is on disk."""
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from integration.http_parts import TestClock
+from ledger_world import NETWORK, RUN, World, digest
+from small_desk import SmallDesk
+
+from prime_coordinator.core import ORDERS
+from prime_coordinator.operator import (
+    ASK,
+    OPERATOR_ENDPOINTS,
+    ORDER_ENDPOINTS,
+    Asked,
+    Given,
+    add_operator_routes,
+)
+from prime_protocol.entries import Deposited, NodeStatus, NodeStatusSet, RunCreated, RunStatus, RunStatusSet
+from prime_protocol.exchange import RefusalCode
+from prime_protocol.ids import RunId
+from prime_runtime.http_client import HttpClient, Server, open_client
+from prime_runtime.http_errors import Refused
+from prime_runtime.http_limits import ClientLimits, ServerLimits
+from prime_runtime.http_listener import ListenConfig
+from prime_runtime.http_server import HttpServer
+
+
+@asynccontextmanager
+async def called_by(name: str, world: World, folder: Path) -> AsyncIterator[tuple[HttpClient, Server, SmallDesk]]:
+    """A client with this party's key, and a server with the operator's routes."""
+    desk, clock, key = await SmallDesk.open(world, folder), TestClock(), world.key("coordinator")
+    http = HttpServer(key, NETWORK, clock=clock, limits=ServerLimits(drain_ms=100))
+    add_operator_routes(http, desk)
+    port = await http.start(ListenConfig())
+    limits = ClientLimits(attempts_max=1)
+    async with open_client(
+        key=world.key(name), network=NETWORK, clock=clock, dice=random.Random(1), limits=limits
+    ) as client:
+        yield client, Server(f"http://127.0.0.1:{port}", key.node), desk
+    await http.stop()
+    desk.log.close()
+
+
+def test_every_order_has_its_endpoint() -> None:
+    assert set(ORDER_ENDPOINTS) == set(ORDERS)
+    assert len({endpoint.path for endpoint in OPERATOR_ENDPOINTS}) == len(ORDERS) + 1
+
+
+async def test_order_is_in_the_log_and_on_disk_when_it_is_answered(tmp_path: Path) -> None:
+    world = World.started()
+    async with called_by("coordinator", world, tmp_path) as (client, server, desk):
+        entry = NodeStatusSet(node=world.id("bob"), status=NodeStatus.DRAINED, reason="the disk is full")
+        answer = await client.call(server, ORDER_ENDPOINTS[NodeStatusSet], entry)
+        stored = await desk.log.list_entries(limit=1)
+        paused = RunStatusSet(status=RunStatus.PAUSED, reason="")
+        await client.call(server, ORDER_ENDPOINTS[RunStatusSet], paused, run=RUN)
+    assert stored[0].index == answer.message.index
+    assert stored[0].kind == "NodeStatusSet"
+    assert world.state.nodes[world.id("bob")].status is NodeStatus.DRAINED
+    assert world.run.status is RunStatus.PAUSED
+
+
+@pytest.mark.parametrize("stranger", ["ann", "trainer", "nobody"])
+async def test_nobody_else_may_order_or_ask(tmp_path: Path, stranger: str) -> None:
+    world = World.started()
+    before = world.snapshot()
+    async with called_by(stranger, world, tmp_path) as (client, server, desk):
+        for entry, run in (
+            (Deposited(account=world.id(stranger), amount_nano=1, reference=digest("x")), None),
+            (NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason=""), None),
+            (RunStatusSet(status=RunStatus.CLOSED, reason=""), RUN),
+        ):
+            with pytest.raises(Refused) as refused:
+                await client.call(server, ORDER_ENDPOINTS[type(entry)], entry, run=run)
+            assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+        with pytest.raises(Refused) as refused:
+            await client.call(server, ASK, Asked(question="status", given=()))
+        assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+        assert desk.commits == 0
+    assert world.snapshot() == before
+
+
+async def test_order_that_a_rule_refuses_changes_nothing_and_says_why(tmp_path: Path) -> None:
+    world = World.started()
+    size = len(world.leaves)
+    async with called_by("coordinator", world, tmp_path) as (client, server, _):
+        create = ORDER_ENDPOINTS[RunCreated]
+        for run, field in ((RUN, "run"), (None, "Letter.run")):
+            with pytest.raises(Refused) as refused:
+                await client.call(server, create, RunCreated(terms=world.terms()), run=run)
+            assert refused.value.refusal.field == field
+        with pytest.raises(Refused) as refused:
+            deposit = Deposited(account=world.id("ann"), amount_nano=5, reference=digest("y"))
+            await client.call(server, ORDER_ENDPOINTS[Deposited], deposit, run=RunId("run-2"))
+        assert refused.value.refusal.field == "Letter.run"
+        await client.call(server, create, RunCreated(terms=world.terms()), run=RunId("run-2"))
+    assert len(world.leaves) == size + 1
+    assert set(world.state.runs) == {RUN, "run-2"}
+
+
+async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
+    world = World.started()
+    async with called_by("coordinator", world, tmp_path) as (client, server, _):
+        given = (Given(name="role", value="worker"), Given(name="limit", value="1"))
+        answer = await client.call(server, ASK, Asked(question="nodes", given=given))
+        page = json.loads(answer.message.body)
+        for question, parameters, field in (
+            ("nonsense", (), "question"),
+            ("nodes", (Given(name="limit", value="0"),), "limit"),
+            ("run", (Given(name="run", value="nope"),), "run"),
+        ):
+            with pytest.raises(Refused) as refused:
+                await client.call(server, ASK, Asked(question=question, given=parameters))
+            assert refused.value.refusal.field == field
+    assert [row["node"] for row in page["rows"]] == [str(world.id("ann"))]
+    assert page["next"] == "1"

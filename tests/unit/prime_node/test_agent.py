@@ -1,0 +1,465 @@
+"""What a node decides, event by event. The whole of it under loss and crashes is in tests/sim."""
+
+from hashlib import sha256
+from random import Random
+from typing import Any, TypeVar
+
+from prime_node.agent import STOP_MS, Agent, Profile
+from prime_node.events import (
+    Abandon,
+    Audit,
+    AuditDone,
+    AuditFailed,
+    Effect,
+    Event,
+    Finding,
+    Generate,
+    Generated,
+    GenerationFailed,
+    KeepHead,
+    LoadWeights,
+    Memory,
+    Refused,
+    ReplyReceived,
+    Save,
+    Send,
+    SlashSeen,
+    Started,
+    Stop,
+    Tick,
+    TimedOut,
+    WeightsFailed,
+    WeightsReady,
+    Work,
+)
+from prime_protocol.entries import (
+    Appealed,
+    LeaseEnded,
+    LeaseGranted,
+    NodeRegistered,
+    Outcome,
+    Role,
+    Staked,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.exchange import Refusal, RefusalCode
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.messages import (
+    Activity,
+    AuditTask,
+    Command,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Logged,
+    Weights,
+)
+from prime_protocol.receipts import receipt_id
+from prime_protocol.signing import WalletKey
+
+E = TypeVar("E")
+NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
+KEY = WalletKey.from_secret(sha256(b"a node").digest())
+START_MS = 1_800_000_000_000
+WORKER, VALIDATOR = (Role.WORKER,), (Role.VALIDATOR,)
+
+
+def digest(text: str) -> Digest:
+    return Digest(sha256(text.encode()).digest())
+
+
+def weights(step: int = 0) -> Weights:
+    beacon = digest(f"beacon {step}")
+    return Weights(step=Step(step), root=digest(f"root {step}"), manifest=digest(f"manifest {step}"), beacon=beacon)
+
+
+def grant(lease: int = 0, slots: int = 1, step: int = 0, minutes: int = 5) -> LeaseGranted:
+    return LeaseGranted(
+        lease=lease,
+        node=KEY.node,
+        step=Step(step),
+        first_slot=Slot(0),
+        slots=slots,
+        deadline_ms=START_MS + minutes * 60_000,
+        speculative=False,
+    )
+
+
+def task(name: str = "theirs") -> AuditTask:
+    return AuditTask(
+        submission=digest(name),
+        round=0,
+        seed=digest("seed"),
+        file_digest=digest("file"),
+        lease=9,
+        node=NodeId(bytes(20)),
+        step=Step(0),
+        checkpoint_root=digest("root 0"),
+        first_slot=0,
+        slots=1,
+        deadline_ms=START_MS + 60_000,
+    )
+
+
+def made(name: str = "file") -> Work:
+    return Work(
+        checkpoint_root=digest("root 0"),
+        file_digest=digest(name),
+        rollout_root=digest(f"rows of {name}"),
+        file_bytes=10,
+        output_tokens=10,
+        context_tokens=10,
+    )
+
+
+FINDING = Finding(outcome=Outcome.HARD, reason="", metrics=(), evidence=digest("evidence"))
+
+
+class Shell:
+    """Drives an agent by hand; what it sent and wants is kept until it is asked for."""
+
+    def __init__(self, roles: tuple[Role, ...] = WORKER, memory: Memory | None = None, **profile: Any) -> None:
+        self.now_ms = START_MS
+        self.agent = Agent(KEY, Profile(network=NETWORK, run=RUN, roles=roles, **profile), Random(1))
+        self.effects: list[Effect] = []
+        self.tell(Started(memory or Memory()))
+
+    def tell(self, event: Event) -> None:
+        self.effects += self.agent.handle(event, self.now_ms)
+
+    def wait(self, duration_ms: int) -> None:
+        end_ms = self.now_ms + duration_ms
+        while self.agent.wake_ms <= end_ms:
+            self.now_ms = self.agent.wake_ms
+            self.tell(Tick())
+        self.now_ms = end_ms
+
+    def pop(self, kind: type[E]) -> list[E]:
+        found = [effect for effect in self.effects if isinstance(effect, kind)]
+        self.effects = [effect for effect in self.effects if not isinstance(effect, kind)]
+        return found
+
+    def sent(self, kind: type) -> list[Send]:
+        found = [effect for effect in self.effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+        self.effects = [effect for effect in self.effects if effect not in found]
+        return found
+
+    def reply(self, send: Send, reply: Any) -> None:
+        self.tell(ReplyReceived(send.request, reply))
+
+    def refuse(self, send: Send, field: str, code: RefusalCode = RefusalCode.MALFORMED) -> None:
+        refusal = Refusal(code=code, field=field, problem="no", retry_after_ms=0, now_ms=self.now_ms)
+        self.tell(Refused(send.request, refusal))
+
+    def beat(self, **changes: Any) -> None:
+        """Wait for the next heartbeat and answer it."""
+        self.sent(Heartbeat)
+        while not (beats := self.sent(Heartbeat)):
+            self.wait(100)
+        self.answer(beats[0], **changes)
+
+    def answer(self, beat: Send, **changes: Any) -> None:
+        said: dict[str, Any] = {
+            "now_ms": self.now_ms,
+            "next_beat_ms": 10_000,
+            "head": b"",
+            "weights": weights(),
+            "lag_max": 1,
+            "leases": (),
+            "audits": (),
+            "command": Command.NONE,
+            "version_min": 1,
+            "upgrade_by_ms": 0,
+        }
+        self.reply(beat, HeartbeatReply(**said | changes))
+
+    def ready(self) -> "Shell":
+        """A worker with weights, about to ask for work."""
+        self.beat()
+        self.pop(LoadWeights)
+        self.tell(WeightsReady(Step(0), digest("root 0")))
+        return self
+
+    def lease(self, lease: LeaseGranted) -> None:
+        self.reply(self.sent(LeaseRequest)[0], LeaseReply(lease=lease, retry_ms=0, reason=""))
+
+    def memory(self) -> Memory:
+        return self.pop(Save)[-1].memory
+
+
+# --- Joining --------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_node_registers_and_then_stakes() -> None:
+    shell = Shell(stake_nano=7)
+    shell.wait(2_000)
+    shell.refuse(shell.sent(Heartbeat)[0], "node")
+    registration = shell.sent(NodeRegistered)[0]
+    assert registration.run is None
+    shell.reply(registration, Logged(index=1, at_ms=START_MS))
+    shell.answer(shell.sent(Heartbeat)[0])
+    assert [send.message for send in shell.sent(Staked)] == [Staked(node=KEY.node, amount_nano=7)]
+
+
+def test_a_silent_coordinator_is_asked_less_and_less_often() -> None:
+    shell = Shell()
+    gaps, last_ms = [], shell.now_ms
+    for _ in range(7):
+        while not (beats := shell.sent(Heartbeat)):
+            shell.wait(50)
+        gaps.append(shell.now_ms - last_ms)
+        last_ms = shell.now_ms
+        shell.tell(TimedOut(beats[0].request))
+    assert gaps[-1] > 8 * gaps[1]
+    assert gaps[-1] <= 30_100
+
+
+def test_only_one_entry_is_on_its_way_at_a_time() -> None:
+    shell = Shell(VALIDATOR, audits_at_once=2)
+    shell.beat(audits=(task("a"), task("b")))
+    for audit in shell.pop(Audit):
+        shell.tell(AuditDone(audit.task.submission, FINDING))
+    first = shell.sent(VerdictGiven)
+    assert len(first) == 1
+    shell.reply(first[0], Logged(index=1, at_ms=START_MS))
+    assert len(shell.sent(VerdictGiven)) == 1
+
+
+# --- Work -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_generated_signed_saved_and_then_sent() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    assert shell.pop(Generate)[0].beacon == digest("beacon 0")
+    shell.pop(Save)
+    shell.tell(Generated(0, made()))
+    kinds = [type(effect) for effect in shell.effects if isinstance(effect, Save | Send)]
+    assert kinds[:2] == [Save, Send]
+    send = shell.sent(Submitted)[0]
+    assert send.file == digest("file")
+    assert send.message.receipt.lease == 0
+
+
+def test_a_restarted_node_sends_the_answer_it_had_and_makes_no_other() -> None:
+    before = Shell().ready()
+    before.lease(grant())
+    before.tell(Generated(0, made()))
+    after = Shell(memory=before.memory())
+    assert after.sent(Submitted)[0].message.receipt.file_digest == digest("file")
+    after.beat(leases=(grant(),))
+    after.tell(WeightsReady(Step(0), digest("root 0")))
+    assert after.pop(Generate) == []
+
+
+def test_a_restarted_node_takes_up_the_leases_it_forgot() -> None:
+    shell = Shell()
+    shell.beat(leases=(grant(3),))
+    shell.tell(WeightsReady(Step(0), digest("root 0")))
+    assert shell.pop(Generate)[0].lease == grant(3)
+
+
+def test_an_answer_without_reply_is_sent_again_with_the_same_bytes() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(Generated(0, made()))
+    first = shell.sent(Submitted)[0]
+    shell.tell(TimedOut(first.request))
+    shell.wait(3_000)
+    again = shell.sent(Submitted)[0]
+    assert again.message == first.message
+    assert again.request != first.request
+
+
+def test_an_answer_that_was_overtaken_is_sent_again_and_one_that_was_refused_is_not() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(Generated(0, made()))
+    shell.refuse(shell.sent(Submitted)[0], "Letter.sequence")
+    shell.wait(3_000)
+    shell.refuse(shell.sent(Submitted)[0], "receipt.lease")
+    shell.wait(60_000)
+    assert shell.sent(Submitted) == []
+
+
+def test_the_lease_of_a_refused_file_is_given_back() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(Generated(0, made()))
+    shell.refuse(shell.sent(Submitted)[0], "receipt.file_digest")
+    assert shell.sent(LeaseEnded)[0].message.lease == 0
+
+
+def test_work_that_ends_after_its_deadline_is_dropped() -> None:
+    shell = Shell().ready()
+    shell.lease(grant(minutes=1))
+    shell.wait(61_000)
+    assert shell.pop(Abandon) == [Abandon(0)]
+    shell.tell(Generated(0, made()))
+    assert shell.sent(Submitted) == []
+
+
+def test_a_lease_that_cannot_be_done_in_time_is_given_back() -> None:
+    shell = Shell().ready()
+    shell.lease(grant(0))
+    shell.wait(50_000)
+    shell.tell(Generated(0, made()))
+    shell.lease(grant(1, slots=100, minutes=3))
+    assert shell.pop(Generate)[1:] == []
+    shell.reply(shell.sent(Submitted)[0], Logged(index=1, at_ms=shell.now_ms))
+    assert shell.sent(LeaseEnded)[0].message.lease == 1
+
+
+def test_the_next_lease_is_fetched_before_the_first_is_done() -> None:
+    shell = Shell().ready()
+    shell.lease(grant(0))
+    shell.wait(20_000)
+    shell.tell(Generated(0, made()))
+    shell.lease(grant(1, slots=2))
+    assert shell.sent(LeaseRequest) == []
+    shell.wait(31_000)
+    assert len(shell.sent(LeaseRequest)) == 1
+
+
+def test_a_lease_that_the_coordinator_has_ended_is_abandoned_but_a_newer_one_is_kept() -> None:
+    shell = Shell().ready()
+    beats = []
+    while not beats:
+        shell.wait(100)
+        beats = shell.sent(Heartbeat)
+    shell.now_ms += 10
+    shell.lease(grant())
+    shell.answer(beats[0], leases=())
+    assert shell.pop(Abandon) == []
+    shell.beat(leases=())
+    assert shell.pop(Abandon) == [Abandon(0)]
+
+
+def test_a_refused_request_is_repeated_with_growing_pauses_until_a_new_step_begins() -> None:
+    shell = Shell().ready()
+    shell.reply(shell.sent(LeaseRequest)[0], LeaseReply(lease=None, retry_ms=20_000, reason="fully leased"))
+    shell.wait(5_000)
+    assert shell.sent(LeaseRequest) == []
+    shell.beat(weights=weights(1))
+    assert len(shell.sent(LeaseRequest)) == 1
+
+
+def test_a_lease_of_an_unknown_step_makes_the_node_beat_at_once() -> None:
+    shell = Shell().ready()
+    shell.sent(Heartbeat)
+    shell.lease(grant(step=1))
+    assert len(shell.sent(Heartbeat)) == 1
+    assert shell.pop(Generate) == []
+
+
+def test_generation_that_fails_gives_the_lease_back() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(GenerationFailed(0, "out of memory"))
+    assert shell.sent(LeaseEnded)[0].message.reason == "out of memory"
+
+
+def test_weights_that_could_not_be_fetched_are_asked_for_again() -> None:
+    shell = Shell()
+    shell.beat()
+    assert len(shell.pop(LoadWeights)) == 1
+    shell.tell(WeightsFailed(Step(0)))
+    shell.beat()
+    assert len(shell.pop(LoadWeights)) == 1
+
+
+# --- Audits ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_ends_in_one_verdict_however_often_it_is_listed() -> None:
+    shell = Shell(VALIDATOR)
+    shell.beat(audits=(task(),))
+    shell.tell(AuditDone(shell.pop(Audit)[0].task.submission, FINDING))
+    shell.reply(shell.sent(VerdictGiven)[0], Logged(index=1, at_ms=START_MS))
+    shell.beat(audits=(task(),))
+    assert shell.pop(Audit) == []
+
+
+def test_an_audit_that_breaks_says_nothing_and_is_tried_again() -> None:
+    shell = Shell(VALIDATOR)
+    shell.beat(audits=(task(),))
+    shell.tell(AuditFailed(shell.pop(Audit)[0].task.submission))
+    assert shell.sent(VerdictGiven) == []
+    shell.beat(audits=(task(),))
+    assert len(shell.pop(Audit)) == 1
+
+
+def test_a_restarted_validator_does_not_judge_again_what_it_has_signed() -> None:
+    before = Shell(VALIDATOR)
+    before.beat(audits=(task(),))
+    before.tell(AuditDone(before.pop(Audit)[0].task.submission, FINDING))
+    after = Shell(VALIDATOR, memory=before.memory())
+    after.beat(audits=(task(),))
+    assert after.pop(Audit) == []
+    assert len(after.sent(VerdictGiven)) == 1
+
+
+# --- Punishment and commands ----------------------------------------------------------------------------------------
+
+
+def test_a_node_appeals_for_its_own_work_and_for_nobody_elses() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(Generated(0, made()))
+    send = shell.sent(Submitted)[0]
+    shell.reply(send, Logged(index=1, at_ms=START_MS))
+    own = receipt_id(send.message.receipt)
+    shell.tell(SlashSeen(digest("theirs"), START_MS + 60_000))
+    shell.tell(SlashSeen(own, START_MS + 60_000))
+    shell.tell(SlashSeen(own, START_MS + 60_000))
+    assert [send.message.submission for send in shell.sent(Appealed)] == [own]
+
+
+def test_a_drained_node_finishes_what_it_has_begun_and_asks_for_no_more() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.beat(leases=(grant(),), command=Command.DRAIN)
+    assert shell.agent.activity is Activity.DRAINING
+    shell.tell(Generated(0, made()))
+    assert len(shell.sent(Submitted)) == 1
+    assert shell.sent(LeaseRequest) == []
+    shell.beat()
+    assert len(shell.sent(LeaseRequest)) == 1
+
+
+def test_a_stopped_node_gives_back_its_leases_and_ends() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.beat(leases=(grant(),), command=Command.STOP)
+    assert shell.pop(Abandon) == [Abandon(0)]
+    assert shell.pop(Stop) == []
+    shell.reply(shell.sent(LeaseEnded)[0], Logged(index=1, at_ms=START_MS))
+    assert len(shell.pop(Stop)) == 1
+
+
+def test_a_stopped_node_ends_even_if_nobody_hears_it() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.beat(leases=(grant(),), command=Command.STOP)
+    shell.wait(STOP_MS)
+    assert shell.pop(Stop)
+
+
+def test_deadlines_are_the_coordinators_whatever_this_machines_clock_says() -> None:
+    shell = Shell()
+    shell.beat(now_ms=START_MS + 3_600_000)
+    shell.tell(WeightsReady(Step(0), digest("root 0")))
+    shell.lease(grant(minutes=59))
+    assert shell.pop(Generate) == []
+
+
+def test_a_newer_head_is_kept_and_not_asked_for_again() -> None:
+    shell = Shell()
+    shell.beat(head=b"a head")
+    assert shell.pop(KeepHead) == [KeepHead(b"a head")]
+    shell.agent.head_kept(12)
+    while not (beats := shell.sent(Heartbeat)):
+        shell.wait(100)
+    assert beats[0].message.head_size == 12
