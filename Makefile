@@ -5,7 +5,7 @@ READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.c)
 BENCHES = toploc delta codec signing log sampling rollouts sandbox
 
-.PHONY: help demo test check fuzz bench oracle clean
+.PHONY: help demo test check sim fuzz bench oracle clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -22,6 +22,9 @@ check: $(READY)  ## format, lint, types, import rules, house style
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python -m pytest -q tests/test_tidy.py
+
+sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the simulator
+	.venv/bin/python -m prime_simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
 
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz

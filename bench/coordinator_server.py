@@ -19,7 +19,7 @@ from integration.coordinator_parts import RUN, key_of, make_folder  # noqa: E402
 
 from prime_coordinator.config import CoordinatorConfig  # noqa: E402
 from prime_coordinator.home import database_url, load_key, load_log_key, locked, read_lock  # noqa: E402
-from prime_coordinator.server import CoordinatorServer  # noqa: E402
+from prime_coordinator.server import CoordinatorServer, spare_collector  # noqa: E402
 from prime_coordinator.store import open_log_store  # noqa: E402
 from prime_protocol.constants import SIGNATURE_BYTES  # noqa: E402
 from prime_protocol.entries import Role  # noqa: E402
@@ -75,6 +75,7 @@ async def serve_real(nodes: int, folder: Path) -> None:
     store = open_log_store(database_url(config))
     server = await CoordinatorServer.open(config, load_key(config), load_log_key(config), store, SystemClock())
     fill(server, nodes)
+    spare_collector()
     stop = asyncio.Event()
     with locked(folder) as lock:
         serving = asyncio.create_task(server.serve(lock, stop.wait()))

@@ -61,7 +61,7 @@ class Checkers:
             stdout=asyncio.subprocess.PIPE,
             limit=ANSWER_BYTES_MAX,
         )
-        self._all.add(process)
+        self._all = {known for known in self._all if known.returncode is None} | {process}
         return process
 
     async def _ask(self, process: asyncio.subprocess.Process, job: CheckJob) -> dict[str, str]:
@@ -75,6 +75,5 @@ class Checkers:
         return found
 
     def _end(self, process: asyncio.subprocess.Process) -> None:
-        self._all.discard(process)
         if process.returncode is None:
             process.kill()

@@ -1,20 +1,32 @@
 """Numbers for `/metrics`, counted when they are asked for, and `/healthz`."""
 
+from collections.abc import Collection
+from ipaddress import ip_address
+
 from aiohttp import web
 
 from prime_coordinator.core import Core
 from prime_coordinator.liveness import Phase
 from prime_coordinator.log import LogWriter
+from prime_runtime.http_body import get_address
 from prime_runtime.metrics import Metrics
+
+
+def is_near(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_private
+    except ValueError:
+        return False
 
 
 class Gauges:
     """What an operator watches."""
 
-    def __init__(self, metrics: Metrics, core: Core, writer: LogWriter) -> None:
+    def __init__(self, metrics: Metrics, core: Core, writer: LogWriter, trusted_proxies: Collection[str] = ()) -> None:
         self._metrics = metrics
         self._core = core
         self._writer = writer
+        self._trusted_proxies = trusted_proxies
         self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
         self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
         self._nodes = metrics.gauge("nodes", "Nodes by what was last heard of them.", phase=[*Phase])
@@ -26,6 +38,9 @@ class Gauges:
         app.router.add_get("/healthz", self._tell_health)
 
     async def _scrape(self, request: web.Request) -> web.Response:
+        """Only to this machine and its private networks: it tells how busy we are."""
+        if not is_near(get_address(request, self._trusted_proxies)):
+            return web.Response(status=403, text="metrics are for this machine and its private networks\n")
         state, counts = self._core.state, self._core.liveness.count()
         self._entries.set(self._writer.size)
         self._head.set(self._writer.head_size)

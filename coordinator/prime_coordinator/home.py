@@ -3,7 +3,7 @@
 config.toml   settings                      log.key     Ed25519 key of the tree heads
 key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
 objects/      files that nodes sent         mirror/     the log as static files for everybody
-lock          who is running here
+plants/       keys of planted workers       lock        who is running here
 """
 
 import fcntl
@@ -57,6 +57,10 @@ class Home:
         return self.folder / "mirror"
 
     @property
+    def plants(self) -> Path:
+        return self.folder / "plants"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 
@@ -95,6 +99,12 @@ def load_key(config: CoordinatorConfig) -> WalletKey:
     return key_file.load(path, read_password(config))
 
 
+def load_planted(config: CoordinatorConfig) -> list[WalletKey]:
+    """The keys of our own workers that test the validators: keystores in `plants`, under the same password."""
+    paths = sorted(Home(config.folder).plants.glob("*.json"))
+    return [key_file.load(path, read_password(config)) for path in paths]
+
+
 def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
     """The key that signs tree heads."""
     path = Home(config.folder).log_key
@@ -115,22 +125,8 @@ def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey
     home = Home(config.folder)
     key = key_file.create(home.key, read_password(config), secrets.token_bytes)
     log_key = Ed25519PrivateKey.generate()
-    write_private(home.log_key, log_key.private_bytes_raw().hex() + "\n")
+    key_file.write_private(home.log_key, log_key.private_bytes_raw().hex() + "\n")
     return key, log_key
-
-
-def write_private(path: Path, text: str) -> None:
-    """A file that only its owner can read, and that was not there before."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        raise LocalError(f"{path} exists and is kept; choose another folder") from None
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _read_text(path: Path) -> str:
@@ -183,12 +179,12 @@ def locked(folder: Path) -> Iterator[Lock]:
         os.close(fd)
         holder = read_lock(folder).get("pid", "unknown")
         raise LocalError(f"another coordinator runs in {folder}, process {holder}; stop it first") from None
+    lock = Lock(fd)
     try:
-        lock = Lock(fd)
         lock.note_pid()
         yield lock
-        lock.clear()
     finally:
+        lock.clear()
         os.close(fd)
 
 

@@ -4,6 +4,7 @@ Nobody is answered, not even with a refusal, before all that the answer rests on
 """
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,15 +21,16 @@ from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import SWEEP_MS, TICK_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gauges import Gauges
-from prime_coordinator.home import Home, Lock, database_url, load_key, load_log_key, locked, objects_url
+from prime_coordinator.home import Home, Lock, database_url, load_key, load_log_key, load_planted, locked, objects_url
 from prime_coordinator.log import LogWriter
 from prime_coordinator.operator import add_operator_routes
 from prime_coordinator.pages import add_pages
+from prime_coordinator.plants import Plants
 from prime_coordinator.recovery import recover
 from prime_coordinator.settlement import Settlement
 from prime_coordinator.settlement.embedded import EmbeddedSettlement
 from prime_coordinator.store import LogStore, open_log_store
-from prime_coordinator.submissions import Submissions
+from prime_coordinator.submissions import BadFile, Submissions
 from prime_coordinator.uploads import Uploads
 from prime_protocol.entries import Appealed, CheckpointPublished, LeaseEnded, NodeRegistered, Submitted, VerdictGiven
 from prime_protocol.errors import LocalError, RemoteError
@@ -56,6 +58,8 @@ log = logging.getLogger(__name__)
 
 ONCE = (Appealed, CheckpointPublished, LeaseEnded, Submitted, VerdictGiven)
 """Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
+COLLECTOR_ALLOCATIONS = 20_000
+"""Objects made between two runs of the collector; Python's 700 are two heartbeats' worth."""
 KINDS = (HEARTBEAT.kind, LEASE.kind, UPLOAD.kind, "page", *(endpoint.kind for endpoint in ENTRY_ENDPOINTS))
 
 
@@ -95,7 +99,8 @@ class CoordinatorServer:
         network, mirror = config.network_id, Home(config.folder).mirror
         vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
         ledger, tree = await recover(store, mirror, network=network, coordinator=key.node, log_key=vkey)
-        core = Core(key, ledger, now_ms=clock.now_ms())
+        plants = Plants.of(key, load_planted(config))
+        core = Core(key, ledger, now_ms=clock.now_ms(), plants=plants)
 
         def show(note: bytes, size: int) -> None:
             core.head, core.head_size = note, size
@@ -109,7 +114,7 @@ class CoordinatorServer:
         http = HttpServer(key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, KINDS))
         objects = open_store(objects_url(config), config.s3)
         made = cls(config, core, writer, store=store, objects=objects, settlement=settlement, http=http, clock=clock)
-        Gauges(metrics, core, writer).add_routes(http.app)
+        Gauges(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
         return made
 
     # --- The Desk ---------------------------------------------------------------------------------------------------
@@ -154,10 +159,17 @@ class CoordinatorServer:
 
     async def submit(self, caller: Caller, entry: Submitted) -> Logged:
         """The file first, then the entry."""
-        try:
-            await self._submissions.check(self.core.state, caller, entry)
-        except RemoteError as error:
-            return await self._place_of(caller, entry, error)
+        run, now_ms = run_of(caller), self._clock.now_ms()
+        if self.core.repeated(caller.letter, entry) is None:
+            try:
+                expected = self.core.expect_file(caller.sender, run, entry, now_ms)
+            except RemoteError as error:
+                return await self._place_of(caller, entry, error)
+            try:
+                await self._submissions.check(caller, entry, expected)
+            except BadFile:
+                self.core.file_refused(caller.sender, run, entry.receipt.lease, self._clock.now_ms())
+                raise
         return await self.take(caller, entry)
 
     async def take(self, caller: Caller, entry: Any) -> Logged:
@@ -195,8 +207,7 @@ class CoordinatorServer:
     async def serve(self, lock: Lock, until: Awaitable[Any]) -> None:
         """Listen and work until told to stop; LocalError when a part of it fails."""
         port = await self.http.start(self.config.listen)
-        scheme = "https" if self.config.listen.tls_key else "http"
-        lock.note_url(f"{scheme}://{self.config.listen.host}:{port}")
+        lock.note_url(local_url(self.config, port))
         stop: asyncio.Future[Any] = asyncio.ensure_future(until)
         work = [asyncio.create_task(part) for part in self._parts()]
         try:
@@ -241,6 +252,13 @@ class CoordinatorServer:
         await self._uploads.sweep()
 
 
+def local_url(config: CoordinatorConfig, port: int) -> str:
+    """How commands on this machine reach the server; one that listens everywhere does so on loopback too."""
+    scheme = "https" if config.listen.tls_key else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.listen.host, config.listen.host)
+    return f"{scheme}://{host}:{port}"
+
+
 def run_of(caller: Caller) -> RunId:
     if caller.run is None:
         raise RemoteError("Letter.run", "is missing: this is about a run")
@@ -251,6 +269,13 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def spare_collector() -> None:
+    """What stands when work begins stays; the collector need not go through it again with every few heartbeats."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTOR_ALLOCATIONS, 20, 20)
 
 
 async def run(config: CoordinatorConfig) -> int:
@@ -264,6 +289,7 @@ async def run(config: CoordinatorConfig) -> int:
         async with AsyncExitStack() as stack:
             stack.callback(store.close)
             server = await CoordinatorServer.open(config, key, log_key, store, clock)
+            spare_collector()
             try:
                 await server.serve(lock, stop.wait())
             except LocalError as error:

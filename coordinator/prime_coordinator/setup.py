@@ -7,7 +7,7 @@ from typing import Any
 from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.home import Home, create_keys, database_url, locked, objects_url, write_private
+from prime_coordinator.home import Home, create_keys, database_url, locked, objects_url, read_password
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.store import open_log_store
 from prime_protocol.entries import NetworkCreated
@@ -17,6 +17,7 @@ from prime_protocol.ledger import Ledger
 from prime_protocol.note import VerifierKey
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import EMBEDDED
+from prime_runtime import key_file
 from prime_runtime.clock import Clock
 from prime_runtime.objects import open_store
 from prime_runtime.secret import Secret
@@ -37,6 +38,7 @@ class Created:
 async def initialise(config: CoordinatorConfig, clock: Clock) -> Created:
     """Everything that `run` needs."""
     home = Home(config.folder)
+    read_password(config)  # refuses a bad one before anything was made
     try:
         config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -56,7 +58,7 @@ async def initialise(config: CoordinatorConfig, clock: Clock) -> Created:
             await store.append(0, [leaf], [make_card(leaf)])
         finally:
             store.close()
-        write_private(home.config, render_config(config))
+        key_file.write_private(home.config, render_config(config))
     return Created(key.node, str(vkey), (home.key, home.log_key, home.config))
 
 

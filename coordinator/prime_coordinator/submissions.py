@@ -13,13 +13,12 @@ from prime_coordinator.checker import CheckJob
 from prime_coordinator.checkers import Checkers
 from prime_coordinator.config import IntakeConfig
 from prime_coordinator.constants import QUARANTINE_FILES_MAX
-from prime_coordinator.intake import Expected, expect
+from prime_coordinator.intake import Expected
 from prime_coordinator.store import LogStore, Refused
 from prime_coordinator.uploads import file_key
 from prime_protocol.entries import Submitted
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
-from prime_protocol.state import State
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_runtime.clock import Clock
 from prime_runtime.http_server import Caller
@@ -31,6 +30,10 @@ QUARANTINE = "quarantine"
 DATASETS = "datasets"
 """Problem files, put there by the operator under their digests."""
 DATASET_BYTES_MAX = 2**30
+
+
+class BadFile(RemoteError):
+    """The file was looked at and refused. That costs its sender something; a file that is missing does not."""
 
 
 class Submissions:
@@ -45,20 +48,15 @@ class Submissions:
         self._clock = clock
         self._config = config
 
-    async def check(self, state: State, caller: Caller, entry: Submitted) -> None:
-        """Return when the entry's file is there and good; else RemoteError."""
-        if caller.run is None or caller.run not in state.runs:
-            raise RemoteError("run", f"{caller.run} was not created here")
-        expected = expect(caller.run, state.runs[caller.run], entry.receipt)
-        if expected.header.node != caller.sender:
-            raise RemoteError("receipt.lease", f"{entry.receipt.lease} is {expected.header.node}'s")
+    async def check(self, caller: Caller, entry: Submitted, expected: Expected) -> None:
+        """Return when the entry's file is there and good; RemoteError if it is not there, BadFile if it is not good."""
         key = file_key(entry.receipt.file_digest)
         await self._check_size(key, entry)
         try:
             await self._check_content(key, entry, expected)
         except RemoteError as error:
             await self._set_aside(caller, entry, error)
-            raise
+            raise BadFile(error.field, error.problem) from None
 
     async def _check_size(self, key: str, entry: Submitted) -> None:
         try:

@@ -93,6 +93,8 @@ class Chronicle:
         self.open_leases: dict[int, None] = {}
         self.unsettled: dict[Digest, None] = {}
         self.open_slashes: dict[Digest, None] = {}
+        self.accused: dict[NodeId, list[Digest]] = {}
+        """Submissions of each node for which a slash was ever proposed."""
         self.trainable: dict[Digest, SubmissionTale] = {}
         """Accepted, and not in a checkpoint yet."""
 
@@ -157,6 +159,8 @@ class Chronicle:
             case e.SlashProposed():
                 self._add("proposed", name, line)
                 self.open_slashes[name] = None
+                if name in self.submissions:
+                    self.accused.setdefault(self.submissions[name].receipt.node, []).append(name)
             case e.Appealed():
                 self._add("appealed", name, line)
             case e.SlashExecuted():

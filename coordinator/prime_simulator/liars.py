@@ -154,11 +154,12 @@ class Thief(Habit):
 
     def mischief(self, party: "NodeParty") -> None:
         chronicle = party.world.host.chronicle
-        foreign = [n for n in chronicle.open_leases if chronicle.leases[n].granted.entry.node != party.node]
-        if not foreign:
+        if not chronicle.open_leases:
             return
-        number = party.dice.choice(foreign)
+        number = party.dice.choice(list(chronicle.open_leases))
         lease: e.LeaseGranted = chronicle.leases[number].granted.entry
+        if lease.node == party.node:
+            return
         root = chronicle.checkpoints[lease.step].entry.root
         tokens = 100 * lease.slots
         file = FakeFile(

@@ -180,11 +180,11 @@ class NodeParty:
     def _read_log(self) -> None:
         """Whether the public log, which a node follows beside its beats, wants this one slashed."""
         chronicle = self.world.host.chronicle
-        for name in chronicle.open_slashes:
-            tale = chronicle.submissions[name]
-            if tale.submitted.author == self.node and name not in self._told:
+        for name in chronicle.accused.get(self.node, ()):
+            if name not in self._told:
                 self._told.add(name)
-                self.tell(SlashSeen(name, tale.proposed[0].at_ms + chronicle.terms.appeal_ms))
+                proposed = chronicle.submissions[name].proposed[0]
+                self.tell(SlashSeen(name, proposed.at_ms + chronicle.terms.appeal_ms))
 
     # --- The engine -------------------------------------------------------------------------------------------------
 

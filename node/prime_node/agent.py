@@ -115,6 +115,8 @@ class Agent:
         self._stop_ms = NEVER_MS
         self._is_staked = profile.stake_nano == 0
         self._stake_ms = 0
+        self._is_known = False
+        """The coordinator has answered a beat."""
         self.wake_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
@@ -197,6 +199,7 @@ class Agent:
     def _follow(self, reply: HeartbeatReply, now_ms: int) -> None:
         """Everything a heartbeat's reply says."""
         self._beat_failures = 0
+        self._is_known = True
         self._beat_ms = now_ms + int(reply.next_beat_ms * (0.8 + 0.2 * self._dice.random()))
         self._ahead_ms = reply.now_ms - (self._beat_sent_ms + now_ms) // 2
         if reply.head:
@@ -274,6 +277,7 @@ class Agent:
 
     def _join(self, now_ms: int) -> None:
         """The coordinator does not know this key."""
+        self._is_known = False
         if any(isinstance(parcel.entry, NodeRegistered) for parcel in self._outbox.parcels()):
             return
         until_ms = self._server_ms(now_ms) + JOIN_LIFE_MS
@@ -282,7 +286,7 @@ class Agent:
             self._push(self._profile.delegation, until_ms)
 
     def _stake(self, now_ms: int) -> None:
-        if self._is_staked or now_ms < self._stake_ms or self._beat_failures or self._weights is None:
+        if self._is_staked or not self._is_known or now_ms < self._stake_ms:
             return
         self._stake_ms = now_ms + STAKE_RETRY_MS
         if not any(isinstance(parcel.entry, Staked) for parcel in self._outbox.parcels()):

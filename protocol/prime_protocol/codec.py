@@ -112,7 +112,7 @@ class Plan:
 
 
 def _pack(plain: Any) -> bytes:
-    packed: bytes = msgpack.packb(plain)
+    packed: bytes = msgpack.Packer().pack(plain)
     return packed
 
 
@@ -122,9 +122,15 @@ def _mark_extension(code: int, data: bytes) -> object:
 
 
 def _unpack(name: str, frame: bytes, plan: Plan) -> Any:
-    limits = {"max_array_len": plan.list_max, "max_map_len": plan.map_max}
     try:
-        return msgpack.unpackb(frame, use_list=False, object_pairs_hook=_same, ext_hook=_mark_extension, **limits)
+        return msgpack.unpackb(
+            frame,
+            use_list=False,
+            object_pairs_hook=_same,
+            ext_hook=_mark_extension,
+            max_array_len=plan.list_max,
+            max_map_len=plan.map_max,
+        )
     except msgpack.ExtraData as error:
         raise RemoteError(name, f"is followed by {len(error.extra)} bytes") from None
     except (ValueError, msgpack.UnpackException) as error:

@@ -163,7 +163,9 @@ class ReplayGuard:
             raise RemoteError("Letter.sender", "comes while too many envelopes still live; try again later")
         self._seen.add(name)
         self._held[letter.sender] += 1
-        bucket = self._buckets.setdefault(number, Bucket())
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = Bucket()
         bucket.names.append(name)
         bucket.issued_ms = max(bucket.issued_ms, letter.issued_at_ms)
 

@@ -88,8 +88,7 @@ def read_envelope_header(request: web.Request) -> bytes:
 def get_address(request: web.Request, trusted_proxies: Collection[str]) -> str:
     """Where a request came from. The header of a stranger is believed only from a proxy of our own."""
     remote = request.remote or "unknown"
-    forwarded = request.headers.get("X-Forwarded-For", "")
-    if remote in trusted_proxies and forwarded:
+    if remote in trusted_proxies and (forwarded := request.headers.get("X-Forwarded-For", "")):
         return forwarded.rpartition(",")[2].strip()
     return remote
 

@@ -4,7 +4,7 @@ Memory is bounded. When the table is full, newcomers share one bucket, so a floo
 one identity may do, and those already known are not disturbed.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,7 +54,8 @@ class TokenBuckets:
         if bucket is not None:
             self._buckets.move_to_end(key)
             return bucket
-        self._drop_full(now_ms)
+        if len(self._buckets) >= self._keys_max:
+            self._drop_full(now_ms)
         if len(self._buckets) >= self._keys_max:
             return self._shared
         bucket = self._buckets[key] = _Bucket(self._rate.burst, now_ms)
@@ -84,23 +85,24 @@ class Gate:
     def __init__(self, *, total_max: int, key_max: int) -> None:
         self._total_max = total_max
         self._key_max = key_max
-        self._inside: Counter[Hashable] = Counter()
+        self._inside: dict[Hashable, int] = {}
         self._total = 0
 
     def enter(self, key: Hashable) -> bool:
         """True and one place is taken; `leave` gives it back."""
-        if self._total >= self._total_max or self._inside[key] >= self._key_max:
+        inside = self._inside.get(key, 0)
+        if self._total >= self._total_max or inside >= self._key_max:
             return False
-        self._inside[key] += 1
+        self._inside[key] = inside + 1
         self._total += 1
         return True
 
     def leave(self, key: Hashable) -> None:
-        assert self._inside[key] > 0, "left without having entered"
-        self._inside[key] -= 1
+        inside = self._inside.pop(key, 0) - 1
+        assert inside >= 0, "left without having entered"
         self._total -= 1
-        if not self._inside[key]:
-            del self._inside[key]
+        if inside:
+            self._inside[key] = inside
 
     def __len__(self) -> int:
         return self._total

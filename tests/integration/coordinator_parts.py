@@ -19,7 +19,7 @@ from integration.coordinator_process import PASSWORD
 from ledger_world import BUDGET, STAKE, TERMS, TOKEN
 
 from prime_coordinator.catalogue import make_card
-from prime_coordinator.config import CoordinatorConfig, FaucetConfig, IntakeConfig
+from prime_coordinator.config import BooksConfig, CoordinatorConfig, FaucetConfig, IntakeConfig
 from prime_coordinator.home import Home, database_url, load_key
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.setup import initialise
@@ -72,6 +72,7 @@ ENDPOINTS: dict[type, Endpoint[Any, Logged]] = {endpoint.request: endpoint for e
 GIFT = 2 * STAKE
 FUND = 1000 * TOKEN
 OUTPUT = 24
+BOOKS = BooksConfig()
 
 
 def key_of(name: str) -> WalletKey:
@@ -83,13 +84,16 @@ def terms(**changes: Any) -> RunTerms:
     return replace(TERMS, **usual | changes)
 
 
-async def make_folder(folder: Path, database: str | None = None, **changes: Any) -> CoordinatorConfig:
-    """A new coordinator with one funded run; its keystore is cheap to open."""
+async def make_folder(
+    folder: Path, database: str | None = None, books: BooksConfig = BOOKS, **changes: Any
+) -> CoordinatorConfig:
+    """A new coordinator with one run, whose terms can be changed; its keystore is cheap to open."""
     config = CoordinatorConfig(
         folder=folder,
         network=NETWORK,
         password=Secret(PASSWORD),
         database=database,
+        books=books,
         faucet=FaucetConfig(amount_nano=GIFT),
         intake=IntakeConfig(memory_mb_max=2048),
     )

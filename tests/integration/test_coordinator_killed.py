@@ -13,7 +13,7 @@ from integration.coordinator_parts import NETWORK, CoordinatorProcess, Party, ma
 from integration.postgres_server import create_database, running_postgres
 
 from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.config import BooksConfig, CoordinatorConfig
 from prime_coordinator.home import database_url, load_log_key
 from prime_coordinator.store import open_log_store
 from prime_protocol import entries as e
@@ -66,7 +66,7 @@ async def test_nothing_acknowledged_is_lost_and_no_head_is_taken_back(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     database = create_database(request.getfixturevalue("postgres"), "killed") if kind == "postgresql" else None
-    config = await make_folder(tmp_path / "coordinator", database)
+    config = await make_folder(tmp_path / "coordinator", database, BooksConfig(head_ms=50))
     dice = random.Random(SEED)
     async with AsyncExitStack() as stack, running(config) as process:
         limits = {"attempts_max": 1, "deadline_ms": 2_000}

@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ from prime_protocol.receipts import receipt_id
 from prime_runtime.http_errors import Refused
 
 VALIDATORS = 3
-NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +48,12 @@ def postgres() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 async def config(request: pytest.FixtureRequest, tmp_path: Path) -> CoordinatorConfig:
+    """On SQLite, unless the test asks for PostgreSQL too."""
     database = None
-    if request.param == "postgresql":
-        database = create_database(request.getfixturevalue("postgres"), f"life_{next(NUMBERS)}")
+    if getattr(request, "param", "sqlite") == "postgresql":
+        database = create_database(request.getfixturevalue("postgres"), "life")
     return await make_folder(tmp_path / "coordinator", database)
 
 
@@ -99,6 +98,7 @@ class Cast:
         return made
 
 
+@pytest.mark.parametrize("config", ["sqlite", "postgresql"], indirect=True)
 async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess) -> None:
     async with AsyncExitStack() as stack:
         cast = await Cast.meet(process, stack)
@@ -217,3 +217,24 @@ async def test_a_second_coordinator_in_one_folder_is_refused_by_name(process: Co
     second = CoordinatorProcess(process.config)
     with pytest.raises(AssertionError, match=r"another coordinator runs in .*, process [0-9]+"):
         await second.start()
+
+
+async def test_the_log_is_served_as_static_files_and_health_and_metrics_are_told(process: CoordinatorProcess) -> None:
+    async with party(process, "worker") as worker:
+        await worker.join(Role.WORKER)
+    await until_books(process.config, lambda books: books.head.size >= 5)
+    mirror = Home(process.config.folder).mirror
+    async with aiohttp.ClientSession(process.server.url) as session:
+        async with session.get("/log/checkpoint") as response:
+            assert (response.status, await response.read()) == (200, read_head(mirror))
+        bundle = next(path for path in (mirror / "tile/entries").rglob("*") if path.is_file())
+        async with session.get(f"/log/{bundle.relative_to(mirror)}") as response:
+            assert (response.status, await response.read()) == (200, bundle.read_bytes())
+        for path in ("/log/tile/0/999", "/log/tile/0/..%2f..%2f..%2fkey.json", "/log/tile/x", "/objects/../key.json"):
+            assert await status_of(process, path) == 404, path
+        async with session.get("/healthz") as response:
+            assert (response.status, (await response.json())["ok"]) == (200, True)
+        async with session.get("/metrics") as response:
+            text = await response.text()
+    assert 'prime_coordinator_nodes{phase="lost"}' in text
+    assert 'prime_coordinator_requests_total{kind="NodeRegistered",status="200"} 1.0' in text

@@ -21,7 +21,7 @@ ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 
 
 def tell() -> World:
-    """An honest step, a failed lease, a slashed cheater, an appeal that is upheld, a planted file, and the run's end."""
+    """An honest step, a failed lease, a slashed cheater, an upheld appeal, a planted file, and the run's end."""
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)

@@ -66,6 +66,11 @@ def test_lying_validators_in_the_minority_slash_no_honest_node() -> None:
     assert report.slashed == 0
 
 
+def test_planted_files_cost_their_worker_nothing_and_liars_their_score() -> None:
+    report = run(9, plants=3, liars=("lazy", "vindictive"), malicious=0.25)
+    assert report.outcomes["soft"] > 0
+
+
 def test_a_flood_of_keys_gets_no_work() -> None:
     run(8, flood=100)
 

@@ -229,3 +229,21 @@ def test_after_the_clock_was_set_back_fresh_letters_pass_at_once() -> None:
     guard.admit(fresh, NOW_MS + 1)
     with pytest.raises(RemoteError, match=r"^Letter\.sequence"):
         guard.admit(fresh, NOW_MS + 2)
+
+
+def test_what_is_sealed_is_the_canonical_letter() -> None:
+    key = WalletKey.from_secret(b"\x41" * 32)
+    for run in (None, RunId("run-1")):
+        frame = seal(
+            key,
+            kind="k",
+            body=b"body",
+            network=NetworkId("net"),
+            run=run,
+            sequence=7,
+            issued_at_ms=1000,
+            life_ms=500,
+        )
+        letter = open_envelope(frame, network=NetworkId("net")).letter
+        assert frame[SIGNATURE_BYTES:] == encode(letter)
+        assert (letter.run, letter.expires_at_ms, letter.sender) == (run, 1500, key.node)

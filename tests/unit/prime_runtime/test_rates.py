@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
+from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group, network_group
 
 RATE = Rate(per_second=2, burst=3)
 
@@ -94,3 +94,16 @@ def test_a_gate_bounds_all_and_each_and_gives_places_back() -> None:
 )
 def test_an_address_counts_with_those_its_owner_also_has(address: str, group: str) -> None:
     assert address_group(address) == group
+
+
+@pytest.mark.parametrize(
+    ("address", "group"),
+    [
+        ("192.0.2.7", "192.0.2.0/24"),
+        ("::ffff:192.0.2.7", "192.0.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/48"),
+        ("", "unknown"),
+    ],
+)
+def test_a_neighbourhood_is_what_one_site_is_given(address: str, group: str) -> None:
+    assert network_group(address) == group
