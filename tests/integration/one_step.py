@@ -357,8 +357,8 @@ def main() -> int:
         check_books(demo)
     say(
         "Real above: model, sampling, proofs, files, signatures, ledger rules, weights delta, offline replay.",
-        "Missing until later: libp2p gossip and shard transport, the node daemon and its engines, the GRPO trainer, the",
-        "explorer and the contracts. No bytes crossed a network here; `prime-coordinator start` is the server's side.",
+        "Missing until later: libp2p gossip and shard transport, the node daemon and its engines, the GRPO trainer,",
+        "the explorer and the contracts. No bytes crossed a network here; `prime-coordinator start` is one end of it.",
     )
     return 0
 
