@@ -23,9 +23,6 @@ from prime_runtime.secret import Secret
 from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
 
 CONFIG_NAME = "config.toml"
-PORT = 8440
-"""Where a coordinator listens unless told otherwise: nodes write the address down, so it stays the same."""
-
 DAY_MS = 24 * 3_600_000
 
 
@@ -89,7 +86,7 @@ class CoordinatorConfig:
     """Password for the database, so that it does not stand in the URL."""
     objects: str | None = None
     """URL of the object store: a path or s3://bucket/prefix. Nothing: a subfolder."""
-    listen: ListenConfig = field(default_factory=lambda: ListenConfig(port=PORT))
+    listen: ListenConfig = field(default_factory=ListenConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
     log: LogConfig = field(default_factory=LogConfig)
     s3: S3Config = field(default_factory=S3Config)
