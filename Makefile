@@ -14,6 +14,7 @@ demo: $(READY)  ## follow one step of a run through the protocol, end to end
 	@PYTHONPATH=tests .venv/bin/python tests/integration/one_step.py
 
 test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
+	sh tests/install_packages.sh
 	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
 
 check: $(READY)  ## format, lint, types, import rules, house style
