@@ -1,38 +1,24 @@
-"""A log as a folder of static files, in the C2SP tlog-tiles layout: written by the coordinator, read by anybody.
+"""A log as a folder of static files, in the C2SP tlog-tiles layout: how it is read, and how one file is written whole.
 
-Reading trusts nothing: sizes are bounded before a file is read, and what the files say is checked in books_check.py.
+mirroring.py fills the folder. Reading trusts nothing: sizes are bounded before a file is read, and what the files say
+is checked in books_check.py.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError
-from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.tiles import (
     CHECKPOINT_PATH,
     LENGTH_BYTES,
     Tile,
     bundles_written,
     decode_bundle,
-    encode_bundle,
-    encode_tile,
-    tiles_written,
 )
 
 BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
-
-
-def write_mirror(folder: Path, leaves: Sequence[bytes], signed_head: bytes) -> None:
-    """The whole log into an empty or older folder. The head comes last: what it covers is there when it appears."""
-    tree = Tree([leaf_hash(leaf) for leaf in leaves])
-    for bundle in bundles_written(0, len(leaves)):
-        start = bundle.index * TILE_HASHES
-        write_whole(folder / bundle.path, encode_bundle(leaves[start : start + bundle.width]))
-    for tile in tiles_written(0, len(leaves)):
-        write_whole(folder / tile.path, encode_tile(tile, tree.get_node))
-    write_whole(folder / CHECKPOINT_PATH, signed_head)
 
 
 def read_head(folder: Path) -> bytes:

@@ -159,10 +159,6 @@ class LogStore:
         bounded = query.limit(min(limit, LISTED_MAX))
         return await self._read(lambda connection: [Refused(*row) for row in connection.execute(bounded)])
 
-    async def ping(self) -> None:
-        """LocalError when the database does not answer."""
-        await self._read(lambda connection: connection.execute(select(1)).scalar())
-
     def close(self) -> None:
         self._writer.shutdown()
         self._readers.shutdown()

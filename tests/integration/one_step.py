@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import BUDGET, DAY_MS, RUN, SLASH, TOKEN, World
+from mirrors import write_mirror
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.mirror import write_mirror
 from prime_protocol import entries as e
 from prime_protocol.beacon import audit_seed, sample_seed, slot_task
 from prime_protocol.entries import Outcome, Role

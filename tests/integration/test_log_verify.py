@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import DAY_MS, World
+from mirrors import write_mirror
 
 from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.mirror import write_mirror
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
 from prime_protocol.ids import Digest, NodeId

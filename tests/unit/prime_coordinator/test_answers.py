@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from ledger_world import HOUR_MS, MINUTE_MS, RUN, TOKEN, World
+from mirrors import write_mirror
 from small_desk import SmallDesk
 
 from prime_coordinator.asking import Page, read_ask
 from prime_coordinator.catalogue import make_card
-from prime_coordinator.mirror import write_mirror
 from prime_coordinator.proofs import read_nodes
 from prime_coordinator.questions import QUESTIONS
 from prime_coordinator.rows import Progress, SlashProgress
