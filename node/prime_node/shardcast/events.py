@@ -1,0 +1,197 @@
+"""What a download is told, and what it wants done. Pure values; tree.py decides, the rim carries out.
+
+Parents are named by their node id; where they can be reached is the rim's business. Shards are named by their index in
+the manifest. In a bitmap bit i stands for shard i, lowest bit of the first byte first.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prime_protocol.ids import NodeId
+
+
+class FailReason(StrEnum):
+    """Why a transfer ended without a shard. None of them is proof of bad will."""
+
+    BROKEN = "broken"
+    """The connection was refused, lost or answered nonsense."""
+    STALLED = "stalled"
+    """We cancelled it. Every Cancel is answered by this one, unless another answer was already on its way."""
+    ABSENT = "absent"
+    """The parent neither holds nor expects the shard, or has never heard of the manifest. Not counted against it."""
+    TIMED_OUT = "timed out"
+    """The parent expected the shard but did not get it in time. Not counted against it."""
+
+
+# --- What a download is told ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ParentFound:
+    """A serving record, or a configured origin, says that this node serves the manifest. Telling it again is harmless.
+
+    Children named in a ParentFull need not be told apart: the download takes them from there.
+    """
+
+    parent: NodeId
+    depth: int
+    slots_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParentLost:
+    """Its record ran out, or it was banned elsewhere. What runs with it goes on until it fails."""
+
+    parent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class HaveTold:
+    """The answer to a Poll: shards held, shards of which bytes are arriving just now, free slots, place in the tree."""
+
+    parent: NodeId
+    held: bytes
+    coming: bytes
+    slots_free: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class PollFailed:
+    """The other answer to a Poll: not reached, or the manifest is unknown there."""
+
+    parent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Bytes so far of a running transfer. Told with the first bytes, and then about every 500 ms while more come.
+
+    The first one matters: from then on the shard counts as coming, and children are promised it.
+    """
+
+    parent: NodeId
+    shard: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardArrived:
+    """Digest right, and on disk. `elapsed_ms` is from the first byte to the last: waiting for it is nobody's bandwidth."""
+
+    parent: NodeId
+    shard: int
+    length_bytes: int
+    elapsed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCorrupt:
+    """The bytes did not have the shard's digest, or were too many. They were thrown away."""
+
+    parent: NodeId
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailed:
+    """The transfer ended early."""
+
+    parent: NodeId
+    shard: int
+    reason: FailReason
+
+
+@dataclass(frozen=True, slots=True)
+class ParentFull:
+    """All upload slots are taken. Its children hold or await the manifest: id and depth of each."""
+
+    parent: NodeId
+    shard: int
+    retry_ms: int
+    children: tuple[tuple[NodeId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`wake_ms` has come, or the caller just wants time to pass."""
+
+
+Event = (
+    ParentFound
+    | ParentLost
+    | HaveTold
+    | PollFailed
+    | Progressed
+    | ShardArrived
+    | ShardCorrupt
+    | ShardFailed
+    | ParentFull
+    | Tick
+)
+
+
+# --- What it wants done ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Ask for its bitmaps: a long-poll that the parent answers when they changed since it last told us.
+
+    Answered by exactly one HaveTold or PollFailed. Never two at once to one parent.
+    """
+
+    parent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Answered by exactly one ShardArrived, ShardCorrupt, ShardFailed or ParentFull."""
+
+    parent: NodeId
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop that transfer: too slow, from a liar, or the shard came from elsewhere."""
+
+    parent: NodeId
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """It sent wrong bytes. Tell the peer table; this download already avoids it for a while."""
+
+    parent: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every shard is there. Said once; after it only Cancels follow."""
+
+
+Effect = Poll | Fetch | Cancel | Drop | Finished
+
+
+# --- What can be read from it ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """For the terminal and the status page."""
+
+    held: int
+    """Shards on disk."""
+    coming: int
+    """Shards of which bytes are arriving."""
+    shards: int
+    held_bytes: int
+    total_bytes: int
+    rate_bytes_per_s: float
+    """Of verified shards, over the last half minute or so."""
+    sources: int
+    """Parents that bytes are coming from just now."""
+    eta_ms: int | None
+    """Expected time until the last shard; None while nothing arrives, 0 when finished."""
