@@ -432,3 +432,67 @@ UPLOAD_URL_CHARS_MAX = 4096
 assert LATE_MS >= 3 * HEARTBEAT_MS, "a node is not late before two beats were lost"
 assert LOST_MS > LATE_MS
 assert LEASE_SLACK * LEASE_TARGET_MS < LEASE_MS_MAX
+
+# --- Gossip ---------------------------------------------------------------------------------------------------------
+
+HOST_CHARS_MAX = 128
+"""Longest DNS name in an address. The standard allows 253, but an address as a whole has ADDRESS_CHARS_MAX."""
+
+GOSSIP_FRAME_BYTES_MAX = 32 * 2**10
+"""Largest gossiped envelope. A serving record has at most 3 kB; a tree head with a dozen witnesses 3 kB."""
+
+GOSSIP_NOTE_BYTES_MAX = 16 * 2**10
+"""Largest tree head that is gossiped: the log's signature and NOTE_SIGNATURES_MAX Ed25519 ones with short names."""
+
+GOSSIP_MANIFESTS_MAX = 8
+"""Most manifests named in one serving record: keyframe and deltas of the last few steps."""
+
+TREE_DEPTH_MAX = 64
+"""Deepest place in the tree that is spoken of. With two children each, 2^20 nodes are 20 deep."""
+
+SLOTS_FREE_MAX = 4096
+
+REPEAT_MS = 20_000
+"""Between two gossiped messages of one kind and sender that say the same, in a small network."""
+
+SERVING_PER_S = 40
+HEADS_PER_S = 8
+"""Serving records and seen heads a second in the whole network. A node in Python manages 60 to 110 gossip messages a
+second on a full core, and each message passes every node once: this leaves half of the core to others."""
+
+GOSSIP_REPEATS = 3
+"""An envelope lives for so many repetitions: two may get lost."""
+
+GOSSIP_LIFE_MS_MIN = 120_000
+"""Shortest life of gossip: a sender whose clock is CLOCK_SKEW_MS_MAX behind is still heard."""
+
+ANNOUNCED_BURST = 256
+ANNOUNCED_SENDER_PER_S = 10.0
+"""Announcements of one trainer that are passed on. One with hundreds of manifests names them all when it comes back."""
+
+SERVING_BURST = 8
+SERVING_SENDER_PER_S = 0.5
+"""Serving records of one node that are passed on: every two seconds one that says how many slots are free."""
+
+HEADS_BURST = 4
+HEADS_SENDER_PER_S = 0.2
+"""Seen heads of one node that are passed on. Heads come once a second at most; every fifth is enough to compare."""
+
+GOSSIP_SENDERS_MAX = 2**16
+"""Most senders remembered, each counted for every kind and run: 30,000 nodes, about 40 MB."""
+
+GOSSIP_SUBJECTS_MAX = 1024
+"""Most manifests of one trainer that are announced at once."""
+
+GOSSIP_SEEN_MAX = 2**16
+"""Most accepted frames whose digests are kept. Beyond it copies are still known, by their sequence numbers."""
+
+PEER_CARDS_MAX = 32
+"""Most peer cards in one answer. A node that knows so many peers is not alone any more."""
+
+assert SERVING_PER_S + HEADS_PER_S < 50, "all gossip together must leave room on a node that manages 60 a second"
+assert ENVELOPE_LIFE_MS_MAX * SERVING_PER_S >= 10_000 * 1000, "with 10,000 nodes every serving record is still alive"
+assert CLOCK_SKEW_MS_MAX < GOSSIP_LIFE_MS_MIN <= ENVELOPE_LIFE_MS_MAX
+assert GOSSIP_REPEATS * REPEAT_MS <= GOSSIP_LIFE_MS_MIN
+assert GOSSIP_MANIFESTS_MAX * 34 + ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) < GOSSIP_FRAME_BYTES_MAX
+assert GOSSIP_NOTE_BYTES_MAX + 1024 < GOSSIP_FRAME_BYTES_MAX

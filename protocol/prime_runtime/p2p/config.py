@@ -1,0 +1,83 @@
+"""The settings of the libp2p half: the section [p2p] of every program that gossips. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from prime_protocol.addresses import PeerAddress
+from prime_protocol.constants import ADDRESSES_MAX
+from prime_protocol.errors import RemoteError
+from prime_runtime.settings_schema import Between, ConfigError
+
+BOOTSTRAP_MAX = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class P2PConfig:
+    """The section [p2p]: how this node takes part in gossip."""
+
+    listen: str = "/ip4/0.0.0.0/tcp/0"
+    """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free one; empty: only dial."""
+    announce: tuple[str, ...] = ()
+    """Addresses to tell others instead of the one listened on, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT."""
+    bootstrap: tuple[str, ...] = ()
+    """Peers to dial first, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT/p2p/PEER-ID."""
+    peers_target: Annotated[int, Between(1, 100)] = 12
+    """Connections that this node itself tries to have. Gossip needs about eight."""
+    connections_max: Annotated[int, Between(1, 10_000)] = 200
+    """Most connections at once. Each costs about 65 kB and 6 tasks."""
+    connections_per_address_max: Annotated[int, Between(1, 10_000)] = 8
+    """Most connections at once from one IPv4 address or IPv6 /64; those still shaking hands count."""
+    kademlia: bool = False
+    """Also take part in a Kademlia table, for finding peers. Costs CPU; the peer exchange does not need it."""
+    ping_ms: Annotated[int, Between(100, 600_000)] = 15_000
+    """Between two pings of a connected peer. One that misses two in a row is dropped."""
+    exchange_ms: Annotated[int, Between(100, 600_000)] = 30_000
+    """Between two rounds of asking peers for other peers, once enough are known."""
+    call_ms: Annotated[int, Between(100, 600_000)] = 10_000
+    """Longest time that one dial, request or publication may take."""
+    inbox_max: Annotated[int, Between(1, 100_000)] = 4_096
+    """Accepted messages that wait to be read. When it is full the oldest is dropped and counted."""
+    restart_ms: Annotated[int, Between(10, 600_000)] = 500
+    """Pause before the first restart of a libp2p half that died; it doubles up to a minute."""
+    window_patch: bool = True
+    """Send fewer window updates: halves the CPU of gossip. Off only to look for a fault in it."""
+
+    def __post_init__(self) -> None:
+        if self.listen and not _is_listen_address(self.listen):
+            raise ConfigError(f"p2p.listen is {self.listen!r}; write /ip4/0.0.0.0/tcp/4001, or nothing to only dial")
+        for text in self.bootstrap:
+            check_peer_address("p2p.bootstrap", text)
+        for text in self.announce:
+            check_peer_address("p2p.announce", f"{text}/p2p/{EXAMPLE_PEER}")
+        if len(self.bootstrap) > BOOTSTRAP_MAX:
+            raise ConfigError(f"p2p.bootstrap names {len(self.bootstrap)} peers, allowed are {BOOTSTRAP_MAX}")
+        if len(self.announce) > ADDRESSES_MAX:
+            raise ConfigError(f"p2p.announce names {len(self.announce)} addresses, allowed are {ADDRESSES_MAX}")
+        if self.peers_target > self.connections_max:
+            raise ConfigError("p2p.peers_target is above p2p.connections_max")
+
+
+EXAMPLE_PEER = "16Uiu2HAm3cuhhRL2msUuLF62KRSfneFDx94RsuouyW25Ho42cFMq"
+"""The peer id of secret 1, to check the form of an address that comes without one."""
+
+
+def check_peer_address(setting: str, text: str) -> None:
+    try:
+        PeerAddress.parse(text)
+    except RemoteError as error:
+        shown = text.removesuffix(f"/p2p/{EXAMPLE_PEER}")
+        raise ConfigError(f"{setting}: {shown!r} {error.problem}") from None
+
+
+def _is_listen_address(text: str) -> bool:
+    """`/ip4|ip6/ADDRESS/tcp/PORT` where the address may be that of every interface and the port 0."""
+    match text.split("/"):
+        case ["", "ip4" | "ip6" as family, host, "tcp", port]:
+            everywhere = host in ("0.0.0.0", "::")
+            stand_in = ("127.0.0.1" if family == "ip4" else "::1") if everywhere else host
+            try:
+                PeerAddress.parse(f"/{family}/{stand_in}/tcp/{'1' if port == '0' else port}/p2p/{EXAMPLE_PEER}")
+            except RemoteError:
+                return False
+            return not everywhere or host == ("0.0.0.0" if family == "ip4" else "::")
+    return False
