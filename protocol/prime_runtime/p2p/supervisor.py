@@ -5,8 +5,7 @@ from prime_protocol.gossip_guard import GossipGuard
 from prime_protocol.ids import NetworkId, RunId
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.p2p.config import P2PConfig
-from prime_runtime.p2p.status import P2PStatus
+from prime_runtime.p2p_config import P2PConfig, P2PStatus
 
 
 class P2PNode:

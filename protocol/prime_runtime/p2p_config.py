@@ -1,4 +1,4 @@
-"""The settings of the libp2p half: the section [p2p] of every program that gossips. Imports nothing heavy."""
+"""The settings of the libp2p half, and what it says about itself: what a program needs that may run without it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -81,3 +81,32 @@ def _is_listen_address(text: str) -> bool:
                 return False
             return not everywhere or host == ("0.0.0.0" if family == "ip4" else "::")
     return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2PStatus:
+    """A moment of the libp2p half, for `status` pages and metrics."""
+
+    is_running: bool
+    """False before the start, after the stop, and between a crash and the restart that follows."""
+    peer_id: str
+    addresses: tuple[str, ...]
+    """What others are told to dial, peer id included; empty: outbound only."""
+    connected: int
+    """Peers with an open connection."""
+    known: int
+    """Peers that this node could dial."""
+    banned: int
+    messages_in: int
+    """Accepted messages of others."""
+    messages_out: int
+    """Own and bridged messages that were published."""
+    messages_refused: int
+    """Messages that broke the rules, and were not passed on."""
+    messages_ignored: int
+    """Messages that were known, old or too many, and were not passed on."""
+    inbox_dropped: int
+    """Accepted messages that nobody read in time."""
+    restarts: int
+    last_error: str
+    """Why the libp2p half last died; empty if it never did."""
