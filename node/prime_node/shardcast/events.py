@@ -77,7 +77,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class ShardArrived:
-    """Digest right, and on disk. `elapsed_ms` is from the first byte to the last: waiting for it is nobody's bandwidth."""
+    """Digest right, and on disk. `elapsed_ms` is from first byte to last: waiting for it says nothing of bandwidth."""
 
     parent: NodeId
     shard: int

@@ -1,4 +1,4 @@
-"""Bounds of a download: how much at once, how long to wait, when to give up on a transfer. One frozen value, passed in."""
+"""Bounds of a download: how much at once, how long to wait, when to give up a transfer. One frozen value."""
 
 from dataclasses import dataclass
 

@@ -1,0 +1,208 @@
+"""Who may fetch from us now: upload slots, the owner's caps, and which children to name when all slots are taken.
+
+Pure: requests and the time come in, a decision comes out. The serving half of the tree; the fetching half is
+prime_node.shardcast.tree. Whatever a stranger can make grow is bounded. Addresses count, not names: a name costs nothing.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from prime_protocol.ids import Digest, NodeId
+from prime_runtime.rates import Gate, address_group
+
+DAY_MS = 24 * 3_600_000
+RETRY_MIN_MS = 100
+RETRY_MAX_MS = 5_000
+RETRY_TOMORROW_MS = 600_000
+"""Told when the day's bytes are used up: long enough to be left alone, short enough to notice that the cap was lifted."""
+WAITER_MS = 5_000
+"""How long a refused address counts as waiting. It was told to come back within RETRY_MAX_MS."""
+ADDRESSES_MAX = 1024
+"""Addresses remembered as waiting, and as served lately."""
+MANIFESTS_MAX = 16
+"""Manifests whose children are remembered: those kept for retention, and then some."""
+TICKET_MS_FIRST = 2_000
+"""Guess of how long an upload takes, until one has been seen."""
+
+assert WAITER_MS >= RETRY_MAX_MS, "who comes back when told is still in line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadLimits:
+    """What the owner of a node gives. Made once from its settings."""
+
+    slots: int = 4
+    """Uploads at once, waiting ones included. Few, so that each is fast and the shard can be passed on soon."""
+
+    address_slots: int = 2
+    """Of these, how many for one address: a stranger can never hold them all."""
+
+    turn: int = 8
+    """Uploads in a row that one address gets while another waits."""
+
+    day_bytes: int | None = None
+    """Most bytes sent in a day of UTC; uploads under way when it is reached still end. 0 serves nobody, None is no cap."""
+
+    bytes_per_s: int | None = None
+    """Upload rate over all slots; None is as fast as the line."""
+
+    children_told: int = 8
+    """Children named in a refusal."""
+
+    children_max: int = 64
+    """Children remembered of one manifest."""
+
+    def __post_init__(self) -> None:
+        assert self.slots >= 1
+        assert 1 <= self.address_slots <= self.slots
+        assert self.turn >= 1
+        assert self.bytes_per_s is None or self.bytes_per_s > 0
+
+
+def choose_slots(bytes_per_s: int) -> int:
+    """Slots for an uplink: about 25 Mbit/s each, at least 2 so that the line never idles between two requests."""
+    return max(2, min(16, bytes_per_s * 8 // 25_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One upload that was let in. Give it back with `finish`, however it ends."""
+
+    number: int
+    group: str
+    manifest: Digest
+    child: NodeId | None
+    began_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Serve it."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Come back after `retry_ms`, or ask one of these: most recently served first."""
+
+    retry_ms: int
+    children: tuple[NodeId, ...]
+
+
+class UploadSlots:
+    """The slots of one node, over all manifests it serves."""
+
+    def __init__(self, limits: UploadLimits) -> None:
+        self._limits = limits
+        self._gate = Gate(total_max=limits.slots, key_max=limits.address_slots)
+        self._open: set[int] = set()
+        self._tickets = 0
+        self._ticket_ms = float(TICKET_MS_FIRST)
+        self._waiting: OrderedDict[str, int] = OrderedDict()
+        self._streaks: OrderedDict[str, int] = OrderedDict()
+        self._children: OrderedDict[Digest, OrderedDict[NodeId, None]] = OrderedDict()
+        self._day = 0
+        self._day_bytes = 0
+        self._budget_bytes = 0.0
+        self._budget_ms = 0
+
+    def ask(self, child: NodeId | None, address: str, manifest: Digest, now_ms: int) -> Admitted | Full:
+        """A request for a shard of this manifest has come in, and we hold or await it."""
+        if self._is_day_used_up(now_ms):
+            return Full(RETRY_TOMORROW_MS, self.children(manifest, child))
+        group = address_group(address)
+        self._forget_waiting(now_ms)
+        if self._must_yield(group) or not self._gate.enter(group):
+            self._streaks.pop(group, None)
+            self._waiting[group] = now_ms
+            self._waiting.move_to_end(group)
+            _shorten(self._waiting, ADDRESSES_MAX)
+            return Full(self._guess_retry_ms(), self.children(manifest, child))
+        return Admitted(self._admit(child, group, manifest, now_ms))
+
+    def finish(self, ticket: Ticket, sent_bytes: int, now_ms: int) -> None:
+        """The upload ended, whole or not."""
+        assert ticket.number in self._open, "finished twice"
+        self._open.remove(ticket.number)
+        self._gate.leave(ticket.group)
+        self._start_day(now_ms)
+        self._day_bytes += sent_bytes
+        self._ticket_ms += 0.2 * (max(0, now_ms - ticket.began_ms) - self._ticket_ms)
+
+    def pace(self, now_ms: int, bytes: int) -> int:
+        """How many ms to wait before sending this many bytes. They count as sent: ask once for each piece."""
+        rate = self._limits.bytes_per_s
+        if rate is None:
+            return 0
+        # A tenth of a second of burst: the bucket may go into debt, and the wait is what pays it back.
+        passed_ms = max(0, now_ms - self._budget_ms)
+        self._budget_ms = max(self._budget_ms, now_ms)
+        self._budget_bytes = min(rate / 10, self._budget_bytes + passed_ms * rate / 1000) - bytes
+        return max(0, round(-self._budget_bytes * 1000 / rate))
+
+    def slots_free(self, now_ms: int) -> int:
+        """What a serving record and a bitmap answer say."""
+        return 0 if self._is_day_used_up(now_ms) else self._limits.slots - len(self._gate)
+
+    def children(self, manifest: Digest, asking: NodeId | None = None) -> tuple[NodeId, ...]:
+        """To whom a refused child is sent."""
+        known = reversed(self._children.get(manifest, ()))
+        return tuple([child for child in known if child != asking][: self._limits.children_told])
+
+    def forget(self, manifest: Digest) -> None:
+        """It is no longer served."""
+        self._children.pop(manifest, None)
+
+    # --- Inside -----------------------------------------------------------------------------------------------------
+
+    def _admit(self, child: NodeId | None, group: str, manifest: Digest, now_ms: int) -> Ticket:
+        self._waiting.pop(group, None)
+        self._streaks[group] = self._streaks.get(group, 0) + 1
+        self._streaks.move_to_end(group)
+        _shorten(self._streaks, ADDRESSES_MAX)
+        if child is not None:
+            self._remember_child(child, manifest)
+        self._tickets += 1
+        self._open.add(self._tickets)
+        return Ticket(self._tickets, group, manifest, child, now_ms)
+
+    def _remember_child(self, child: NodeId, manifest: Digest) -> None:
+        known = self._children.setdefault(manifest, OrderedDict())
+        self._children.move_to_end(manifest)
+        _shorten(self._children, MANIFESTS_MAX)
+        known[child] = None
+        known.move_to_end(child)
+        _shorten(known, self._limits.children_max)
+
+    def _must_yield(self, group: str) -> bool:
+        """It had its turn, and whoever else waits would find no slot if it went on."""
+        others = len(self._waiting) - (group in self._waiting)
+        return self._streaks.get(group, 0) >= self._limits.turn and self._limits.slots - len(self._gate) <= others
+
+    def _forget_waiting(self, now_ms: int) -> None:
+        """Oldest first; what was refused long ago has gone elsewhere."""
+        while self._waiting:
+            group, refused_ms = next(iter(self._waiting.items()))
+            if 0 <= now_ms - refused_ms <= WAITER_MS:
+                return
+            del self._waiting[group]
+
+    def _guess_retry_ms(self) -> int:
+        """When the next slot comes free, if uploads go on as they did."""
+        return round(min(RETRY_MAX_MS, max(RETRY_MIN_MS, self._ticket_ms / self._limits.slots)))
+
+    def _is_day_used_up(self, now_ms: int) -> bool:
+        self._start_day(now_ms)
+        return self._limits.day_bytes is not None and self._day_bytes >= self._limits.day_bytes
+
+    def _start_day(self, now_ms: int) -> None:
+        day = now_ms // DAY_MS
+        if day > self._day:
+            self._day, self._day_bytes = day, 0
+
+
+def _shorten(known: OrderedDict[Any, Any], size: int) -> None:
+    while len(known) > size:
+        known.popitem(last=False)
