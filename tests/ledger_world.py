@@ -34,7 +34,7 @@ MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 START_MS = 1_800_000_000_000
 TOKEN = 10**9
 STAKE, SLASH, BOND, BUDGET = 100 * TOKEN, 60 * TOKEN, 5 * TOKEN, 12 * TOKEN
-VALIDATORS = tuple(f"val-{number}" for number in range(7))
+VALIDATORS = tuple(f"val-{number}" for number in range(9))
 
 TERMS = RunTerms(
     trainer=NodeId(bytes(20)),  # World puts its own trainer here

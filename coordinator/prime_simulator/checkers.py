@@ -1,7 +1,8 @@
 """What must hold whatever happened, checked from outside: from the committed log, from what parties were told, and from
 the truth about every file that only the simulator knows. The coordinator's own bookkeeping is not asked.
 
-Each checker yields one sentence for each fault. What no rule by majority can promise is named in outvoted().
+Each checker yields one sentence for each fault. No honest node is slashed, whoever the dice draw as judges. What a rule
+by majority cannot promise, about a single round, stands with its condition in the checker.
 """
 
 from collections import Counter
@@ -146,7 +147,7 @@ def leases_go_to_staked_workers(scene: Scene) -> Iterator[str]:
 
 
 def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
-    """Recount: an outcome is what a majority of the quorum said; soft also where nobody could say."""
+    """Recount: what a majority of the quorum said, hard what led by a quorum; soft also where nobody could say."""
     quorum = scene.chronicle.terms.quorum
     for name, tale in scene.chronicle.submissions.items():
         for line in tale.settled:
@@ -157,7 +158,9 @@ def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
                 continue
             if undrawn and outcome is Outcome.ACCEPT:
                 continue
-            if votes[outcome] <= quorum // 2 or 2 * votes[outcome] <= votes.total():
+            lead = 2 * votes[outcome] - votes.total()
+            least = quorum if outcome is Outcome.HARD else 1
+            if votes[outcome] <= quorum // 2 or lead < least:
                 yield f"{name} was settled as {outcome} with votes {dict(votes)}"
 
 
@@ -166,6 +169,8 @@ def verdicts_come_from_those_who_were_drawn(scene: Scene) -> Iterator[str]:
     for name, tale in chronicle.submissions.items():
         drawn: Counter[NodeId] = Counter()
         for line in tale.draws:
+            if not drawn.keys().isdisjoint(line.entry.validators):
+                yield f"round {line.entry.round} of {name} asks somebody who was asked before"
             drawn.update(line.entry.validators)
             owners = [chronicle.owners.get(node) for node in line.entry.validators]
             if len(set(owners)) != len(owners):
@@ -205,7 +210,8 @@ def drawn_forgeries_are_rejected(scene: Scene) -> Iterator[str]:
 
 
 def honest_work_is_not_condemned(scene: Scene) -> Iterator[str]:
-    """Nor slashed in the end: that takes a dishonest majority twice, at first and on appeal."""
+    """Unless dishonest validators led by a quorum; then there is the appeal."""
+    quorum = scene.chronicle.terms.quorum
     for name, tale in scene.chronicle.submissions.items():
         if tale.receipt.node not in scene.honest:
             continue
@@ -214,10 +220,16 @@ def honest_work_is_not_condemned(scene: Scene) -> Iterator[str]:
         if tale.outcome is not Outcome.HARD:
             continue
         votes, honest, dishonest = scene.votes(tale)
-        if honest >= dishonest:
+        if dishonest < honest + quorum:
             yield f"{name} is honest and was condemned with votes {dict(votes)}, {honest} of them honest"
-        if tale.executed and not outvoted(scene, tale):
-            yield f"{tale.receipt.node} is honest and was slashed for {name}"
+
+
+def no_honest_node_is_slashed(scene: Scene) -> Iterator[str]:
+    for name, tale in scene.chronicle.submissions.items():
+        if tale.executed and tale.receipt.node in scene.honest:
+            on_appeal, honest, dishonest = scene.votes(tale, on_appeal=True)
+            told = f"appeal with votes {dict(on_appeal)} of {honest} honest and {dishonest} dishonest"
+            yield f"{tale.receipt.node} is honest and was slashed for {name}, {told if tale.appealed else 'no appeal'}"
 
 
 def honest_validators_keep_their_score(scene: Scene) -> Iterator[str]:
@@ -228,7 +240,7 @@ def honest_validators_keep_their_score(scene: Scene) -> Iterator[str]:
                 continue
             _, honest, dishonest = scene.votes(tale)
             is_planted = tale.receipt.node in scene.planted
-            if is_planted or (honest >= dishonest and not outvoted(scene, tale)):
+            if is_planted or (honest >= dishonest and not _was_outvoted(scene, tale)):
                 yield f"{line.entry.validator} is honest and lost score over {name}"
 
 
@@ -238,10 +250,8 @@ def planted_work_is_nobodys(scene: Scene) -> Iterator[str]:
             yield f"{name} was planted and is {tale.outcome}, credited {len(tale.credited)} times"
 
 
-def outvoted(scene: Scene, tale: SubmissionTale) -> bool:
-    """Whether an appeal was decided by mostly dishonest validators: no rule by majority can help against that."""
-    if not tale.appealed:
-        return False
+def _was_outvoted(scene: Scene, tale: SubmissionTale) -> bool:
+    """Whether most of those who judged an appeal were dishonest."""
     _, honest, dishonest = scene.votes(tale, on_appeal=True)
     return dishonest > honest
 
@@ -358,6 +368,7 @@ CHECKERS: tuple[Checker, ...] = (
     newcomers_are_all_audited,
     drawn_forgeries_are_rejected,
     honest_work_is_not_condemned,
+    no_honest_node_is_slashed,
     honest_validators_keep_their_score,
     planted_work_is_nobodys,
     everything_is_decided,

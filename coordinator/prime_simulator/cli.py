@@ -66,13 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     task = partial(run_seed, options=options)
     if args.jobs > 1:
         with ProcessPoolExecutor(args.jobs) as pool:
-            failed, outvoted = show(pool.map(task, seeds), options)
+            failed = show(pool.map(task, seeds), options)
     else:
-        failed, outvoted = show(map(task, seeds), options)
+        failed = show(map(task, seeds), options)
     seconds = time.monotonic() - began
     print(
         f"RESULT seeds={len(seeds)} failed={len(failed)} nodes={args.nodes} malicious={args.malicious} "
-        f"outvoted={outvoted} seconds={seconds:.1f} seconds_per_seed={seconds * args.jobs / len(seeds):.2f}"
+        f"seconds={seconds:.1f} seconds_per_seed={seconds * args.jobs / len(seeds):.2f}"
     )
     return 1 if failed else 0
 
@@ -84,11 +84,10 @@ def run_seed(seed: int, options: dict[str, Any]) -> "Report":
     return simulate(draw_plan(seed, **options))
 
 
-def show(reports: Iterable["Report"], options: dict[str, Any]) -> tuple[list[int], int]:
-    """Print each report as it comes; the seeds that failed, and how often honest nodes were outvoted twice."""
-    failed, outvoted = [], 0
+def show(reports: Iterable["Report"], options: dict[str, Any]) -> list[int]:
+    """Print each report as it comes; the seeds that failed."""
+    failed = []
     for report in reports:
-        outvoted += report.outvoted
         print(describe(report), flush=True)
         if report.complaints:
             failed.append(report.plan.seed)
@@ -96,7 +95,7 @@ def show(reports: Iterable["Report"], options: dict[str, Any]) -> tuple[list[int
             for complaint in report.complaints[:COMPLAINTS_SHOWN]:
                 print(f"  {complaint}")
             print(f"  replay: {replay_command(report.plan.seed, options)}", flush=True)
-    return failed, outvoted
+    return failed
 
 
 def describe(report: "Report") -> str:
@@ -105,7 +104,7 @@ def describe(report: "Report") -> str:
     return (
         f"seed {report.plan.seed}: {result} steps={report.steps} entries={report.entries} messages={report.messages} "
         f"virtual_s={report.virtual_s} {outcomes} liars={report.liars} slashed={report.slashed} "
-        f"outvoted={report.outvoted} root={report.root}"
+        f"root={report.root}"
     )
 
 

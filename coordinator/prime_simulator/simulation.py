@@ -12,7 +12,7 @@ from prime_protocol.ids import NodeId
 from prime_protocol.receipts import Delegation
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import EMBEDDED, sign_document
-from prime_simulator.checkers import Scene, check, outvoted
+from prime_simulator.checkers import Scene, check
 from prime_simulator.chronicle import Chronicle
 from prime_simulator.liars import MISCHIEF_MS, Habit, Planted, draw_habit, flood
 from prime_simulator.parties import Machine, NodeParty, OwnerParty, TrainerParty
@@ -46,8 +46,6 @@ class Report:
     outcomes: dict[str, int]
     liars: int
     slashed: int
-    outvoted: int
-    """Honest nodes slashed because dishonest validators had the majority twice."""
 
 
 def simulate(plan: Plan) -> Report:
@@ -111,7 +109,6 @@ def _become_quiet(world: World) -> None:
 def _report(scene: Scene, crowd: "Crowd", complaints: list[str]) -> Report:
     world, chronicle = scene.world, scene.chronicle
     tales = chronicle.submissions.values()
-    slashed = [tale for tale in tales if tale.executed]
     return Report(
         plan=world.plan,
         complaints=tuple(complaints),
@@ -123,8 +120,7 @@ def _report(scene: Scene, crowd: "Crowd", complaints: list[str]) -> Report:
         messages=world.network.sent,
         outcomes={outcome.value: sum(tale.outcome is outcome for tale in tales) for outcome in Outcome},
         liars=crowd.count_liars(),
-        slashed=len(slashed),
-        outvoted=sum(tale.receipt.node in scene.honest and outvoted(scene, tale) for tale in slashed),
+        slashed=sum(bool(tale.executed) for tale in tales),
     )
 
 

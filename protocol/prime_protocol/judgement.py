@@ -37,10 +37,14 @@ def audit_rate_bps(streak: int, terms: RunTerms) -> int:
 
 
 def decide(rounds: Iterable[Round], quorum: int) -> Outcome | None:
-    """What the verdicts add up to: a majority of the quorum, and more than all others together."""
+    """What the verdicts add up to: a majority of the quorum, and more than all others together.
+
+    Hard has to lead all others together by a quorum: it takes stake, so one voice against it asks for another round.
+    """
     votes = Counter(outcome for each in rounds for outcome in each.verdicts.values())
     for outcome, count in votes.most_common(1):
-        if count > quorum // 2 and 2 * count > votes.total():
+        lead = 2 * count - votes.total()
+        if count > quorum // 2 and lead >= (quorum if outcome is Outcome.HARD else 1):
             return outcome
     return None
 

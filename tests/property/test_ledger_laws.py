@@ -63,10 +63,11 @@ class Case:
 
     def majority(self, first: int = 0) -> Outcome | None:
         votes: Counter[Outcome] = sum(self.votes[first:], Counter())
-        for outcome in Outcome:
+        for outcome in (Outcome.ACCEPT, Outcome.SOFT):
             if votes[outcome] * 2 > max(votes.total(), self.terms.quorum):
                 return outcome
-        return None
+        others = votes[Outcome.ACCEPT] + votes[Outcome.SOFT]
+        return Outcome.HARD if votes[Outcome.HARD] - others >= self.terms.quorum else None
 
 
 class Witness:

@@ -30,7 +30,7 @@ TWICE_CREDITED = (
         "is_creditable = True",
     ),
 )
-MAJORITY = "if count > quorum // 2 and 2 * count > votes.total():"
+MAJORITY = "if count > quorum // 2 and lead >= (quorum if outcome is Outcome.HARD else 1):"
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
     "anybody may end a lease": (
@@ -55,6 +55,23 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (Patch(judgement, "decide", MAJORITY, "if True:"),),
         {},
         "every_outcome_has_its_votes",
+    ),
+    "two of three take stake": (
+        (Patch(judgement, "decide", "(quorum if outcome is Outcome.HARD else 1)", "1"),),
+        {"liars": ("vindictive", "colluder"), "malicious": 0.4},
+        "honest_work_is_not_condemned",
+    ),
+    "the first judges judge the appeal": (
+        (
+            Patch(
+                judgement,
+                "expected_draw",
+                "return is_present and asked.isdisjoint((node, state.owners[node]))",
+                "return is_present",
+            ),
+        ),
+        {"liars": ("forger", "vindictive"), "malicious": 0.4},
+        "verdicts_come_from_those_who_were_drawn",
     ),
     "a lease that ran out keeps its slots": (
         (Patch(work, "end_lease", "step.free(lease.slot_range(), entry.lease)", "pass"),),
@@ -127,7 +144,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     ),
     "a refund pays twice": (
         (Patch(books.Books, "refund", "+= held.amount_nano", "+= 2 * held.amount_nano"),),
-        {"liars": ("vindictive", "colluder"), "malicious": 0.4},
+        {"liars": ("forger", "lazy"), "malicious": 0.4},
         "the_log_replays",
     ),
     "a step is paid again and again": (

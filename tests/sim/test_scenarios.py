@@ -54,7 +54,6 @@ def test_forgers_are_rejected_and_slashed() -> None:
     report = run(5, liars=("forger",), malicious=0.25)
     assert report.outcomes["hard"] > 0
     assert report.slashed > 0
-    assert report.outvoted == 0
 
 
 def test_many_lying_workers_do_not_stop_the_honest_ones() -> None:

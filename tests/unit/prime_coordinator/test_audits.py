@@ -186,7 +186,7 @@ def test_what_was_leased_again_before_an_appeal_was_won_is_credited_once() -> No
 def test_an_appeal_can_be_lost(scene: Scene) -> None:
     name = convicted(scene)
     scene.send("ann", e.Appealed(submission=name, reason="look again"))
-    scene.judge(name, says(HARD, HARD, ACCEPT))
+    scene.judge(name, says(HARD, HARD, HARD))
     assert scene.state.books.burned_nano == SLASH + BOND
     assert not scene.run.slashes
 

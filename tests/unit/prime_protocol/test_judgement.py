@@ -33,7 +33,13 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
         (None, 3, [()]),
         (None, 3, [(ACCEPT,)]),
         (ACCEPT, 3, [(ACCEPT, ACCEPT)]),
-        (HARD, 3, [(HARD, ACCEPT, HARD)]),
+        (None, 3, [(HARD, HARD)]),
+        (HARD, 3, [(HARD, HARD, HARD)]),
+        (None, 3, [(HARD, ACCEPT, HARD)]),
+        (None, 3, [(HARD, HARD, ACCEPT), (HARD,)]),
+        (HARD, 3, [(HARD, HARD, ACCEPT), (HARD, HARD)]),
+        (None, 3, [(HARD, HARD, ACCEPT), (HARD, SOFT, HARD)]),
+        (ACCEPT, 3, [(HARD, HARD, ACCEPT), (ACCEPT, ACCEPT)]),
         (None, 3, [(HARD, ACCEPT, SOFT)]),
         (ACCEPT, 3, [(HARD, ACCEPT, SOFT), (ACCEPT, ACCEPT, ACCEPT)]),
         (None, 3, [(HARD, ACCEPT, SOFT), (ACCEPT, ACCEPT, HARD)]),
@@ -41,10 +47,12 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
         (None, 2, [(SOFT,)]),
         (None, 2, [(SOFT, HARD)]),
         (None, 4, [(HARD, HARD)]),
-        (HARD, 4, [(HARD, HARD, HARD)]),
+        (None, 4, [(HARD, HARD, HARD)]),
+        (HARD, 4, [(HARD, HARD, HARD, HARD)]),
+        (HARD, 1, [(HARD,)]),
     ],
 )
-def test_a_decision_is_a_majority_of_the_quorum_and_of_all_who_spoke(
+def test_a_decision_is_a_majority_of_the_quorum_and_of_all_who_spoke_and_hard_leads_by_a_quorum(
     expected: Outcome | None, quorum: int, votes: list[tuple[Outcome, ...]]
 ) -> None:
     assert decide(rounds(*votes), quorum) is expected
@@ -264,7 +272,7 @@ def test_a_verdict_comes_before_the_settlement_and_in_the_latest_round(world: Wo
     name = world.submit(world.lease("ann"))
     first = world.draw(name)
     world.wait(TERMS.verdict_ms)
-    second = world.judge(name, HARD, HARD)
+    second = world.judge(name, HARD, HARD, HARD)
     with world.refuses("sender"):
         world.write(first[0], world.opinion(first[0], name, ACCEPT))
     world.settle(name)
@@ -323,6 +331,7 @@ def test_only_a_verdict_against_the_judgement_is_scored(world: World) -> None:
 def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: World) -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, HARD, HARD, ACCEPT)
+    world.judge(name, HARD, HARD)
     world.settle(name)
     world.propose(name)
     world.wait(TERMS.appeal_ms)
@@ -334,6 +343,7 @@ def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: Wor
 def test_a_slash_needs_a_hard_outcome_evidence_and_the_right_amount(world: World) -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, HARD, ACCEPT, HARD)
+    world.judge(name, HARD, HARD, HARD)
     evidence = digest(f"evidence of {drawn[0]}")
     good = e.SlashProposed(submission=name, amount_nano=SLASH, evidence=evidence)
     with world.refuses("submission"):
@@ -357,7 +367,7 @@ def test_a_slash_takes_no_more_than_there_is(world: World) -> None:
     leases = [world.lease("ann", 1), world.lease("ann", 2)]
     for lease in leases:
         name = world.submit(lease)
-        world.judge(name, HARD, HARD)
+        world.judge(name, HARD, HARD, HARD)
         world.settle(name)
         names.append(name)
     for name in names:
@@ -412,7 +422,7 @@ def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(w
     world.stake("ann", "ann", 1)
     name = world.submit(world.lease("ann"))
     world.write("ann", e.Unbonded(node=world.id("ann"), amount_nano=STAKE))
-    world.judge(name, HARD, HARD)
+    world.judge(name, HARD, HARD, HARD)
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)

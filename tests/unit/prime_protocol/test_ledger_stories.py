@@ -76,7 +76,7 @@ def test_an_appeal_that_fails_costs_the_bond_too() -> None:
     world.wait(TERMS.appeal_ms)
     with world.refuses("submission"):
         world.execute(name)  # the window is over, but the appeal is not decided
-    world.judge(name, HARD, ACCEPT, HARD)
+    world.judge(name, HARD, HARD, HARD)
     with world.refuses("submission"):
         world.overturn(name)
     world.execute(name)
@@ -88,15 +88,29 @@ def test_an_appeal_that_is_decided_does_not_wait_for_the_window() -> None:
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, HARD, HARD)
+    world.judge(name, HARD, HARD, HARD)
     world.execute(name)
     assert world.state.books.burned_nano == SLASH + BOND
+
+
+def test_one_voice_for_the_worker_on_appeal_is_enough_to_keep_the_stake_where_nobody_is_left_to_ask() -> None:
+    world = World.started()
+    name = world.convicted("ann")
+    world.appeal("ann", name)
+    world.judge(name, HARD, HARD, ACCEPT)
+    for end in (world.execute, world.overturn):
+        with world.refuses("submission"):
+            end(name)
+    world.wait(TERMS.judgement_ms)
+    world.overturn(name)
+    assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
+    assert (world.submission(name).outcome, world.submission(name).judged) == (SOFT, None)
 
 
 def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    wrong = world.judge(name, HARD, HARD, ACCEPT)
+    wrong = world.judge(name, HARD, HARD, HARD)
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)
@@ -112,8 +126,8 @@ def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
-    assert [world.balance(validator) - BOND for validator in wrong[:2]] == [0, 0]
-    assert [world.balance(validator) - BOND for validator in [wrong[2], *right]] == [AUDIT_POT // 4] * 4
+    assert [world.balance(validator) - BOND for validator in wrong] == [0, 0, 0]
+    assert [world.balance(validator) - BOND for validator in right] == [AUDIT_POT // 3] * 3
 
 
 def test_an_appeal_can_end_soft_with_the_stake_back_and_no_credit() -> None:
@@ -464,7 +478,8 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     for outcome in (HARD, SOFT):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    world.write(drawn[1], world.opinion(drawn[1], name, HARD))
+    for validator in drawn[1:]:
+        world.write(validator, world.opinion(validator, name, HARD))
     world.settle(name)
     world.propose(name)
     assert world.stake_of("ann") == STAKE - SLASH
@@ -523,9 +538,10 @@ def test_an_expired_lease_is_given_to_another() -> None:
 
 
 def test_a_validator_scored_only_when_the_slash_is_final() -> None:
-    world = World.started()
+    world = World.started(validators=9)
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, HARD, HARD, ACCEPT)
+    world.judge(name, HARD, HARD)
     world.settle(name)
     accused = e.ValidatorScored(validator=world.id(drawn[2]), submission=name)
     with world.refuses("submission"):
