@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COMPLAINTS_SHOWN = 20
 NOT_OF_THE_PLAN = ("seed", "seeds", "jobs")
 GARBAGE_MADE = 200_000
-"""Objects between two looks for garbage. A world keeps most of what it makes: looking often costs a tenth of its time."""
+"""Objects between two looks for garbage. A world keeps most of what it makes, so frequent looks cost a tenth."""
 
 
 def make_parser() -> argparse.ArgumentParser:
