@@ -138,7 +138,8 @@ Event = (
 class Poll:
     """Ask for its bitmaps: a long-poll that the parent answers when they changed since it last told us.
 
-    Answered by exactly one HaveTold or PollFailed. Never two at once to one parent.
+    Answered by exactly one HaveTold or PollFailed. Never two at once to one parent. The rim spaces those to one
+    parent by 500 ms at least, so that nobody can make us spin.
     """
 
     parent: NodeId

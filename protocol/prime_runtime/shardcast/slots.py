@@ -1,7 +1,7 @@
 """Who may fetch from us now: upload slots, the owner's caps, and which children to name when all slots are taken.
 
 Pure: requests and the time come in, a decision comes out. The serving half of the tree; the fetching half is
-prime_node.shardcast.tree. Whatever a stranger can make grow is bounded. Addresses count, not names: a name costs nothing.
+prime_node.shardcast.tree. Whatever a stranger can make grow is bounded. Addresses count, not names: those cost nothing.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ DAY_MS = 24 * 3_600_000
 RETRY_MIN_MS = 100
 RETRY_MAX_MS = 5_000
 RETRY_TOMORROW_MS = 600_000
-"""Told when the day's bytes are used up: long enough to be left alone, short enough to notice that the cap was lifted."""
+"""Told when the day's bytes are used up: long enough to be left alone, short enough to see that it was lifted."""
 WAITER_MS = 5_000
 """How long a refused address counts as waiting. It was told to come back within RETRY_MAX_MS."""
 ADDRESSES_MAX = 1024
@@ -42,7 +42,7 @@ class UploadLimits:
     """Uploads in a row that one address gets while another waits."""
 
     day_bytes: int | None = None
-    """Most bytes sent in a day of UTC; uploads under way when it is reached still end. 0 serves nobody, None is no cap."""
+    """Most bytes sent in a day of UTC; uploads under way then still end. 0 serves nobody, None is no cap."""
 
     bytes_per_s: int | None = None
     """Upload rate over all slots; None is as fast as the line."""

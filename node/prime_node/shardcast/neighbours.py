@@ -1,0 +1,154 @@
+"""The parents one download knows: what each has told it has, when it may be asked again, and whom to poll.
+
+A neighbour is a parent that has told its bitmaps; all of them count for rarity. Only a few are polled at a time, and
+the place of one that has nothing to tell goes to another.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from prime_node.shardcast.limits import FetchLimits
+from prime_node.shardcast.rarity import Rarity
+from prime_protocol.ids import NodeId
+
+DEPTH_MAX = 64
+SLOTS_TOLD_MAX = 64
+"""What a stranger says about itself is cut to this."""
+ROTATE_ODDS = 16
+"""One answer in so many gives the place to another parent, useful or not: else two cliques might never meet."""
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """One parent as this download sees it."""
+
+    id: NodeId
+    depth: int
+    slots_free: int
+    held: int = 0
+    coming: int = 0
+    running: int = 0
+    """Transfers with it."""
+    got_bytes: int = 0
+    ready_ms: int = 0
+    """Not asked for a shard before this time."""
+    pauses: int = 0
+    """How often in a row it was full or failed."""
+    was_full: bool = False
+    """The pause is for being full: news of a free slot ends it."""
+    is_polled: bool = False
+    poll_ms: int = 0
+    """Not polled before this time."""
+    poll_failures: int = 0
+
+    def pause(self, pause_ms: int, limits: FetchLimits, dice: Random, now_ms: int) -> None:
+        """Longer each time, never the same for two children, never longer than the limit."""
+        pause_ms = min(limits.backoff_max_ms, pause_ms << min(self.pauses, 10))
+        self.pauses += 1
+        self.ready_ms = now_ms + round(pause_ms * dice.uniform(0.5, 1.0))
+
+
+class Neighbours:
+    """All parents of one download; bounded."""
+
+    def __init__(self, shards: int, limits: FetchLimits, dice: Random) -> None:
+        self._all = (1 << shards) - 1
+        self._limits = limits
+        self._dice = dice
+        self._known: dict[NodeId, Neighbour] = {}
+        self._polled = 0
+        self.rarity = Rarity()
+
+    def __iter__(self) -> Iterator[Neighbour]:
+        """In the order they were found."""
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, parent: NodeId) -> Neighbour | None:
+        return self._known.get(parent)
+
+    def find(self, parent: NodeId, depth: int, slots_free: int) -> None:
+        """Learn of a parent from a signed record, if there is room or somebody worse to forget."""
+        if len(self._known) < self._limits.candidates_max or parent in self._known or self._forget_worst():
+            self.hear_of(parent, depth, slots_free)
+
+    def hear_of(self, parent: NodeId, depth: int, slots_free: int) -> None:
+        """The same from anybody's word, which displaces nobody."""
+        if parent in self._known or len(self._known) >= self._limits.candidates_max:
+            return
+        self._known[parent] = Neighbour(parent, _cut(depth, DEPTH_MAX), _cut(slots_free, SLOTS_TOLD_MAX))
+
+    def lose(self, parent: NodeId) -> None:
+        neighbour = self._known.pop(parent, None)
+        if neighbour is not None:
+            self._polled -= neighbour.is_polled
+            self.rarity.remove(neighbour.held | neighbour.coming)
+
+    def tell(self, neighbour: Neighbour, *, held: int, coming: int) -> None:
+        """Its bitmaps, as it says; bits beyond the manifest are nothing."""
+        held &= self._all
+        coming &= self._all & ~held
+        self.rarity.replace(neighbour.held | neighbour.coming, held | coming)
+        neighbour.held, neighbour.coming = held, coming
+
+    def describe(self, neighbour: Neighbour, *, slots_free: int, depth: int) -> None:
+        neighbour.slots_free = _cut(slots_free, SLOTS_TOLD_MAX)
+        neighbour.depth = _cut(depth, DEPTH_MAX)
+
+    # --- Polling ----------------------------------------------------------------------------------------------------
+
+    def end_poll(self, neighbour: Neighbour) -> None:
+        self._polled -= neighbour.is_polled
+        neighbour.is_polled = False
+
+    def choose_polls(self, last: Neighbour | None, missing: int, now_ms: int) -> list[NodeId]:
+        """Fill the places. `last` has just answered and keeps its place if it is of use."""
+        chosen = []
+        if last is not None and self._keeps_place(last, missing):
+            chosen.append(self._start_poll(last))
+        while self._polled < self._limits.neighbours_max:
+            waiting = [each for each in self if self._is_pollable(each, now_ms)]
+            if last is not None and len(waiting) > 1:
+                waiting = [each for each in waiting if each is not last]
+            if not waiting:
+                break
+            weights = [1 / (1 + each.depth) / (1 + each.poll_failures) for each in waiting]
+            chosen.append(self._start_poll(self._dice.choices(waiting, weights)[0]))
+        return chosen
+
+    def find_poll_ms(self, now_ms: int) -> int | None:
+        """When a place could be filled that cannot be filled now."""
+        if self._polled >= self._limits.neighbours_max:
+            return None
+        return min((each.poll_ms for each in self if not each.is_polled and each.poll_ms > now_ms), default=None)
+
+    def _keeps_place(self, neighbour: Neighbour, missing: int) -> bool:
+        is_useful = (neighbour.held | neighbour.coming) & missing != 0
+        return is_useful and neighbour.held != self._all and self._dice.randrange(ROTATE_ODDS) > 0
+
+    def _is_pollable(self, neighbour: Neighbour, now_ms: int) -> bool:
+        """Who has everything has no more to tell."""
+        return not neighbour.is_polled and neighbour.poll_ms <= now_ms and neighbour.held != self._all
+
+    def _start_poll(self, neighbour: Neighbour) -> NodeId:
+        neighbour.is_polled = True
+        self._polled += 1
+        return neighbour.id
+
+    # --- Forgetting -------------------------------------------------------------------------------------------------
+
+    def _forget_worst(self) -> bool:
+        """Of those that nothing runs with: the one that failed most, gave least, told least, and is farthest down."""
+        idle = [each for each in self if not each.running and not each.is_polled]
+        if not idle:
+            return False
+        worst = max(idle, key=lambda each: (each.poll_failures, -each.got_bytes, -each.held.bit_count(), each.depth))
+        self.lose(worst.id)
+        return True
+
+
+def _cut(number: int, limit: int) -> int:
+    return max(0, min(limit, number))

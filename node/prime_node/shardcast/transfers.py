@@ -1,0 +1,129 @@
+"""The transfers that run, and when one of them is too slow to go on with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prime_node.shardcast.limits import FetchLimits
+from prime_protocol.ids import NodeId
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One shard from one parent."""
+
+    parent: NodeId
+    shard: int
+    length_bytes: int
+    asked_ms: int
+    is_promised: bool
+    """The parent was itself still receiving it when we asked."""
+    received_bytes: int = 0
+    flowing_ms: int = 0
+    """When the first bytes came; 0 while none have."""
+    seen_ms: int = 0
+    seen_bytes: int = 0
+    """Where the present watch began."""
+    is_cancelled: bool = False
+    was_slow: bool = False
+    """Cancelled for its own fault."""
+
+    told_ms: int = 0
+    """When bytes were last told of."""
+
+    def guess_left_ms(self, expected_rate: float, now_ms: int) -> float:
+        """Time to its end: at its own rate once that is known, else at the one expected from the start."""
+        if self.told_ms > self.flowing_ms:
+            rate = self.received_bytes * 1000 / (self.told_ms - self.flowing_ms)
+            return self.length_bytes * 1000 / max(1.0, rate) - (now_ms - self.flowing_ms)
+        whole_ms = self.length_bytes * 1000 / expected_rate
+        # Without a byte we know nothing: it may take as long again as it has taken, and then the whole.
+        return whole_ms - (now_ms - self.flowing_ms) if self.flowing_ms else whole_ms + now_ms - self.asked_ms
+
+
+class Transfers:
+    """All of one download, cancelled ones included until their end is told."""
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self._limits = limits
+        self._running: dict[tuple[NodeId, int], Transfer] = {}
+        self.asked = 0
+        """Bitmap of the shards under way."""
+        self.coming = 0
+        """Bitmap of those of which bytes have come."""
+        self.draining: dict[NodeId, int] = {}
+        """How many cancelled transfers of each parent have not ended yet. Until then it is asked for nothing."""
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._running.values())
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def get(self, parent: NodeId, shard: int) -> Transfer | None:
+        return self._running.get((parent, shard))
+
+    def start(self, transfer: Transfer) -> None:
+        assert (transfer.parent, transfer.shard) not in self._running
+        self._running[transfer.parent, transfer.shard] = transfer
+        self.asked |= 1 << transfer.shard
+
+    def progress(self, transfer: Transfer, received_bytes: int, now_ms: int) -> None:
+        transfer.received_bytes = max(transfer.received_bytes, received_bytes)
+        transfer.told_ms = now_ms
+        if received_bytes > 0 and not transfer.flowing_ms:
+            transfer.flowing_ms = transfer.seen_ms = max(1, now_ms)
+            transfer.seen_bytes = received_bytes
+            if not transfer.is_cancelled:
+                self.coming |= 1 << transfer.shard
+
+    def cancel(self, transfer: Transfer) -> None:
+        assert not transfer.is_cancelled
+        transfer.is_cancelled = True
+        self.draining[transfer.parent] = self.draining.get(transfer.parent, 0) + 1
+        self._recount(transfer.shard)
+
+    def end(self, transfer: Transfer) -> None:
+        del self._running[transfer.parent, transfer.shard]
+        if transfer.is_cancelled:
+            left = self.draining.pop(transfer.parent) - 1
+            if left:
+                self.draining[transfer.parent] = left
+        self._recount(transfer.shard)
+
+    def allowed(self, has_proved: bool) -> int:
+        """Transfers at once with one parent."""
+        return self._limits.parent_transfers_max if has_proved else 1
+
+    def list_of(self, shard: int) -> list[Transfer]:
+        """Those for one shard that were not cancelled."""
+        return [each for each in self if each.shard == shard and not each.is_cancelled]
+
+    def _recount(self, shard: int) -> None:
+        left = self.list_of(shard)
+        bit = 1 << shard
+        self.asked = self.asked | bit if left else self.asked & ~bit
+        is_coming = any(each.flowing_ms for each in left)
+        self.coming = self.coming | bit if is_coming else self.coming & ~bit
+
+    # --- Too slow? --------------------------------------------------------------------------------------------------
+
+    def find_check_ms(self) -> int | None:
+        """When the next transfer wants to be looked at."""
+        return min((self._check_ms(each) for each in self if not each.is_cancelled), default=None)
+
+    def _check_ms(self, transfer: Transfer) -> int:
+        if transfer.flowing_ms:
+            return transfer.seen_ms + self._limits.stall_ms
+        patience_ms = self._limits.wait_ms if transfer.is_promised else self._limits.first_byte_ms
+        return transfer.asked_ms + patience_ms
+
+    def is_stalled(self, transfer: Transfer, typical_rate: float, now_ms: int) -> bool:
+        """Judge one whose time has come. `typical_rate` is 0 if no other parent has the shard."""
+        if transfer.is_cancelled or now_ms < self._check_ms(transfer):
+            return False
+        if not transfer.flowing_ms:
+            return True
+        passed_ms = max(1, now_ms - transfer.seen_ms)
+        rate = (transfer.received_bytes - transfer.seen_bytes) * 1000 / passed_ms
+        transfer.seen_ms, transfer.seen_bytes = now_ms, transfer.received_bytes
+        return rate < max(self._limits.floor_bytes_per_s, self._limits.slow_share * typical_rate)

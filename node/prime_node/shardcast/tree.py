@@ -1,0 +1,300 @@
+"""One manifest's way to this node: which shard to ask of which parent, and what to tell children. Pure.
+
+Events and the time in, effects out; the dice are given. The daemon and the broadcast simulator drive this same object.
+Nobody plans the tree: every node asks several parents at once, each for the shard that the fewest of its neighbours
+have, and a full parent names its children. See docs/broadcast.md.
+"""
+
+from collections.abc import Collection, Sequence
+from random import Random
+from typing import assert_never
+
+from prime_node.shardcast.events import (
+    Cancel,
+    Drop,
+    Effect,
+    Event,
+    FailReason,
+    Fetch,
+    Finished,
+    HaveTold,
+    ParentFound,
+    ParentFull,
+    ParentLost,
+    Poll,
+    PollFailed,
+    Progress,
+    Progressed,
+    ShardArrived,
+    ShardCorrupt,
+    ShardFailed,
+    Tick,
+)
+from prime_node.shardcast.limits import FetchLimits
+from prime_node.shardcast.meter import Meter
+from prime_node.shardcast.neighbours import DEPTH_MAX, Neighbour, Neighbours
+from prime_node.shardcast.parents import Parents
+from prime_node.shardcast.rarity import draw_bit
+from prime_node.shardcast.selection import choose_parent, choose_second
+from prime_node.shardcast.transfers import Transfer, Transfers
+from prime_protocol.ids import NodeId
+
+NEVER_MS = 2**62
+RETRY_TOLD_MAX_MS = 60_000
+"""Longest pause a full parent can talk us into."""
+
+
+class Download:
+    """Everything about one manifest that is not bytes."""
+
+    def __init__(
+        self, lengths: Sequence[int], held: Collection[int], parents: Parents, dice: Random, limits: FetchLimits
+    ) -> None:
+        self._lengths = tuple(lengths)
+        self._all = (1 << len(lengths)) - 1
+        self._held = 0
+        for shard in held:
+            self._held |= 1 << shard
+        assert self._held <= self._all, "holds a shard that the manifest does not have"
+        self._parents = parents
+        self._dice = dice
+        self._limits = limits
+        self._neighbours = Neighbours(len(lengths), limits, dice)
+        self._transfers = Transfers(limits)
+        self._meter = Meter(sum(lengths), sum(lengths[shard] for shard in held))
+        self._effects: list[Effect] = []
+        self._told_finished = False
+        self.wake_ms = 0
+        """Come back with a Tick at this time, if nothing happens before."""
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        assert not self._effects
+        last = self._apply(event, now_ms)
+        if self._held == self._all:
+            self._finish()
+        else:
+            self._check_transfers(event, now_ms)
+            self._fill(now_ms)
+            self._poll(last, now_ms)
+        self.wake_ms = self._find_wake_ms(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _apply(self, event: Event, now_ms: int) -> Neighbour | None:
+        """Take it in; the neighbour whose poll it ended, if any."""
+        match event:
+            case ParentFound(parent, depth, slots_free):
+                self._neighbours.find(parent, depth, slots_free)
+            case ParentLost(parent):
+                self._neighbours.lose(parent)
+            case HaveTold():
+                return self._take_bitmaps(event, now_ms)
+            case PollFailed(parent):
+                self._miss_poll(parent, now_ms)
+            case Progressed(parent, shard, received_bytes):
+                transfer = self._transfers.get(parent, shard)
+                if transfer is not None:
+                    self._transfers.progress(transfer, received_bytes, now_ms)
+            case ShardArrived():
+                self._take_shard(event, now_ms)
+            case ShardCorrupt(parent, shard):
+                self._refuse_shard(parent, shard, now_ms)
+            case ShardFailed(parent, shard, reason):
+                self._miss_shard(parent, shard, reason, now_ms)
+            case ParentFull():
+                self._stand_back(event, now_ms)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return None
+
+    # --- Bitmaps ----------------------------------------------------------------------------------------------------
+
+    def _take_bitmaps(self, event: HaveTold, now_ms: int) -> Neighbour | None:
+        neighbour = self._neighbours.get(event.parent)
+        if neighbour is None:
+            return None
+        self._neighbours.end_poll(neighbour)
+        neighbour.poll_failures = 0
+        if self._parents.barred_ms(neighbour.id) > now_ms:
+            return None
+        self._neighbours.describe(neighbour, slots_free=event.slots_free, depth=event.depth)
+        held, coming = int.from_bytes(event.held, "little"), int.from_bytes(event.coming, "little")
+        self._neighbours.tell(neighbour, held=held, coming=coming)
+        if neighbour.slots_free and neighbour.was_full and neighbour.ready_ms > now_ms:
+            # Everybody hears of the free slot at about the same time; the dice let one be first.
+            neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._dice.randrange(self._limits.backoff_ms))
+        return neighbour
+
+    def _miss_poll(self, parent: NodeId, now_ms: int) -> None:
+        neighbour = self._neighbours.get(parent)
+        if neighbour is None:
+            return
+        self._neighbours.end_poll(neighbour)
+        pause_ms = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(neighbour.poll_failures, 10))
+        neighbour.poll_failures += 1
+        neighbour.poll_ms = now_ms + round(pause_ms * self._dice.uniform(0.5, 1.0))
+        if neighbour.poll_failures > 1:
+            self._neighbours.tell(neighbour, held=0, coming=0)
+
+    def _poll(self, last: Neighbour | None, now_ms: int) -> None:
+        missing = self._all & ~self._held
+        self._effects += [Poll(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
+
+    # --- Ends of transfers ------------------------------------------------------------------------------------------
+
+    def _end(self, parent: NodeId, shard: int) -> tuple[Transfer | None, Neighbour | None]:
+        """Its slot is free again, as far as we know."""
+        transfer, neighbour = self._transfers.get(parent, shard), self._neighbours.get(parent)
+        if transfer is not None:
+            self._transfers.end(transfer)
+            if neighbour is not None:
+                neighbour.running = max(0, neighbour.running - 1)
+                neighbour.slots_free += 1
+        return transfer, neighbour
+
+    def _take_shard(self, event: ShardArrived, now_ms: int) -> None:
+        transfer, neighbour = self._end(event.parent, event.shard)
+        self._parents.note_arrived(event.parent, event.length_bytes, event.elapsed_ms, now_ms)
+        if neighbour is not None:
+            neighbour.pauses, neighbour.was_full = 0, False
+            neighbour.got_bytes += event.length_bytes
+        if transfer is None or self._held >> event.shard & 1:
+            return
+        self._held |= 1 << event.shard
+        self._meter.add(self._lengths[event.shard], now_ms)
+        for other in self._transfers.list_of(event.shard):
+            self._cancel(other)
+
+    def _refuse_shard(self, parent: NodeId, shard: int, now_ms: int) -> None:
+        """It cost one shard; what else runs with that parent is not worth waiting for."""
+        _, neighbour = self._end(parent, shard)
+        self._parents.note_corrupt(parent, now_ms)
+        self._effects.append(Drop(parent))
+        for other in [each for each in self._transfers if each.parent == parent and not each.is_cancelled]:
+            self._cancel(other)
+        if neighbour is not None:
+            self._neighbours.tell(neighbour, held=0, coming=0)
+            neighbour.ready_ms = neighbour.poll_ms = self._parents.barred_ms(parent)
+
+    def _miss_shard(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
+        transfer, neighbour = self._end(parent, shard)
+        if transfer is None or (transfer.is_cancelled and not transfer.was_slow):
+            return
+        if reason in (FailReason.BROKEN, FailReason.STALLED):
+            self._parents.note_failed(parent, now_ms)
+        if neighbour is None:
+            return
+        neighbour.was_full = False
+        if reason in (FailReason.ABSENT, FailReason.TIMED_OUT):
+            kept = ~(1 << shard)
+            self._neighbours.tell(neighbour, held=neighbour.held & kept, coming=neighbour.coming & kept)
+        neighbour.pause(self._limits.backoff_ms, self._limits, self._dice, now_ms)
+
+    def _stand_back(self, event: ParentFull, now_ms: int) -> None:
+        _, neighbour = self._end(event.parent, event.shard)
+        for child, depth in event.children:
+            self._neighbours.hear_of(child, depth, 0)
+        if neighbour is not None:
+            neighbour.slots_free, neighbour.was_full = 0, True
+            pause_ms = max(1, min(RETRY_TOLD_MAX_MS, event.retry_ms))
+            neighbour.pause(pause_ms, self._limits, self._dice, now_ms)
+
+    def _cancel(self, transfer: Transfer) -> None:
+        self._transfers.cancel(transfer)
+        self._effects.append(Cancel(transfer.parent, transfer.shard))
+
+    # --- Asking -----------------------------------------------------------------------------------------------------
+
+    def _check_transfers(self, event: Event, now_ms: int) -> None:
+        """Cancel what stalled."""
+        check_ms = self._transfers.find_check_ms()
+        if check_ms is None or now_ms < check_ms:
+            return
+        for transfer in list(self._transfers):
+            is_elsewhere = any(
+                each.held >> transfer.shard & 1 and each.id != transfer.parent and each.ready_ms <= now_ms
+                for each in self._neighbours
+            )
+            typical_rate = self._parents.typical_rate() if is_elsewhere else 0.0
+            if self._transfers.is_stalled(transfer, typical_rate, now_ms):
+                transfer.was_slow = True
+                self._cancel(transfer)
+
+    def _fill(self, now_ms: int) -> None:
+        """Ask until as many transfers run as may, or nobody has anything for us."""
+        while len(self._transfers) < self._limits.transfers_max:
+            missing = self._all & ~self._held & ~self._transfers.asked
+            neighbour = choose_parent(self._neighbours, self._transfers, missing, self._parents, self._dice, now_ms)
+            if neighbour is None:
+                break
+            useful = neighbour.held & missing
+            rarest = self._neighbours.rarity.find_rarest(useful or neighbour.coming & missing)
+            self._fetch(neighbour, draw_bit(rarest, self._dice), is_promised=not useful, now_ms=now_ms)
+        if (self._all & ~self._held).bit_count() <= self._limits.endgame_shards:
+            self._ask_twice(now_ms)
+
+    def _ask_twice(self, now_ms: int) -> None:
+        """Endgame: a second parent for a shard that would else be the last by far."""
+        while len(self._transfers) < self._limits.transfers_max:
+            found = choose_second(self._neighbours, self._transfers, self._parents, now_ms)
+            if found is None:
+                break
+            transfer, neighbour = found
+            self._fetch(neighbour, transfer.shard, is_promised=False, now_ms=now_ms)
+
+    def _fetch(self, neighbour: Neighbour, shard: int, *, is_promised: bool, now_ms: int) -> None:
+        neighbour.running += 1
+        neighbour.slots_free = max(0, neighbour.slots_free - 1)
+        self._transfers.start(Transfer(neighbour.id, shard, self._lengths[shard], now_ms, is_promised))
+        self._effects.append(Fetch(neighbour.id, shard))
+
+    def _finish(self) -> None:
+        if not self._told_finished:
+            self._told_finished = True
+            self._effects.append(Finished())
+
+    def _find_wake_ms(self, now_ms: int) -> int:
+        if self._told_finished:
+            return NEVER_MS
+        times = [self._transfers.find_check_ms(), self._neighbours.find_poll_ms(now_ms)]
+        if len(self._transfers) < self._limits.transfers_max:
+            missing = self._all & ~self._held & ~self._transfers.asked
+            times += [
+                each.ready_ms
+                for each in self._neighbours
+                if each.ready_ms > now_ms and (each.held | each.coming) & missing
+            ]
+        return max(now_ms + 1, min((time for time in times if time is not None), default=NEVER_MS))
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> bytes:
+        """Bitmap of the shards on disk, for our own answers to children."""
+        return self._held.to_bytes((len(self._lengths) + 7) // 8, "little")
+
+    @property
+    def coming(self) -> bytes:
+        """Bitmap of the shards of which bytes are arriving: a child that asks for one is made to wait."""
+        return self._transfers.coming.to_bytes((len(self._lengths) + 7) // 8, "little")
+
+    def depth(self) -> int:
+        """One below the parent that gave most; before that, below the nearest known."""
+        best = max(self._neighbours, key=lambda each: (each.got_bytes, -each.depth), default=None)
+        return DEPTH_MAX if best is None else min(DEPTH_MAX, best.depth + 1)
+
+    def progress(self, now_ms: int) -> Progress:
+        flowing = {each.parent for each in self._transfers if each.flowing_ms}
+        rate = self._meter.rate(now_ms)
+        return Progress(
+            held=self._held.bit_count(),
+            coming=self._transfers.coming.bit_count(),
+            shards=len(self._lengths),
+            held_bytes=self._meter.held_bytes,
+            total_bytes=self._meter.total_bytes,
+            rate_bytes_per_s=rate,
+            sources=len(flowing),
+            eta_ms=self._meter.eta_ms(rate),
+        )
