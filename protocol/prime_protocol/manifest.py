@@ -5,12 +5,13 @@ root depends on the tensors alone, so both kinds name the same weights by the sa
 could say is refused when it is made. manifest_build.py makes them, manifest_path.py chooses between them.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from blake3 import blake3
 
 from prime_protocol.constants import (
     CHECKPOINT_BYTES_MAX,
@@ -207,11 +208,12 @@ def compute_root(tensors: Iterable[TensorEntry]) -> Digest:
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         shape = b"".join(size.to_bytes(8, "big") for size in tensor.shape)
         fields += [tensor.name.encode(), tensor.dtype.value.encode(), shape, tensor.digest]
-    return digest_fields("checkpoint-root/1", *fields)
+    return digest_fields("checkpoint-root/2", *fields)
 
 
 def compute_digest(data: Buffer) -> Digest:
-    return Digest(hashlib.sha256(as_bytes(data).data).digest())
+    """BLAKE3, for whatever is as long as weights are; see docs/decisions/0005-blake3-for-weights.md."""
+    return Digest(blake3(as_bytes(data).data).digest())
 
 
 def verify_shard(manifest: Manifest, index: int, data: Buffer) -> None:

@@ -4,10 +4,11 @@ The caller hands in chunks and, for a delta, takes out the chunks of the delta f
 LocalError: nothing here came from a peer.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+
+from blake3 import blake3
 
 from prime_protocol.constants import SHARD_BYTES
 from prime_protocol.delta import Buffer, as_bytes, encode_record
@@ -61,7 +62,7 @@ class RangeHasher:
     def _open_next(self) -> None:
         offset, length = next(self.ranges, NO_RANGE)
         self.current = (offset, offset + length)
-        self.state = hashlib.sha256()
+        self.state = blake3()
 
     def _close(self) -> None:
         self.digests.append(Digest(self.state.digest()))

@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import blake3
 import zstandard
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -88,10 +89,10 @@ def make_root_vectors() -> list[dict[str, Any]]:
 
 
 def compute_root(tensors: list[dict[str, Any]]) -> str:
-    fields = [b"prime-swarm/checkpoint-root/1"]
+    fields = [b"prime-swarm/checkpoint-root/2"]
     for tensor in tensors:
         shape = b"".join(struct.pack(">Q", size) for size in tensor["shape"])
-        digest = hashlib.sha256(bytes.fromhex(tensor["data"])).digest()
+        digest = blake3.blake3(bytes.fromhex(tensor["data"])).digest()
         fields += [tensor["name"].encode(), tensor["dtype"].encode(), shape, digest]
     framed = b"".join(struct.pack(">I", len(field)) + field for field in fields)
     return "0x" + hashlib.sha256(framed).hexdigest()
