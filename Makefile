@@ -14,7 +14,7 @@ demo: $(READY)  ## follow one step of a run through the protocol, end to end
 	@PYTHONPATH=tests .venv/bin/python tests/integration/one_step.py
 
 test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
-	sh tests/install_packages.sh
+	sh tests/install_packages.sh test
 	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
 
 check: $(READY)  ## format, lint, types, import rules, house style
@@ -39,11 +39,12 @@ oracle: .oracle/ready  ## the public packages that vectors and benchmarks compar
 	bash tests/oracle/build_toploc.sh
 	touch $@
 
-$(READY): pyproject.toml constraints.txt hatch_build.py $(KERNELS)
+$(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.sh $(KERNELS)
+	sh tests/install_packages.sh build
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
-	$(PIP) --editable '.[node,tasks,dev]'
+	$(PIP) --editable '.[node,tasks,p2p,dev]'
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .oracle .hypothesis .mypy_cache .ruff_cache .coverage
+	rm -rf .venv .oracle tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage

@@ -1,13 +1,29 @@
 #!/bin/sh
-# The Debian packages that tests start real servers from. What is already there is left alone.
+# What pip cannot bring: `build` before it, `test` before the tests. What is already there is left alone.
 set -eu
-if command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
-    exit 0
-fi
-if [ "$(id -u)" -ne 0 ]; then
-    echo "the tests need PostgreSQL's server: install the package postgresql, then try again" >&2
-    exit 1
-fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -qq -y --no-install-recommends postgresql
+
+need() { # package, what for
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "$2 needs the Debian package $1: install it, then try again" >&2
+        exit 1
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -qq -y --no-install-recommends "$1"
+}
+
+case "$1" in
+build)
+    # libp2p's fastecdsa comes as source only.
+    echo '#include <gmp.h>' | cc -E - >/dev/null 2>&1 || need libgmp-dev "the build"
+    ;;
+test)
+    command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"
+    # js-libp2p, for a test that is skipped without Node.
+    cd tests/interop
+    if command -v npm >/dev/null && ! cmp -s package-lock.json node_modules/.installed; then
+        npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+        cp package-lock.json node_modules/.installed
+    fi
+    ;;
+esac

@@ -275,6 +275,9 @@ DELTA_BLOCK_LANES = 2**21
 DELTA_ZSTD_LEVEL = 1
 """Only the entropy coder of zstd pays on gaps and value planes; higher levels search for matches that are not there."""
 
+CHILDREN_TOLD_MAX = 32
+"""Children that a full shard server may name. It names about 8; more would not be asked anyway."""
+
 assert SHARD_BYTES_MIN <= SHARD_BYTES <= SHARD_BYTES_MAX, "the default must be allowed"
 assert SHARDS_MAX * SHARD_BYTES_MAX < CHECKPOINT_BYTES_MAX, "a manifest's bytes must be countable"
 assert TENSORS_MAX * 150 < SAFETENSORS_HEADER_BYTES_MAX, "a file with every tensor must be readable"
@@ -490,9 +493,24 @@ GOSSIP_SEEN_MAX = 2**16
 PEER_CARDS_MAX = 32
 """Most peer cards in one answer. A node that knows so many peers is not alone any more."""
 
+PEER_CARD_BYTES_MAX = 4096
+"""Largest envelope of a peer card: ADDRESSES_MAX addresses take under 2 kB."""
+
+RECORDS_MAX = 64
+RECORDS_SERVING_MAX = 32
+RECORDS_HEADS_MAX = 8
+"""Frames in one answer of the coordinator's records, serving records among them, and seen heads. A few dozen parents
+are more than a node ever tries; who asks again gets others."""
+
+RECORDS_WAIT_MS_MAX = 20_000
+"""Longest time that a question for records waits for news: home routers forget a silent connection after 30 s."""
+
 assert SERVING_PER_S + HEADS_PER_S < 50, "all gossip together must leave room on a node that manages 60 a second"
 assert ENVELOPE_LIFE_MS_MAX * SERVING_PER_S >= 10_000 * 1000, "with 10,000 nodes every serving record is still alive"
 assert CLOCK_SKEW_MS_MAX < GOSSIP_LIFE_MS_MIN <= ENVELOPE_LIFE_MS_MAX
 assert GOSSIP_REPEATS * REPEAT_MS <= GOSSIP_LIFE_MS_MIN
 assert GOSSIP_MANIFESTS_MAX * 34 + ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) < GOSSIP_FRAME_BYTES_MAX
 assert GOSSIP_NOTE_BYTES_MAX + 1024 < GOSSIP_FRAME_BYTES_MAX
+assert ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) + 1024 < PEER_CARD_BYTES_MAX <= GOSSIP_FRAME_BYTES_MAX
+assert RECORDS_SERVING_MAX + RECORDS_HEADS_MAX < RECORDS_MAX, "announcements come first, and always fit"
+assert RECORDS_MAX * GOSSIP_FRAME_BYTES_MAX < FRAME_BYTES_MAX, "an answer full of the largest frames is one envelope"

@@ -24,6 +24,8 @@ from prime_protocol.constants import (
     GOSSIP_NOTE_BYTES_MAX,
     GOSSIP_REPEATS,
     HEADS_PER_S,
+    PEER_CARD_BYTES_MAX,
+    PEER_CARDS_MAX,
     PROTOCOL_VERSION,
     REPEAT_MS,
     SERVING_PER_S,
@@ -133,6 +135,22 @@ class PeerCard:
     @property
     def parsed(self) -> tuple[PeerAddress, ...]:
         return tuple(PeerAddress.parse(address) for address in self.addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersWanted:
+    """Asks a connected peer for others. Unsigned: the connection has proven who asks."""
+
+    card: Annotated[bytes, Size(0, PEER_CARD_BYTES_MAX)]
+    """Frame of the asker's own peer card; empty where it cannot be dialled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersKnown:
+    """The answer to PeersWanted."""
+
+    cards: Annotated[tuple[Annotated[bytes, Size(1, PEER_CARD_BYTES_MAX)], ...], Size(0, PEER_CARDS_MAX)]
+    """Frames of peer cards that are still alive, the answerer's own among them where it can be dialled."""
 
 
 Message = Announced | Serving | HeadSeen | PeerCard
