@@ -5,8 +5,9 @@ LocalError: nothing here came from a peer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any, TypeAlias
 
 from blake3 import blake3
 
@@ -18,6 +19,8 @@ from prime_protocol.manifest import FileEntry, Kind, Manifest, ShardEntry, Tenso
 from prime_protocol.safetensors_header import Header
 
 DELTA_FILE = "weights.delta"
+Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""What the built-in map does, however it does it."""
 NO_RANGE = (2**64, 0)
 """After the last range: no stream gets that far."""
 EMPTY = compute_digest(b"")
@@ -136,26 +139,39 @@ def build_delta(
     write: Callable[[bytes], object],
     *,
     shard_bytes: int = SHARD_BYTES,
+    each: Mapper = map,
 ) -> Manifest:
     """The manifest of a delta from `base`; `tensors` gives name, old and new bytes, `write` takes the delta file.
 
     Every tensor of the base must come exactly once. That `old` is what the base's digests say is not checked again:
-    if it is not, no node can apply the delta.
+    if it is not, no node can apply the delta. `each` is the built-in map, or one that works on several at once and
+    gives the results in order.
     """
     known = {tensor.name: tensor for tensor in base.tensors}
     hasher = RangeHasher((start, shard_bytes) for start in count(0, shard_bytes))
     entries: list[TensorEntry] = []
-    for name, old, new in tensors:
-        before = known.pop(name, None)
+
+    def encode(item: tuple[str, Buffer, Buffer]) -> tuple[str, list[bytes], Digest]:
+        name, old, new = item
+        before = known.get(name)
         if before is None:
-            raise LocalError(f"{name} is not a tensor of the base, or came twice")
+            raise LocalError(f"{name} is not a tensor of the base")
+        return name, list(encode_checked(before, old, new)), compute_digest(new)
+
+    seen: set[str] = set()
+    for name, chunks, digest in each(encode, tensors):
+        if name in seen:
+            raise LocalError(f"{name} came twice")
+        seen.add(name)
         offset = hasher.position
-        for chunk in encode_checked(before, old, new):
+        for chunk in chunks:
             hasher.feed(chunk)
             write(chunk)
-        entries.append(make_delta_entry(before, new, offset, hasher.position - offset))
-    if known:
-        raise LocalError(f"{len(known)} tensors of the base did not come, the first is {min(known)}")
+        place = {"digest": digest, "file": 0, "offset": offset, "length": hasher.position - offset}
+        entries.append(replace(known[name], **place))
+    missing = known.keys() - seen
+    if missing:
+        raise LocalError(f"{len(missing)} tensors of the base did not come, the first is {min(missing)}")
     return Manifest(
         run=base.run,
         step=step,
@@ -173,16 +189,3 @@ def encode_checked(tensor: TensorEntry, old: Buffer, new: Buffer) -> Iterator[by
         if size != tensor.size:
             raise LocalError(f"{tensor.name} has {size} bytes, in the base it has {tensor.size}")
     return encode_record(old, new, tensor.dtype.lane_bytes)
-
-
-def make_delta_entry(before: TensorEntry, new: Buffer, offset: int, length: int) -> TensorEntry:
-    return TensorEntry(
-        name=before.name,
-        dtype=before.dtype,
-        shape=before.shape,
-        size=before.size,
-        digest=compute_digest(new),
-        file=0,
-        offset=offset,
-        length=length,
-    )

@@ -1,0 +1,121 @@
+"""How a trainer puts a checkpoint into a store: whole, as the change since the last one, or both. Then others serve it.
+
+Doing it twice for a step gives what was published the first time: a trainer that was killed publishes nothing twice.
+The store links the checkpoint's files instead of copying them, so they must not be written again in place.
+"""
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prime_protocol.constants import SHARD_BYTES
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Step
+from prime_protocol.manifest import Manifest
+from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
+from prime_protocol.signed_manifest import SignedManifest, seal_manifest
+from prime_protocol.signing import WalletKey
+from prime_runtime.sequence import Sequence
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, map_checkpoint
+from prime_runtime.shardcast.stock import link_or_copy
+from prime_runtime.shardcast.store import ShardStore
+
+THREADS = os.cpu_count() or 1
+
+
+def publish_checkpoint(
+    store: ShardStore,
+    checkpoint: Path,
+    *,
+    key: WalletKey,
+    step: Step,
+    sequence: Sequence,
+    now_ms: int,
+    keyframe: bool,
+    shard_bytes: int = SHARD_BYTES,
+    threads: int = THREADS,
+) -> tuple[SignedManifest, ...]:
+    """The signed manifests of this step: a delta where there is a base, a keyframe where asked for or needed."""
+    if key.node != store.trainer:
+        raise LocalError(f"the key is of {key.node}, the trainer of {store.run} is {store.trainer}")
+    done = tuple(stock.signed for stock in store.newest_first() if stock.manifest.step == step)
+    if done:
+        return done
+    newest = max((stock.manifest.step for stock in store.stocks.values()), default=-1)
+    if step < newest:
+        raise LocalError(f"step {newest} is published already; step {step} comes too late")
+    mapped, base = map_checkpoint(checkpoint), _find_base(store)
+    seal = partial(seal_manifest, key, network=store.network, sequence=sequence.next(now_ms), now_ms=now_ms)
+    made = []
+    if base is not None and _has_same_tensors(base.manifest, mapped):
+        made.append(_publish_delta(store, base, mapped, step, seal, shard_bytes, threads))
+    if keyframe or not made:
+        sources = [file.source for file in mapped.files]
+        signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes))
+        store.add(signed, {file.path.name: file.path for file in mapped.files})
+        made.append(signed)
+    _keep(store, mapped, made[0])
+    return tuple(made)
+
+
+def _publish_delta(
+    store: ShardStore,
+    base: SignedManifest,
+    mapped: MappedCheckpoint,
+    step: Step,
+    seal: Callable[[Manifest], SignedManifest],
+    shard_bytes: int,
+    threads: int,
+) -> SignedManifest:
+    before = dict((span.name, view) for span, view in map_checkpoint(store.checkpoint_path(base.root)).tensors())
+    pairs = ((span.name, before[span.name], view) for span, view in mapped.tensors())
+    draft = store.folder / (DELTA_FILE + ".draft")
+    with draft.open("wb") as file, ThreadPoolExecutor(max_workers=threads) as pool:
+        each = partial(map_in_order, pool, threads + 1)
+        manifest = build_delta(base.manifest, step, pairs, file.write, shard_bytes=shard_bytes, each=each)
+    signed = seal(manifest)
+    store.add(signed, {DELTA_FILE: draft})
+    draft.unlink()
+    return signed
+
+
+def map_in_order(
+    pool: ThreadPoolExecutor, ahead: int, work: Callable[[Any], Any], items: Iterable[Any]
+) -> Iterator[Any]:
+    """The built-in map on several threads, with at most so many results waiting."""
+    pending: deque[Future[Any]] = deque()
+    for item in items:
+        pending.append(pool.submit(work, item))
+        if len(pending) > ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def _find_base(store: ShardStore) -> SignedManifest | None:
+    """The newest checkpoint that is here whole."""
+    return max(store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
+
+
+def _has_same_tensors(base: Manifest, mapped: MappedCheckpoint) -> bool:
+    wanted = {(tensor.name, tensor.dtype, tensor.shape) for tensor in base.tensors}
+    return wanted == {(span.name, span.dtype, span.shape) for span, _ in mapped.tensors()}
+
+
+def _keep(store: ShardStore, mapped: MappedCheckpoint, signed: SignedManifest) -> None:
+    """The checkpoint becomes the base of the next delta; the one before is of no more use here."""
+    older = list(store.checkpoints())
+    draft = store.draft_path(signed.root)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    for file in mapped.files:
+        link_or_copy(file.path, draft / file.path.name)
+    store.publish(draft, signed)
+    for root in older:
+        if root != signed.root:
+            store.remove_checkpoint(root)

@@ -1,0 +1,67 @@
+"""A piece of a file as an HTTP response: by sendfile, at the owner's pace, and not for ever.
+
+A reader that takes its bytes too slowly is cut off, so that it cannot hold an upload slot.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from aiohttp import web
+
+from prime_runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 2**20
+"""Sent between two looks at pace and time."""
+PIECE_MS_MAX = 30_000
+"""A reader that needs longer for a piece, 35 kB/s, had better ask someone nearer."""
+
+
+class ShardResponse(web.StreamResponse):
+    """Sends when it is prepared, like aiohttp's own FileResponse, but a range of a file that the caller chose."""
+
+    def __init__(
+        self, path: Path, offset: int, length: int, *, status: int, pace: Callable[[int], int], clock: Clock
+    ) -> None:
+        super().__init__(status=status)
+        self._path = path
+        self._offset = offset
+        self._length_bytes = length
+        self._pace = pace
+        self._clock = clock
+        self.sent_bytes = 0
+        self.content_type = "application/octet-stream"
+        self.content_length = length
+
+    async def prepare(self, request: web.BaseRequest) -> Any:
+        if self.prepared:
+            return None  # aiohttp prepares again what a handler returns; it has been sent
+        # Opened here and not by the caller: a version removed in between is a plain error of this request.
+        with self._path.open("rb") as file:
+            writer = await super().prepare(request)
+            try:
+                await self._send(request, file)
+            except (TimeoutError, ConnectionError) as error:
+                log.info("upload to %s ended early: %s", request.remote, type(error).__name__)
+                if request.transport is not None:
+                    request.transport.abort()
+                return writer
+        await super().write_eof()
+        return writer
+
+    async def _send(self, request: web.BaseRequest, file: BinaryIO) -> None:
+        loop = asyncio.get_running_loop()
+        while self.sent_bytes < self._length_bytes:
+            piece = min(PIECE_BYTES, self._length_bytes - self.sent_bytes)
+            if wait_ms := self._pace(piece):
+                await self._clock.sleep_ms(wait_ms)
+            if request.transport is None:
+                raise ConnectionResetError
+            async with asyncio.timeout(PIECE_MS_MAX / 1000):
+                self.sent_bytes += await loop.sendfile(
+                    request.transport, file, self._offset + self.sent_bytes, piece, fallback=True
+                )

@@ -1,0 +1,186 @@
+"""The files of one manifest on disk, which of its shards are there, and who waits for the others.
+
+The files have their full size from the start, and blocks to back it, so that a full disk shows before the first byte
+and never later. Shards are received straight into the mapped file: no copy.
+"""
+
+import asyncio
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.manifest import Manifest, verify_shard
+from prime_protocol.shard_messages import encode_bitmap
+from prime_protocol.signed_manifest import SignedManifest
+
+HELD_NAME = ".held"
+"""File names of a manifest cannot start with a dot."""
+
+
+class Stock:
+    """One manifest's shards. `coming` is told by whoever fetches."""
+
+    def __init__(self, signed: SignedManifest, folder: Path) -> None:
+        self.signed = signed
+        self.folder = folder
+        self.held = 0
+        self.coming = 0
+        self.depth = 0
+        """Hops from the origin; 0 where it was published."""
+        self.version = 1
+        """Grows with every change that children should hear of."""
+        self._maps: dict[int, mmap.mmap] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def digest(self) -> Digest:
+        return self.signed.digest
+
+    @property
+    def shards(self) -> int:
+        return len(self.manifest.shards)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.held == (1 << self.shards) - 1
+
+    def allocate(self) -> None:
+        """Files of full size, none of it sparse; LocalError where there is no room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.manifest.files:
+            path = self.folder / file.name
+            if path.exists() and path.stat().st_size == file.size:
+                continue
+            try:
+                with path.open("wb") as opened:
+                    os.posix_fallocate(opened.fileno(), 0, file.size)
+            except OSError as error:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise LocalError(f"no room for {file.size} bytes of weights in {self.folder}: {error}") from None
+
+    def load(self) -> None:
+        """What an earlier process noted."""
+        try:
+            raw = (self.folder / HELD_NAME).read_bytes()
+        except OSError:
+            raw = b""
+        self.held = int.from_bytes(raw, "little") if len(raw) == (self.shards + 7) // 8 else 0
+        self.held &= (1 << self.shards) - 1
+        sizes = [(self.folder / file.name, file.size) for file in self.manifest.files]
+        if not all(path.is_file() and path.stat().st_size == size for path, size in sizes):
+            self.held = 0
+
+    def list_held(self) -> list[int]:
+        return [index for index in range(self.shards) if self.held >> index & 1]
+
+    async def recheck(self, pool: Executor) -> int:
+        """Compare every shard marked as held with its digest; the number of those that were lost."""
+        loop, before = asyncio.get_running_loop(), self.list_held()
+        right = await asyncio.gather(*(loop.run_in_executor(pool, self.is_right, index) for index in before))
+        lost = [index for index, is_right in zip(before, right, strict=True) if not is_right]
+        for index in lost:
+            self.held &= ~(1 << index)
+        if lost:
+            self._maps.clear()
+            self._save()
+        return len(lost)
+
+    def is_right(self, index: int) -> bool:
+        """The bytes on disk have the shard's digest."""
+        try:
+            verify_shard(self.manifest, index, self.view(index))
+        except RemoteError:
+            return False
+        return True
+
+    def view(self, index: int) -> memoryview:
+        """The shard's place in its file, to be read or written."""
+        shard = self.manifest.shards[index]
+        return memoryview(self._map(shard.file))[shard.offset : shard.offset + shard.length]
+
+    def place(self, index: int) -> tuple[Path, int, int]:
+        """File, offset and length, for sendfile."""
+        shard = self.manifest.shards[index]
+        return self.folder / self.manifest.files[shard.file].name, shard.offset, shard.length
+
+    def mark(self, index: int) -> None:
+        """The shard was verified and is in its place."""
+        self.held |= 1 << index
+        self.coming &= ~(1 << index)
+        self._save()
+        self._tell()
+
+    def fill(self, files: Mapping[str, Path]) -> None:
+        """Every file is here already, under these paths: link them, or copy where a link cannot be."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.manifest.files:
+            link_or_copy(files[file.name], self.folder / file.name)
+        self.held = (1 << self.shards) - 1
+        self._save()
+
+    def set_coming(self, coming: int) -> None:
+        coming &= ~self.held
+        if coming != self.coming:
+            self.coming = coming
+            self._tell()
+
+    async def wait(self) -> None:
+        """Until something changed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def bitmaps(self) -> tuple[bytes, bytes]:
+        return encode_bitmap(self.held, self.shards), encode_bitmap(self.coming, self.shards)
+
+    def close(self) -> None:
+        """Nobody waits for it any more. Maps go when the last view of them does."""
+        self._maps.clear()
+        self._tell()
+
+    def files(self) -> Iterator[Path]:
+        return (self.folder / file.name for file in self.manifest.files)
+
+    def _map(self, file: int) -> mmap.mmap:
+        if file not in self._maps:
+            path = self.folder / self.manifest.files[file].name
+            # What is whole may be linked to files that are not ours to write.
+            with path.open("rb" if self.is_complete else "r+b") as opened:
+                access = mmap.ACCESS_READ if self.is_complete else mmap.ACCESS_WRITE
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=access)
+        return self._maps[file]
+
+    def _save(self) -> None:
+        """In place: a bitmap torn by a power cut is caught by `recheck`, like any other damage."""
+        fd = os.open(self.folder / HELD_NAME, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(fd, encode_bitmap(self.held, self.shards), 0)
+        finally:
+            os.close(fd)
+
+    def _tell(self) -> None:
+        self.version += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """One file under two names where the file system can, else two files."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,192 @@
+"""Weights of one run on disk: signed manifests, the shards they name, and the checkpoints that came of them.
+
+manifests/<digest>              the signed frame
+transport/<digest>/<file>       a manifest's files at full size, shards written at their offset as they come
+transport/<digest>/.held        bitmap of the shards that were verified
+checkpoints/<root>/<file>       a whole checkpoint; a keyframe's files are the transported ones, linked
+checkpoints/<root>/.manifest    the frame that says what its tensors must be
+
+A name here is a digest that was parsed, or a file name that the manifest's own rules let through: nothing a peer says
+leads out of the folder. One process writes in it at a time. What a power cut left behind is found when `Stock.recheck`
+compares every shard marked as held with its digest again.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.manifest_path import Link, make_link
+from prime_protocol.signed_manifest import SignedManifest, open_manifest
+from prime_runtime.shardcast.stock import Stock
+
+log = logging.getLogger(__name__)
+
+MANIFEST_NAME = ".manifest"
+DRAFT_SUFFIX = ".draft"
+
+
+class ShardStore:
+    """All stocks of one run."""
+
+    def __init__(self, folder: Path, *, network: NetworkId, run: RunId, trainer: NodeId) -> None:
+        self.folder = folder
+        self.network = network
+        self.run = run
+        self.trainer = trainer
+        self.stocks: dict[Digest, Stock] = {}
+        self._places: dict[Digest, tuple[Stock, int]] = {}
+        """Shard digest to where it is. Two manifests may share a shard; either place will do."""
+        self._manifests = folder / "manifests"
+        self._transport = folder / "transport"
+        self._checkpoints = folder / "checkpoints"
+        self._spares = folder / "spares"
+        for part in (self._manifests, self._transport, self._checkpoints, self._spares):
+            _make_folder(part)
+        self._remove_drafts()
+        self.rescan()
+
+    def rescan(self) -> list[Stock]:
+        """Take in manifests that another process added, drop those it removed; the new ones."""
+        names = {path.name for path in self._manifests.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
+        for digest in [digest for digest in self.stocks if digest.hex() not in names]:
+            self._forget(digest)
+        fresh = []
+        for name in sorted(names):
+            signed = self._read_manifest(self._manifests / name)
+            if signed is not None and signed.digest not in self.stocks:
+                fresh.append(self._take(signed))
+        return fresh
+
+    def open_frame(self, frame: bytes) -> SignedManifest:
+        """What the run's trainer signed, or RemoteError."""
+        return open_manifest(frame, network=self.network, run=self.run, trainer=self.trainer)
+
+    def add(self, signed: SignedManifest, files: Mapping[str, Path] | None = None) -> Stock:
+        """Make room for a manifest's shards, or link its files where they are here already, by their names.
+
+        LocalError where the disk is too small for all of it.
+        """
+        known = self.stocks.get(signed.digest)
+        if known is not None:
+            return known
+        stock = Stock(signed, self._transport / signed.digest.hex())
+        if files is None:
+            stock.allocate()
+        else:
+            stock.fill(files)
+        # The manifest last: what has one has its files.
+        write_whole(self._manifests / signed.digest.hex(), signed.frame)
+        return self._take(signed, stock)
+
+    def _take(self, signed: SignedManifest, stock: Stock | None = None) -> Stock:
+        stock = stock or Stock(signed, self._transport / signed.digest.hex())
+        stock.load()
+        self.stocks[signed.digest] = stock
+        for index, shard in enumerate(signed.manifest.shards):
+            self._places[shard.digest] = (stock, index)
+        return stock
+
+    def find(self, shard: Digest) -> tuple[Stock, int] | None:
+        """Where a shard is or will be; None for whatever no manifest names."""
+        return self._places.get(shard)
+
+    def remove(self, digest: Digest) -> None:
+        """A version nobody needs any more. What is being sent of it is still sent: open files outlive their names."""
+        (self._manifests / digest.hex()).unlink(missing_ok=True)
+        self._forget(digest)
+        shutil.rmtree(self._transport / digest.hex(), ignore_errors=True)
+
+    def _forget(self, digest: Digest) -> None:
+        stock = self.stocks.pop(digest)
+        stock.close()
+        for shard in stock.manifest.shards:
+            if self._places.get(shard.digest, (None, 0))[0] is stock:
+                del self._places[shard.digest]
+        for other in self.stocks.values():
+            for index, shard in enumerate(other.manifest.shards):
+                self._places.setdefault(shard.digest, (other, index))
+
+    def newest_first(self) -> list[Stock]:
+        """Keyframes before the deltas of the same step: they serve more."""
+        return sorted(self.stocks.values(), key=lambda s: (-s.manifest.step, s.manifest.base is not None, s.digest))
+
+    def links(self) -> Iterator[Link]:
+        """What the manifests here lead to."""
+        return (make_link(stock.manifest) for stock in self.stocks.values())
+
+    # --- Checkpoints ------------------------------------------------------------------------------------------------
+
+    def checkpoint_path(self, root: Digest) -> Path:
+        return self._checkpoints / root.hex()
+
+    def spare_path(self, root: Digest) -> Path:
+        """A copy of that checkpoint which may be patched into the next one."""
+        return self._spares / root.hex()
+
+    def draft_path(self, root: Digest) -> Path:
+        """Where a checkpoint is made before it gets its name."""
+        return self._checkpoints / (root.hex() + DRAFT_SUFFIX)
+
+    def checkpoints(self) -> dict[Digest, SignedManifest]:
+        """Whole checkpoints, by root."""
+        found: dict[Digest, SignedManifest] = {}
+        for path in self._checkpoints.iterdir():
+            signed = None if path.name.endswith(DRAFT_SUFFIX) else self._read_manifest(path / MANIFEST_NAME)
+            if signed is not None and signed.root.hex() == path.name:
+                found[signed.root] = signed
+        return found
+
+    def publish(self, draft: Path, signed: SignedManifest) -> Path:
+        """Give a checkpoint its name: from then on it is whole, or not there."""
+        write_whole(draft / MANIFEST_NAME, signed.frame)
+        path = self.checkpoint_path(signed.root)
+        if path.exists():
+            shutil.rmtree(draft)
+        else:
+            draft.rename(path)
+        return path
+
+    def remove_checkpoint(self, root: Digest) -> None:
+        """With its spare. Its name goes first, so that half of one is never taken for one."""
+        for path in (self.checkpoint_path(root), self.spare_path(root)):
+            if path.exists():
+                doomed = path.with_name(path.name + DRAFT_SUFFIX)
+                shutil.rmtree(doomed, ignore_errors=True)
+                path.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _remove_drafts(self) -> None:
+        """What an interrupted process left."""
+        for part in (self._checkpoints, self._spares):
+            for path in part.glob("*" + DRAFT_SUFFIX):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _read_manifest(self, path: Path) -> SignedManifest | None:
+        try:
+            with path.open("rb") as file:
+                return self.open_frame(file.read(FRAME_BYTES_MAX + 1))
+        except FileNotFoundError:
+            return None
+        except (OSError, RemoteError) as error:
+            log.warning("%s is passed over: %s", path.name, error)
+            return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of it under its name, or nothing."""
+    draft = path.with_name(path.name + DRAFT_SUFFIX)
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        os.listdir(path)
+    except OSError as error:
+        raise LocalError(f"cannot use the folder {path}: {error.strerror}") from None
