@@ -128,4 +128,28 @@ SWEEP_MS = 3_600_000
 QUARANTINE_FILES_MAX = 200
 """Refused files that are kept for the operator to look at; later ones are only noted."""
 
+BOARD_SERVING_MAX = 20_000
+"""Serving records kept of one run, about 400 bytes each; the oldest goes first."""
+
+BOARD_ANNOUNCED_MAX = 256
+"""Announcements kept of one run: keyframes and deltas of all versions that a trainer keeps."""
+
+BOARD_HEADS_MAX = 64
+"""Seen heads kept of one run, of the nodes that spoke last. A fork needs two."""
+
+BOARD_URGENT_MANIFESTS_MAX = 2
+"""The newest announcements whose first server everybody is told of at once: a keyframe and a delta of one step."""
+
+BOARD_SWEEP_MS = 10_000
+"""Between two looks for expired records."""
+
+RECORDS_PAUSE_MS = 1_000
+"""A node that asks for records is told small news no sooner than this after it asked: they come together."""
+
+RECORDS_ANSWERS_PER_S = 500
+"""Answers with small news a second to all nodes together; with more nodes that wait, each waits longer."""
+
+HEAD_SAY_MS = 6_000
+"""Between two tree heads that the coordinator gossips: a little above what one sender may say."""
+
 assert UNCLAIMED_MS > SWEEP_MS

@@ -15,6 +15,8 @@ BOOTSTRAP_MAX = 64
 class P2PConfig:
     """The section [p2p]: how this node takes part in gossip."""
 
+    enabled: bool = False
+    """Take part in gossip over libp2p; needs the extra p2p. Without it records travel through the coordinator."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
     """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free one; empty: only dial."""
     announce: tuple[str, ...] = ()
