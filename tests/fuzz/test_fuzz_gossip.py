@@ -1,0 +1,88 @@
+"""Hostile bytes into all that gossip reads: nothing opens that was not sealed, nothing parses that is not printed."""
+
+import pytest
+from fuzz.harness import assert_survives
+from gossip_world import (
+    ANN,
+    NETWORK,
+    NOW_MS,
+    RUN,
+    TRAINER,
+    announced,
+    card,
+    guard,
+    head_seen,
+    sealed,
+    serving,
+    topic_of,
+)
+
+from prime_protocol.addresses import PeerAddress, ServerUrl
+from prime_protocol.codec import decode, encode
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip import Announced, GossipKind, HeadSeen, PeerCard, PeersKnown, PeersWanted, Serving, open_card
+from prime_protocol.gossip_guard import Accepted, Rejected
+
+pytestmark = pytest.mark.fuzz
+
+FRAMES = {
+    GossipKind.ANNOUNCED: sealed(announced(), TRAINER),
+    GossipKind.SERVING: sealed(serving(), ANN),
+    GossipKind.HEAD_SEEN: sealed(head_seen(), ANN),
+}
+CARD = sealed(card(ANN, "/ip4/203.0.113.9/tcp/1", "/dns6/node.example/tcp/2"), ANN, run=None)
+
+
+def test_frames_survive_the_guard_and_only_what_was_sealed_is_accepted() -> None:
+    ours = guard()
+
+    def judge(raw: bytes) -> None:
+        for kind in FRAMES:
+            verdict = ours.judge(topic_of(kind), raw, run=RUN, now_ms=NOW_MS)
+            if isinstance(verdict, Accepted):
+                assert raw == FRAMES[kind]
+        if isinstance(verdict, Rejected) and raw not in FRAMES.values():
+            raise RemoteError("frame", verdict.reason)
+
+    assert_survives(judge, list(FRAMES.values()))
+
+
+def test_cards_survive_and_only_what_was_sealed_opens() -> None:
+    def parse(raw: bytes) -> None:
+        open_card(raw, network=NETWORK, now_ms=NOW_MS)
+        assert raw == CARD
+
+    assert_survives(parse, [CARD])
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        announced(),
+        serving(),
+        head_seen(),
+        card(ANN),
+        PeersWanted(card=CARD),
+        PeersKnown(cards=(CARD, CARD)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_bodies_survive_and_what_decodes_is_canonical(
+    example: Announced | Serving | HeadSeen | PeerCard | PeersWanted | PeersKnown,
+) -> None:
+    def parse(raw: bytes) -> None:
+        assert encode(decode(type(example), raw)) == raw
+
+    assert_survives(parse, [encode(example)])
+
+
+def test_addresses_survive_and_print_as_they_were_read() -> None:
+    def parse(raw: bytes) -> None:
+        text = raw.decode("latin-1")
+        if text.startswith("/"):
+            assert str(PeerAddress.parse(text)) == text
+        else:
+            assert str(ServerUrl.parse(text)) == text
+
+    examples = [*serving().urls, "http://[2001:db8::1]:80", f"/ip6/2001:db8::1/tcp/9/p2p/{ANN.peer_id()}"]
+    assert_survives(parse, [text.encode() for text in examples])
