@@ -56,8 +56,10 @@ class AuditDesk:
 
     def tasks(self, validator: NodeId, run: RunId | None = None) -> tuple[AuditTask, ...]:
         """What a validator still has to judge, oldest first; of one run where it is named."""
-        assigned = self._assigned.get(validator, {}).items()
-        return tuple(task for (name, _), task in assigned if run in (None, name))[:AUDITS_TOLD_MAX]
+        assigned = self._assigned.get(validator)
+        if not assigned:
+            return ()
+        return tuple(task for (name, _), task in assigned.items() if run in (None, name))[:AUDITS_TOLD_MAX]
 
     def judged(self, validator: NodeId, run: RunId, name: Digest) -> None:
         self._attendance.spoke(validator)

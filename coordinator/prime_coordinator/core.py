@@ -77,6 +77,7 @@ class Core:
         """The newest signed head that is on disk, for replies; the server sets it."""
         self.head_size = 0
         self._head_ms = 0
+        self._told_weights: dict[RunId, Weights] = {}
 
     @property
     def state(self) -> State:
@@ -86,8 +87,9 @@ class Core:
 
     def beat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
         """Note that a node is there, and tell it all it needs."""
-        now_ms = self._clock(now_ms)
-        known = self.state.node(node)
+        state = self.state
+        now_ms = max(now_ms, state.at_ms)
+        known = state.node(node)
         run_state = self._run(run)
         terms = run_state.terms
         self.liveness.beat(node, beat.activity, beat.checkpoint_step, now_ms)
@@ -97,7 +99,7 @@ class Core:
             now_ms=now_ms,
             next_beat_ms=HEARTBEAT_MS,
             head=self.head if self.head_size > beat.head_size else b"",
-            weights=self._weights(run_state),
+            weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
             leases=self.leases.open_leases(run, node),
             audits=self.audits.tasks(node, run),
@@ -253,9 +255,14 @@ class Core:
             raise RemoteError("run", f"{name} was not created here")
         return self.state.runs[name]
 
-    def _weights(self, run: RunState) -> Weights | None:
-        checkpoint = run.checkpoints.get(Step(run.latest))
+    def _weights(self, name: RunId, run: RunState) -> Weights | None:
+        """Of the newest checkpoint; made once, since every beat tells them."""
+        step = Step(run.latest)
+        checkpoint = run.checkpoints.get(step)
         if checkpoint is None:
             return None
-        step = Step(run.latest)
-        return Weights(step=step, root=checkpoint.root, manifest=checkpoint.manifest, beacon=checkpoint.beacon)
+        told = self._told_weights.get(name)
+        if told is None or told.step != step or told.beacon is not checkpoint.beacon:
+            told = Weights(step=step, root=checkpoint.root, manifest=checkpoint.manifest, beacon=checkpoint.beacon)
+            self._told_weights[name] = told
+        return told

@@ -178,7 +178,8 @@ class LeaseDesk:
     # --- What happened ----------------------------------------------------------------------------------------------
 
     def open_leases(self, run: RunId, node: NodeId) -> tuple[LeaseGranted, ...]:
-        return tuple(entry for (name, _), entry in self._held.get(node, {}).items() if name == run)
+        held = self._held.get(node)
+        return tuple(entry for (name, _), entry in held.items() if name == run) if held else ()
 
     def submitted(self, name: RunId, submission: SubmissionState) -> None:
         self._release(submission.node, name, submission.lease)

@@ -6,7 +6,6 @@ fixed prefix and the letter's bytes as sent, so nothing is encoded again to chec
 
 from collections import Counter
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Annotated
 
 from prime_protocol.codec import Range, Size, decode, encode_flat
@@ -20,6 +19,7 @@ from prime_protocol.constants import (
     REPLAY_SENDER_ENTRIES_MAX,
     SIGNATURE_BYTES,
 )
+from prime_protocol.digests import hash_bytes
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.signing import Signature, WalletKey, recover
@@ -106,7 +106,7 @@ def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOC
     signer = recover(_signed_digest(raw), signature)
     if signer != letter.sender:
         raise RemoteError("Letter.sender", f"is {letter.sender}, but {signer} signed")
-    return Envelope(letter, Digest(sha256(frame).digest()))
+    return Envelope(letter, hash_bytes(frame))
 
 
 def check_time(letter: Letter, now_ms: int) -> None:
@@ -190,4 +190,4 @@ class ReplayGuard:
 
 
 def _signed_digest(letter: bytes) -> Digest:
-    return Digest(sha256(PREFIX + letter).digest())
+    return hash_bytes(PREFIX + letter)

@@ -11,11 +11,14 @@ import sha3
 from coincurve import PrivateKey, PublicKey
 
 from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.curve import recover_key, sign_recoverable
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, FixedBytes, NodeId
 
 HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+S_MAX = HALF_ORDER.to_bytes(32, "big")
 V_OFFSET = 27
+V_BYTES = (b"\x1b", b"\x1c")
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Identity multihash (0x00) of 37 bytes: protobuf key type 2 (secp256k1), then 33 bytes of compressed key.
 PEER_ID_PREFIX = bytes.fromhex("002508021221")
@@ -44,7 +47,7 @@ class WalletKey:
             private = PrivateKey(secret)
         except ValueError:
             raise LocalError("these 32 bytes are not a valid secp256k1 private key; draw new ones") from None
-        return cls(_address(private.public_key), private)
+        return cls(_address(_format(private.public_key)), private)
 
     def secret(self) -> bytes:
         """The 32 secret bytes. For the keystore and libp2p only."""
@@ -52,8 +55,8 @@ class WalletKey:
 
     def sign(self, digest: Digest) -> Signature:
         """Deterministic (RFC 6979), so the same key and digest give the same bytes."""
-        raw = self._private.sign_recoverable(digest, hasher=None)
-        return Signature(raw[:64] + bytes([raw[64] + V_OFFSET]))
+        compact, number = sign_recoverable(self._private.secret, digest)
+        return Signature(compact + V_BYTES[number])
 
     def peer_id(self) -> str:
         """The libp2p peer id of the same key."""
@@ -62,15 +65,15 @@ class WalletKey:
 
 def recover(digest: Digest, signature: Signature) -> NodeId:
     """The address whose key made this signature; any 65 bytes that are not one honest signature are refused."""
-    if signature[64] - V_OFFSET not in (0, 1):
+    number = signature[64] - V_OFFSET
+    if number not in (0, 1):
         raise RemoteError("signature", f"ends in {signature[64]}, expected 27 or 28")
-    if int.from_bytes(signature[32:64], "big") > HALF_ORDER:
+    if signature[32:64] > S_MAX:
         raise RemoteError("signature", "has s in the upper half")
-    plain = signature[:64] + bytes([signature[64] - V_OFFSET])
-    try:
-        return _address(PublicKey.from_signature_and_message(plain, digest, hasher=None))
-    except Exception:  # boundary: coincurve raises bare Exception when no key fits the signature
-        raise RemoteError("signature", "fits no key") from None
+    key = recover_key(signature[:64], number, digest)
+    if key is None:
+        raise RemoteError("signature", "fits no key")
+    return _address(key)
 
 
 def peer_id(compressed_key: bytes) -> str:
@@ -97,7 +100,7 @@ def address_of_peer(peer: str) -> NodeId:
     if raw[:-33] != b"\x00\x00\x00" + PEER_ID_PREFIX or peer_id(key) != peer:
         raise RemoteError("peer_id", "does not hold a secp256k1 key")
     try:
-        return _address(PublicKey(key))
+        return _address(_format(PublicKey(key)))
     except ValueError:
         raise RemoteError("peer_id", "does not hold a point of the curve") from None
 
@@ -114,5 +117,10 @@ def checksum_address(node: NodeId) -> str:
     return "0x" + "".join(c.upper() if int(m, 16) >= 8 else c for c, m in zip(text, marks, strict=False))
 
 
-def _address(key: PublicKey) -> NodeId:
-    return NodeId(keccak(key.format(compressed=False)[1:])[12:])
+def _format(key: PublicKey) -> bytes:
+    return key.format(compressed=False)[1:]
+
+
+def _address(key: bytes) -> NodeId:
+    """Of the 64 bytes of a public key."""
+    return NodeId(sha3.keccak_256(key).digest()[12:])

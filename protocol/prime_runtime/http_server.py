@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -45,6 +46,12 @@ R = TypeVar("R")
 
 KEYS_MAX = 100_000
 """Addresses or senders whose rate is remembered: about 20 MB."""
+REPLAYS = {
+    "Letter.sequence": (RefusalCode.REPLAYED, 0),
+    "Letter.issued_at_ms": (RefusalCode.RESTARTED, 100),
+    "Letter.sender": (RefusalCode.RATE_LIMITED, 10_000),
+}
+"""What the replay guard refuses: the code, and when to try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ class HttpServer:
         self._guard = ReplayGuard(since_ms=clock.now_ms())
         self._gate = Gate(total_max=limits.requests_max, key_max=limits.requests_per_address_max)
         self._transfers = Gate(total_max=limits.transfers_max, key_max=limits.transfers_per_address_max)
+        self._waits = Gate(total_max=limits.waits_max, key_max=limits.waits_per_address_max)
         self._addresses = TokenBuckets(
             Rate(per_second=limits.address_rate, burst=limits.address_burst), keys_max=KEYS_MAX
         )
@@ -111,13 +119,23 @@ class HttpServer:
         if metrics:
             metrics.watch_open(lambda: self._inside)
 
-    def add(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R]) -> None:
-        """Serve one kind."""
+    def add(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], *, waits: bool = False) -> None:
+        """Serve one kind. One whose handler `waits` for news is counted apart, so that it takes nobody's place."""
+
+        limits = self._limits
 
         async def exchange(request: web.Request, address: str) -> Response:
-            return await self._exchange(endpoint, handler, request, address)
+            try:
+                frame = await read_body(
+                    request, bytes_max=limits.body_bytes_max, read_ms=limits.read_ms, clock=self._clock
+                )
+            except RefuseRequest as refuse:
+                response = self._refuse_unsigned(refuse)
+                response.force_close()
+                return response
+            return await self._respond(endpoint, handler, frame, address, limits.handle_ms)
 
-        self._add_route("POST", endpoint.path, endpoint.kind, self._gate, exchange)
+        self._add_route("POST", endpoint.path, endpoint.kind, self._waits if waits else self._gate, exchange)
 
     def add_upload(self, path: str, endpoint: Endpoint[Q, R], handler: BodyHandler[Q, R], *, handle_ms: int) -> None:
         """Serve PUT with a body that is no envelope; the envelope that answers for it is in a header."""
@@ -143,9 +161,7 @@ class HttpServer:
         self._add_route("GET", path, "page", self._transfers, exchange)
 
     def _add_route(self, method: str, path: str, kind: str, gate: Gate, exchange: Exchange) -> None:
-        async def answer(request: web.Request) -> Any:
-            return await self._answer(kind, gate, request, exchange)
-
+        answer = partial(self._answer, kind, gate, exchange)
         self.app.router.add_route(method, path, answer)
         if method == "POST":
             self._kinds[path] = answer
@@ -201,7 +217,7 @@ class HttpServer:
             log.warning("stopping with %d requests still open", self._inside)
         await self._runner.cleanup()
 
-    async def _answer(self, kind: str, gate: Gate, request: web.Request, exchange: Exchange) -> Response:
+    async def _answer(self, kind: str, gate: Gate, exchange: Exchange, request: web.Request) -> Any:
         started_ms = self._clock.monotonic_ms()
         address = get_address(request, self._limits.trusted_proxies)
         origin = address_group(address)
@@ -230,24 +246,12 @@ class HttpServer:
 
     def _leave(self, gate: Gate, origin: str) -> None:
         gate.leave(origin)
-        if not self._inside:
+        if not gate and not self._inside:
             self._idle.set()
 
     @property
     def _inside(self) -> int:
-        return len(self._gate) + len(self._transfers)
-
-    async def _exchange(
-        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], request: web.Request, address: str
-    ) -> Response:
-        limits = self._limits
-        try:
-            frame = await read_body(request, bytes_max=limits.body_bytes_max, read_ms=limits.read_ms, clock=self._clock)
-        except RefuseRequest as refuse:
-            response = self._refuse_unsigned(refuse)
-            response.force_close()
-            return response
-        return await self._respond(endpoint, handler, frame, address, limits.handle_ms)
+        return len(self._gate) + len(self._transfers) + len(self._waits)
 
     async def _respond(
         self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes, address: str, handle_ms: int
@@ -296,15 +300,10 @@ class HttpServer:
         return envelope
 
     def _remember(self, envelope: Envelope, now_ms: int) -> None:
-        codes = {
-            "Letter.sequence": (RefusalCode.REPLAYED, 0),
-            "Letter.issued_at_ms": (RefusalCode.RESTARTED, 100),
-            "Letter.sender": (RefusalCode.RATE_LIMITED, 10_000),
-        }
         try:
             self._guard.admit(envelope.letter, now_ms)
         except RemoteError as error:
-            code, retry_after_ms = codes[error.field]
+            code, retry_after_ms = REPLAYS[error.field]
             raise RefuseRequest(code, error.field, error.problem, retry_after_ms=retry_after_ms) from None
 
     def _refuse(self, endpoint: Endpoint[Any, Any], frame: bytes, refuse: RefuseRequest) -> web.Response:

@@ -39,7 +39,11 @@ class TokenBuckets:
 
     def take(self, key: Hashable, now_ms: int) -> int:
         """0 and a token is taken; else how many ms until there is one."""
-        bucket = self._find(key, now_ms)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._enter(key, now_ms)
+        else:
+            self._buckets.move_to_end(key)
         self._refill(bucket, now_ms)
         if bucket.tokens >= 1:
             bucket.tokens -= 1
@@ -49,11 +53,8 @@ class TokenBuckets:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def _find(self, key: Hashable, now_ms: int) -> _Bucket:
-        bucket = self._buckets.get(key)
-        if bucket is not None:
-            self._buckets.move_to_end(key)
-            return bucket
+    def _enter(self, key: Hashable, now_ms: int) -> _Bucket:
+        """A full bucket for a newcomer; the shared one when there is no room."""
         if len(self._buckets) >= self._keys_max:
             self._drop_full(now_ms)
         if len(self._buckets) >= self._keys_max:
@@ -73,10 +74,10 @@ class TokenBuckets:
             del self._buckets[key]
 
     def _refill(self, bucket: _Bucket, now_ms: int) -> None:
-        # A clock that steps back gives nothing and takes nothing.
-        passed_ms = max(0, now_ms - bucket.at_ms)
-        bucket.tokens = min(self._rate.burst, bucket.tokens + passed_ms * self._rate.per_second / 1000)
-        bucket.at_ms = max(bucket.at_ms, now_ms)
+        passed_ms = now_ms - bucket.at_ms
+        if passed_ms > 0:  # a clock that steps back gives nothing and takes nothing
+            bucket.tokens = min(self._rate.burst, bucket.tokens + passed_ms * self._rate.per_second / 1000)
+            bucket.at_ms = now_ms
 
 
 class Gate:
