@@ -12,13 +12,15 @@ from typing import Annotated, Any
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from prime_protocol.addresses import ServerUrl
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NetworkId
+from prime_protocol.ids import NetworkId, RunId
 from prime_runtime.http_limits import ServerLimits
 from prime_runtime.http_listener import ListenConfig
 from prime_runtime.logs import LogConfig
 from prime_runtime.objects import S3Config
+from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.secret import Secret
 from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
 
@@ -67,6 +69,39 @@ class FaucetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OriginConfig:
+    """The section [origin]: serve the weights of one run from this machine."""
+
+    folder: Path | None = None
+    """Store that `prime-trainer publish` writes to. Nothing: the trainer serves its weights itself."""
+    run: str = ""
+    """Run whose weights these are; it must exist."""
+    urls: tuple[str, ...] = ()
+    """Where nodes reach this server: http://host:port or https://host:port, best first."""
+    slots: Annotated[int, Between(1, 1000)] = 16
+    """Uploads at once."""
+    address_slots: Annotated[int, Between(1, 1000)] = 4
+    """Uploads at once to one address."""
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            return
+        try:
+            RunId(self.run)
+        except RemoteError as error:
+            raise ConfigError(f"origin.run {error.problem}") from None
+        if not self.urls:
+            raise ConfigError("origin.urls is empty: nobody could fetch; write http://host:port as nodes reach it")
+        for url in self.urls:
+            try:
+                ServerUrl.parse(url)
+            except RemoteError as error:
+                raise ConfigError(f"origin.urls: {url!r} {error.problem}") from None
+        if self.address_slots > self.slots:
+            raise ConfigError("origin.address_slots is above origin.slots")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """Everything an operator can set."""
 
@@ -93,6 +128,8 @@ class CoordinatorConfig:
     books: BooksConfig = field(default_factory=BooksConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
+    p2p: P2PConfig = field(default_factory=P2PConfig)
+    origin: OriginConfig = field(default_factory=OriginConfig)
 
     def __post_init__(self) -> None:
         try:

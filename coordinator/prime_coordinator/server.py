@@ -21,6 +21,7 @@ from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import SWEEP_MS, TICK_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gauges import Gauges
+from prime_coordinator.gossiping import Gossiping
 from prime_coordinator.home import Home, Lock, database_url, load_key, load_log_key, load_planted, locked, objects_url
 from prime_coordinator.log import LogWriter
 from prime_coordinator.operator import add_operator_routes
@@ -47,6 +48,7 @@ from prime_protocol.messages import (
     Logged,
 )
 from prime_protocol.note import VerifierKey
+from prime_protocol.records import RECORDS, SHARE
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_server import Caller, HttpServer
@@ -60,7 +62,15 @@ ONCE = (Appealed, CheckpointPublished, LeaseEnded, Submitted, VerdictGiven)
 """Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
 COLLECTOR_ALLOCATIONS = 20_000
 """Objects made between two runs of the collector; Python's 700 are two heartbeats' worth."""
-KINDS = (HEARTBEAT.kind, LEASE.kind, UPLOAD.kind, "page", *(endpoint.kind for endpoint in ENTRY_ENDPOINTS))
+KINDS = (
+    HEARTBEAT.kind,
+    LEASE.kind,
+    UPLOAD.kind,
+    SHARE.kind,
+    RECORDS.kind,
+    "page",
+    *(endpoint.kind for endpoint in ENTRY_ENDPOINTS),
+)
 
 
 class CoordinatorServer:
@@ -76,6 +86,7 @@ class CoordinatorServer:
         objects: ObjectStore,
         settlement: Settlement,
         http: HttpServer,
+        gossiping: Gossiping,
         clock: Clock,
     ) -> None:
         self.config = config
@@ -85,6 +96,7 @@ class CoordinatorServer:
         self.http = http
         self._clock = clock
         self._settlement = settlement
+        self._gossiping = gossiping
         intake = config.intake
         self._checkers = Checkers(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
         self._submissions = Submissions(self._checkers, objects, store, clock=clock, config=intake)
@@ -113,7 +125,18 @@ class CoordinatorServer:
         metrics = Metrics("coordinator")
         http = HttpServer(key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, KINDS))
         objects = open_store(objects_url(config), config.s3)
-        made = cls(config, core, writer, store=store, objects=objects, settlement=settlement, http=http, clock=clock)
+        gossiping = Gossiping(config, core, key, http, clock)
+        made = cls(
+            config,
+            core,
+            writer,
+            store=store,
+            objects=objects,
+            settlement=settlement,
+            http=http,
+            gossiping=gossiping,
+            clock=clock,
+        )
         Gauges(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
         return made
 
@@ -212,6 +235,7 @@ class CoordinatorServer:
         work = [asyncio.create_task(part) for part in self._parts()]
         try:
             await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
+            self._gossiping.close()
             await self.http.stop()
             if not any(task.done() for task in work):
                 await self._finish()
@@ -228,6 +252,7 @@ class CoordinatorServer:
             self.writer.sign_heads(),
             self._repeat(TICK_MS, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
+            self._gossiping.run(),
         ]
 
     async def _finish(self) -> None:

@@ -34,6 +34,11 @@ class ServerLimits:
     """Uploads and downloads at once; apart from requests, so that slow ones keep nobody from asking."""
     transfers_per_address_max: Annotated[int, Between(1, 100_000)] = 16
     """Uploads and downloads at once from one address."""
+    waits_max: Annotated[int, Between(1, 100_000)] = 20_000
+    """Questions that wait for news at once; apart from requests, since they do nothing meanwhile. Each needs a
+    connection: see connections_max."""
+    waits_per_address_max: Annotated[int, Between(1, 100_000)] = 64
+    """Questions that wait for news at once from one address."""
     address_rate: Annotated[float, Between(0.01, 1e6)] = 100.0
     """Requests a second from one address, for ever."""
     address_burst: Annotated[int, Between(1, 10**6)] = 400
