@@ -21,7 +21,7 @@ from prime_coordinator.backup_manifest import (
 from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_coordinator.catalogue import read_letter
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.home import Home, database_url, load_log_key, objects_url
+from prime_coordinator.home import Home, check_database, database_url, load_log_key, objects_url
 from prime_coordinator.mirroring import extend_mirror
 from prime_coordinator.store import LogStore, open_log_store
 from prime_protocol.errors import LocalError
@@ -42,6 +42,7 @@ async def make_backup(
         raise LocalError(f"{target} exists; choose another folder")
     if with_objects and "://" in objects_url(config):
         raise LocalError("the files are in a bucket: use its own versions or copies, and leave out --objects")
+    check_database(config)
     store = open_log_store(database_url(config), config.database_password)
     try:
         draft.mkdir(parents=True, mode=0o700)

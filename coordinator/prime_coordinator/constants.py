@@ -152,4 +152,7 @@ RECORDS_ANSWERS_PER_S = 500
 HEAD_SAY_MS = 6_000
 """Between two tree heads that the coordinator gossips: a little above what one sender may say."""
 
+PORT = 8440
+"""Where a coordinator listens unless `init` was told otherwise: nodes write the address down, so it must not change."""
+
 assert UNCLAIMED_MS > SWEEP_MS

@@ -31,6 +31,7 @@ from prime_protocol.entries import (
     NodeStatusSet,
     PlantRevealed,
     RunCreated,
+    RunFunded,
     RunStatusSet,
     RunUpdated,
     Submitted,
@@ -54,8 +55,9 @@ from prime_protocol.receipts import receipt_id
 from prime_protocol.signing import WalletKey
 from prime_protocol.state import LeaseState, RunState, State
 
-ORDERS = (Deposited, NodeStatusSet, RunCreated, RunStatusSet, RunUpdated)
-"""Entries of the coordinator that an operator asks for. All others it writes by itself, when they are due."""
+ORDERS = (Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated)
+"""Entries of the coordinator that an operator asks for. All others it writes by itself, when they are due. A run is
+funded out of the coordinator's own balance, as any account may do."""
 
 COMMANDS = {NodeStatus.ACTIVE: Command.NONE, NodeStatus.DRAINED: Command.DRAIN, NodeStatus.BANNED: Command.STOP}
 

@@ -69,6 +69,16 @@ def database_url(config: CoordinatorConfig) -> str:
     return config.database or f"sqlite:///{Home(config.folder).database.absolute()}"
 
 
+def check_database(config: CoordinatorConfig) -> None:
+    """Refuse to open a database that is gone: opening would make an empty one, and hide what happened."""
+    path = Home(config.folder).database
+    if config.database is None and not path.exists():
+        raise LocalError(
+            f"{path} is missing, so the log is lost here. Bring the file back, or make a new folder from a backup:"
+            " prime-coordinator restore BACKUP --folder NEW-FOLDER"
+        )
+
+
 def objects_url(config: CoordinatorConfig) -> str:
     return config.objects or str(Home(config.folder).objects)
 

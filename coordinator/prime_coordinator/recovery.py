@@ -31,7 +31,10 @@ async def recover(
     """The ledger and the tree over all entries in the database; LocalError when they do not hold."""
     size = await store.size()
     if size == 0:
-        raise LocalError("the database holds no log; make one with: prime-coordinator init")
+        raise LocalError(
+            "the database holds no log: point `database` at the right one, or make a new folder from a backup:"
+            " prime-coordinator restore BACKUP --folder NEW-FOLDER"
+        )
     head = await _last_head(store, log_key)
     for promised, where in ((head, "the database"), (_mirrored_head(mirror, log_key), "the mirror")):
         if promised and promised.size > size:

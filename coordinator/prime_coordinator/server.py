@@ -22,7 +22,17 @@ from prime_coordinator.constants import SWEEP_MS, TICK_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gauges import Gauges
 from prime_coordinator.gossiping import Gossiping
-from prime_coordinator.home import Home, Lock, database_url, load_key, load_log_key, load_planted, locked, objects_url
+from prime_coordinator.home import (
+    Home,
+    Lock,
+    check_database,
+    database_url,
+    load_key,
+    load_log_key,
+    load_planted,
+    locked,
+    objects_url,
+)
 from prime_coordinator.log import LogWriter
 from prime_coordinator.operator import add_operator_routes
 from prime_coordinator.pages import add_pages
@@ -310,6 +320,7 @@ async def run(config: CoordinatorConfig) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with locked(config.folder) as lock:
         key, log_key = load_key(config), load_log_key(config)
+        check_database(config)
         store = open_log_store(database_url(config), config.database_password)
         async with AsyncExitStack() as stack:
             stack.callback(store.close)

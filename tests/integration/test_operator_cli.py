@@ -79,7 +79,8 @@ class Operator:
     def init(self, *words: str) -> None:
         password = self.folder.with_name("password")
         password.write_text(PASSWORD + "\n")
-        self.do("init", "--password-file", str(password), *words)
+        port = () if "--listen-port" in words else ("--listen-port", "0")
+        self.do("init", "--password-file", str(password), *port, *words)
         open_fast(self.folder)
 
     def have(self, made: Path) -> None:
@@ -331,6 +332,27 @@ def test_second_start_and_second_init_leave_the_first_alone(operator: Operator, 
         assert second.returncode == 1
         assert "another coordinator runs in" in second.stderr
         operator.do("status")
+
+
+def test_init_chooses_a_port_that_stays_and_says_where_it_will_listen(operator: Operator) -> None:
+    password = operator.folder.with_name("password")
+    password.write_text(PASSWORD + "\n")
+    assert "port 8440" in operator.do("init", "--password-file", str(password)).out
+    assert "port = 8440" in Home(operator.folder).config.read_text()
+
+
+def test_lost_database_is_not_replaced_by_an_empty_one(operator: Operator, made: Path) -> None:
+    operator.have(made)
+    database = Home(operator.folder).database
+    for path in operator.folder.glob("log.db*"):
+        path.unlink()
+    done = subprocess.run([BIN, "start", "--folder", operator.folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "prime-coordinator restore" in done.stderr
+    assert "Traceback" not in done.stderr
+    refused(operator.type("backup", operator.folder.with_name("copy")), "prime-coordinator restore")
+    refused(operator.type("log", "export", operator.folder.with_name("copy")), "prime-coordinator restore")
+    assert not database.exists()
 
 
 def test_port_that_is_taken_is_named(operator: Operator) -> None:

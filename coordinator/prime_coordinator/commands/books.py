@@ -11,7 +11,7 @@ from prime_coordinator.commands.context import Context
 from prime_coordinator.commands.line import Line
 from prime_coordinator.commands.listing import fetch
 from prime_coordinator.constants import PAGE_ROWS_MAX
-from prime_coordinator.home import database_url
+from prime_coordinator.home import check_database, database_url
 from prime_coordinator.mirror import read_head, read_leaves, read_tile
 from prime_coordinator.mirroring import extend_mirror
 from prime_coordinator.store import LogStore, StoredHead, open_log_store
@@ -54,6 +54,7 @@ def export(context: Context) -> int:
     config, target = context.load_config(), context.args.target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LocalError(f"{target} exists and is not an empty folder; choose another one")
+    check_database(config)
     store = open_log_store(database_url(config), config.database_password)
     try:
         head = asyncio.run(store.last_head())

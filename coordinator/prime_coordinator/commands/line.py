@@ -11,7 +11,7 @@ from prime_coordinator.home import load_key, read_lock
 from prime_coordinator.operator import ASK, ORDER_ENDPOINTS, Asked, Given
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId, RunId
-from prime_protocol.messages import ENTRY_ENDPOINTS, Logged
+from prime_protocol.messages import Logged
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import Server, open_client
@@ -47,12 +47,6 @@ class Line:
     def order(self, entry: Any, run: RunId | None) -> Logged:
         """Have an entry written to the log."""
         logged: Logged = self._call(ORDER_ENDPOINTS[type(entry)], entry, run)
-        return logged
-
-    def write(self, entry: Any, run: RunId | None) -> Logged:
-        """Write an entry as any account would: the coordinator's key has one too."""
-        endpoint = next(each for each in ENTRY_ENDPOINTS if each.request is type(entry))
-        logged: Logged = self._call(endpoint, entry, run)
         return logged
 
     def _call(self, endpoint: Any, message: Any, run: RunId | None) -> Any:

@@ -68,7 +68,7 @@ def set_run(context: Context, status: RunStatus, what: str) -> int:
 
 def fund_run(context: Context) -> int:
     run, amount_nano = read_run(context.args.run), read_amount(context.args.amount)
-    logged = Line(context).write(RunFunded(amount_nano=amount_nano), run)
+    logged = Line(context).order(RunFunded(amount_nano=amount_nano), run)
     return done(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
 
 
