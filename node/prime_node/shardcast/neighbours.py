@@ -10,9 +10,11 @@ from random import Random
 
 from prime_node.shardcast.limits import FetchLimits
 from prime_node.shardcast.rarity import Rarity
+from prime_node.shardcast.transfers import NEVER_MS
 from prime_protocol.ids import NodeId
 
 DEPTH_MAX = 64
+"""Depth of a node that has got nothing yet."""
 SLOTS_TOLD_MAX = 64
 """What a stranger says about itself is cut to this."""
 ROTATE_ODDS = 16
@@ -79,7 +81,7 @@ class Neighbours:
         """The same from anybody's word, which displaces nobody."""
         if parent in self._known or len(self._known) >= self._limits.candidates_max:
             return
-        self._known[parent] = Neighbour(parent, _cut(depth, DEPTH_MAX), _cut(slots_free, SLOTS_TOLD_MAX))
+        self._known[parent] = Neighbour(parent, _cut(depth, DEPTH_MAX - 1), _cut(slots_free, SLOTS_TOLD_MAX))
 
     def lose(self, parent: NodeId) -> None:
         neighbour = self._known.pop(parent, None)
@@ -96,7 +98,12 @@ class Neighbours:
 
     def describe(self, neighbour: Neighbour, *, slots_free: int, depth: int) -> None:
         neighbour.slots_free = _cut(slots_free, SLOTS_TOLD_MAX)
-        neighbour.depth = _cut(depth, DEPTH_MAX)
+        neighbour.depth = _cut(depth, DEPTH_MAX - 1)
+
+    def find_depth(self) -> int:
+        """Of the nearest among those that gave a quarter of what the best gave, or more."""
+        most = max((each.got_bytes for each in self), default=0)
+        return min((each.depth for each in self if each.got_bytes * 4 >= most), default=DEPTH_MAX - 1)
 
     # --- Polling ----------------------------------------------------------------------------------------------------
 
@@ -119,11 +126,11 @@ class Neighbours:
             chosen.append(self._start_poll(self._dice.choices(waiting, weights)[0]))
         return chosen
 
-    def find_poll_ms(self, now_ms: int) -> int | None:
+    def find_poll_ms(self, now_ms: int) -> int:
         """When a place could be filled that cannot be filled now."""
         if self._polled >= self._limits.neighbours_max:
-            return None
-        return min((each.poll_ms for each in self if not each.is_polled and each.poll_ms > now_ms), default=None)
+            return NEVER_MS
+        return min((each.poll_ms for each in self if not each.is_polled and each.poll_ms > now_ms), default=NEVER_MS)
 
     def _keeps_place(self, neighbour: Neighbour, missing: int) -> bool:
         is_useful = (neighbour.held | neighbour.coming) & missing != 0

@@ -18,10 +18,16 @@ def choose_parent(
     """One that holds a missing shard and may be asked; only if there is none, one that is receiving such a shard."""
     if not missing:
         return None
-    able = [each for each in neighbours if each.ready_ms <= now_ms and (each.held | each.coming) & missing]
-    able = [each for each in able if each.running < transfers.allowed(parents.has_proved(each.id))]
+    able = [
+        each
+        for each in neighbours
+        if (each.held & missing or each.coming & missing)
+        and each.ready_ms <= now_ms
+        and (not each.running or each.running < transfers.allowed(parents.has_proved(each.id)))
+    ]
     if transfers.draining:
         able = [each for each in able if each.id not in transfers.draining]
+    able = [each for each in able if not each.running] or able
     able = [each for each in able if each.held & missing] or able
     if not able:
         return None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from prime_node.shardcast.limits import FetchLimits
 from prime_protocol.ids import NodeId
 
+NEVER_MS = 2**62
+
 
 @dataclass(slots=True)
 class Transfer:
@@ -50,6 +52,8 @@ class Transfers:
         """Bitmap of the shards under way."""
         self.coming = 0
         """Bitmap of those of which bytes have come."""
+        self.check_ms = NEVER_MS
+        """No transfer wants to be judged before this time."""
         self.draining: dict[NodeId, int] = {}
         """How many cancelled transfers of each parent have not ended yet. Until then it is asked for nothing."""
 
@@ -66,6 +70,7 @@ class Transfers:
         assert (transfer.parent, transfer.shard) not in self._running
         self._running[transfer.parent, transfer.shard] = transfer
         self.asked |= 1 << transfer.shard
+        self.check_ms = min(self.check_ms, self._due_ms(transfer))
 
     def progress(self, transfer: Transfer, received_bytes: int, now_ms: int) -> None:
         transfer.received_bytes = max(transfer.received_bytes, received_bytes)
@@ -73,6 +78,7 @@ class Transfers:
         if received_bytes > 0 and not transfer.flowing_ms:
             transfer.flowing_ms = transfer.seen_ms = max(1, now_ms)
             transfer.seen_bytes = received_bytes
+            self.check_ms = min(self.check_ms, self._due_ms(transfer))
             if not transfer.is_cancelled:
                 self.coming |= 1 << transfer.shard
 
@@ -107,23 +113,26 @@ class Transfers:
 
     # --- Too slow? --------------------------------------------------------------------------------------------------
 
-    def find_check_ms(self) -> int | None:
-        """When the next transfer wants to be looked at."""
-        return min((self._check_ms(each) for each in self if not each.is_cancelled), default=None)
+    def find_due(self, now_ms: int) -> list[Transfer]:
+        """Those that want to be judged now; sets when to ask again, if nothing is judged."""
+        if now_ms < self.check_ms:
+            return []
+        live = [each for each in self if not each.is_cancelled]
+        self.check_ms = min((self._due_ms(each) for each in live), default=NEVER_MS)
+        return [each for each in live if self._due_ms(each) <= now_ms]
 
-    def _check_ms(self, transfer: Transfer) -> int:
+    def _due_ms(self, transfer: Transfer) -> int:
         if transfer.flowing_ms:
             return transfer.seen_ms + self._limits.stall_ms
         patience_ms = self._limits.wait_ms if transfer.is_promised else self._limits.first_byte_ms
         return transfer.asked_ms + patience_ms
 
     def is_stalled(self, transfer: Transfer, typical_rate: float, now_ms: int) -> bool:
-        """Judge one whose time has come. `typical_rate` is 0 if no other parent has the shard."""
-        if transfer.is_cancelled or now_ms < self._check_ms(transfer):
-            return False
+        """Judge one that is due, and watch on. `typical_rate` is 0 if no other parent has the shard."""
         if not transfer.flowing_ms:
             return True
         passed_ms = max(1, now_ms - transfer.seen_ms)
         rate = (transfer.received_bytes - transfer.seen_bytes) * 1000 / passed_ms
         transfer.seen_ms, transfer.seen_bytes = now_ms, transfer.received_bytes
+        self.check_ms = min(self.check_ms, self._due_ms(transfer))
         return rate < max(self._limits.floor_bytes_per_s, self._limits.slow_share * typical_rate)

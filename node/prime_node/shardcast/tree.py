@@ -36,10 +36,9 @@ from prime_node.shardcast.neighbours import DEPTH_MAX, Neighbour, Neighbours
 from prime_node.shardcast.parents import Parents
 from prime_node.shardcast.rarity import draw_bit
 from prime_node.shardcast.selection import choose_parent, choose_second
-from prime_node.shardcast.transfers import Transfer, Transfers
+from prime_node.shardcast.transfers import NEVER_MS, Transfer, Transfers
 from prime_protocol.ids import NodeId
 
-NEVER_MS = 2**62
 RETRY_TOLD_MAX_MS = 60_000
 """Longest pause a full parent can talk us into."""
 
@@ -64,6 +63,7 @@ class Download:
         self._meter = Meter(sum(lengths), sum(lengths[shard] for shard in held))
         self._effects: list[Effect] = []
         self._told_finished = False
+        self._depth = DEPTH_MAX
         self.wake_ms = 0
         """Come back with a Tick at this time, if nothing happens before."""
 
@@ -73,7 +73,7 @@ class Download:
         if self._held == self._all:
             self._finish()
         else:
-            self._check_transfers(event, now_ms)
+            self._check_transfers(now_ms)
             self._fill(now_ms)
             self._poll(last, now_ms)
         self.wake_ms = self._find_wake_ms(now_ms)
@@ -92,9 +92,7 @@ class Download:
             case PollFailed(parent):
                 self._miss_poll(parent, now_ms)
             case Progressed(parent, shard, received_bytes):
-                transfer = self._transfers.get(parent, shard)
-                if transfer is not None:
-                    self._transfers.progress(transfer, received_bytes, now_ms)
+                self._take_bytes(parent, shard, received_bytes, now_ms)
             case ShardArrived():
                 self._take_shard(event, now_ms)
             case ShardCorrupt(parent, shard):
@@ -154,12 +152,20 @@ class Download:
                 neighbour.slots_free += 1
         return transfer, neighbour
 
+    def _take_bytes(self, parent: NodeId, shard: int, received_bytes: int, now_ms: int) -> None:
+        transfer, neighbour = self._transfers.get(parent, shard), self._neighbours.get(parent)
+        if transfer is not None:
+            self._transfers.progress(transfer, received_bytes, now_ms)
+        if neighbour is not None and self._depth == DEPTH_MAX:
+            self._depth = neighbour.depth + 1
+
     def _take_shard(self, event: ShardArrived, now_ms: int) -> None:
         transfer, neighbour = self._end(event.parent, event.shard)
         self._parents.note_arrived(event.parent, event.length_bytes, event.elapsed_ms, now_ms)
         if neighbour is not None:
             neighbour.pauses, neighbour.was_full = 0, False
             neighbour.got_bytes += event.length_bytes
+            self._depth = 1 + self._neighbours.find_depth()
         if transfer is None or self._held >> event.shard & 1:
             return
         self._held |= 1 << event.shard
@@ -207,12 +213,9 @@ class Download:
 
     # --- Asking -----------------------------------------------------------------------------------------------------
 
-    def _check_transfers(self, event: Event, now_ms: int) -> None:
+    def _check_transfers(self, now_ms: int) -> None:
         """Cancel what stalled."""
-        check_ms = self._transfers.find_check_ms()
-        if check_ms is None or now_ms < check_ms:
-            return
-        for transfer in list(self._transfers):
+        for transfer in self._transfers.find_due(now_ms):
             is_elsewhere = any(
                 each.held >> transfer.shard & 1 and each.id != transfer.parent and each.ready_ms <= now_ms
                 for each in self._neighbours
@@ -258,7 +261,7 @@ class Download:
     def _find_wake_ms(self, now_ms: int) -> int:
         if self._told_finished:
             return NEVER_MS
-        times = [self._transfers.find_check_ms(), self._neighbours.find_poll_ms(now_ms)]
+        times = [self._transfers.check_ms, self._neighbours.find_poll_ms(now_ms)]
         if len(self._transfers) < self._limits.transfers_max:
             missing = self._all & ~self._held & ~self._transfers.asked
             times += [
@@ -266,7 +269,7 @@ class Download:
                 for each in self._neighbours
                 if each.ready_ms > now_ms and (each.held | each.coming) & missing
             ]
-        return max(now_ms + 1, min((time for time in times if time is not None), default=NEVER_MS))
+        return max(now_ms + 1, min(times))
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -281,9 +284,8 @@ class Download:
         return self._transfers.coming.to_bytes((len(self._lengths) + 7) // 8, "little")
 
     def depth(self) -> int:
-        """One below the parent that gave most; before that, below the nearest known."""
-        best = max(self._neighbours, key=lambda each: (each.got_bytes, -each.depth), default=None)
-        return DEPTH_MAX if best is None else min(DEPTH_MAX, best.depth + 1)
+        """One below the nearest of those parents that gave most."""
+        return self._depth
 
     def progress(self, now_ms: int) -> Progress:
         flowing = {each.parent for each in self._transfers if each.flowing_ms}

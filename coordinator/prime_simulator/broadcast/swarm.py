@@ -1,0 +1,289 @@
+"""The broadcast in virtual time: carries the effects of every Download to the UploadSlots of the others, and back.
+
+Everything the daemon's rim does is here in its simplest form: requests, waiting, streaming, long-polls, records.
+Decisions are not; those are the node's own code.
+"""
+
+import gc
+from collections.abc import Callable
+from random import Random
+from typing import assert_never
+
+from prime_node.shardcast.events import (
+    Cancel,
+    Drop,
+    Event,
+    FailReason,
+    Fetch,
+    Finished,
+    ParentFound,
+    ParentFull,
+    Poll,
+    Progressed,
+    ShardArrived,
+    ShardCorrupt,
+    ShardFailed,
+    Tick,
+)
+from prime_protocol.ids import NodeId
+from prime_runtime.shardcast.slots import Full
+from prime_simulator.broadcast.flows import Clock, Flow, Flows
+from prime_simulator.broadcast.peer import MANIFEST, Peer, Request, make_peer
+from prime_simulator.broadcast.plan import NEVER_MS, Plan
+from prime_simulator.broadcast.polls import Polls
+
+Trace = Callable[[float, int, object], None]
+
+
+class Swarm:
+    """One run of one plan."""
+
+    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+        self.plan = plan
+        self.clock = Clock()
+        self._flows = Flows(self.clock)
+        self._dice = Random(f"swarm {plan.seed}")
+        self._trace = trace
+        self.peers = [make_peer(index, plan) for index in range(len(plan.members))]
+        self._by_id: dict[NodeId, Peer] = {peer.id: peer for peer in self.peers}
+        self._polls = Polls(self.clock, plan, self.peers, self.tell)
+        self._unfinished = 0
+        for peer in self.peers:
+            self._plan_life(peer)
+
+    def run(self) -> "Swarm":
+        # Millions of small objects that live long: looking for cycles among them costs a third of the time.
+        gc.disable()
+        try:
+            while self._unfinished and self.clock.now_ms < self.plan.end_ms and self.clock.step():
+                pass
+        finally:
+            gc.enable()
+        return self
+
+    # --- Coming and going -------------------------------------------------------------------------------------------
+
+    def _plan_life(self, peer: Peer) -> None:
+        member = peer.member
+        if member.joins_ms >= member.leaves_ms:
+            peer.is_gone = True
+            return
+        self._unfinished += peer.download is not None
+        self.clock.at(member.joins_ms, self._join, peer)
+        if member.leaves_ms != NEVER_MS:
+            self.clock.at(member.leaves_ms, self.leave, peer)
+
+    def _join(self, peer: Peer) -> None:
+        peer.is_there = True
+        if peer.download is None:
+            return
+        known = min(self.plan.known, len(self.peers) - 1)
+        others = self._dice.sample(range(1, len(self.peers)), known) if known else []
+        for index in [0, *others]:
+            if index != peer.index:
+                other = self.peers[index]
+                found = ParentFound(other.id, 0 if index == 0 or other.member.lies else 2, other.member.slots)
+                self.clock.after(self._dice.uniform(0, self.plan.record_ms), self.tell, peer, found)
+
+    def leave(self, peer: Peer) -> None:
+        """It is gone: with a reset on every connection, or without a word."""
+        if peer.is_gone:
+            return
+        peer.is_gone, peer.is_there = True, False
+        self._unfinished -= peer.download is not None and peer.tally.finished_ms is None
+        for request in list(peer.requests.values()):
+            self._end(request)
+        for request in list(peer.serving):
+            self._end(request)
+            if not peer.member.is_silent:
+                self._answer(request, ShardFailed(peer.id, request.shard, FailReason.BROKEN))
+        self._polls.close(peer)
+
+    # --- Events and effects -----------------------------------------------------------------------------------------
+
+    def tell(self, peer: Peer, event: Event) -> None:
+        """Hand an event to a node's decisions, and carry out what they want."""
+        if peer.is_gone or peer.download is None:
+            return
+        download, now_ms = peer.download, int(self.clock.now_ms)
+        if self._trace:
+            self._trace(self.clock.now_ms, peer.index, event)
+        for effect in download.handle(event, now_ms):
+            match effect:
+                case Poll(parent):
+                    self._polls.ask(peer, self._by_id[parent])
+                case Fetch(parent, shard):
+                    self._fetch(peer, self._by_id[parent], shard)
+                case Cancel(parent, shard):
+                    self._cancel(peer, self._by_id[parent], shard)
+                case Finished():
+                    peer.tally.finished_ms = self.clock.now_ms
+                    self._unfinished -= 1
+                case Drop():
+                    pass
+                case _:
+                    assert_never(effect)
+        self._show(peer)
+        if download.wake_ms < peer.wake_ms:
+            peer.wake_ms = download.wake_ms
+            self.clock.at(peer.wake_ms, self._wake, peer, peer.wake_ms)
+
+    def _wake(self, peer: Peer, planned_ms: float) -> None:
+        if planned_ms != peer.wake_ms or peer.download is None:
+            return
+        peer.wake_ms = float("inf")
+        due_ms = peer.download.wake_ms
+        if due_ms > self.clock.now_ms:
+            if due_ms < self.plan.end_ms:
+                peer.wake_ms = due_ms
+                self.clock.at(due_ms, self._wake, peer, due_ms)
+            return
+        self.tell(peer, Tick())
+
+    def _show(self, peer: Peer) -> None:
+        """If its bitmaps changed, those who poll it hear of it."""
+        assert peer.download is not None
+        maps = (peer.download.held, peer.download.coming)
+        if maps != peer.maps:
+            peer.maps = maps
+            peer.version += 1
+            self._polls.publish(peer)
+
+    def _delay_ms(self, one: Peer, other: Peer) -> float:
+        return one.member.delay_ms + other.member.delay_ms
+
+    # --- Asking for a shard -----------------------------------------------------------------------------------------
+
+    def _fetch(self, child: Peer, parent: Peer, shard: int) -> None:
+        request = Request(child, parent, shard)
+        child.requests[parent.index, shard] = request
+        self.clock.after(self._delay_ms(child, parent), self._receive, request)
+
+    def _receive(self, request: Request) -> None:
+        """The request has reached the parent."""
+        parent, child, shard = request.parent, request.child, request.shard
+        if request.is_answered or child.is_gone:
+            return
+        if parent.is_gone:
+            late_ms = self.plan.connect_ms if parent.member.is_silent else 0.0
+            self._answer(request, ShardFailed(parent.id, shard, FailReason.BROKEN), late_ms)
+            return
+        holds = parent.has >> shard & 1
+        if not parent.is_there or not (holds or parent.expects(shard)):
+            self._answer(request, ShardFailed(parent.id, shard, FailReason.ABSENT))
+            return
+        answer = parent.slots.ask(child.id, child.address, MANIFEST, int(self.clock.now_ms))
+        if isinstance(answer, Full):
+            child.tally.fulls += 1
+            children = tuple((each, parent.depth() + 1) for each in answer.children)
+            self._answer(request, ParentFull(parent.id, shard, answer.retry_ms, children))
+            return
+        request.ticket = answer.ticket
+        parent.serving[request] = None
+        if holds:
+            self._stream(request)
+        else:
+            parent.waiting.setdefault(shard, []).append(request)
+            self.clock.after(self.plan.wait_ms, self._give_up, request)
+
+    def _give_up(self, request: Request) -> None:
+        if request.flow is None and not request.is_answered:
+            self._end(request)
+            self._answer(request, ShardFailed(request.parent.id, request.shard, FailReason.TIMED_OUT))
+
+    def _stream(self, request: Request) -> None:
+        length = self.plan.lengths[request.shard]
+        request.began_ms = self.clock.now_ms
+        request.flow = Flow(request.parent.up, request.child.down, length, self._complete, request)
+        self._flows.start(request.flow)
+        self.clock.after(self._delay_ms(request.child, request.parent), self._begin, request)
+
+    def _begin(self, request: Request) -> None:
+        """The first bytes have reached the child."""
+        child = request.child
+        if request.is_answered or child.is_gone:
+            return
+        self.tell(child, Progressed(request.parent.id, request.shard, 1))
+        if not child.progress_planned:
+            child.progress_planned = True
+            self.clock.after(self.plan.progress_ms, self._tell_progress, child)
+
+    def _tell_progress(self, child: Peer) -> None:
+        child.progress_planned = False
+        running = [each for each in child.requests.values() if each.flow is not None and not each.is_answered]
+        for request in running:
+            assert request.flow is not None
+            received = self.plan.lengths[request.shard] - self._flows.left_bytes(request.flow)
+            self.tell(child, Progressed(request.parent.id, request.shard, int(received)))
+        if running and not child.is_gone:
+            child.progress_planned = True
+            self.clock.after(self.plan.progress_ms, self._tell_progress, child)
+
+    # --- Ends -------------------------------------------------------------------------------------------------------
+
+    def _complete(self, request: Request) -> None:
+        """The last byte has left the parent."""
+        self._end(request)
+        parent, shard = request.parent, request.shard
+        elapsed_ms = int(self.clock.now_ms - request.began_ms)
+        length = self.plan.lengths[shard]
+        if parent.member.lies:
+            self._answer(request, ShardCorrupt(parent.id, shard))
+        else:
+            self._answer(request, ShardArrived(parent.id, shard, length, elapsed_ms))
+
+    def _end(self, request: Request) -> None:
+        """Free the slot and the lines."""
+        sent = 0.0
+        if request.flow is not None:
+            self._flows.stop(request.flow)
+            sent = self.plan.lengths[request.shard] - request.flow.left_bytes
+        if request in request.parent.serving:
+            del request.parent.serving[request]
+            assert request.ticket is not None
+            request.parent.tally.sent_bytes += sent
+            request.parent.slots.finish(request.ticket, int(sent), int(self.clock.now_ms))
+
+    def _answer(self, request: Request, event: Event, late_ms: float = 0.0) -> None:
+        if not request.is_answered:
+            request.is_answered = True
+            delay_ms = self._delay_ms(request.child, request.parent) + late_ms
+            self.clock.after(delay_ms, self._deliver, request, event)
+
+    def _deliver(self, request: Request, event: Event) -> None:
+        child = request.child
+        if child.requests.get((request.parent.index, request.shard)) is not request:
+            return
+        del child.requests[request.parent.index, request.shard]
+        if not child.is_gone:
+            self._count(child, request, event)
+            self.tell(child, event)
+            if isinstance(event, ShardArrived):
+                self._release_waiting(child, request.shard)
+
+    def _count(self, child: Peer, request: Request, event: Event) -> None:
+        tally, length = child.tally, self.plan.lengths[request.shard]
+        match event:
+            case ShardArrived():
+                tally.received_bytes += length
+                tally.twice_shards += child.has >> request.shard & 1
+                child.has |= 1 << request.shard
+            case ShardCorrupt():
+                tally.corrupt_shards += 1
+                tally.corrupt_bytes += length
+            case ShardFailed(_, _, reason) if reason is not FailReason.STALLED:
+                tally.fails += 1
+
+    def _release_waiting(self, parent: Peer, shard: int) -> None:
+        for request in parent.waiting.pop(shard, ()):
+            if not request.is_answered and request in parent.serving:
+                self._stream(request)
+
+    def _cancel(self, child: Peer, parent: Peer, shard: int) -> None:
+        request = child.requests.get((parent.index, shard))
+        if request is None:
+            return
+        child.tally.cancels += 1
+        self._end(request)
+        request.is_answered = True
+        self.clock.after(0.0, self._deliver, request, ShardFailed(parent.id, shard, FailReason.STALLED))
