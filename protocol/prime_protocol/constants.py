@@ -275,8 +275,11 @@ DELTA_BLOCK_LANES = 2**21
 DELTA_ZSTD_LEVEL = 1
 """Only the entropy coder of zstd pays on gaps and value planes; higher levels search for matches that are not there."""
 
-CHILDREN_TOLD_MAX = 32
+CHILDREN_TOLD_MAX = 16
 """Children that a full shard server may name. It names about 8; more would not be asked anyway."""
+
+CHILD_RECORD_BYTES_MAX = 3 * 2**10
+"""Longest serving record that is passed on with a refusal: eight URLs and eight manifests take 2.2 kB."""
 
 assert SHARD_BYTES_MIN <= SHARD_BYTES <= SHARD_BYTES_MAX, "the default must be allowed"
 assert SHARDS_MAX * SHARD_BYTES_MAX < CHECKPOINT_BYTES_MAX, "a manifest's bytes must be countable"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from prime_protocol.codec import Size
-from prime_protocol.constants import CHILDREN_TOLD_MAX, SHARDS_MAX
+from prime_protocol.constants import CHILD_RECORD_BYTES_MAX, CHILDREN_TOLD_MAX, SHARDS_MAX
 from prime_protocol.envelope import Uint
 from prime_protocol.ids import NodeId
 
@@ -30,6 +30,8 @@ class Child:
 
     node: NodeId
     depth: Uint
+    record: Annotated[bytes, Size(0, CHILD_RECORD_BYTES_MAX)]
+    """Frame of its own serving record, so that it can be found by who has not heard of it; empty where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class Server:
     node: NodeId
     serving: Serving
     expires_at_ms: int
+    frame: bytes
+    """The signed record itself, to be passed on."""
 
 
 class Directory:
@@ -44,7 +46,8 @@ class Directory:
             case Serving() as serving:
                 # Newest last, so that the first is the one to forget.
                 self._servers.pop(gossip.letter.sender, None)
-                self._servers[gossip.letter.sender] = Server(gossip.letter.sender, serving, gossip.letter.expires_at_ms)
+                letter = gossip.letter
+                self._servers[letter.sender] = Server(letter.sender, serving, letter.expires_at_ms, gossip.frame)
                 if len(self._servers) > SERVERS_MAX:
                     del self._servers[next(iter(self._servers))]
             case _:
@@ -67,11 +70,6 @@ class Directory:
 
     def get(self, node: NodeId) -> Server | None:
         return self._servers.get(node)
-
-    def depth_of(self, node: NodeId) -> int:
-        """As it says itself; unknown counts as next to the origin."""
-        server = self._servers.get(node)
-        return server.serving.depth if server else 1
 
     def __len__(self) -> int:
         return len(self._servers)

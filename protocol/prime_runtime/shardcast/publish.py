@@ -50,7 +50,10 @@ def publish_checkpoint(
     if step < newest:
         raise LocalError(f"step {newest} is published already; step {step} comes too late")
     mapped, base = map_checkpoint(checkpoint), _find_base(store)
-    seal = partial(seal_manifest, key, network=store.network, sequence=sequence.next(now_ms), now_ms=now_ms)
+
+    def seal(manifest: Manifest) -> SignedManifest:
+        return seal_manifest(key, manifest, network=store.network, sequence=sequence.next(now_ms), now_ms=now_ms)
+
     made = []
     if base is not None and _has_same_tensors(base.manifest, mapped):
         made.append(_publish_delta(store, base, mapped, step, seal, shard_bytes, threads))
@@ -72,7 +75,7 @@ def _publish_delta(
     shard_bytes: int,
     threads: int,
 ) -> SignedManifest:
-    before = dict((span.name, view) for span, view in map_checkpoint(store.checkpoint_path(base.root)).tensors())
+    before = {span.name: view for span, view in map_checkpoint(store.checkpoint_path(base.root)).tensors()}
     pairs = ((span.name, before[span.name], view) for span, view in mapped.tensors())
     draft = store.folder / (DELTA_FILE + ".draft")
     with draft.open("wb") as file, ThreadPoolExecutor(max_workers=threads) as pool:

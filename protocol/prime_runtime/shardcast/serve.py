@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prime_protocol.codec import encode
-from prime_protocol.constants import CHILDREN_TOLD_MAX, GOSSIP_MANIFESTS_MAX
+from prime_protocol.constants import CHILD_RECORD_BYTES_MAX, CHILDREN_TOLD_MAX, GOSSIP_MANIFESTS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.shard_messages import Child, Full, Have
 from prime_runtime.clock import Clock
 from prime_runtime.http_body import get_address
 from prime_runtime.http_server import HttpServer
+from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.sending import ShardResponse
 from prime_runtime.shardcast.slots import Full as Refusal
 from prime_runtime.shardcast.slots import UploadSlots
@@ -54,7 +55,7 @@ class Offer:
 
 
 class ShardServer:
-    """Serves one store. `depth_of` tells where a child stands in the tree, as far as this node knows."""
+    """Serves one store. The directory tells where children can be found."""
 
     def __init__(
         self,
@@ -63,13 +64,13 @@ class ShardServer:
         *,
         clock: Clock,
         trusted_proxies: tuple[str, ...] = (),
-        depth_of: Callable[[NodeId], int] = lambda node: 1,
+        directory: Directory | None = None,
     ) -> None:
         self.store = store
         self.slots = slots
         self._clock = clock
         self._trusted_proxies = trusted_proxies
-        self._depth_of = depth_of
+        self._directory = directory
         self.sent_bytes = 0
         self.sent_shards = 0
         self.refused = 0
@@ -154,10 +155,17 @@ class ShardServer:
         return self.slots.pace(self._clock.now_ms(), length)
 
     def _refuse(self, full: Refusal) -> web.Response:
-        children = tuple(Child(node=child, depth=self._depth_of(child)) for child in full.children)
-        body = encode(Full(retry_ms=full.retry_ms, children=children[:CHILDREN_TOLD_MAX]))
+        children = tuple(self._describe(child) for child in full.children[:CHILDREN_TOLD_MAX])
+        body = encode(Full(retry_ms=full.retry_ms, children=children))
         headers = {"Retry-After": str(-(-full.retry_ms // 1000))}
         return web.Response(status=503, body=body, content_type="application/octet-stream", headers=headers)
+
+    def _describe(self, child: NodeId) -> Child:
+        server = self._directory.get(child) if self._directory is not None else None
+        if server is None:
+            return Child(node=child, depth=1, record=b"")
+        record = server.frame if len(server.frame) <= CHILD_RECORD_BYTES_MAX else b""
+        return Child(node=child, depth=server.serving.depth, record=record)
 
     async def _wait(self, is_over: Callable[[], bool], stock: Stock, wait_ms: int) -> None:
         try:

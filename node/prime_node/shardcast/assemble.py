@@ -1,0 +1,153 @@
+"""Shards become checkpoints: a keyframe's files get a second name, a delta is applied to a copy of its base.
+
+Nothing here waits for the network; it is run in a thread. The copy to be patched is made ahead, while nothing is
+urgent, so that a new step costs the change and the proof and no copying.
+"""
+
+import logging
+import mmap
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.manifest import Kind, verify_base, verify_layout
+from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.shardcast.checkpoint import (
+    copy_checkpoint,
+    map_checkpoint,
+    patch_checkpoint,
+    verify_checkpoint,
+)
+from prime_runtime.shardcast.stock import link_or_copy
+from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS_KEPT = 2
+"""The newest, and the one before it, which rollouts may still be made with."""
+
+
+class Assembler:
+    """Builds checkpoints in one store."""
+
+    def __init__(self, store: ShardStore, *, threads: int, kept: int = CHECKPOINTS_KEPT) -> None:
+        self._store = store
+        self._threads = threads
+        self._kept = kept
+        self._alone = threading.Lock()
+        """The spare copy is made in the background; whoever builds waits until it is there."""
+
+    def build(self, path: Sequence[SignedManifest]) -> None:
+        """Along a chain whose shards are all here, each link on what the one before gave.
+
+        RemoteError: the result is not what was signed. Then nothing got a name that it does not deserve.
+        """
+        with self._alone:
+            for signed in path:
+                if self._store.checkpoint_path(signed.root).exists():
+                    continue
+                if signed.manifest.kind is Kind.KEYFRAME:
+                    self._build_keyframe(signed)
+                else:
+                    self._build_delta(signed)
+
+    def _build_keyframe(self, signed: SignedManifest) -> None:
+        stock, draft = self._store.stocks[signed.digest], self._start_draft(signed.root)
+        draft.mkdir()
+        for file in stock.files():
+            link_or_copy(file, draft / file.name)
+        mapped = {file.path.name: file for file in map_checkpoint(draft).files}
+        for index, entry in enumerate(signed.manifest.files):
+            header = mapped[entry.name].header if entry.name in mapped else None
+            if header is not None:
+                verify_layout(signed.manifest, index, header)
+        verify_checkpoint(draft, signed.manifest, threads=self._threads)
+        self._store.publish(draft, signed)
+
+    def _build_delta(self, signed: SignedManifest) -> None:
+        base = signed.manifest.base
+        assert base is not None, "a delta has a base"
+        held = self._store.checkpoints().get(base)
+        if held is None:
+            raise RemoteError("base", f"{base} is not here")
+        verify_base(signed.manifest, held.manifest)
+        spare = self._store.spare_path(base)
+        if spare.exists():
+            try:
+                self._patch(signed, spare)
+                return
+            except RemoteError as error:
+                log.warning("the spare copy was damaged, a fresh one is made: %s", error)
+        fresh = spare.with_name(spare.name + DRAFT_SUFFIX)
+        shutil.rmtree(fresh, ignore_errors=True)
+        copy_checkpoint(self._store.checkpoint_path(base), fresh)
+        self._patch(signed, fresh)
+
+    def _patch(self, signed: SignedManifest, copy: Path) -> None:
+        draft = self._start_draft(signed.root)
+        copy.rename(draft)
+        path, _, _ = self._store.stocks[signed.digest].place(0)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as records:
+            view = memoryview(records)
+            try:
+                patch_checkpoint(draft, signed.manifest, view, threads=self._threads)
+            finally:
+                view.release()
+        self._store.publish(draft, signed)
+
+    def _start_draft(self, root: Digest) -> Path:
+        draft = self._store.draft_path(root)
+        shutil.rmtree(draft, ignore_errors=True)
+        return draft
+
+    def discard(self, path: Sequence[SignedManifest]) -> None:
+        """After a failure: the base that the chain began with is not to be trusted any more."""
+        base = path[0].manifest.base
+        if base is not None:
+            self._store.remove_checkpoint(base)
+
+    def prepare(self) -> None:
+        """Make the copy that the next delta will patch. Where there is no room for it, the delta will make its own."""
+        with self._alone:
+            newest = self._newest()
+            if newest is not None and not self._store.spare_path(newest.root).exists():
+                self._copy(newest)
+
+    def _copy(self, newest: SignedManifest) -> None:
+        spare = self._store.spare_path(newest.root)
+        draft = spare.with_name(spare.name + DRAFT_SUFFIX)
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            copy_checkpoint(self._store.checkpoint_path(newest.root), draft)
+            draft.rename(spare)
+        except (OSError, LocalError) as error:
+            log.info("no spare copy of step %d: %s", newest.manifest.step, error)
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def recheck(self) -> int:
+        """Checkpoints that are not what they say are removed; their number."""
+        lost = 0
+        for root, signed in self._store.checkpoints().items():
+            try:
+                verify_checkpoint(self._store.checkpoint_path(root), signed.manifest, threads=self._threads)
+            except (RemoteError, LocalError) as error:
+                log.warning(
+                    "the checkpoint of step %d is damaged and is fetched again: %s", signed.manifest.step, error
+                )
+                self._store.remove_checkpoint(root)
+                lost += 1
+        return lost
+
+    def retire(self) -> None:
+        """Keep the newest few checkpoints, and a spare of the newest only."""
+        newest_first = sorted(self._store.checkpoints().values(), key=lambda signed: -signed.manifest.step)
+        for signed in newest_first[self._kept :]:
+            self._store.remove_checkpoint(signed.root)
+        for signed in newest_first[1 : self._kept]:
+            shutil.rmtree(self._store.spare_path(signed.root), ignore_errors=True)
+
+    def _newest(self) -> SignedManifest | None:
+        return max(self._store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)

@@ -1,0 +1,288 @@
+"""Carries out what a Download decides: asks parents for bitmaps and shards, checks digests, tells what came of it.
+
+A shard is received straight into its place in the mapped file and counts only when its digest is right. Where the same
+shard is asked of two parents, the second is received aside: a liar cannot spoil what is already there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from random import Random
+from typing import Any, assert_never
+
+from prime_node.shardcast.events import (
+    Cancel,
+    Drop,
+    Effect,
+    Event,
+    FailReason,
+    Fetch,
+    Finished,
+    HaveTold,
+    ParentFound,
+    ParentFull,
+    ParentLost,
+    Poll,
+    PollFailed,
+    Progress,
+    Progressed,
+    ShardArrived,
+    ShardCorrupt,
+    ShardFailed,
+    Tick,
+)
+from prime_node.shardcast.limits import FetchLimits
+from prime_node.shardcast.link import Link, LinkBroken
+from prime_node.shardcast.links import Links
+from prime_node.shardcast.parents import Parents
+from prime_node.shardcast.tree import Download
+from prime_protocol.codec import decode
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import NodeId
+from prime_protocol.manifest import compute_digest
+from prime_protocol.shard_messages import Child, Full, Have
+from prime_runtime.clock import Clock
+from prime_runtime.shardcast.directory import Directory
+from prime_runtime.shardcast.serve import NODE_HEADER, WAIT_HEADER, WAIT_MS_MAX
+from prime_runtime.shardcast.stock import Stock
+
+log = logging.getLogger(__name__)
+
+POLL_SPACING_MS = 500
+POLL_WAIT_MS = 10_000
+ANSWER_MS = 5_000
+"""How much longer than it was allowed to wait a server may take to answer."""
+PROGRESS_MS = 500
+RECORDS_MS = 1_000
+"""How often new serving records are looked for."""
+
+
+class Fetcher:
+    """Brings one stock's missing shards here."""
+
+    def __init__(
+        self,
+        stock: Stock,
+        directory: Directory,
+        links: Links,
+        parents: Parents,
+        *,
+        node: NodeId,
+        clock: Clock,
+        dice: Random,
+        limits: FetchLimits,
+        pool: Executor,
+        hear: Callable[[bytes], None],
+    ) -> None:
+        self._stock = stock
+        self._directory = directory
+        self._links = links
+        self._node = node
+        self._clock = clock
+        self._pool = pool
+        self._hear = hear
+        lengths = [shard.length for shard in stock.manifest.shards]
+        self._download = Download(lengths, stock.list_held(), parents, dice, limits)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[None]] = {}
+        self._in_place: dict[int, NodeId] = {}
+        """Who is writing a shard straight into its place."""
+        self._seen: dict[NodeId, int] = {}
+        self._polled_ms: dict[NodeId, int] = {}
+        self._parents: set[NodeId] = set()
+        self._looked_ms = -RECORDS_MS
+        self._receiving: dict[tuple[NodeId, int], Link] = {}
+        self.corrupt = 0
+        """Shards that were thrown away because their digest was wrong."""
+        self.received_bytes = 0
+        """All bytes of shards that came, right or wrong."""
+
+    def progress(self) -> Progress:
+        return self._download.progress(self._clock.monotonic_ms())
+
+    async def run(self) -> None:
+        """Until every shard is here."""
+        try:
+            is_finished = self._handle(Tick())
+            while not is_finished:
+                is_finished = self._handle(await self._next_event())
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._stock.set_coming(0)
+
+    async def _next_event(self) -> Event:
+        """What happens next; a Tick where nothing does until it is time to look around."""
+        now_ms = self._clock.monotonic_ms()
+        wait_ms = max(0, min(self._download.wake_ms - now_ms, RECORDS_MS))
+        if now_ms - self._looked_ms >= RECORDS_MS:
+            self._looked_ms = now_ms
+            self._look_for_parents()
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    def _look_for_parents(self) -> None:
+        servers = {server.node: server for server in self._directory.servers(self._stock.digest)}
+        servers.pop(self._node, None)
+        for node in sorted(servers.keys() - self._parents):
+            serving = servers[node].serving
+            self._events.put_nowait(ParentFound(node, serving.depth, serving.slots_free))
+        for node in sorted(self._parents - servers.keys()):
+            self._events.put_nowait(ParentLost(node))
+        self._parents = set(servers)
+
+    def _handle(self, event: Event) -> bool:
+        """True once everything is here."""
+        is_finished = False
+        for effect in self._download.handle(event, self._clock.monotonic_ms()):
+            is_finished = self._carry_out(effect) or is_finished
+        self._stock.depth = self._download.depth()
+        self._stock.set_coming(int.from_bytes(self._download.coming, "little"))
+        return is_finished
+
+    def _carry_out(self, effect: Effect) -> bool:
+        match effect:
+            case Poll(parent):
+                self._start((parent, None), self._poll(parent))
+            case Fetch(parent, shard):
+                self._start((parent, shard), self._fetch(parent, shard))
+            case Cancel(parent, shard):
+                self._cancel(parent, shard)
+            case Drop(parent):
+                log.warning("%s sent a shard with a wrong digest", parent)
+                self._directory.drop(parent)
+            case Finished():
+                return True
+            case _:
+                assert_never(effect)
+        return False
+
+    def _start(self, key: tuple[NodeId, int | None], work: Coroutine[Any, Any, Event]) -> None:
+        async def run() -> None:
+            try:
+                event = await work
+            finally:
+                self._tasks.pop(key, None)
+            self._events.put_nowait(event)
+
+        self._tasks[key] = asyncio.create_task(run())
+
+    def _cancel(self, parent: NodeId, shard: int) -> None:
+        task = self._tasks.pop((parent, shard), None)
+        if task is not None and task.cancel():
+            # Not when the task notices, but now: somebody else may write in its place next.
+            if link := self._receiving.pop((parent, shard), None):
+                link.close()
+            self._release(parent, shard)
+            self._events.put_nowait(ShardFailed(parent, shard, FailReason.STALLED))
+
+    # --- Bitmaps ----------------------------------------------------------------------------------------------------
+
+    async def _poll(self, parent: NodeId) -> Event:
+        spacing_ms = self._polled_ms.get(parent, 0) + POLL_SPACING_MS - self._clock.monotonic_ms()
+        if spacing_ms > 0:
+            await self._clock.sleep_ms(spacing_ms)
+        self._polled_ms[parent] = self._clock.monotonic_ms()
+        path = f"/have/{self._stock.digest}?seen={self._seen.get(parent, 0)}"
+        try:
+            async with (
+                asyncio.timeout((POLL_WAIT_MS + ANSWER_MS) / 1000),
+                self._links.borrow(self._urls(parent)) as link,
+            ):
+                answer = await link.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
+            if answer.status != 200:
+                return PollFailed(parent)
+            have = decode(Have, answer.body)
+        except (LinkBroken, TimeoutError, RemoteError) as error:
+            log.debug("poll of %s failed: %s", parent, error)
+            return PollFailed(parent)
+        size = (self._stock.shards + 7) // 8
+        if len(have.held) != size or len(have.coming) != size:
+            return PollFailed(parent)
+        self._seen[parent] = have.version
+        return HaveTold(parent, have.held, have.coming, have.slots_free, have.depth)
+
+    # --- Shards -----------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, parent: NodeId, shard: int) -> Event:
+        length = self._stock.manifest.shards[shard].length
+        is_in_place = shard not in self._in_place
+        if is_in_place:
+            self._in_place[shard] = parent
+        target = self._stock.view(shard) if is_in_place else memoryview(bytearray(length))
+        try:
+            return await self._receive(parent, shard, target, is_in_place=is_in_place)
+        except (LinkBroken, TimeoutError, RemoteError) as error:
+            log.debug("shard %d from %s failed: %s", shard, parent, error)
+            return ShardFailed(parent, shard, FailReason.BROKEN)
+        finally:
+            self._release(parent, shard)
+
+    async def _receive(self, parent: NodeId, shard: int, target: memoryview, *, is_in_place: bool) -> Event:
+        entry = self._stock.manifest.shards[shard]
+        began_ms = told_ms = 0
+
+        def note(received_bytes: int) -> None:
+            nonlocal began_ms, told_ms
+            now_ms = self._clock.monotonic_ms()
+            began_ms = began_ms or now_ms
+            if not told_ms or now_ms - told_ms >= PROGRESS_MS:
+                told_ms = now_ms
+                self._events.put_nowait(Progressed(parent, shard, received_bytes))
+
+        headers = {NODE_HEADER: str(self._node), WAIT_HEADER: str(WAIT_MS_MAX)}
+        async with self._links.borrow(self._urls(parent)) as link:
+            self._receiving[parent, shard] = link
+            try:
+                answer = await link.get(f"/shards/{entry.digest}", headers, target=target, on_bytes=note)
+            finally:
+                self._receiving.pop((parent, shard), None)
+        self.received_bytes += answer.filled_bytes
+        if answer.status != 200:
+            return self._explain(parent, shard, answer.status, answer.body)
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(self._pool, compute_digest, target) != entry.digest:
+            self.corrupt += 1
+            return ShardCorrupt(parent, shard)
+        if not self._stock.held >> shard & 1:
+            if not is_in_place:
+                self._take_over(shard, target)
+            self._stock.mark(shard)
+        return ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
+
+    def _explain(self, parent: NodeId, shard: int, status: int, body: bytes) -> Event:
+        if status == 503:
+            full = decode(Full, body)
+            children = tuple((child.node, child.depth) for child in full.children if self._knows(child))
+            return ParentFull(parent, shard, full.retry_ms, children)
+        reason = {404: FailReason.ABSENT, 504: FailReason.TIMED_OUT}.get(status, FailReason.BROKEN)
+        return ShardFailed(parent, shard, reason)
+
+    def _knows(self, child: Child) -> bool:
+        """Where it can be reached: its record may have come with the refusal, and is as good as one from gossip."""
+        if child.node == self._node:
+            return False
+        if child.record and self._directory.get(child.node) is None:
+            self._hear(child.record)
+        return self._directory.get(child.node) is not None
+
+    def _take_over(self, shard: int, target: memoryview) -> None:
+        """The second parent was first. Whoever writes in the place stops before the right bytes go there."""
+        owner = self._in_place.get(shard)
+        if owner is not None:
+            self._cancel(owner, shard)
+        self._stock.view(shard)[:] = target
+
+    def _release(self, parent: NodeId, shard: int) -> None:
+        if self._in_place.get(shard) == parent:
+            del self._in_place[shard]
+
+    def _urls(self, parent: NodeId) -> tuple[str, ...]:
+        server = self._directory.get(parent)
+        return server.serving.urls if server else ()

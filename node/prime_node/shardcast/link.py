@@ -1,0 +1,233 @@
+"""One connection to a shard server: GET, with the body received straight into the place it belongs.
+
+The asking half of HTTP/1.1, as much of it as a shard needs: a length is declared or the answer is refused, heads are
+short, bodies are never longer than what was asked for. What a server sends beyond that ends the connection.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+from typing import Any, cast
+
+from prime_protocol.addresses import ServerUrl
+from prime_protocol.errors import RemoteError
+
+HEAD_BYTES_MAX = 8 * 2**10
+SMALL_BYTES_MAX = 64 * 2**10
+"""Longest body of anything but what was asked for: refusals, bitmaps."""
+CONNECT_MS = 5_000
+STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
+
+
+class LinkBroken(Exception):
+    """The connection is of no more use: it was lost, or the server does not speak as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of an answer."""
+
+    status: int
+    length: int
+    is_last: bool
+    """The server closes the connection after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `body` is empty where the bytes went to the place they were asked for."""
+
+    status: int
+    body: bytes
+    filled_bytes: int
+
+
+class State(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    CLOSED = "closed"
+
+
+def parse_head(raw: bytes) -> Head:
+    """A head without its last empty line, or LinkBroken."""
+    first, *lines = raw.split(b"\r\n")
+    status = STATUS_LINE.fullmatch(first)
+    if status is None:
+        raise LinkBroken("the answer is not HTTP/1.1")
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        header = HEADER.fullmatch(line)
+        if header is None:
+            raise LinkBroken("the answer has a malformed header")
+        name = header[1].lower()
+        if name in headers and name in (b"content-length", b"transfer-encoding"):
+            raise LinkBroken("the answer declares its length twice")
+        headers[name] = header[2]
+    length = headers.get(b"content-length", b"")
+    if b"transfer-encoding" in headers or not re.fullmatch(rb"[0-9]{1,12}", length):
+        raise LinkBroken("the answer does not declare its length")
+    return Head(int(status[1]), int(length), headers.get(b"connection", b"").lower() == b"close")
+
+
+class Link(asyncio.BufferedProtocol):
+    """A kept connection, for one request at a time."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host.encode()
+        self._state = State.IDLE
+        self._transport: asyncio.Transport | None = None
+        self._head_buffer = memoryview(bytearray(HEAD_BYTES_MAX))
+        self._head_bytes = 0
+        self._head: Head | None = None
+        self._target: memoryview | None = None
+        self._body = memoryview(b"")
+        self._body_bytes = 0
+        self._body_bytes_max = SMALL_BYTES_MAX
+        self._on_bytes: Callable[[int], None] | None = None
+        self._done: asyncio.Future[Answer] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._state is State.IDLE
+
+    async def get(
+        self,
+        path: str,
+        headers: dict[str, str],
+        *,
+        target: memoryview | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        body_bytes_max: int = SMALL_BYTES_MAX,
+    ) -> Answer:
+        """The answer, or LinkBroken. With a target, a 200 or 206 must be exactly as long, and goes there."""
+        if self._state is not State.IDLE or self._transport is None:
+            raise LinkBroken("the connection was closed")
+        lines = [f"GET {path} HTTP/1.1".encode(), b"Host: " + self._host]
+        lines += [f"{name}: {value}".encode() for name, value in headers.items()]
+        self._state, self._head_bytes, self._target, self._on_bytes = State.HEAD, 0, target, on_bytes
+        self._body_bytes_max = body_bytes_max
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        try:
+            return await self._done
+        finally:
+            self._target, self._on_bytes = None, None
+            if not self.is_idle:
+                self.close()
+
+    def close(self) -> None:
+        """At once: not a byte more is received."""
+        self._state = State.CLOSED
+        self._body = memoryview(b"")
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    # --- Called by the loop -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._state is State.BODY:
+            return self._body[self._body_bytes :]
+        return self._head_buffer[self._head_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._state is State.BODY:
+                self._take_body(nbytes)
+            elif self._state is State.HEAD:
+                self._take_head(nbytes)
+            else:
+                raise LinkBroken("the server speaks without being asked")
+        except LinkBroken as error:
+            self._fail(error)
+
+    def eof_received(self) -> None:
+        self._fail(LinkBroken("the server closed the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(LinkBroken(f"the connection was lost: {exc}"))
+
+    # --- Inside -----------------------------------------------------------------------------------------------------
+
+    def _take_head(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        raw = bytes(self._head_buffer[: self._head_bytes])
+        head, end, rest = raw.partition(b"\r\n\r\n")
+        if not end:
+            if self._head_bytes == HEAD_BYTES_MAX:
+                raise LinkBroken("the answer has too long a head")
+            return
+        self._head = parse_head(head)
+        self._body, self._body_bytes = self._choose_body(self._head), 0
+        if len(rest) > len(self._body):
+            raise LinkBroken("the server sent more than it declared")
+        self._body[: len(rest)] = rest
+        self._state = State.BODY
+        self._take_body(len(rest))
+
+    def _choose_body(self, head: Head) -> memoryview:
+        if head.status in (200, 206) and self._target is not None:
+            if head.length != len(self._target):
+                raise LinkBroken(f"the answer is {head.length} bytes long, asked for were {len(self._target)}")
+            return self._target
+        if head.length > self._body_bytes_max:
+            raise LinkBroken(f"the answer is {head.length} bytes long")
+        return memoryview(bytearray(head.length))
+
+    def _take_body(self, nbytes: int) -> None:
+        self._body_bytes += nbytes
+        if self._on_bytes is not None and nbytes and self._body is self._target:
+            self._on_bytes(self._body_bytes)
+        if self._body_bytes == len(self._body):
+            self._end()
+
+    def _end(self) -> None:
+        head, done = self._head, self._done
+        assert head is not None
+        assert done is not None
+        is_target = self._body is self._target
+        answer = Answer(head.status, b"" if is_target else bytes(self._body), self._body_bytes if is_target else 0)
+        self._body = memoryview(b"")
+        self._state = State.IDLE
+        self._head_bytes = 0
+        if head.is_last:
+            self.close()
+        if not done.done():
+            done.set_result(answer)
+
+    def _fail(self, error: LinkBroken) -> None:
+        self.close()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+
+async def open_link(url: ServerUrl, *, allow_private: bool) -> Link:
+    """Connect to a stranger's server; LinkBroken where there is none, or where it is inside somebody's own network."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_MS / 1000):
+            found = await loop.getaddrinfo(url.host, url.port, type=1)
+            address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
+            kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
+            _, link = await loop.create_connection(
+                lambda: Link(str(url).partition("//")[2]), address, url.port, **kwargs
+            )
+    except (OSError, TimeoutError, RemoteError) as error:
+        raise LinkBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None
+    return link
+
+
+def choose_address(addresses: list[str], *, allow_private: bool) -> str:
+    """The first that a stranger may send us to. Looked at after the name was resolved: names can point anywhere."""
+    for address in addresses:
+        if allow_private or ip_address(address.partition("%")[0]).is_global:
+            return address
+    raise RemoteError("urls", "lead into a private network; allow_private lets them, for networks inside one building")
