@@ -6,12 +6,8 @@ objects/      files that nodes sent         mirror/     the log as static files 
 plants/       keys of planted workers       lock        who is running here
 """
 
-import fcntl
-import json
-import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +18,7 @@ from prime_protocol.constants import ED25519_KEY_BYTES
 from prime_protocol.errors import LocalError
 from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
+from prime_runtime.lock import Facts, Lock, lock_file, read_facts
 
 PASSWORD_CHARS_MIN = 8
 
@@ -151,57 +148,11 @@ def _read_text(path: Path) -> str:
 # --- The lock -------------------------------------------------------------------------------------------------------
 
 
-class Lock:
-    """Held by the one process that may write in the folder. It falls with the process, however that ends."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def note_url(self, url: str) -> None:
-        """Say where this process listens, for other commands on this machine."""
-        self._note({"pid": os.getpid(), "url": url})
-
-    def note_pid(self) -> None:
-        self._note({"pid": os.getpid()})
-
-    def clear(self) -> None:
-        self._note({})
-
-    def _note(self, facts: dict[str, str | int]) -> None:
-        text = json.dumps(facts) + "\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text.encode(), 0)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[Lock]:
+def locked(folder: Path) -> AbstractContextManager[Lock]:
     """Take the folder's lock, or tell who has it."""
-    path = Home(folder).lock
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise LocalError(
-            f"cannot open {path}: {error.strerror}; make the folder with: prime-coordinator init"
-        ) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        holder = read_lock(folder).get("pid", "unknown")
-        raise LocalError(f"another coordinator runs in {folder}, process {holder}; stop it first") from None
-    lock = Lock(fd)
-    try:
-        lock.note_pid()
-        yield lock
-    finally:
-        lock.clear()
-        os.close(fd)
+    return lock_file(Home(folder).lock, "coordinator", advice="make the folder with: prime-coordinator init")
 
 
-def read_lock(folder: Path) -> dict[str, str | int]:
+def read_lock(folder: Path) -> Facts:
     """What the process in this folder says of itself: `pid`, and `url` once it listens. Stale after a crash."""
-    try:
-        facts = json.loads(Home(folder).lock.read_text() or "{}")
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    return read_facts(Home(folder).lock)

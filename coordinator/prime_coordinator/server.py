@@ -24,7 +24,6 @@ from prime_coordinator.gauges import Gauges
 from prime_coordinator.gossiping import Gossiping
 from prime_coordinator.home import (
     Home,
-    Lock,
     check_database,
     database_url,
     load_key,
@@ -62,6 +61,7 @@ from prime_protocol.records import RECORDS, SHARE
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_server import Caller, HttpServer
+from prime_runtime.lock import Lock
 from prime_runtime.metrics import Metrics, RequestMetrics
 from prime_runtime.objects import ObjectStore, open_store
 from prime_runtime.rates import network_group

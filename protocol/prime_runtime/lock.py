@@ -1,0 +1,80 @@
+"""One process in one folder: a lock file that falls with its process, however that ends, and says who holds it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prime_protocol.errors import LocalError
+
+Facts = dict[str, str | int]
+
+
+class Lock:
+    """Held by the one process that may write in the folder."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def note_url(self, url: str, **others: str) -> None:
+        """Say where this process listens, for other commands on this machine."""
+        self._note({"pid": os.getpid(), "url": url, **others})
+
+    def note_pid(self) -> None:
+        self._note({"pid": os.getpid()})
+
+    def clear(self) -> None:
+        self._note({})
+
+    def _note(self, facts: Facts) -> None:
+        text = json.dumps(facts) + "\n"
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode(), 0)
+
+
+@contextmanager
+def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
+    """Take the lock, or tell which process has it; `advice` is for a folder that is not there."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalError(f"cannot open {path}: {error.strerror}; {advice}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        holder = read_facts(path).get("pid", "unknown")
+        raise LocalError(f"another {who} runs in {path.parent}, process {holder}; stop it first") from None
+    lock = Lock(fd)
+    try:
+        lock.note_pid()
+        yield lock
+    finally:
+        lock.clear()
+        os.close(fd)
+
+
+def read_facts(path: Path) -> Facts:
+    """What the holder says of itself: `pid`, and `url` once it listens. Stale after a crash; see `is_held`."""
+    try:
+        facts = json.loads(path.read_text() or "{}")
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds it now."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
