@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class FetchLimits:
     """These are one node's own choice; the network does not agree on them."""
 
-    transfers_max: int = 5
+    transfers_max: int = 6
     """Transfers at once. Few, so that each is fast and a shard can be passed on soon."""
 
     parent_transfers_max: int = 2
@@ -22,8 +22,8 @@ class FetchLimits:
     floor_bytes_per_s: int = 8 * 2**10
     """A transfer below this is stalled whatever else there is: 16 MiB would take 35 minutes."""
 
-    stall_ms: int = 6_000
-    """How long a transfer is watched before it is judged: a lost packet and a few seconds of a busy line are normal."""
+    stall_ms: int = 3_000
+    """How long a transfer is watched before it is judged: a lost packet and a second of a busy line are normal."""
 
     slow_share: float = 0.125
     """A transfer below this share of the typical rate of the others is stalled if another parent has the shard."""

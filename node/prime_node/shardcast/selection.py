@@ -43,7 +43,7 @@ def choose_second(
             continue
         left_ms = transfer.guess_left_ms(parents.expect(transfer.parent, now_ms), now_ms)
         for each in neighbours:
-            if not each.held >> transfer.shard & 1 or each.ready_ms > now_ms or not each.slots_free:
+            if not each.held >> transfer.shard & 1 or each.ready_ms > now_ms:
                 continue
             if each.running or each.id in transfers.draining:
                 continue

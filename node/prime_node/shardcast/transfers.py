@@ -7,6 +7,7 @@ from prime_node.shardcast.limits import FetchLimits
 from prime_protocol.ids import NodeId
 
 NEVER_MS = 2**62
+WARNINGS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class Transfer:
     seen_ms: int = 0
     seen_bytes: int = 0
     """Where the present watch began."""
+    warnings: int = 0
+    """How many watches in a row it was too slow."""
     is_cancelled: bool = False
     was_slow: bool = False
     """Cancelled for its own fault."""
@@ -128,11 +131,16 @@ class Transfers:
         return transfer.asked_ms + patience_ms
 
     def is_stalled(self, transfer: Transfer, typical_rate: float, now_ms: int) -> bool:
-        """Judge one that is due, and watch on. `typical_rate` is 0 if no other parent has the shard."""
+        """Judge one that is due, and watch on. `typical_rate` is 0 if no other parent has the shard.
+
+        Then it is given another watch: to begin again with the same parent would lose what has come.
+        """
         if not transfer.flowing_ms:
             return True
         passed_ms = max(1, now_ms - transfer.seen_ms)
         rate = (transfer.received_bytes - transfer.seen_bytes) * 1000 / passed_ms
         transfer.seen_ms, transfer.seen_bytes = now_ms, transfer.received_bytes
         self.check_ms = min(self.check_ms, self._due_ms(transfer))
-        return rate < max(self._limits.floor_bytes_per_s, self._limits.slow_share * typical_rate)
+        is_slow = rate < max(self._limits.floor_bytes_per_s, self._limits.slow_share * typical_rate)
+        transfer.warnings = transfer.warnings + 1 if is_slow else 0
+        return is_slow and (typical_rate > 0 or transfer.warnings >= WARNINGS_MAX)
