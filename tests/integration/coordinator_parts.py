@@ -6,7 +6,7 @@ import json
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -85,7 +85,11 @@ def terms(**changes: Any) -> RunTerms:
 
 
 async def make_folder(
-    folder: Path, database: str | None = None, books: BooksConfig = BOOKS, **changes: Any
+    folder: Path,
+    database: str | None = None,
+    books: BooksConfig = BOOKS,
+    settings: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> CoordinatorConfig:
     """A new coordinator with one run, whose terms can be changed; its keystore is cheap to open."""
     config = CoordinatorConfig(
@@ -96,6 +100,7 @@ async def make_folder(
         books=books,
         faucet=FaucetConfig(amount_nano=GIFT),
         intake=IntakeConfig(memory_mb_max=2048),
+        **settings or {},
     )
     await initialise(config, SystemClock())
     key = load_key(config)

@@ -1,6 +1,7 @@
 """A coordinator as a process of its own: `python coordinator_process.py FOLDER`. Settings are the folder's."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ PASSWORD = "correct horse battery staple"
 
 
 def main(folder: Path) -> int:
-    config = resolve_coordinator_config(folder, {}, {"PRIME_PASSWORD": PASSWORD}).config
+    secrets = {name: value for name, value in os.environ.items() if name.startswith("PRIME_S3_")}
+    config = resolve_coordinator_config(folder, {}, {"PRIME_PASSWORD": PASSWORD, **secrets}).config
     set_up_logs(LogConfig(format=LogFormat.JSON), stream=sys.stderr, secrets=[Secret(PASSWORD)])
     try:
         return asyncio.run(run(config))
