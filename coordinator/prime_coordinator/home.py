@@ -17,10 +17,8 @@ from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig
 from prime_protocol.constants import ED25519_KEY_BYTES
 from prime_protocol.errors import LocalError
 from prime_protocol.signing import WalletKey
-from prime_runtime import key_file
+from prime_runtime import key_file, password
 from prime_runtime.lock import Facts, Lock, lock_file, read_facts
-
-PASSWORD_CHARS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +83,7 @@ def objects_url(config: CoordinatorConfig) -> str:
 
 def read_password(config: CoordinatorConfig) -> str:
     """From the settings or from the file they name."""
-    if config.password is not None:
-        return config.password.reveal()
-    if config.password_file is None:
-        raise LocalError("the key's password is missing: set PRIME_PASSWORD, or password_file to a file that holds it")
-    try:
-        text = config.password_file.read_text().partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalError(f"cannot read the password file {config.password_file}: {error}") from None
-    if len(text) < PASSWORD_CHARS_MIN:
-        raise LocalError(f"the password in {config.password_file} is shorter than {PASSWORD_CHARS_MIN} characters")
-    return text
+    return password.read_password(config.password, config.password_file)
 
 
 def load_key(config: CoordinatorConfig) -> WalletKey:

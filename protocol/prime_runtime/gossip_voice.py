@@ -4,6 +4,7 @@ Our own frame passes the guard like a stranger's: what others would not pass on 
 is known.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -59,8 +60,7 @@ class Voice:
         if not isinstance(verdict, Accepted):
             log.debug("not said: %s: %s", type(message).__name__, verdict.reason)
             return None
-        for number, way in enumerate(self._ways):
-            await self._send(number, way, run, verdict.gossip)
+        await asyncio.gather(*(self._send(number, way, run, verdict.gossip) for number, way in enumerate(self._ways)))
         return verdict.gossip
 
     async def _send(self, number: int, way: Way, run: RunId, gossip: Gossip) -> None:

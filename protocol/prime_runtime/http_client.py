@@ -4,6 +4,7 @@ Every attempt is sealed anew. A request is repeated only when it cannot have bee
 doing it twice is as good as once.
 """
 
+import base64
 import random
 import ssl
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from prime_protocol.exchange import REFUSAL, REPLY, Endpoint, Refusal, open_repl
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE
+from prime_runtime.http_body import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_TYPE
 from prime_runtime.http_errors import UNSIGNED, Failure, Unreachable, explain_refusal, explain_transport
 from prime_runtime.http_limits import CLIENT_IDLE_MS, ClientLimits
 from prime_runtime.sequence import Sequence
@@ -59,6 +60,14 @@ class Answer(Generic[R]):
     reply: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """A body that is no envelope, and where it goes."""
+
+    path: str
+    data: bytes
+
+
 class HttpClient:
     """Calls servers with one key over one session."""
 
@@ -89,14 +98,18 @@ class HttpClient:
         *,
         run: RunId | None = None,
         deadline_ms: int | None = None,
+        file: File | None = None,
     ) -> Answer[R]:
-        """The server's reply; else Refused, Unreachable, or RemoteError when the reply breaks the protocol."""
+        """The server's reply; else Refused, Unreachable, or RemoteError when the reply breaks the protocol.
+
+        With a file, that is what is sent, and the message goes along in a header.
+        """
         limits = self._limits
         end_ms = self._clock.monotonic_ms() + (deadline_ms or limits.deadline_ms)
         body = encode(message)
         for attempt in range(1, limits.attempts_max + 1):
             left_ms = end_ms - self._clock.monotonic_ms()
-            outcome = await self._attempt(server, endpoint, body, run, left_ms)
+            outcome = await self._attempt(server, endpoint, body, run, left_ms, file)
             if isinstance(outcome, Answer):
                 return outcome
             wait_ms = self._compute_wait_ms(outcome, attempt)
@@ -112,14 +125,25 @@ class HttpClient:
         return failure.retry_after_ms + int(self._dice.uniform(0, span_ms))
 
     async def _attempt(
-        self, server: Server, endpoint: Endpoint[Q, R], body: bytes, run: RunId | None, left_ms: int
+        self,
+        server: Server,
+        endpoint: Endpoint[Q, R],
+        body: bytes,
+        run: RunId | None,
+        left_ms: int,
+        file: File | None,
     ) -> Answer[R] | Failure:
-        url = server.url.rstrip("/") + endpoint.path
         frame = self._seal(endpoint, body, run)
+        if file is None:
+            method, path, data, headers = "POST", endpoint.path, frame, {"Content-Type": ENVELOPE_TYPE}
+        else:
+            method, path, data = "PUT", file.path, file.data
+            headers = {ENVELOPE_HEADER: base64.b64encode(frame).decode()}
+        url = server.url.rstrip("/") + path
         timeout = aiohttp.ClientTimeout(total=max(1, left_ms) / 1000, connect=self._limits.connect_ms / 1000)
         try:
-            async with self._session.post(
-                url, data=frame, timeout=timeout, allow_redirects=False, headers={"Content-Type": ENVELOPE_TYPE}
+            async with self._session.request(
+                method, url, data=data, timeout=timeout, allow_redirects=False, headers=headers
             ) as response:
                 raw = await self._read(response)
                 status, content_type = response.status, response.content_type
@@ -167,6 +191,18 @@ class HttpClient:
     def _open(self, server: Server, kind: str, frame: bytes, raw: bytes) -> bytes:
         request = Digest(sha256(frame).digest())
         return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
+
+    async def put_elsewhere(self, url: str, data: bytes) -> None:
+        """To a bucket, under a URL that the server has signed. LocalError where it is not taken."""
+        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_ms / 1000, connect=self._limits.connect_ms / 1000)
+        place = URL(url, encoded=True)
+        try:
+            async with self._session.put(place, data=data, timeout=timeout, allow_redirects=False) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport(place.host or "the bucket", error, is_idempotent=True).error from None
+        if status not in (200, 201, 204):
+            raise LocalError(f"the bucket at {place.host} did not take the file: HTTP {status}")
 
 
 def _judge_foreign(url: str, status: int, *, is_idempotent: bool) -> Failure:

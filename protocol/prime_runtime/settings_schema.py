@@ -111,7 +111,13 @@ def _words(scalar: Any) -> str:
 
 
 def _help_texts(config: type) -> dict[str, str]:
-    """The text literals below the fields. A program without its source has no help, and nothing breaks."""
+    """The text literals below the fields, inherited ones too."""
+    parts = [part for part in reversed(config.__mro__) if is_dataclass(part)]
+    return {name: text for part in parts for name, text in _own_help_texts(part).items()}
+
+
+def _own_help_texts(config: type) -> dict[str, str]:
+    """A program without its source has no help, and nothing breaks."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0]
     except (OSError, TypeError):
