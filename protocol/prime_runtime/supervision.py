@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
@@ -43,6 +44,16 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for part in self.parts:
                 group.create_task(self._keep(part), name=part.name)
+
+    async def run_until(self, until: Awaitable[Any]) -> None:
+        """Then every part is ended."""
+        work, stop = asyncio.create_task(self.run()), asyncio.ensure_future(until)
+        try:
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _keep(self, part: Part) -> None:
         pause_ms = PAUSE_MS

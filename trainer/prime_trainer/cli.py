@@ -1,14 +1,19 @@
 """`prime-trainer`: the command that owns the weights. It parses, then imports, then runs.
 
-Exit codes: 0 done, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do not match.
+Exit codes: 0 done, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do not match,
+130 interrupted.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    words = sys.argv[1:] if argv is None else argv
+    command = next((word for word in words if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="prime-trainer", description="Learn from verified rollouts, publish weights.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     weights = commands.add_parser("weights", help="name, compare and patch checkpoints of safetensors files")
@@ -26,7 +31,44 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     for action in (root, diff, patch):
         action.add_argument("--run", default="local", help="name of the run in the manifests (default: local)")
         action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
-    return parser.parse_args(argv)
+    add_publish(commands, with_settings=command == "publish")
+    add_origin(commands, with_settings=command == "origin")
+    return parser.parse_args(words)
+
+
+def add_publish(commands: Any, *, with_settings: bool) -> None:
+    text = "publish a checkpoint: into the store, to the coordinator, into the log; again after a crash is harmless"
+    publish = commands.add_parser("publish", help=text, description=text)
+    publish.add_argument("checkpoint", type=Path, help="a safetensors file, or a folder of them; do not write it again")
+    publish.add_argument("--step", type=int, required=True, help="number of the training step")
+    kind = publish.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--keyframe", action="store_const", const=True, help="whole, and as a delta where there is a base"
+    )
+    kind.add_argument(
+        "--delta", dest="keyframe", action="store_const", const=False, help="only the change, if it can be"
+    )
+    publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it learnt from")
+    if with_settings:
+        from prime_runtime.settings import add_flags
+        from prime_trainer.config import PublishConfig
+
+        add_settings(publish, add_flags, PublishConfig)
+
+
+def add_origin(commands: Any, *, with_settings: bool) -> None:
+    text = "serve the published weights and announce them, until interrupted"
+    origin = commands.add_parser("origin", help=text, description=text)
+    if with_settings:
+        from prime_runtime.settings import add_flags
+        from prime_trainer.config import OriginConfig
+
+        add_settings(origin, add_flags, OriginConfig)
+
+
+def add_settings(parser: argparse.ArgumentParser, add_flags: Any, config: type) -> None:
+    parser.add_argument("--config", type=Path, help="TOML file with settings; flags and environment overrule it")
+    add_flags(parser, config)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     from prime_protocol.errors import LocalError, RemoteError
 
     try:
-        return run_weights(args)
+        return {"weights": run_weights, "publish": run_publish, "origin": run_origin}[args.command](args)
+    except KeyboardInterrupt:
+        return 130
     except LocalError as error:
         print(f"prime-trainer: {error}", file=sys.stderr)
         return 1
@@ -61,6 +105,46 @@ def run_weights(args: argparse.Namespace) -> int:
     else:
         print(f"root {weights.patch(args.base, args.delta, args.out, run, step).root}")
     return 0
+
+
+def run_publish(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from prime_protocol.ids import Step
+    from prime_runtime.clock import SystemClock
+    from prime_runtime.settings import load_config, read_flags
+    from prime_trainer import publishing
+    from prime_trainer.config import PublishConfig
+
+    config = load_config(PublishConfig, read_flags(args, PublishConfig), os.environ, args.config)
+    step, trained_on = Step(args.step), publishing.read_trained_on(args.trained_on)
+    keyframe = publishing.choose_keyframe(step, forced=args.keyframe, every=config.keyframe_every)
+    done = asyncio.run(
+        publishing.publish(config, args.checkpoint, step, keyframe=keyframe, trained_on=trained_on, clock=SystemClock())
+    )
+    for signed in done.made:
+        manifest = signed.manifest
+        print(f"{manifest.kind}  {signed.digest}  {manifest.transport_bytes} bytes in {len(manifest.shards)} shards")
+    print(f"root {done.named.root}")
+    print(f"step {step} stands in the log as entry {done.logged.index}")
+    if not done.announced:
+        print("the coordinator did not pass the announcement on; the origin will repeat it", file=sys.stderr)
+    if done.removed:
+        print(f"{done.removed} old versions were removed from the store")
+    return 0
+
+
+def run_origin(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from prime_runtime.logs import set_up_logs
+    from prime_runtime.settings import list_secrets, load_config, read_flags
+    from prime_trainer import origin
+    from prime_trainer.config import OriginConfig
+
+    config = load_config(OriginConfig, read_flags(args, OriginConfig), os.environ, args.config)
+    set_up_logs(config.log, stream=sys.stderr, secrets=list_secrets(config))
+    return asyncio.run(origin.run(config))
 
 
 if __name__ == "__main__":
