@@ -46,7 +46,7 @@ class Tally:
     received_bytes: int = 0
     corrupt_shards: int = 0
     corrupt_bytes: int = 0
-    twice_shards: int = 0
+    twice_bytes: int = 0
     sent_bytes: float = 0.0
     fulls: int = 0
     cancels: int = 0

@@ -85,7 +85,7 @@ def cut(size_bytes: int, shard_bytes: int) -> tuple[int, ...]:
 
 
 def plan_even(
-    seed: int, *, nodes: int, mbit: int = 100, size_bytes: int = 256 * MIB, shard_bytes: int = 2 * MIB, slots: int = 4
+    seed: int, *, nodes: int, mbit: int = 100, size_bytes: int = 256 * MIB, shard_bytes: int = MIB, slots: int = 6
 ) -> Plan:
     """Everybody, the origin too, has the same line up and down; nothing goes wrong."""
     dice = Random(f"broadcast {seed}")

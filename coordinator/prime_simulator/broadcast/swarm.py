@@ -266,7 +266,7 @@ class Swarm:
         match event:
             case ShardArrived():
                 tally.received_bytes += length
-                tally.twice_shards += child.has >> request.shard & 1
+                tally.twice_bytes += length * (child.has >> request.shard & 1)
                 child.has |= 1 << request.shard
             case ShardCorrupt():
                 tally.corrupt_shards += 1
