@@ -19,6 +19,8 @@ build)
     ;;
 test)
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"
+    command -v zsh >/dev/null || need zsh "a test of completion"
+    command -v fish >/dev/null || need fish "a test of completion"
     # js-libp2p, for a test that is skipped without Node.
     cd tests/interop
     if command -v npm >/dev/null && ! cmp -s package-lock.json node_modules/.installed; then

@@ -71,10 +71,22 @@ complete -F _prime_coordinator {PROGRAM}
 
 
 def _zsh(spots: list[Spot]) -> str:
+    follow = "\n".join(f"  '{' '.join(spot.words)}' '{_following(spot)}'" for spot in spots)
     return f"""#compdef {PROGRAM}
-# zsh completion for {PROGRAM}: put this file into a folder of $fpath as _{PROGRAM}.
-autoload -U +X bashcompinit && bashcompinit
-{_bash(spots)}"""
+# zsh completion for {PROGRAM}: put this file into a folder of $fpath as _{PROGRAM}, before compinit is called.
+local at='' next word
+local -A follow
+follow=(
+{follow}
+)
+for word in "${{(@)words[2,CURRENT-1]}}"; do
+  next="${{at:+$at }}$word"
+  (( ${{+follow[$next]}} )) && at="$next"
+done
+local -a choices
+choices=(${{=follow[$at]}})
+compadd -a choices || _files
+"""
 
 
 def _fish(spots: list[Spot]) -> str:
