@@ -1,8 +1,7 @@
 """Make a new coordinator: folder, keys, settings file, database, and entry 0 of the log. Never over an old one."""
 
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_coordinator.catalogue import make_card
@@ -17,11 +16,9 @@ from prime_protocol.ledger import Ledger
 from prime_protocol.note import VerifierKey
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import EMBEDDED
-from prime_runtime import key_file
+from prime_runtime import key_file, settings_render
 from prime_runtime.clock import Clock
 from prime_runtime.objects import open_store
-from prime_runtime.secret import Secret
-from prime_runtime.settings_schema import list_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +73,5 @@ def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: Verifier
 
 
 def render_config(config: CoordinatorConfig) -> str:
-    """The settings that are not the default, as TOML. Secrets stay out: they belong into the environment."""
-    sections: dict[str, list[str]] = {}
-    for setting in list_settings(CoordinatorConfig):
-        value: Any = config
-        for name in setting.path:
-            value = getattr(value, name)
-        is_default = setting.default is not MISSING and value == setting.default
-        is_shown = setting.key == "network" or not is_default
-        if not is_shown or setting.scalar is Secret or setting.key == "folder" or value is None:
-            continue
-        section, name = ".".join(setting.path[:-1]), setting.path[-1]
-        sections.setdefault(section, []).append(f"# {setting.help}\n{name} = {_toml(value)}\n")
-    parts = ["".join(sections.pop("", []))]
-    parts += [f"[{section}]\n" + "".join(lines) for section, lines in sections.items()]
-    return "\n".join(parts)
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return str(value)
-        case tuple():
-            return "[" + ", ".join(_toml(item) for item in value) + "]"
-        case _:
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'
+    """For the folder, whose own name does not belong in it: it may be moved."""
+    return settings_render.render_config(config, always=("network",), never=("folder",))

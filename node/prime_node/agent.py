@@ -74,6 +74,8 @@ class Profile:
     run: RunId
     roles: tuple[Role, ...]
     hardware: str = ""
+    addresses: tuple[str, ...] = ()
+    """Where others fetch weights from this node; none where it only calls out."""
     delegation: Delegated | None = None
     stake_nano: int = 0
     """What the node stakes of its own balance; 0 where its owner does that."""
@@ -117,6 +119,9 @@ class Agent:
         self._stake_ms = 0
         self._is_known = False
         """The coordinator has answered a beat."""
+        self._offer = NodeRegistered(roles=profile.roles, hardware=profile.hardware, addresses=profile.addresses)
+        self._registered: NodeRegistered | None = None
+        """What the log says of this node, as far as it knows."""
         self.wake_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
@@ -157,7 +162,11 @@ class Agent:
     # --- What comes in ----------------------------------------------------------------------------------------------
 
     def _start(self, memory: Memory, now_ms: int) -> None:
-        self._outbox = Outbox(memory.parcels)
+        stale = [p for p in memory.parcels if isinstance(p.entry, NodeRegistered) and p.entry != self._offer]
+        self._outbox = Outbox(parcel for parcel in memory.parcels if parcel not in stale)
+        self._registered = memory.registered
+        if self._registered not in (None, self._offer):
+            self._join(now_ms)
         self.assignments.answers = {answer.lease: answer for answer in memory.answers}
         self._is_staked = self._is_staked or memory.is_staked
         for parcel in memory.parcels:
@@ -262,6 +271,7 @@ class Agent:
         entry = parcel.entry
         match entry:
             case NodeRegistered() if refusal is None:
+                self._registered = entry
                 self._beat_ms = now_ms
             case Staked():
                 self._is_staked = refusal is None
@@ -281,7 +291,7 @@ class Agent:
         if any(isinstance(parcel.entry, NodeRegistered) for parcel in self._outbox.parcels()):
             return
         until_ms = self._server_ms(now_ms) + JOIN_LIFE_MS
-        self._push(NodeRegistered(roles=self._profile.roles, hardware=self._profile.hardware), until_ms)
+        self._push(self._offer, until_ms)
         if self._profile.delegation is not None:
             self._push(self._profile.delegation, until_ms)
 
@@ -329,7 +339,7 @@ class Agent:
         if self._is_unsaved:
             self._is_unsaved = False
             answers = tuple(self.assignments.answers.values())
-            self._effects.append(Save(Memory(self._outbox.parcels(), answers, self._is_staked)))
+            self._effects.append(Save(Memory(self._outbox.parcels(), answers, self._is_staked, self._registered)))
         ask_ms = self._find_ask_ms(now_ms) if self._ask is None else NEVER_MS
         self._send_what_is_due(now_ms, ask_ms)
         if self._stop_ms != NEVER_MS and (now_ms >= self._stop_ms or not self._outbox):

@@ -7,7 +7,7 @@ generates and writes to disk, and reports each end as an event. Nothing here dec
 from dataclasses import dataclass
 from typing import Any
 
-from prime_protocol.entries import LeaseGranted, Metric, Outcome
+from prime_protocol.entries import LeaseGranted, Metric, NodeRegistered, Outcome
 from prime_protocol.exchange import Refusal
 from prime_protocol.ids import Digest, RunId, Step
 from prime_protocol.messages import AuditTask, Weights
@@ -41,6 +41,8 @@ class Memory:
     parcels: tuple[Parcel, ...] = ()
     answers: tuple[Answer, ...] = ()
     is_staked: bool = False
+    registered: NodeRegistered | None = None
+    """What the node last told the log of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,11 @@ class UploadSlots:
         """What a serving record and a bitmap answer say."""
         return 0 if self._is_day_used_up(now_ms) else self._limits.slots - len(self._gate)
 
+    def sent_today(self, now_ms: int) -> int:
+        """Bytes of uploads that ended in this day of UTC."""
+        self._start_day(now_ms)
+        return self._day_bytes
+
     def children(self, manifest: Digest, asking: NodeId | None = None) -> tuple[NodeId, ...]:
         """To whom a refused child is sent."""
         known = reversed(self._children.get(manifest, ()))
