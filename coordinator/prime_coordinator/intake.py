@@ -1,12 +1,14 @@
 """The cheap checks that every rollout file gets before its submission may be logged. Pure.
 
-They need no model: form, lease, slots, tasks, token counts and the root that the receipt promises. A file that fails is
-its sender's error and costs it nothing but the lease.
+They need no model: form, lease, slots, tasks, token counts and the root that the receipt promises. Prompts are compared
+with each other; whether they say what the task says takes the model's tokenizer, which validators have and a coordinator
+need not. A file that fails is its sender's error and costs it nothing but the lease.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from prime_protocol.terms import RunTerms
 from prime_protocol.units import context_tokens
 
 EncodePrompt = Callable[[str], list[int]]
-"""A task's prompt as the model's tokens."""
+"""A task's prompt as the model's tokens; None where there is no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,7 @@ def check_file(
     if root != entry.receipt.rollout_root:
         raise RemoteError("receipt.rollout_root", f"is {entry.receipt.rollout_root}, the rows have {root}")
     check_counts(file, entry)
-    if encode_prompt is not None:
-        check_prompts(file, family, encode_prompt)
+    check_prompts(file, family, encode_prompt)
     return file
 
 
@@ -104,11 +105,11 @@ def check_counts(file: RolloutFile, entry: Submitted) -> None:
             raise RemoteError(field, f"is {claimed}, the file has {counted}")
 
 
-def check_prompts(file: RolloutFile, family: Family, encode_prompt: EncodePrompt) -> None:
-    """Every row asks what its task asks."""
-    wanted: dict[int, list[int]] = {}
+def check_prompts(file: RolloutFile, family: Family, encode_prompt: EncodePrompt | None) -> None:
+    """Every row asks what its task asks; without a tokenizer, what the first row of the same task asks."""
+    wanted: dict[int, Any] = {}
     for number, row in enumerate(file.rows):
         if row.task not in wanted:
-            wanted[row.task] = encode_prompt(family.make(row.task).prompt)
+            wanted[row.task] = encode_prompt(family.make(row.task).prompt) if encode_prompt else row.prompt_tokens
         if not np.array_equal(row.prompt_tokens, wanted[row.task]):
             raise RemoteError(f"rows[{number}].prompt_tokens", f"are not the prompt of task {row.task}")

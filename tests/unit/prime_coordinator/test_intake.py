@@ -121,6 +121,15 @@ def test_a_worker_chooses_nothing(bend: str) -> None:
     assert bend in refused(answer, *answer.make())
 
 
+def test_without_a_tokenizer_the_samples_of_a_slot_must_still_have_one_prompt() -> None:
+    answer = Answer()
+    answer.rows[1] = BENDS["prompt_tokens"](answer.rows[1])
+    data, entry = answer.make()
+    with pytest.raises(RemoteError, match="are not the prompt of task") as caught:
+        check_file(data, entry, answer.expected(entry), FAMILY, None)
+    assert caught.value.field == "rows[1].prompt_tokens"
+
+
 def test_a_file_for_another_lease_or_node_is_refused() -> None:
     answer = Answer()
     _, entry = answer.make()
