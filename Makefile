@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.c)
-BENCHES = toploc delta codec signing log sampling rollouts sandbox
+BENCHES = toploc delta codec signing log sampling rollouts sandbox shardcast
 
 .PHONY: help demo test check sim fuzz bench oracle clean
 
@@ -35,8 +35,9 @@ bench: $(READY) .oracle/ready  ## every benchmark, each ending in a RESULT line
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with
 
-.oracle/ready: tests/oracle/build_toploc.sh
+.oracle/ready: tests/oracle/build_toploc.sh tests/oracle/install_shardcast.sh
 	bash tests/oracle/build_toploc.sh
+	bash tests/oracle/install_shardcast.sh
 	touch $@
 
 $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.sh $(KERNELS)

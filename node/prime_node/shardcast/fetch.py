@@ -49,7 +49,8 @@ from prime_runtime.shardcast.stock import Stock
 
 log = logging.getLogger(__name__)
 
-POLL_SPACING_MS = 500
+POLL_SPACING_MS = (50, 500)
+"""Least and longest time between two polls of one parent: about as long as four shards take to arrive here."""
 POLL_WAIT_MS = 10_000
 ANSWER_MS = 5_000
 """How much longer than it was allowed to wait a server may take to answer."""
@@ -185,9 +186,9 @@ class Fetcher:
     # --- Bitmaps ----------------------------------------------------------------------------------------------------
 
     async def _poll(self, parent: NodeId) -> Event:
-        spacing_ms = self._polled_ms.get(parent, 0) + POLL_SPACING_MS - self._clock.monotonic_ms()
-        if spacing_ms > 0:
-            await self._clock.sleep_ms(spacing_ms)
+        wait_ms = self._polled_ms.get(parent, 0) + self._find_spacing_ms() - self._clock.monotonic_ms()
+        if wait_ms > 0:
+            await self._clock.sleep_ms(wait_ms)
         self._polled_ms[parent] = self._clock.monotonic_ms()
         path = f"/have/{self._stock.digest}?seen={self._seen.get(parent, 0)}"
         try:
@@ -207,6 +208,15 @@ class Fetcher:
             return PollFailed(parent)
         self._seen[parent] = have.version
         return HaveTold(parent, have.held, have.coming, have.slots_free, have.depth)
+
+    def _find_spacing_ms(self) -> int:
+        """News older than a few shards is stale; news more often than that costs the swarm more than it brings."""
+        least_ms, longest_ms = POLL_SPACING_MS
+        progress = self.progress()
+        if progress.rate_bytes_per_s <= 0:
+            return least_ms
+        shard_ms = 1000 * self._stock.manifest.shard_bytes / progress.rate_bytes_per_s
+        return round(min(longest_ms, max(least_ms, 4 * shard_ms)))
 
     # --- Shards -----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ NODE_HEADER = "Prime-Node"
 WAIT_HEADER = "Prime-Wait-Ms"
 WAIT_MS_MAX = 30_000
 """Longest wait for a shard that is arriving, or for news. Shorter than a fetcher waits for its first byte."""
-SPACING_MS = 200
+SPACING_MS = 20
 """Changes within this time are told together."""
 FOREVER = "public, max-age=31536000, immutable"
 RANGE = re.compile(r"bytes=([0-9]{1,12})-([0-9]{0,12})")

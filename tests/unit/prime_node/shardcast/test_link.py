@@ -1,0 +1,139 @@
+"""The asking half of HTTP: what a hostile server can say, and what comes of it."""
+
+import asyncio
+
+import pytest
+
+from prime_node.shardcast.link import Head, LinkBroken, choose_address, open_link, parse_head
+from prime_protocol.addresses import ServerUrl
+from prime_protocol.errors import RemoteError
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+async def ask(reply: bytes, *, target: memoryview | None = None, close: bool = True) -> tuple[int, bytes]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        await writer.drain()
+        if close:
+            writer.close()
+        else:
+            await reader.read()
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        link = await open_link(ServerUrl(scheme="http", host="127.0.0.1", port=port), allow_private=True)
+        try:
+            async with asyncio.timeout(5):
+                answer = await link.get("/x", {}, target=target)
+            return answer.status, answer.body
+        finally:
+            link.close()
+
+
+async def test_a_body_goes_to_its_place() -> None:
+    place = memoryview(bytearray(5))
+    assert await ask(OK, target=place) == (200, b"")
+    assert bytes(place) == b"hello"
+
+
+async def test_other_answers_are_given_as_they_are() -> None:
+    reply = b"HTTP/1.1 503 Full\r\ncontent-length:2\r\nRetry-After: 1\r\n\r\nno"
+    assert await ask(reply, target=memoryview(bytearray(5))) == (503, b"no")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello, world",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello!",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 404 No\r\nContent-Length: 99999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\nhello",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"x" * 20_000,
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 4000,
+    ],
+)
+async def test_nonsense_breaks_the_link_and_nothing_else(reply: bytes) -> None:
+    with pytest.raises(LinkBroken):
+        await ask(reply, target=memoryview(bytearray(5)))
+
+
+async def test_bytes_nobody_asked_for_close_the_link() -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await writer.drain()
+        await reader.read()
+        done.set_result(None)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = ServerUrl(scheme="http", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        link = await open_link(url, allow_private=True)
+        async with asyncio.timeout(5):
+            await done
+        assert not link.is_idle
+        with pytest.raises(LinkBroken):
+            await link.get("/x", {})
+
+
+async def test_a_cancelled_request_receives_not_a_byte_more() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1000)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    got = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = ServerUrl(scheme="http", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        link = await open_link(url, allow_private=True)
+        place = memoryview(bytearray(1_000_000))
+        task = asyncio.create_task(link.get("/x", {}, target=place, on_bytes=lambda count: got.set()))
+        async with asyncio.timeout(5):
+            await got.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not link.is_idle
+        with pytest.raises(LinkBroken):
+            await link.get("/x", {})
+
+
+async def test_nobody_there_is_said() -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(LinkBroken, match="cannot connect"):
+        await open_link(ServerUrl(scheme="http", host="127.0.0.1", port=port), allow_private=True)
+
+
+async def test_strangers_cannot_send_us_into_our_own_network() -> None:
+    with pytest.raises(LinkBroken, match="private network"):
+        await open_link(ServerUrl(scheme="http", host="127.0.0.1", port=80), allow_private=False)
+    for address in ("10.0.0.1", "192.168.1.1", "::1", "fe80::1%eth0", "100.64.0.1"):
+        with pytest.raises(RemoteError):
+            choose_address([address], allow_private=False)
+    assert choose_address(["10.0.0.1", "8.8.8.8"], allow_private=False) == "8.8.8.8"
+    assert choose_address(["10.0.0.1"], allow_private=True) == "10.0.0.1"
+
+
+def test_a_head_says_status_length_and_whether_more_may_follow() -> None:
+    assert parse_head(b"HTTP/1.1 206\r\nContent-Length: 7\r\nConnection: Close") == Head(206, 7, True)

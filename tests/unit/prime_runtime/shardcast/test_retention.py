@@ -1,0 +1,57 @@
+"""What is kept is enough to reach every kept step from nothing, and nothing more."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from prime_protocol.ids import Digest, Step
+from prime_protocol.manifest import Kind
+from prime_runtime.shardcast.retention import choose_removable
+
+
+@dataclass
+class FakeManifest:
+    step: Step
+    kind: Kind
+
+
+@dataclass
+class FakeSigned:
+    manifest: FakeManifest
+    digest: Digest
+
+
+def name(step: int, kind: Kind) -> Digest:
+    return Digest(bytes([kind is Kind.DELTA]) * 30 + step.to_bytes(2, "big"))
+
+
+def make(keyframes: set[int], newest: int) -> list[FakeSigned]:
+    made = [FakeSigned(FakeManifest(Step(step), Kind.KEYFRAME), name(step, Kind.KEYFRAME)) for step in keyframes]
+    for step in range(1, newest + 1):
+        made.append(FakeSigned(FakeManifest(Step(step), Kind.DELTA), name(step, Kind.DELTA)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("keyframes", "newest", "kept"),
+    [
+        ({0}, 3, {"K0", "D1", "D2", "D3"}),
+        ({0}, 9, {"K0", *(f"D{step}" for step in range(1, 10))}),
+        ({0, 5}, 9, {"K5", *(f"D{step}" for step in range(5, 10))}),
+        ({0, 4}, 9, {"K4", *(f"D{step}" for step in range(5, 10))}),
+        ({0, 7}, 9, {"K0", "K7", *(f"D{step}" for step in range(1, 10))}),
+    ],
+)
+def test_the_last_five_steps_and_the_way_to_them_are_kept(keyframes: set[int], newest: int, kept: set[str]) -> None:
+    made = make(keyframes, newest)
+    removed = set(choose_removable(made))  # type: ignore[arg-type]
+    left = {
+        f"{'D' if each.manifest.kind is Kind.DELTA else 'K'}{each.manifest.step}"
+        for each in made
+        if each.digest not in removed
+    }
+    assert left == kept
+
+
+def test_nothing_is_removed_of_nothing() -> None:
+    assert choose_removable([]) == []

@@ -1,0 +1,132 @@
+"""The store: what is on disk is what its digests say, after anything that can happen to a disk."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from shard_hosts import NETWORK, RUN, TRAINER, ShardHost, change, make_key, make_tensors, write_checkpoint
+
+from prime_protocol.errors import LocalError
+from prime_protocol.manifest import Kind
+from prime_runtime.shardcast.store import ShardStore
+
+
+def open_store(folder: Path) -> ShardStore:
+    return ShardStore(folder, network=NETWORK, run=RUN, trainer=TRAINER.node)
+
+
+@pytest.fixture
+async def origin(tmp_path: Path) -> ShardHost:
+    return ShardHost(tmp_path, "origin", key=TRAINER)
+
+
+async def test_a_published_keyframe_is_whole_and_linked_not_copied(origin: ShardHost, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
+    (signed,) = origin.publish(checkpoint, 0)
+    stock = origin.store.stocks[signed.digest]
+    assert stock.is_complete
+    assert all(stock.is_right(index) for index in range(stock.shards))
+    assert (stock.folder / "model.safetensors").samefile(checkpoint / "model.safetensors")
+
+
+async def test_the_second_step_is_a_delta_and_asking_again_publishes_nothing(origin: ShardHost, tmp_path: Path) -> None:
+    tensors = make_tensors(1)
+    origin.publish(write_checkpoint(tmp_path / "c0", tensors), 0)
+    second = write_checkpoint(tmp_path / "c1", change(tensors, 2))
+    made = origin.publish(second, 1, keyframe=True)
+    assert [signed.manifest.kind for signed in made] == [Kind.DELTA, Kind.KEYFRAME]
+    assert len({signed.root for signed in made}) == 1
+    assert set(origin.publish(second, 1)) == set(made)
+    assert set(open_store(origin.store.folder).stocks) == set(origin.store.stocks)
+
+
+async def test_other_tensors_make_a_keyframe(origin: ShardHost, tmp_path: Path) -> None:
+    origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c1", make_tensors(1, tensors=5)), 1)
+    assert signed.manifest.kind is Kind.KEYFRAME
+
+
+async def test_what_cannot_be_published_says_why(origin: ShardHost, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="no folder"):
+        origin.publish(tmp_path / "nowhere", 0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LocalError, match=r"no \.safetensors"):
+        origin.publish(tmp_path / "empty", 0)
+    checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
+    origin.publish(checkpoint, 5)
+    with pytest.raises(LocalError, match="too late"):
+        origin.publish(checkpoint, 4)
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").write_bytes(b"garbage garbage garbage")
+    with pytest.raises(LocalError, match="not a safetensors file"):
+        origin.publish(checkpoint, 6)
+    origin.key = make_key("stranger")
+    with pytest.raises(LocalError, match="the trainer of"):
+        origin.publish(checkpoint, 6)
+
+
+async def test_damage_at_rest_is_found_and_costs_the_damaged_shard(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    path = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(100_000)
+        byte = file.read(1)
+        file.seek(100_000)
+        file.write(bytes([byte[0] ^ 1]))
+    again = open_store(origin.store.folder).stocks[signed.digest]
+    with ThreadPoolExecutor(1) as pool:
+        assert await again.recheck(pool) == 1
+    assert len(again.list_held()) == again.shards - 1
+    assert len(open_store(origin.store.folder).stocks[signed.digest].list_held()) == again.shards - 1
+
+
+async def test_a_file_that_is_gone_or_short_holds_no_shard(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    folder = origin.store.stocks[signed.digest].folder
+    os.truncate(folder / "model.safetensors", 1000)
+    assert open_store(origin.store.folder).stocks[signed.digest].list_held() == []
+    shutil.rmtree(folder)
+    assert open_store(origin.store.folder).stocks[signed.digest].list_held() == []
+
+
+async def test_a_damaged_or_foreign_manifest_is_passed_over(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    path = origin.store.folder / "manifests" / signed.digest.hex()
+    path.write_bytes(path.read_bytes()[:-5])
+    (path.parent / "readme.txt").write_text("hello")
+    assert open_store(origin.store.folder).stocks == {}
+
+
+async def test_room_is_taken_before_the_first_byte(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    stock = open_store(tmp_path / "other").add(signed)
+    assert stock.list_held() == []
+    sizes = [path.stat().st_blocks * 512 for path in stock.files()]
+    assert sum(sizes) >= signed.manifest.transport_bytes
+
+
+async def test_what_was_removed_is_not_found(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    shard = signed.manifest.shards[0].digest
+    assert origin.store.find(shard) is not None
+    origin.store.remove(signed.digest)
+    assert origin.store.find(shard) is None
+    assert not list((origin.store.folder / "transport").iterdir())
+
+
+async def test_another_process_sees_what_was_published_and_removed(origin: ShardHost, tmp_path: Path) -> None:
+    other = open_store(origin.store.folder)
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    assert [stock.digest for stock in other.rescan()] == [signed.digest]
+    assert other.stocks[signed.digest].is_complete
+    origin.store.remove(signed.digest)
+    assert other.rescan() == []
+    assert other.stocks == {}
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match="cannot use the folder"):
+        open_store(tmp_path / "file" / "store")
