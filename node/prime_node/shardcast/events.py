@@ -170,7 +170,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every shard is there. Said once; after it only Cancels follow."""
+    """Every shard is there. Said once, and last."""
 
 
 Effect = Poll | Fetch | Cancel | Drop | Finished

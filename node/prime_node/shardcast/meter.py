@@ -2,6 +2,8 @@
 
 import math
 
+from prime_node.shardcast.events import Progress
+
 HALF_LIFE_MS = 15_000
 """Bytes count half after this long, so the rate is that of the last half minute or so."""
 
@@ -31,11 +33,20 @@ class Meter:
         window_ms = HALF_LIFE_MS / math.log(2) * (1 - 0.5 ** ((now_ms - self._began_ms) / HALF_LIFE_MS))
         return float(self._recent_bytes * 1000 / window_ms)
 
-    def eta_ms(self, rate: float) -> int | None:
+    def read(self, shards: int, held: int, coming: int, sources: int, now_ms: int) -> Progress:
+        rate = self.rate(now_ms)
         left = self.total_bytes - self.held_bytes
-        if left == 0:
-            return 0
-        return round(left * 1000 / rate) if rate >= 1 else None
+        eta_ms = round(left * 1000 / rate) if rate >= 1 else None
+        return Progress(
+            held=held,
+            coming=coming,
+            shards=shards,
+            held_bytes=self.held_bytes,
+            total_bytes=self.total_bytes,
+            rate_bytes_per_s=rate,
+            sources=sources,
+            eta_ms=eta_ms if left else 0,
+        )
 
     def _fade(self, now_ms: int) -> None:
         if now_ms > self._at_ms:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from prime_node.shardcast.events import HaveTold
 from prime_node.shardcast.limits import FetchLimits
 from prime_node.shardcast.rarity import Rarity
 from prime_node.shardcast.transfers import NEVER_MS
@@ -26,8 +27,8 @@ class Neighbour:
     """One parent as this download sees it."""
 
     id: NodeId
-    depth: int
-    slots_free: int
+    depth: int = 0
+    slots_free: int = 0
     held: int = 0
     coming: int = 0
     running: int = 0
@@ -74,14 +75,18 @@ class Neighbours:
 
     def find(self, parent: NodeId, depth: int, slots_free: int) -> None:
         """Learn of a parent from a signed record, if there is room or somebody worse to forget."""
-        if len(self._known) < self._limits.candidates_max or parent in self._known or self._forget_worst():
+        known = self._known.get(parent)
+        if known is not None:
+            if not known.is_polled:
+                self._describe(known, depth, slots_free)
+        elif len(self._known) < self._limits.candidates_max or self._forget_worst():
             self.hear_of(parent, depth, slots_free)
 
     def hear_of(self, parent: NodeId, depth: int, slots_free: int) -> None:
         """The same from anybody's word, which displaces nobody."""
-        if parent in self._known or len(self._known) >= self._limits.candidates_max:
-            return
-        self._known[parent] = Neighbour(parent, _cut(depth, DEPTH_MAX - 1), _cut(slots_free, SLOTS_TOLD_MAX))
+        if parent not in self._known and len(self._known) < self._limits.candidates_max:
+            self._known[parent] = Neighbour(parent)
+            self._describe(self._known[parent], depth, slots_free)
 
     def lose(self, parent: NodeId) -> None:
         neighbour = self._known.pop(parent, None)
@@ -96,9 +101,9 @@ class Neighbours:
         self.rarity.replace(neighbour.held | neighbour.coming, held | coming)
         neighbour.held, neighbour.coming = held, coming
 
-    def describe(self, neighbour: Neighbour, *, slots_free: int, depth: int) -> None:
-        neighbour.slots_free = _cut(slots_free, SLOTS_TOLD_MAX)
-        neighbour.depth = _cut(depth, DEPTH_MAX - 1)
+    def _describe(self, neighbour: Neighbour, depth: int, slots_free: int) -> None:
+        neighbour.depth = max(0, min(DEPTH_MAX - 1, depth))
+        neighbour.slots_free = max(0, min(SLOTS_TOLD_MAX, slots_free))
 
     def find_depth(self) -> int:
         """Of the nearest among those that gave a quarter of what the best gave, or more."""
@@ -107,7 +112,34 @@ class Neighbours:
 
     # --- Polling ----------------------------------------------------------------------------------------------------
 
-    def end_poll(self, neighbour: Neighbour) -> None:
+    def take_bitmaps(self, event: HaveTold, now_ms: int) -> Neighbour | None:
+        """The answer to a poll; the neighbour, unless it was forgotten meanwhile."""
+        neighbour = self._known.get(event.parent)
+        if neighbour is None:
+            return None
+        self._end_poll(neighbour)
+        neighbour.poll_failures = 0
+        self._describe(neighbour, event.depth, event.slots_free)
+        held, coming = int.from_bytes(event.held, "little"), int.from_bytes(event.coming, "little")
+        self.tell(neighbour, held=held, coming=coming)
+        if neighbour.slots_free and neighbour.was_full and neighbour.ready_ms > now_ms:
+            # Everybody hears of the free slot at about the same time; the dice let one be first.
+            neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._dice.randrange(self._limits.backoff_ms))
+        return neighbour
+
+    def miss_poll(self, parent: NodeId, now_ms: int) -> None:
+        """Poll it again later; what it told is void if it fails twice."""
+        neighbour = self._known.get(parent)
+        if neighbour is None:
+            return
+        self._end_poll(neighbour)
+        pause_ms = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(neighbour.poll_failures, 10))
+        neighbour.poll_failures += 1
+        neighbour.poll_ms = now_ms + round(pause_ms * self._dice.uniform(0.5, 1.0))
+        if neighbour.poll_failures > 1:
+            self.tell(neighbour, held=0, coming=0)
+
+    def _end_poll(self, neighbour: Neighbour) -> None:
         self._polled -= neighbour.is_polled
         neighbour.is_polled = False
 
@@ -155,7 +187,3 @@ class Neighbours:
         worst = max(idle, key=lambda each: (each.poll_failures, -each.got_bytes, -each.held.bit_count(), each.depth))
         self.lose(worst.id)
         return True
-
-
-def _cut(number: int, limit: int) -> int:
-    return max(0, min(limit, number))

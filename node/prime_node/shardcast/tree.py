@@ -34,8 +34,7 @@ from prime_node.shardcast.limits import FetchLimits
 from prime_node.shardcast.meter import Meter
 from prime_node.shardcast.neighbours import DEPTH_MAX, Neighbour, Neighbours
 from prime_node.shardcast.parents import Parents
-from prime_node.shardcast.rarity import draw_bit
-from prime_node.shardcast.selection import choose_parent, choose_second
+from prime_node.shardcast.selection import choose, choose_second, find_ready_ms, is_elsewhere
 from prime_node.shardcast.transfers import NEVER_MS, Transfer, Transfers
 from prime_protocol.ids import NodeId
 
@@ -62,7 +61,7 @@ class Download:
         self._transfers = Transfers(limits)
         self._meter = Meter(sum(lengths), sum(lengths[shard] for shard in held))
         self._effects: list[Effect] = []
-        self._told_finished = False
+        self._is_finished = False
         self._depth = DEPTH_MAX
         self.wake_ms = 0
         """Come back with a Tick at this time, if nothing happens before."""
@@ -75,7 +74,8 @@ class Download:
             self.wake_ms = min(self.wake_ms, self._transfers.check_ms)
             return []
         if self._held == self._all:
-            self._finish()
+            self._effects += [] if self._is_finished else [Finished()]
+            self._is_finished = True
         else:
             self._check_transfers(now_ms)
             self._fill(now_ms)
@@ -89,12 +89,13 @@ class Download:
         match event:
             case ParentFound(parent, depth, slots_free):
                 self._neighbours.find(parent, depth, slots_free)
+                self._shun(parent)
             case ParentLost(parent):
                 self._neighbours.lose(parent)
             case HaveTold():
-                return self._take_bitmaps(event, now_ms)
+                return self._neighbours.take_bitmaps(event, now_ms)
             case PollFailed(parent):
-                self._miss_poll(parent, now_ms)
+                self._neighbours.miss_poll(parent, now_ms)
             case Progressed(parent, shard, received_bytes):
                 self._take_bytes(parent, shard, received_bytes, now_ms)
             case ShardArrived():
@@ -111,34 +112,13 @@ class Download:
                 assert_never(event)
         return None
 
-    # --- Bitmaps ----------------------------------------------------------------------------------------------------
-
-    def _take_bitmaps(self, event: HaveTold, now_ms: int) -> Neighbour | None:
-        neighbour = self._neighbours.get(event.parent)
-        if neighbour is None:
-            return None
-        self._neighbours.end_poll(neighbour)
-        neighbour.poll_failures = 0
-        if self._parents.barred_ms(neighbour.id) > now_ms:
-            return None
-        self._neighbours.describe(neighbour, slots_free=event.slots_free, depth=event.depth)
-        held, coming = int.from_bytes(event.held, "little"), int.from_bytes(event.coming, "little")
-        self._neighbours.tell(neighbour, held=held, coming=coming)
-        if neighbour.slots_free and neighbour.was_full and neighbour.ready_ms > now_ms:
-            # Everybody hears of the free slot at about the same time; the dice let one be first.
-            neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._dice.randrange(self._limits.backoff_ms))
-        return neighbour
-
-    def _miss_poll(self, parent: NodeId, now_ms: int) -> None:
+    def _shun(self, parent: NodeId) -> None:
+        """Leave it alone while it is barred, by this download or another."""
         neighbour = self._neighbours.get(parent)
-        if neighbour is None:
-            return
-        self._neighbours.end_poll(neighbour)
-        pause_ms = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(neighbour.poll_failures, 10))
-        neighbour.poll_failures += 1
-        neighbour.poll_ms = now_ms + round(pause_ms * self._dice.uniform(0.5, 1.0))
-        if neighbour.poll_failures > 1:
-            self._neighbours.tell(neighbour, held=0, coming=0)
+        barred_ms = self._parents.barred_ms(parent)
+        if neighbour is not None and barred_ms:
+            neighbour.ready_ms = max(neighbour.ready_ms, barred_ms)
+            neighbour.poll_ms = max(neighbour.poll_ms, barred_ms)
 
     def _poll(self, last: Neighbour | None, now_ms: int) -> None:
         missing = self._all & ~self._held
@@ -164,13 +144,13 @@ class Download:
             self._depth = neighbour.depth + 1
 
     def _take_shard(self, event: ShardArrived, now_ms: int) -> None:
-        transfer, neighbour = self._end(event.parent, event.shard)
+        _, neighbour = self._end(event.parent, event.shard)
         self._parents.note_arrived(event.parent, event.length_bytes, event.elapsed_ms, now_ms)
         if neighbour is not None:
             neighbour.pauses, neighbour.was_full = 0, False
             neighbour.got_bytes += event.length_bytes
             self._depth = 1 + self._neighbours.find_depth()
-        if transfer is None or self._held >> event.shard & 1:
+        if self._held >> event.shard & 1:
             return
         self._held |= 1 << event.shard
         self._meter.add(self._lengths[event.shard], now_ms)
@@ -186,7 +166,7 @@ class Download:
             self._cancel(other)
         if neighbour is not None:
             self._neighbours.tell(neighbour, held=0, coming=0)
-            neighbour.ready_ms = neighbour.poll_ms = self._parents.barred_ms(parent)
+            self._shun(parent)
 
     def _miss_shard(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
         transfer, neighbour = self._end(parent, shard)
@@ -206,6 +186,7 @@ class Download:
         _, neighbour = self._end(event.parent, event.shard)
         for child, depth in event.children:
             self._neighbours.hear_of(child, depth, 0)
+            self._shun(child)
         if neighbour is not None:
             neighbour.slots_free, neighbour.was_full = 0, True
             pause_ms = max(1, min(RETRY_TOLD_MAX_MS, event.retry_ms))
@@ -220,60 +201,35 @@ class Download:
     def _check_transfers(self, now_ms: int) -> None:
         """Cancel what stalled."""
         for transfer in self._transfers.find_due(now_ms):
-            is_elsewhere = any(
-                each.held >> transfer.shard & 1 and each.id != transfer.parent and each.ready_ms <= now_ms
-                for each in self._neighbours
-            )
-            typical_rate = self._parents.typical_rate() if is_elsewhere else 0.0
+            typical_rate = self._parents.typical_rate() if is_elsewhere(self._neighbours, transfer, now_ms) else 0.0
             if self._transfers.is_stalled(transfer, typical_rate, now_ms):
                 transfer.was_slow = True
                 self._cancel(transfer)
 
     def _fill(self, now_ms: int) -> None:
         """Ask until as many transfers run as may, or nobody has anything for us."""
+        is_endgame = (self._all & ~self._held).bit_count() <= self._limits.endgame_shards
         while len(self._transfers) < self._limits.transfers_max:
             missing = self._all & ~self._held & ~self._transfers.asked
-            neighbour = choose_parent(self._neighbours, self._transfers, missing, self._parents, self._dice, now_ms)
-            if neighbour is None:
-                break
-            useful = neighbour.held & missing
-            rarest = self._neighbours.rarity.find_rarest(useful or neighbour.coming & missing)
-            self._fetch(neighbour, draw_bit(rarest, self._dice), is_promised=not useful, now_ms=now_ms)
-        if (self._all & ~self._held).bit_count() <= self._limits.endgame_shards:
-            self._ask_twice(now_ms)
-
-    def _ask_twice(self, now_ms: int) -> None:
-        """Endgame: a second parent for a shard that would else be the last by far."""
-        while len(self._transfers) < self._limits.transfers_max:
-            found = choose_second(self._neighbours, self._transfers, self._parents, now_ms)
-            if found is None:
-                break
-            transfer, neighbour = found
-            self._fetch(neighbour, transfer.shard, is_promised=False, now_ms=now_ms)
-
-    def _fetch(self, neighbour: Neighbour, shard: int, *, is_promised: bool, now_ms: int) -> None:
-        neighbour.running += 1
-        neighbour.slots_free = max(0, neighbour.slots_free - 1)
-        self._transfers.start(Transfer(neighbour.id, shard, self._lengths[shard], now_ms, is_promised))
-        self._effects.append(Fetch(neighbour.id, shard))
-
-    def _finish(self) -> None:
-        if not self._told_finished:
-            self._told_finished = True
-            self._effects.append(Finished())
+            choice = choose(self._neighbours, self._transfers, missing, self._parents, self._dice, now_ms)
+            if choice is None and is_endgame:
+                choice = choose_second(self._neighbours, self._transfers, self._parents, now_ms)
+            if choice is None:
+                return
+            neighbour, shard, is_promised = choice
+            neighbour.running += 1
+            neighbour.slots_free = max(0, neighbour.slots_free - 1)
+            self._transfers.start(Transfer(neighbour.id, shard, self._lengths[shard], now_ms, is_promised))
+            self._effects.append(Fetch(neighbour.id, shard))
 
     def _find_wake_ms(self, now_ms: int) -> int:
-        if self._told_finished:
+        if self._is_finished:
             return NEVER_MS
-        times = [self._transfers.check_ms, self._neighbours.find_poll_ms(now_ms)]
+        wake_ms = min(self._transfers.check_ms, self._neighbours.find_poll_ms(now_ms))
         if len(self._transfers) < self._limits.transfers_max:
             missing = self._all & ~self._held & ~self._transfers.asked
-            times += [
-                each.ready_ms
-                for each in self._neighbours
-                if each.ready_ms > now_ms and (each.held | each.coming) & missing
-            ]
-        return max(now_ms + 1, min(times))
+            wake_ms = min(wake_ms, find_ready_ms(self._neighbours, missing, self._parents, now_ms))
+        return max(now_ms + 1, wake_ms)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -292,15 +248,6 @@ class Download:
         return self._depth
 
     def progress(self, now_ms: int) -> Progress:
-        flowing = {each.parent for each in self._transfers if each.flowing_ms}
-        rate = self._meter.rate(now_ms)
-        return Progress(
-            held=self._held.bit_count(),
-            coming=self._transfers.coming.bit_count(),
-            shards=len(self._lengths),
-            held_bytes=self._meter.held_bytes,
-            total_bytes=self._meter.total_bytes,
-            rate_bytes_per_s=rate,
-            sources=len(flowing),
-            eta_ms=self._meter.eta_ms(rate),
-        )
+        sources = len({each.parent for each in self._transfers if each.flowing_ms})
+        coming = self._transfers.coming.bit_count()
+        return self._meter.read(len(self._lengths), self._held.bit_count(), coming, sources, now_ms)
