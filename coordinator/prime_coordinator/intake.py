@@ -1,8 +1,8 @@
 """The cheap checks that every rollout file gets before its submission may be logged. Pure.
 
 They need no model: form, lease, slots, tasks, token counts and the root that the receipt promises. Prompts are compared
-with each other; whether they say what the task says takes the model's tokenizer, which validators have and a coordinator
-need not. A file that fails is its sender's error and costs it nothing but the lease.
+with each other; whether they say what the task says takes the model's tokenizer, which validators have, but not this.
+A file that fails is its sender's error and costs it nothing but the lease.
 """
 
 from collections.abc import Callable
