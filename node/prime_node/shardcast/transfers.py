@@ -97,6 +97,8 @@ class Transfers:
             left = self.draining.pop(transfer.parent) - 1
             if left:
                 self.draining[transfer.parent] = left
+        if not self._running:
+            self.check_ms = NEVER_MS
         self._recount(transfer.shard)
 
     def allowed(self, has_proved: bool) -> int:
