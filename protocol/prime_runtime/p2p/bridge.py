@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 import trio
 
 T = TypeVar("T")
-Main = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs under trio for as long as the half lives; calls its argument once, when it is ready."""
+Main = Callable[[Callable[[], None], trio.Event], Awaitable[None]]
+"""Runs under trio for as long as the half lives; calls its first argument once, when it is ready, and ends in order
+when the event is set."""
 
 
 class BridgeClosed(Exception):
@@ -32,6 +33,7 @@ class TrioThread:
         self._inflight: set[asyncio.Future[Any]] = set()
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
+        self._stopping: trio.Event | None = None
         self._thread: threading.Thread | None = None
 
     async def start(self, main: Main) -> None:
@@ -62,16 +64,18 @@ class TrioThread:
         finally:
             self._inflight.discard(future)
             if not future.done() or future.cancelled():
-                self._cancel(scope)
+                self._try_send(scope.cancel)
 
     async def stop(self, timeout_ms: int) -> bool:
-        """Cancel the trio side and wait for its end; False if it did not end in time."""
-        if self._nursery is not None:
-            self._cancel(self._nursery.cancel_scope)
-        done, _ = await asyncio.wait([self.done], timeout=timeout_ms / 1000)
-        if self._thread is not None and done:
-            self._thread.join()
-        return bool(done)
+        """Ask the trio side to end, cancel it after half the time, and wait; False if it did not end at all."""
+        for give_up in (self._ask_to_stop, self._cancel_all):
+            give_up()
+            done, _ = await asyncio.wait([self.done], timeout=timeout_ms / 2000)
+            if done:
+                assert self._thread is not None
+                self._thread.join()
+                return True
+        return False
 
     def _run(self, main: Main) -> None:
         error: BaseException | None = None
@@ -84,8 +88,8 @@ class TrioThread:
     async def _root(self, main: Main) -> None:
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            await main(lambda: self._tell(self._settle, self._ready, None, None))
+            self._nursery, self._stopping = nursery, trio.Event()
+            await main(lambda: self._tell(self._settle, self._ready, None, None), self._stopping)
             nursery.cancel_scope.cancel()
 
     def _start(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -104,9 +108,17 @@ class TrioThread:
         except trio.RunFinishedError:
             raise BridgeClosed("the libp2p half has stopped") from None
 
-    def _cancel(self, scope: trio.CancelScope) -> None:
+    def _ask_to_stop(self) -> None:
+        if self._stopping is not None:
+            self._try_send(self._stopping.set)
+
+    def _cancel_all(self) -> None:
+        if self._nursery is not None:
+            self._try_send(self._nursery.cancel_scope.cancel)
+
+    def _try_send(self, function: Callable[[], None]) -> None:
         try:
-            self._send(scope.cancel)
+            self._send(function)
         except BridgeClosed:
             return
 

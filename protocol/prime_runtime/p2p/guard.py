@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+import libp2p.network.connection.swarm_connection
 import libp2p.pubsub.pubsub
 import libp2p.stream_muxer.muxer_multistream
 import trio
@@ -39,6 +40,7 @@ FORWARD_RATE = Rate(per_second=100, burst=500)
 FORWARDERS_MAX = 4096
 
 PATCHED: tuple[tuple[Any, str], ...] = (
+    (libp2p.network.connection.swarm_connection, "logging"),
     (libp2p.stream_muxer.muxer_multistream, "Yamux"),
     (libp2p.pubsub.pubsub, "RpcQueue"),
     (Yamux, "_read_data_body"),
@@ -97,6 +99,8 @@ def quiet_logs() -> None:
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     logging.getLogger("multiaddr").setLevel(logging.CRITICAL)
+    # This module writes to the root logger itself.
+    libp2p.network.connection.swarm_connection.logging = logger
 
 
 class GuardedYamux(Yamux):

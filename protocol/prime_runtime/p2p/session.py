@@ -106,8 +106,8 @@ class Session(INotifee):
         self._pings = PingService(self.host)
         self._kademlia = Kademlia(self.host) if config.kademlia else None
 
-    async def main(self, ready: Callable[[], None]) -> None:
-        """Until cancelled, or until the library dies of something that the guard did not stop."""
+    async def main(self, ready: Callable[[], None], stopping: trio.Event) -> None:
+        """Until it is asked to stop, or the library dies of something that the guard did not hold off."""
         network = self.host.get_network()
         network.register_notifee(self)
         async with run_host(self.host, self._listen):
@@ -125,7 +125,9 @@ class Session(INotifee):
                     nursery.start_soon(self._kademlia.run, self._found)
                 nursery.start_soon(self._tick)
                 ready()
-                await trio.sleep_forever()
+                await stopping.wait()
+                self._nursery = None
+                nursery.cancel_scope.cancel()
 
     async def join(self, run: RunId) -> None:
         await self.gossiping.join(run)

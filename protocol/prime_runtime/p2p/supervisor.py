@@ -170,9 +170,9 @@ class P2PNode:
         lasting = self._started()
         thread = TrioThread()
 
-        async def main(ready: Any) -> None:
+        async def main(ready: Any, stopping: Any) -> None:
             self._session = Session(lasting, self._listen)
-            await self._session.main(ready)
+            await self._session.main(ready, stopping)
 
         try:
             await thread.start(main)

@@ -14,15 +14,15 @@ from prime_runtime.p2p.bridge import BridgeClosed, Inbox, TrioThread
 CALL_MS = 10_000
 
 
-async def forever(ready: Callable[[], None]) -> None:
+async def until_stopped(ready: Callable[[], None], stopping: trio.Event) -> None:
     ready()
-    await trio.sleep_forever()
+    await stopping.wait()
 
 
 @asynccontextmanager
 async def running() -> AsyncIterator[TrioThread]:
     thread = TrioThread()
-    await thread.start(forever)
+    await thread.start(until_stopped)
     try:
         yield thread
     finally:
@@ -62,7 +62,7 @@ async def test_a_call_past_its_deadline_is_cancelled_on_the_other_side_too() -> 
 
 
 async def test_what_is_raised_before_it_is_ready_comes_out_of_the_start() -> None:
-    async def broken(ready: Callable[[], None]) -> None:
+    async def broken(ready: Callable[[], None], stopping: trio.Event) -> None:
         raise OSError("no such port")
 
     thread = TrioThread()
@@ -73,7 +73,7 @@ async def test_what_is_raised_before_it_is_ready_comes_out_of_the_start() -> Non
 
 
 async def test_ending_before_it_is_ready_is_told() -> None:
-    async def leave(ready: Callable[[], None]) -> None:
+    async def leave(ready: Callable[[], None], stopping: trio.Event) -> None:
         return
 
     thread = TrioThread()
@@ -84,7 +84,7 @@ async def test_ending_before_it_is_ready_is_told() -> None:
 async def test_a_crash_is_a_value_here_and_fails_every_call_under_way() -> None:
     crash = trio.Event()
 
-    async def fragile(ready: Callable[[], None]) -> None:
+    async def fragile(ready: Callable[[], None], stopping: trio.Event) -> None:
         ready()
         await crash.wait()
         raise RuntimeError("it broke")
@@ -114,10 +114,20 @@ async def test_stopping_fails_calls_under_way_at_once() -> None:
         assert all(isinstance(error, BridgeClosed) for error in done)
 
 
+async def test_a_side_that_does_not_listen_is_cancelled() -> None:
+    async def deaf(ready: Callable[[], None], stopping: trio.Event) -> None:
+        ready()
+        await trio.sleep_forever()
+
+    thread = TrioThread()
+    await thread.start(deaf)
+    assert await thread.stop(2_000)
+
+
 async def test_a_side_that_does_not_end_is_told() -> None:
     release = threading.Event()
 
-    async def stubborn(ready: Callable[[], None]) -> None:
+    async def stubborn(ready: Callable[[], None], stopping: trio.Event) -> None:
         ready()
         await trio.to_thread.run_sync(release.wait)
 

@@ -1,0 +1,134 @@
+"""Peer exchange: cards spread, and whoever asks too much, lies or answers nonsense gains nothing."""
+
+from typing import Any
+
+import trio
+from gossip_world import ANN, BOB, RUN, card, sealed, wallet
+from integration.p2p_parts import TRAINER, Stranger, address_of, eventually, line, make_node, started
+
+from prime_protocol.codec import decode, encode
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip import PeersKnown, PeersWanted, open_card
+from prime_runtime.clock import SystemClock
+from prime_runtime.p2p import P2PNode
+
+PEERS = "/prime/peers/1"
+
+
+async def ask(stranger: Stranger, address: str, own: bytes) -> PeersKnown:
+    stream = await stranger.open(address, PEERS)
+    body = encode(PeersWanted(card=own))
+    await stream.write(len(body).to_bytes(4, "big") + body)
+    return decode(PeersKnown, await read_answer(stream))
+
+
+async def read_answer(stream: Any) -> bytes:
+    raw = b""
+    with trio.fail_after(30):
+        while len(raw) < 4 or len(raw) < 4 + int.from_bytes(raw[:4], "big"):
+            raw += await stream.read(65_536)
+    return raw[4:]
+
+
+def own_card(stranger: Stranger, *hosts: str) -> bytes:
+    return sealed(card(stranger.key, *hosts), stranger.key, run=None, now_ms=SystemClock().now_ms())
+
+
+def senders(known: PeersKnown) -> set[Any]:
+    from gossip_world import NETWORK
+
+    now_ms = SystemClock().now_ms()
+    return {open_card(frame, network=NETWORK, now_ms=now_ms).letter.sender for frame in known.cards}
+
+
+async def test_an_answer_holds_the_answerers_card_and_those_it_learned_but_not_the_askers() -> None:
+    async with line(TRAINER, 2) as (first, second):
+        await eventually(lambda: first.status().known == 1, "the card of the second")
+        async with Stranger(wallet(66)) as stranger:
+            known = await stranger.do(ask, address_of(first), own_card(stranger))
+            assert senders(known) == {wallet(TRAINER).node, wallet(2).node}
+            again = await stranger.do(ask, address_of(first), b"")
+            assert senders(again) == {wallet(TRAINER).node, wallet(2).node}
+            assert second.status().restarts == 0
+
+
+def score_of(node: P2PNode, key: Any) -> float:
+    peer = node._lasting.table._peers.get(key.peer_id())
+    return peer.score.points if peer else 0.0
+
+
+async def test_who_shows_a_card_of_another_is_blamed_and_gets_no_answer() -> None:
+    node = make_node(TRAINER)
+    async with started(node), Stranger(wallet(66)) as stranger:
+        foreign = sealed(card(ANN), ANN, run=None, now_ms=SystemClock().now_ms())
+        try:
+            await stranger.do(ask, address_of(node), foreign)
+        except Exception as error:  # boundary: the stream is reset, in whichever way the library shows it
+            print(f"no answer: {error!r}")
+        else:
+            raise AssertionError("it was answered")
+        await eventually(lambda: score_of(node, stranger.key) < 0, "blame")
+        assert node.status().restarts == 0
+
+
+async def test_who_asks_without_end_is_turned_away() -> None:
+    node = make_node(TRAINER)
+    async with started(node), Stranger(wallet(66)) as stranger:
+
+        async def pester(stranger: Stranger) -> int:
+            answers = 0
+            for _ in range(40):
+                try:
+                    await ask(stranger, address_of(node), b"")
+                except Exception:
+                    continue
+                answers += 1
+            return answers
+
+        answers = await stranger.do(pester)
+        print(f"{answers} of 40 questions at once were answered")
+        assert 10 <= answers < 30
+        assert node.status().restarts == 0
+
+
+async def test_a_host_that_answers_nonsense_is_blamed_and_teaches_nothing() -> None:
+    """Cards that are none, cards for other places than their owner's, and a length without end."""
+    answers = [
+        PeersKnown(cards=(b"no card",)),
+        PeersKnown(cards=(sealed(card(BOB), ANN, run=None, now_ms=SystemClock().now_ms()),)),
+    ]
+    bodies = [encode(answer) for answer in answers]
+    frames = [len(body).to_bytes(4, "big") + body for body in bodies] + [b"\xff\xff\xff\xff"]
+    async with Stranger(wallet(66)) as stranger:
+        given: list[int] = []
+
+        async def install(stranger: Stranger) -> str:
+            async def answer(stream: Any) -> None:
+                await stream.write(frames[len(given) % len(frames)])
+                given.append(1)
+                await stream.close()
+
+            async def listen(stream: Any) -> None:
+                await trio.sleep_forever()
+
+            stranger.host.set_stream_handler(PEERS, answer)
+            stranger.host.set_stream_handler("/meshsub/1.1.0", listen)
+            return str(stranger.host.get_addrs()[0])
+
+        address = await stranger.do(install)
+        node = make_node(TRAINER, address, exchange_ms=100)
+        async with started(node):
+            await eventually(lambda: node.status().banned == 1, "a ban of the liar")
+            assert node.status().known == 1, "the liar itself, which the operator named"
+            assert node.status().restarts == 0
+            assert len(given) >= len(frames)
+
+
+def test_a_question_and_an_answer_are_bounded() -> None:
+    for kind, raw in ((PeersWanted, encode(PeersKnown(cards=()))), (PeersKnown, encode(PeersWanted(card=b"")))):
+        try:
+            decode(kind, raw)
+        except RemoteError:
+            continue
+        raise AssertionError("one was taken for the other")
+    assert RUN
