@@ -46,10 +46,10 @@ class Neighbour:
     poll_failures: int = 0
 
     def pause(self, pause_ms: int, limits: FetchLimits, dice: Random, now_ms: int) -> None:
-        """Longer each time, never the same for two children, never longer than the limit."""
-        pause_ms = min(limits.backoff_max_ms, pause_ms << min(self.pauses, 10))
+        """Longer each time, never the same for two children, never shorter than asked for."""
+        pause_ms = max(pause_ms, min(limits.backoff_max_ms, pause_ms << min(self.pauses, 10)))
         self.pauses += 1
-        self.ready_ms = now_ms + round(pause_ms * dice.uniform(0.5, 1.0))
+        self.ready_ms = now_ms + round(pause_ms * dice.uniform(1.0, 1.5))
 
 
 class Neighbours:

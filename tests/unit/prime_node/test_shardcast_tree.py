@@ -190,7 +190,7 @@ def test_full_is_no_failure_and_its_children_become_parents() -> None:
     assert parents.expect(ANN, 10) == hoped
     assert only(Poll, effects) == [Poll(BOB), Poll(CAT)] or only(Poll, effects) == [Poll(CAT), Poll(BOB)]
     assert only(Fetch, effects) == []
-    assert 10 + 500 <= tree.wake_ms <= 10 + 1_000
+    assert 10 + 1_000 <= tree.wake_ms <= 10 + 1_500
     assert len(only(Fetch, tree.handle(Tick(), tree.wake_ms))) == 1
 
 
@@ -212,8 +212,8 @@ def test_pauses_grow_and_are_bounded_and_never_end_the_trying() -> None:
         pauses.append(tree.wake_ms - now_ms)
         now_ms = tree.wake_ms
         fetches = only(Fetch, tree.handle(Tick(), now_ms))
-    assert pauses[0] <= LIMITS.backoff_ms
-    assert LIMITS.backoff_max_ms / 2 <= pauses[-1] <= LIMITS.backoff_max_ms
+    assert pauses[0] <= 1.5 * LIMITS.backoff_ms
+    assert LIMITS.backoff_max_ms <= pauses[-1] <= 1.5 * LIMITS.backoff_max_ms
 
 
 def test_a_transfer_without_bytes_is_cancelled_in_time_and_asked_elsewhere() -> None:

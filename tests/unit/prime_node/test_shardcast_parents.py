@@ -1,0 +1,105 @@
+"""How parents are judged, and how the rarest shard is found."""
+
+from collections import Counter
+from random import Random
+
+from prime_node.shardcast.parents import BAR_MS, BAR_MS_MAX, HALF_LIFE_MS, PARENTS_MAX, STRIKE_HALF_LIFE_MS, Parents
+from prime_node.shardcast.rarity import Rarity, draw_bit, list_bits
+from prime_protocol.ids import NodeId
+
+
+def node(number: int) -> NodeId:
+    return NodeId(number.to_bytes(20, "big"))
+
+
+ANN, BOB, CAT = node(1), node(2), node(3)
+
+
+def test_a_fast_parent_is_expected_to_be_faster() -> None:
+    parents = Parents()
+    for _ in range(5):
+        parents.note_arrived(ANN, 1_000_000, 100, 0)
+        parents.note_arrived(BOB, 1_000_000, 1_000, 0)
+    assert parents.expect(ANN, 0) > 2 * parents.expect(BOB, 0)
+
+
+def test_an_unknown_parent_is_hoped_to_beat_the_typical_one() -> None:
+    parents = Parents()
+    for _ in range(20):
+        parents.note_arrived(ANN, 1_000_000, 500, 0)
+    assert parents.expect(CAT, 0) > parents.expect(ANN, 0)
+    assert parents.expect(CAT, 0) < 2 * parents.expect(ANN, 0)
+
+
+def test_failures_lower_the_expectation_and_are_forgiven_with_time() -> None:
+    parents = Parents()
+    before = parents.expect(ANN, 0)
+    for _ in range(6):
+        parents.note_failed(ANN, 0)
+    assert parents.expect(ANN, 0) < before / 5
+    assert parents.expect(ANN, 10 * HALF_LIFE_MS) > 0.95 * before
+
+
+def test_a_failure_never_raises_what_is_expected() -> None:
+    """The public original fed the timeout in as bandwidth, so that failing made a slow relay look fast."""
+    parents = Parents()
+    parents.note_arrived(ANN, 100_000, 10_000, 0)
+    before = parents.expect(ANN, 0)
+    parents.note_failed(ANN, 30_000)
+    assert parents.expect(ANN, 30_000) < before * 1.2
+
+
+def test_bars_double_with_repetition_and_have_an_end() -> None:
+    parents = Parents()
+    bars = []
+    for _ in range(12):
+        parents.note_corrupt(ANN, 1_000)
+        bars.append(parents.barred_ms(ANN) - 1_000)
+    assert bars[:3] == [BAR_MS, 2 * BAR_MS, 4 * BAR_MS]
+    assert bars[-1] == BAR_MS_MAX
+    assert parents.barred_ms(BOB) == 0
+
+
+def test_strikes_are_forgotten_with_time() -> None:
+    parents = Parents()
+    for _ in range(3):
+        parents.note_corrupt(ANN, 0)
+    late_ms = 20 * STRIKE_HALF_LIFE_MS
+    parents.note_corrupt(ANN, late_ms)
+    assert parents.barred_ms(ANN) - late_ms < 1.01 * BAR_MS
+
+
+def test_a_corrupt_sender_has_to_prove_itself_again() -> None:
+    parents = Parents()
+    parents.note_arrived(ANN, 1_000, 10, 0)
+    assert parents.has_proved(ANN)
+    parents.note_corrupt(ANN, 1)
+    assert not parents.has_proved(ANN)
+
+
+def test_the_table_is_bounded_and_keeps_the_recent() -> None:
+    parents = Parents()
+    for number in range(PARENTS_MAX + 100):
+        parents.note_failed(node(number), number)
+    assert len(parents) == PARENTS_MAX
+    assert parents.expect(node(PARENTS_MAX + 99), PARENTS_MAX + 99) < parents.expect(node(0), PARENTS_MAX + 99)
+
+
+def test_the_rarest_are_those_that_the_fewest_have() -> None:
+    rarity = Rarity()
+    for bitmap in (0b1111, 0b0111, 0b0011, 0b0010):
+        rarity.add(bitmap)
+    assert [rarity.count(shard) for shard in range(5)] == [3, 4, 2, 1, 0]
+    assert rarity.find_rarest(0b11111) == 0b10000
+    assert rarity.find_rarest(0b01111) == 0b01000
+    assert rarity.find_rarest(0b00011) == 0b00001
+    rarity.remove(0b0111)
+    assert rarity.find_rarest(0b1100) == 0b1100
+
+
+def test_a_set_bit_is_drawn_evenly() -> None:
+    dice = Random(1)
+    bitmap = 1 << 3 | 1 << 4 | 1 << 900 | 1 << 16_000
+    drawn = Counter(draw_bit(bitmap, dice) for _ in range(4_000))
+    assert sorted(drawn) == list_bits(bitmap)
+    assert min(drawn.values()) > 800
