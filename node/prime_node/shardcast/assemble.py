@@ -5,7 +5,6 @@ urgent, so that a new step costs the change and the proof and no copying.
 """
 
 import logging
-import mmap
 import shutil
 import threading
 from collections.abc import Sequence
@@ -89,13 +88,8 @@ class Assembler:
     def _patch(self, signed: SignedManifest, copy: Path) -> None:
         draft = self._start_draft(signed.root)
         copy.rename(draft)
-        path, _, _ = self._store.stocks[signed.digest].place(0)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as records:
-            view = memoryview(records)
-            try:
-                patch_checkpoint(draft, signed.manifest, view, threads=self._threads)
-            finally:
-                view.release()
+        records = self._store.stocks[signed.digest].view_file(0)
+        patch_checkpoint(draft, signed.manifest, records, threads=self._threads)
         self._store.publish(draft, signed)
 
     def _start_draft(self, root: Digest) -> Path:

@@ -152,9 +152,13 @@ class WeightsFetcher:
         if not self._is_relay:
             self._background = asyncio.create_task(asyncio.to_thread(self.assembler.prepare))
 
+    def _relayed(self) -> set[Digest]:
+        """Where the manifests lead whose shards are all here."""
+        return {stock.signed.root for stock in self.store.stocks.values() if stock.is_complete}
+
     def has(self, root: Digest) -> bool:
         if self._is_relay:
-            return any(stock.is_complete and stock.signed.root == root for stock in self.store.stocks.values())
+            return root in self._relayed()
         return self.store.checkpoint_path(root).exists()
 
     async def fetch_announced(self) -> None:
@@ -210,7 +214,7 @@ class WeightsFetcher:
             extra = [make_link(signed.manifest)] if signed is not None else []
         else:
             signed, extra = None, []
-        held = set() if self._is_relay else set(self.store.checkpoints())
+        held = self._relayed() if self._is_relay else set(self.store.checkpoints())
         links = plan_path(root, held, [*self.directory.links(), *self.store.links(), *extra])
         if links is None:
             return None

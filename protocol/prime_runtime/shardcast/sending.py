@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**20
 """Sent between two looks at pace and time."""
+WAIT_PART_MS = 250
 PIECE_MS_MAX = 30_000
 """A reader that needs longer for a piece, 35 kB/s, had better ask someone nearer."""
 
@@ -57,11 +58,19 @@ class ShardResponse(web.StreamResponse):
         loop = asyncio.get_running_loop()
         while self.sent_bytes < self._length_bytes:
             piece = min(PIECE_BYTES, self._length_bytes - self.sent_bytes)
-            if wait_ms := self._pace(piece):
-                await self._clock.sleep_ms(wait_ms)
+            await self._wait(request, self._pace(piece))
             if request.transport is None:
                 raise ConnectionResetError
             async with asyncio.timeout(PIECE_MS_MAX / 1000):
                 self.sent_bytes += await loop.sendfile(
                     request.transport, file, self._offset + self.sent_bytes, piece, fallback=True
                 )
+
+    async def _wait(self, request: web.BaseRequest, wait_ms: int) -> None:
+        """In small parts: a child that has hung up must not keep its slot until the owner's pace allows the rest."""
+        while wait_ms > 0:
+            part_ms = min(wait_ms, WAIT_PART_MS)
+            await self._clock.sleep_ms(part_ms)
+            wait_ms -= part_ms
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError

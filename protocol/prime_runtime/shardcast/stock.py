@@ -107,6 +107,9 @@ class Stock:
         shard = self.manifest.shards[index]
         return memoryview(self._map(shard.file))[shard.offset : shard.offset + shard.length]
 
+    def view_file(self, file: int) -> memoryview:
+        return memoryview(self._map(file))
+
     def place(self, index: int) -> tuple[Path, int, int]:
         """File, offset and length, for sendfile."""
         shard = self.manifest.shards[index]

@@ -1,0 +1,295 @@
+"""Weights reach everybody, bit for bit, whatever single parties do. Real sockets in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from shard_hosts import (
+    SHARD,
+    TRAINER,
+    ShardHost,
+    announce,
+    change,
+    introduce,
+    make_tensors,
+    obtain_all,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+from prime_node.shardcast.limits import FetchLimits
+from prime_protocol.errors import LocalError
+from prime_protocol.manifest import Kind
+from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.shardcast.slots import UploadLimits
+
+Make = Callable[..., ShardHost]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[ShardHost] = []
+
+    def make_host(name: str, **options: object) -> ShardHost:
+        host = ShardHost(tmp_path, name, **options)  # type: ignore[arg-type]
+        made.append(host)
+        return host
+
+    yield make_host
+    for host in made:
+        if host.url:
+            await host.stop()
+
+
+class Steps:
+    """A run of checkpoints at an origin."""
+
+    def __init__(self, origin: ShardHost, folder: Path) -> None:
+        self.origin = origin
+        self.folder = folder
+        self.tensors = make_tensors(1)
+        self.made: list[tuple[SignedManifest, ...]] = []
+
+    def publish(self, *, keyframe: bool = False) -> SignedManifest:
+        step = len(self.made)
+        if step:
+            self.tensors = change(self.tensors, step)
+        checkpoint = write_checkpoint(self.folder / f"step{step}", self.tensors)
+        self.made.append(self.origin.publish(checkpoint, step, keyframe=keyframe))
+        return self.made[-1][0]
+
+    def tell(self, host: ShardHost, *steps: int) -> None:
+        """Announcements of these steps, and where the origin is."""
+        named = [signed for step in steps for signed in self.made[step]]
+        for signed in named:
+            host.fetcher.tell(announce(self.origin, signed))
+        everything = [signed for made in self.made for signed in made]
+        host.fetcher.tell(self.origin.record(*everything[-8:]))
+
+
+@pytest.fixture
+async def steps(make: Make, tmp_path: Path) -> Steps:
+    origin = make("origin", key=TRAINER)
+    await origin.start()
+    return Steps(origin, tmp_path)
+
+
+async def start(host: ShardHost) -> ShardHost:
+    await host.start()
+    return host
+
+
+def shards_of(signed: SignedManifest) -> int:
+    return len(signed.manifest.shards)
+
+
+async def test_one_corrupted_shard_costs_one_shard(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    # One transfer at a time and none asked for twice, so that every shard sent can be accounted for.
+    exact = FetchLimits(endgame_shards=0, parent_transfers_max=1)
+    relay, node = await start(make("relay", is_relay=True, fetch=exact)), await start(make("node", fetch=exact))
+    steps.tell(relay, 0)
+    await obtain_all([relay], signed)
+    stock = relay.store.stocks[signed.digest]
+    stock.folder.joinpath("model.safetensors").write_bytes(
+        _flip(stock.folder.joinpath("model.safetensors").read_bytes(), 3 * SHARD + 7)
+    )
+    node.fetcher.tell(announce(steps.origin, signed))
+    node.fetcher.tell(relay.record())
+    task = asyncio.create_task(node.fetcher.obtain(signed.root))
+    async with asyncio.timeout(20):
+        while not node.fetcher.transfers() or node.fetcher.transfers()[0].corrupt == 0:
+            await asyncio.sleep(0.01)
+    node.fetcher.tell(steps.origin.record(signed))
+    async with asyncio.timeout(20):
+        await task
+    assert node.fetcher.corrupt == 1
+    assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+    sent = relay.server.sent_shards + steps.origin.server.sent_shards
+    assert sent == 2 * shards_of(signed) + 1, "what the relay fetched, what the node fetched, and the one in vain"
+
+
+def _flip(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+async def test_a_late_joiner_is_served_by_peers_after_the_origin_has_gone(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    early, late = await start(make("early")), await start(make("late"))
+    steps.tell(early, 0)
+    await obtain_all([early], signed)
+    await steps.origin.http.stop()
+    late.fetcher.tell(announce(steps.origin, signed))
+    late.fetcher.tell(early.record())
+    await obtain_all([late], signed)
+    assert read_checkpoint(late, signed) == read_checkpoint(early, signed)
+    assert late.store.stocks[signed.digest].depth == 2
+
+
+async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    slow = UploadLimits(slots=8, address_slots=8, bytes_per_s=8 * SHARD)
+    steps.origin.server.slots._limits = slow
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    task = asyncio.create_task(node.fetcher.obtain(signed.root))
+    async with asyncio.timeout(20):
+        while not node.store.stocks or len(node.store.stocks[signed.digest].list_held()) < 4:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    held = len(node.store.stocks[signed.digest].list_held())
+    assert held < shards_of(signed)
+    steps.origin.server.slots._limits = UploadLimits(slots=8, address_slots=8)
+    before = steps.origin.server.sent_shards
+    again = await start(make("node"))
+    assert await again.fetcher.recheck() == 0
+    steps.tell(again, 0)
+    await obtain_all([again], signed)
+    assert steps.origin.server.sent_shards - before <= shards_of(signed) - held + 1
+    assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
+
+
+async def test_deltas_may_be_heard_of_in_any_order(make: Make, steps: Steps) -> None:
+    steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], steps.made[0][0])
+    steps.publish()
+    last = steps.publish()
+    assert last.manifest.kind is Kind.DELTA
+    steps.tell(node, 2)
+    task = asyncio.create_task(node.fetcher.obtain(last.root))
+    done, _ = await asyncio.wait([task], timeout=0.3)
+    assert not done, "there is no way there yet"
+    steps.tell(node, 1)
+    async with asyncio.timeout(20):
+        await task
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+    assert not any(stock.manifest.kind is Kind.KEYFRAME and stock.manifest.step for stock in node.store.stocks.values())
+
+
+async def test_without_the_base_a_keyframe_is_fetched(make: Make, steps: Steps) -> None:
+    steps.publish()
+    steps.publish()
+    last = steps.publish(keyframe=True)
+    node = await start(make("node"))
+    steps.tell(node, 2)
+    await obtain_all([node], last)
+    assert [stock.manifest.kind for stock in node.store.stocks.values()] == [Kind.KEYFRAME]
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+
+
+async def test_a_late_joiner_takes_the_keyframe_and_the_deltas_after_it(make: Make, steps: Steps) -> None:
+    for _ in range(3):
+        last = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0, 1, 2)
+    await obtain_all([node], last)
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+    assert len(node.store.stocks) == 3
+
+
+async def test_a_damaged_base_is_found_by_the_tensor_digests_and_a_keyframe_mends_it(make: Make, steps: Steps) -> None:
+    first = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], first)
+    assert node.fetcher._background is not None
+    await node.fetcher._background
+    for folder in (node.store.checkpoint_path(first.root), node.store.spare_path(first.root)):
+        path = folder / "model.safetensors"
+        damaged = _flip(path.read_bytes(), 500_000)
+        path.unlink()
+        path.write_bytes(damaged)
+    last = steps.publish(keyframe=True)
+    steps.tell(node, 1)
+    await obtain_all([node], last)
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+
+
+async def test_a_damaged_spare_is_made_again_from_the_checkpoint(make: Make, steps: Steps) -> None:
+    first = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], first)
+    assert node.fetcher._background is not None
+    await node.fetcher._background
+    path = node.store.spare_path(first.root) / "model.safetensors"
+    path.write_bytes(_flip(path.read_bytes(), 500_000))
+    last = steps.publish()
+    steps.tell(node, 1)
+    await obtain_all([node], last)
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+
+
+async def test_a_damaged_checkpoint_is_found_at_the_next_start(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], signed)
+    path = node.store.checkpoint_path(signed.root) / "model.safetensors"
+    path.write_bytes(_flip(path.read_bytes(), 500_000))  # linked: the shard is damaged with it
+    again = await start(make("node"))
+    assert await again.fetcher.recheck() == 2
+    steps.tell(again, 0)
+    await obtain_all([again], signed)
+    assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
+
+
+async def test_a_slow_parent_is_left_for_a_faster_one(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    limits = FetchLimits(stall_ms=500, first_byte_ms=1_000)
+    slow = await start(make("slow", uploads=UploadLimits(slots=8, address_slots=8, bytes_per_s=2_000)))
+    steps.tell(slow, 0)
+    await obtain_all([slow], signed)
+    node = await start(make("node", fetch=limits))
+    node.fetcher.tell(announce(steps.origin, signed))
+    node.fetcher.tell(slow.record())
+    node.fetcher.tell(steps.origin.record(signed))
+    await obtain_all([node], signed, timeout_s=20)
+    assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+
+
+async def test_a_full_parent_names_its_children_and_the_tree_grows(make: Make, steps: Steps) -> None:
+    """Each node knows the origin only, which serves one at a time: the rest must find each other through refusals."""
+    steps.origin.server.slots._limits = UploadLimits(slots=1, address_slots=1, bytes_per_s=40 * SHARD)
+    signed = steps.publish()
+    nodes = [await start(make(f"node{number}")) for number in range(6)]
+    for node in nodes:
+        steps.tell(node, 0)
+        # The origin hears of its children, as by gossip; they do not hear of each other.
+        steps.origin.fetcher.tell(node.record(signed))
+    await obtain_all(nodes, signed, timeout_s=40)
+    for node in nodes:
+        assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+    assert steps.origin.server.refused > 0
+    assert sum(node.server.sent_shards for node in nodes) > 0
+
+
+async def test_everybody_gets_every_step_and_old_versions_go(make: Make, steps: Steps) -> None:
+    nodes = [await start(make("relay", is_relay=True)), *[await start(make(f"node{number}")) for number in range(3)]]
+    for step in range(9):
+        signed = steps.publish(keyframe=step in (4, 8))
+        for node in nodes:
+            steps.tell(node, step)
+        introduce([steps.origin, *nodes], *steps.made[step])
+        await obtain_all(nodes, signed)
+        for node in nodes[1:]:
+            assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+    for node in nodes[1:]:
+        assert len(node.store.checkpoints()) == 2
+        assert min(stock.manifest.step for stock in node.store.stocks.values()) >= 0
+    kept = {stock.manifest.step for stock in nodes[0].store.stocks.values()}
+    assert kept >= {5, 6, 7, 8}
+
+
+async def test_a_disk_budget_is_kept_and_said(make: Make, steps: Steps) -> None:
+    signed = steps.publish()
+    node = await start(make("node"))
+    node.fetcher._disk_bytes_max = 1000
+    steps.tell(node, 0)
+    with pytest.raises(LocalError, match="disk_bytes_max"):
+        await obtain_all([node], signed)
+    assert node.store.stocks == {}
