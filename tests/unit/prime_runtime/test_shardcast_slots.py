@@ -130,9 +130,9 @@ def test_who_had_a_turn_yields_to_who_waits_and_the_waiting_is_forgotten() -> No
     slots = UploadSlots(UploadLimits(slots=1, address_slots=1, turn=2))
     slots.finish(admit(slots, 1), 1, 0)
     ticket = admit(slots, 1)
-    refuse(slots, 2)
+    due_ms = refuse(slots, 2).retry_ms
     slots.finish(ticket, 1, 0)
-    due_ms = refuse(slots, 1).retry_ms
+    refuse(slots, 1)
     assert refuse(slots, 2, due_ms - 1).retry_ms == 1, "coming early helps nobody, and harms nobody"
     slots.finish(admit(slots, 2, due_ms), 1, due_ms)
     slots.finish(admit(slots, 1, due_ms), 1, due_ms)
