@@ -40,7 +40,6 @@ class Neighbour:
     """How often in a row it was full or failed."""
     was_full: bool = False
     """The pause is for being full: news of a free slot ends it."""
-    is_polled: bool = False
     poll_ms: int = 0
     """Not polled before this time."""
     poll_failures: int = 0
@@ -60,7 +59,8 @@ class Neighbours:
         self._limits = limits
         self._dice = dice
         self._known: dict[NodeId, Neighbour] = {}
-        self._polled = 0
+        self._polled: set[NodeId] = set()
+        """Polls not answered yet, those of parents that were lost meanwhile included."""
         self.rarity = Rarity()
 
     def __iter__(self) -> Iterator[Neighbour]:
@@ -77,7 +77,7 @@ class Neighbours:
         """Learn of a parent from a signed record, if there is room or somebody worse to forget."""
         known = self._known.get(parent)
         if known is not None:
-            if not known.is_polled:
+            if parent not in self._polled:
                 self._describe(known, depth, slots_free)
         elif len(self._known) < self._limits.candidates_max or self._forget_worst():
             self.hear_of(parent, depth, slots_free)
@@ -91,7 +91,6 @@ class Neighbours:
     def lose(self, parent: NodeId) -> None:
         neighbour = self._known.pop(parent, None)
         if neighbour is not None:
-            self._polled -= neighbour.is_polled
             self.rarity.remove(neighbour.held | neighbour.coming)
 
     def tell(self, neighbour: Neighbour, *, held: int, coming: int) -> None:
@@ -114,10 +113,10 @@ class Neighbours:
 
     def take_bitmaps(self, event: HaveTold, now_ms: int) -> Neighbour | None:
         """The answer to a poll; the neighbour, unless it was forgotten meanwhile."""
+        self._polled.discard(event.parent)
         neighbour = self._known.get(event.parent)
         if neighbour is None:
             return None
-        self._end_poll(neighbour)
         neighbour.poll_failures = 0
         self._describe(neighbour, event.depth, event.slots_free)
         held, coming = int.from_bytes(event.held, "little"), int.from_bytes(event.coming, "little")
@@ -129,26 +128,22 @@ class Neighbours:
 
     def miss_poll(self, parent: NodeId, now_ms: int) -> None:
         """Poll it again later; what it told is void if it fails twice."""
+        self._polled.discard(parent)
         neighbour = self._known.get(parent)
         if neighbour is None:
             return
-        self._end_poll(neighbour)
         pause_ms = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(neighbour.poll_failures, 10))
         neighbour.poll_failures += 1
         neighbour.poll_ms = now_ms + round(pause_ms * self._dice.uniform(0.5, 1.0))
         if neighbour.poll_failures > 1:
             self.tell(neighbour, held=0, coming=0)
 
-    def _end_poll(self, neighbour: Neighbour) -> None:
-        self._polled -= neighbour.is_polled
-        neighbour.is_polled = False
-
     def choose_polls(self, last: Neighbour | None, missing: int, now_ms: int) -> list[NodeId]:
         """Fill the places. `last` has just answered and keeps its place if it is of use."""
         chosen = []
         if last is not None and self._keeps_place(last, missing):
             chosen.append(self._start_poll(last))
-        while self._polled < self._limits.neighbours_max:
+        while len(self._polled) < self._limits.neighbours_max:
             waiting = [each for each in self if self._is_pollable(each, now_ms)]
             if last is not None and len(waiting) > 1:
                 waiting = [each for each in waiting if each is not last]
@@ -160,9 +155,11 @@ class Neighbours:
 
     def find_poll_ms(self, now_ms: int) -> int:
         """When a place could be filled that cannot be filled now."""
-        if self._polled >= self._limits.neighbours_max:
+        if len(self._polled) >= self._limits.neighbours_max:
             return NEVER_MS
-        return min((each.poll_ms for each in self if not each.is_polled and each.poll_ms > now_ms), default=NEVER_MS)
+        return min(
+            (each.poll_ms for each in self if each.poll_ms > now_ms and each.id not in self._polled), default=NEVER_MS
+        )
 
     def _keeps_place(self, neighbour: Neighbour, missing: int) -> bool:
         is_useful = (neighbour.held | neighbour.coming) & missing != 0
@@ -170,18 +167,17 @@ class Neighbours:
 
     def _is_pollable(self, neighbour: Neighbour, now_ms: int) -> bool:
         """Who has everything has no more to tell."""
-        return not neighbour.is_polled and neighbour.poll_ms <= now_ms and neighbour.held != self._all
+        return neighbour.poll_ms <= now_ms and neighbour.held != self._all and neighbour.id not in self._polled
 
     def _start_poll(self, neighbour: Neighbour) -> NodeId:
-        neighbour.is_polled = True
-        self._polled += 1
+        self._polled.add(neighbour.id)
         return neighbour.id
 
     # --- Forgetting -------------------------------------------------------------------------------------------------
 
     def _forget_worst(self) -> bool:
         """Of those that nothing runs with: the one that failed most, gave least, told least, and is farthest down."""
-        idle = [each for each in self if not each.running and not each.is_polled]
+        idle = [each for each in self if not each.running and each.id not in self._polled]
         if not idle:
             return False
         worst = max(idle, key=lambda each: (each.poll_failures, -each.got_bytes, -each.held.bit_count(), each.depth))
