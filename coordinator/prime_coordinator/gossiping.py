@@ -23,6 +23,7 @@ from prime_runtime.gossip_voice import Voice
 from prime_runtime.http_server import HttpServer
 from prime_runtime.sequence import Sequence
 from prime_runtime.shardcast.crier import Crier
+from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
 from prime_runtime.shardcast.store import ShardStore
@@ -46,9 +47,12 @@ class Gossiping:
         self.desk = RecordsDesk(
             members, self.board, guard, network=network, clock=clock, handle_ms=config.limits.handle_ms
         )
+        self._origin_run: RunId | None = None
+        self._directory = Directory()
+        """Whom our origin sends those to whom it has no slot for."""
         self._half = GossipHalf(key, network, config.p2p, clock=clock, guard=guard)
         self._voice = Voice(key, network, guard, clock=clock, sequence=Sequence(), ways=(self._pin, self._half.pass_on))
-        self.desk.pass_on = self._half.pass_on
+        self.desk.pass_on = self._pass_on
         self.desk.list_peers = lambda: self._half.addresses[:ADDRESSES_MAX]
         self._crier = self._open_origin(config, http)
         self._said = (0, -HEAD_SAY_MS)
@@ -67,13 +71,14 @@ class Gossiping:
         origin = config.origin
         if origin.folder is None:
             return None
-        run = RunId(origin.run)
+        run = self._origin_run = RunId(origin.run)
         if run not in self._core.state.runs:
             raise LocalError(f"origin.run is {run}, which was not created here; create it, then set origin.folder")
         trainer = self._core.state.runs[run].terms.trainer
         store = ShardStore(origin.folder, network=config.network_id, run=run, trainer=trainer)
         slots = UploadSlots(UploadLimits(slots=origin.slots, address_slots=origin.address_slots))
-        server = ShardServer(store, slots, clock=self._clock, trusted_proxies=config.limits.trusted_proxies)
+        proxies = config.limits.trusted_proxies
+        server = ShardServer(store, slots, clock=self._clock, trusted_proxies=proxies, directory=self._directory)
         server.add_routes(http)
         return Crier(
             server,
@@ -98,6 +103,20 @@ class Gossiping:
     def _hear(self, gossip: Gossip) -> None:
         assert gossip.letter.run is not None, "topics are of runs"
         self.desk.put(gossip.letter.run, gossip)
+        self._learn(gossip.letter.run, gossip)
+
+    async def _pass_on(self, run: RunId, gossip: Gossip) -> None:
+        """What was handed in over HTTP; it stands on the board already."""
+        self._learn(run, gossip)
+        try:
+            await self._half.pass_on(run, gossip)
+        except LocalError as error:
+            log.debug("not gossiped: %s", error)
+
+    def _learn(self, run: RunId, gossip: Gossip) -> None:
+        if run == self._origin_run:
+            self._directory.expire(self._clock.now_ms())
+            self._directory.learn(gossip)
 
     async def _pin(self, run: RunId, gossip: Gossip) -> None:
         self.desk.put(run, gossip)

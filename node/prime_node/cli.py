@@ -1,17 +1,34 @@
 """`prime-node`: the command a contributor types. It parses, then imports, then runs.
 
-Exit codes: 0 done, 1 refused (the text says what to do), 2 wrong command line.
+Exit codes:
+  0    done, or stopped as asked
+  1    refused, and the text says why and what to do
+  2    wrong command line
+  4    the node is not running, or does not answer
+  130  interrupted
 """
 
 import argparse
 import getpass
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+EXIT_REFUSED, EXIT_NOT_RUNNING, EXIT_INTERRUPTED = 1, 4, 130
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="prime-node", description="Lend a machine to a training run.")
+    words = sys.argv[1:] if argv is None else argv
+    command = next((word for word in words if not word.startswith("-")), "")
+    parser = argparse.ArgumentParser(
+        prog="prime-node",
+        description="Lend a machine to a training run.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(folder=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     keys = commands.add_parser("keys", help="make and show the wallet key that is this node's identity")
     actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -23,11 +40,58 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     show.add_argument("file", type=Path)
     for action in (new, show):
         action.add_argument("--password-file", type=Path, help="read the password from this file instead of asking")
-    return parser.parse_args(argv)
+    add_life(commands, with_settings=command == "start")
+    return parser.parse_args(words)
+
+
+def add_life(commands: Any, *, with_settings: bool) -> None:
+    start = commands.add_parser("start", help="run the node until it is stopped; the first start makes its folder")
+    start.set_defaults(task="start:start")
+    if with_settings:
+        from prime_node.config import NodeConfig
+        from prime_runtime.settings import add_flags
+
+        add_flags(start, NodeConfig)
+    status = commands.add_parser("status", help="what the running node does, holds, fetches and serves")
+    status.set_defaults(task="local:show_status")
+    status.add_argument("--json", action="store_true", help="print JSON instead of text")
+    status.add_argument("--watch", action="store_true", help="keep showing it, every second, until interrupted")
+    stop = commands.add_parser("stop", help="stop the running node and wait until it has")
+    stop.set_defaults(task="local:stop")
+    for command in (status, stop):
+        command.add_argument("--folder", type=Path, help="the node's folder ($PRIME_FOLDER). Default: ~/prime-node.")
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    try:
+        return run_keys(args) if args.command == "keys" else run_task(args)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing more to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_REFUSED
+
+
+def run_task(args: argparse.Namespace) -> int:
+    from prime_node.commands.context import Context, NotRunning
+    from prime_protocol.errors import LocalError
+
+    module, _, function = args.task.partition(":")
+    try:
+        context = Context(args, os.environ, lambda text: print(text, flush=True))
+        code: int = getattr(import_module(f"prime_node.commands.{module}"), function)(context)
+        return code
+    except NotRunning as error:
+        print(f"prime-node: {error}", file=sys.stderr)
+        return EXIT_NOT_RUNNING
+    except LocalError as error:
+        print(f"prime-node: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def run_keys(args: argparse.Namespace) -> int:
     from prime_protocol.errors import LocalError
     from prime_runtime import key_file
 

@@ -192,6 +192,25 @@ class HttpClient:
         request = Digest(sha256(frame).digest())
         return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
 
+    async def get(self, server: Server, path: str, *, bytes_max: int) -> bytes | None:
+        """A page that anybody may read; None where there is none. It is not signed: what is in it must prove itself."""
+        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_ms / 1000, connect=self._limits.connect_ms / 1000)
+        url, raw = server.url.rstrip("/") + path, bytearray()
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+                async for chunk in response.content.iter_any():
+                    raw += chunk
+                    if len(raw) > bytes_max:
+                        raise RemoteError(path, f"is longer than {bytes_max} bytes")
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport(server.url, error, is_idempotent=True).error from None
+        if status == 404:
+            return None
+        if status != 200:
+            raise Unreachable(f"{server.url} answers HTTP {status} to {path}")
+        return bytes(raw)
+
     async def put_elsewhere(self, url: str, data: bytes) -> None:
         """To a bucket, under a URL that the server has signed. LocalError where it is not taken."""
         timeout = aiohttp.ClientTimeout(total=self._limits.deadline_ms / 1000, connect=self._limits.connect_ms / 1000)

@@ -11,7 +11,7 @@ from prime_protocol.envelope import open_envelope
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip import TOPIC_KINDS, Gossip, GossipKind, topic
 from prime_protocol.gossip_guard import Accepted, GossipGuard
-from prime_protocol.ids import NetworkId, RunId
+from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.records import RECORDS, SHARE, Records, RecordsWanted, Share
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient, Server
@@ -55,6 +55,8 @@ class RecordsClient:
         self._seen = 0
         self.nodes = 0
         """Nodes that serve in the run, as the coordinator knows it."""
+        self.trainer: NodeId | None = None
+        """Whose announcements count, as the coordinator last said."""
         self.problem = "nothing was asked yet"
         """Why the last question got no answer; empty where it got one."""
         self.answered_ms: int | None = None
@@ -66,7 +68,7 @@ class RecordsClient:
         deadline_ms = wait_ms + ANSWER_MS
         answer = await self._client.call(self._server, RECORDS, wanted, run=self._run, deadline_ms=deadline_ms)
         records = answer.message
-        self._seen, self.nodes = records.cursor, records.nodes
+        self._seen, self.nodes, self.trainer = records.cursor, records.nodes, records.trainer
         self.problem, self.answered_ms = "", self._clock.now_ms()
         for frame in records.frames:
             self._judge(frame)

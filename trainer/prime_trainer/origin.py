@@ -23,6 +23,7 @@ from prime_runtime.lock import lock_file
 from prime_runtime.records_client import RecordsClient
 from prime_runtime.sequence import Sequence
 from prime_runtime.shardcast.crier import Crier
+from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
 from prime_runtime.shardcast.store import ShardStore
@@ -33,10 +34,6 @@ from prime_trainer.config import OriginConfig
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "origin.lock"
-
-
-def ignore(gossip: Gossip) -> None:
-    """An origin has everything already."""
 
 
 class Origin:
@@ -54,7 +51,10 @@ class Origin:
             bytes_per_s=config.upload.bytes_per_s or None,
         )
         proxies = config.limits.trusted_proxies
-        self._server = ShardServer(store, UploadSlots(limits), clock=clock, trusted_proxies=proxies)
+        self._directory = Directory()
+        self._server = ShardServer(
+            store, UploadSlots(limits), clock=clock, trusted_proxies=proxies, directory=self._directory
+        )
         self._http = HttpServer(self._key, network, clock=clock, limits=config.limits)
         self._server.add_routes(self._http)
         self._guard = GossipGuard(network, is_trainer=lambda run, node: node == trainer)
@@ -84,6 +84,11 @@ class Origin:
             await Supervisor(self._parts(client, urls), self._clock).run_until(until)
         log.info("the origin has stopped; %d shards were sent", self._server.sent_shards)
 
+    def _hear(self, gossip: Gossip) -> None:
+        """An origin has everything already; it only learns to whom it can send those it has no slot for."""
+        self._directory.expire(self._clock.now_ms())
+        self._directory.learn(gossip)
+
     def _parts(self, client: HttpClient, urls: tuple[str, ...]) -> list[Part]:
         config, network = self._config, self._config.network_id
         records = RecordsClient(
@@ -93,7 +98,7 @@ class Origin:
             run=config.run_id,
             clock=self._clock,
             guard=self._guard,
-            hear=ignore,
+            hear=self._hear,
         )
         ways = (records.share, self._half.pass_on)
         voice = Voice(self._key, network, self._guard, clock=self._clock, sequence=Sequence(), ways=ways)
@@ -111,7 +116,7 @@ class Origin:
         async def gossip() -> None:
             if config.p2p.enabled:
                 self._half.add_bootstrap((await records.ask()).peers)
-            await self._half.run(ignore, lambda: [config.run_id])
+            await self._half.run(self._hear, lambda: [config.run_id])
 
         return [Part("crier", crier.run), Part("records", records.run), Part("gossip", gossip)]
 

@@ -1,0 +1,143 @@
+"""The node's settings: one frozen dataclass, made once at start and passed in.
+
+Where each value comes from is prime_runtime.settings' work. What is not set here lies in the node's folder: home.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import NetworkId, NodeId, RunId
+from prime_protocol.note import VerifierKey
+from prime_runtime.http_client import Server
+from prime_runtime.http_limits import ClientLimits, ServerLimits
+from prime_runtime.http_listener import ListenConfig
+from prime_runtime.logs import LogConfig
+from prime_runtime.p2p_config import P2PConfig
+from prime_runtime.secret import Secret
+from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
+from prime_runtime.shardcast.retention import VERSIONS_KEPT
+from prime_runtime.shardcast.slots import UploadLimits
+from prime_runtime.shardcast.urls import check_urls
+
+CONFIG_NAME = "config.toml"
+
+
+class NodeRole(StrEnum):
+    """What a node does for a run."""
+
+    WORKER = "worker"
+    VALIDATOR = "validator"
+    RELAY = "relay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadConfig:
+    """The section [upload]: what the owner gives to nodes that fetch from this one."""
+
+    slots: Annotated[int, Between(1, 1000)] = 4
+    """Uploads at once. Few, so that each is fast and what was sent can be passed on soon."""
+    address_slots: Annotated[int, Between(1, 1000)] = 2
+    """Uploads at once to one address."""
+    bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
+    """Upload rate over all slots; 0 is as fast as the line."""
+    bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
+    """Most bytes sent in a day of UTC; 0 is no cap."""
+
+    def __post_init__(self) -> None:
+        if self.address_slots > self.slots:
+            raise ConfigError("upload.address_slots is above upload.slots")
+
+    def limits(self) -> UploadLimits:
+        return UploadLimits(
+            slots=self.slots,
+            address_slots=self.address_slots,
+            bytes_per_s=self.bytes_per_s or None,
+            day_bytes=self.bytes_per_day or None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """The section [weights]: what is fetched and kept."""
+
+    folder: Path | None = None
+    """Where weights are kept. Nothing: a subfolder."""
+    disk_bytes_max: Annotated[int, Between(0, 10**15)] = 0
+    """Most bytes of shards on disk; 0 is no cap."""
+    keep: Annotated[int, Between(1, 1000)] = VERSIONS_KEPT
+    """Versions kept; older ones are removed."""
+    transfers_max: Annotated[int, Between(1, 64)] = 6
+    """Shards fetched at once."""
+    allow_private: bool = False
+    """Fetch from private and loopback addresses too: for networks in one building or on one machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """Everything the owner of a node can set."""
+
+    folder: Path
+    """Where the node keeps its key, its settings and its files."""
+    coordinator: str
+    """URL of the coordinator."""
+    coordinator_id: str
+    """Address of the coordinator's key, as its operator publishes it."""
+    run: str
+    """Name of the run to take part in."""
+    network: str = "devnet"
+    """Name of the network; it stands in every signed message."""
+    role: NodeRole = NodeRole.WORKER
+    """What the node does."""
+    password: Secret | None = None
+    """Password of the node's key."""
+    password_file: Path | None = None
+    """File whose first line is the password of the node's key."""
+    log_key: str | None = None
+    """Verifier key of the log, as its operator publishes it. Nothing: the one in the log's first entry is taken."""
+    authority: Path | None = None
+    """PEM file of the TLS authority to trust with an https coordinator, if this machine does not know it."""
+    hardware: str = ""
+    """One line about the machine, for people."""
+    announce: tuple[str, ...] = ()
+    """Where other nodes reach this one, best first: http://host:port. Port 0 stands for the one that is bound. Nothing:
+    outbound only, it serves nobody."""
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    client: ClientLimits = field(default_factory=ClientLimits)
+    upload: UploadConfig = field(default_factory=UploadConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    p2p: P2PConfig = field(default_factory=P2PConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        parsers: dict[str, Any] = {"network": NetworkId, "run": RunId, "coordinator_id": NodeId.parse}
+        if self.log_key is not None:
+            parsers["log_key"] = VerifierKey.parse
+        for name, parse in parsers.items():
+            try:
+                parse(getattr(self, name))
+            except RemoteError as error:
+                raise ConfigError(f"{name} {error.problem}") from None
+        check_urls("announce", self.announce)
+
+    @property
+    def network_id(self) -> NetworkId:
+        return NetworkId(self.network)
+
+    @property
+    def run_id(self) -> RunId:
+        return RunId(self.run)
+
+    @property
+    def server(self) -> Server:
+        return Server(self.coordinator, NodeId.parse(self.coordinator_id))
+
+
+def resolve_node_config(folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved[NodeConfig]:
+    """The settings of the node in this folder: flags over environment over its config.toml over defaults."""
+    file = folder / CONFIG_NAME
+    return resolve_config(NodeConfig, {**flags, "folder": str(folder)}, environ, file if file.exists() else None)

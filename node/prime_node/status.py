@@ -1,0 +1,198 @@
+"""What a node tells its owner: one report, the same for the terminal, for JSON and for tests.
+
+Made from the parts of a running daemon; shown by view.py. Names of the fields are for scripts: they stay.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prime_node.daemon import Daemon
+from prime_node.shardcast.weights import Transfer
+from prime_protocol.constants import PROTOCOL_VERSION
+from prime_runtime.shardcast.stock import Stock
+
+BAR_CELLS = 40
+
+
+def bar(held: bytes, coming: bytes, shards: int, cells: int = BAR_CELLS) -> str:
+    """Shards from first to last: # held, + arriving, . missing; a cell shows the worst of the shards it stands for."""
+    have, on_way = int.from_bytes(held, "little"), int.from_bytes(coming, "little")
+    marks = ["#" if have >> n & 1 else "+" if on_way >> n & 1 else "." for n in range(shards)]
+    cells = min(cells, shards)
+    cuts = [n * shards // cells for n in range(cells + 1)]
+    return "".join(max(marks[cuts[n] : cuts[n + 1]], key="#+.".index) for n in range(cells))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRow:
+    """One manifest on disk."""
+
+    step: int
+    kind: str
+    root: str
+    manifest: str
+    total_bytes: int
+    shards: int
+    shards_held: int
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """One manifest on its way."""
+
+    step: int
+    kind: str
+    manifest: str
+    bar: str
+    shards: int
+    shards_held: int
+    held_bytes: int
+    total_bytes: int
+    bytes_per_s: int
+    sources: int
+    finish_ms: int | None
+    """Expected time until the last shard; None while nothing arrives."""
+    corrupt: int
+    """Shards that came wrong and were fetched again."""
+
+
+def held_row(stock: Stock) -> HeldRow:
+    manifest = stock.manifest
+    return HeldRow(
+        step=manifest.step,
+        kind=manifest.kind,
+        root=str(stock.signed.root),
+        manifest=str(stock.digest),
+        total_bytes=manifest.transport_bytes,
+        shards=stock.shards,
+        shards_held=stock.held.bit_count(),
+        is_complete=stock.is_complete,
+    )
+
+
+def transfer_row(transfer: Transfer) -> TransferRow:
+    progress = transfer.progress
+    return TransferRow(
+        step=transfer.step,
+        kind=transfer.kind,
+        manifest=str(transfer.manifest),
+        bar=bar(transfer.held, transfer.coming, progress.shards),
+        shards=progress.shards,
+        shards_held=progress.held,
+        held_bytes=progress.held_bytes,
+        total_bytes=progress.total_bytes,
+        bytes_per_s=round(progress.rate_bytes_per_s),
+        sources=progress.sources,
+        finish_ms=progress.eta_ms,
+        corrupt=transfer.corrupt,
+    )
+
+
+def make_report(daemon: Daemon, *, started_ms: int, now_ms: int) -> dict[str, Any]:
+    """Everything, as plain values."""
+    config, swarm = daemon.config, daemon.swarm
+    return {
+        "state": "running",
+        "node": str(daemon.key.node),
+        "peer_id": daemon.key.peer_id(),
+        "role": str(config.role),
+        "network": config.network,
+        "run": config.run,
+        "trainer": str(swarm.trainer),
+        "protocol_version": PROTOCOL_VERSION,
+        "started_ms": started_ms,
+        "now_ms": now_ms,
+        "coordinator": _coordinator(daemon, now_ms),
+        "p2p": _p2p(daemon),
+        "serving": _serving(daemon),
+        "weights": _weights(daemon),
+        "upload": _upload(daemon, now_ms),
+        "heads": _heads(daemon),
+        "parts": [
+            {
+                "name": part.name,
+                "is_running": part.is_running,
+                "restarts": part.restarts,
+                "last_error": part.last_error,
+            }
+            for part in daemon.supervisor.parts
+        ],
+    }
+
+
+def make_waiting_report(problem: str, *, started_ms: int, now_ms: int) -> dict[str, Any]:
+    """Before the run's trainer is known."""
+    return {"state": "joining", "problem": problem, "started_ms": started_ms, "now_ms": now_ms}
+
+
+def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
+    courier, records = daemon.courier, daemon.swarm.records
+    answered = [at_ms for at_ms in (courier.answered_ms, records.answered_ms) if at_ms is not None]
+    return {
+        "url": daemon.config.coordinator,
+        "id": daemon.config.coordinator_id,
+        "is_reachable": not courier.problem,
+        "problem": courier.problem,
+        "answered_ms_ago": now_ms - max(answered) if answered else None,
+        "activity": str(daemon.agent.activity) if daemon.agent else "idle",
+    }
+
+
+def _p2p(daemon: Daemon) -> dict[str, Any]:
+    half = daemon.swarm.half
+    status = half.status()
+    if status is None:
+        text = f"off: {half.reason}; records come from the coordinator over HTTP"
+        return {"is_on": False, "text": text, "peers": 0, "addresses": []}
+    text = f"on: {status.connected} peers, {status.known} known"
+    return {"is_on": True, "text": text, "peers": status.connected, "addresses": list(status.addresses)}
+
+
+def _serving(daemon: Daemon) -> dict[str, Any]:
+    swarm = daemon.swarm
+    text = "" if swarm.urls else "outbound only: announce is empty, so this node serves nobody"
+    return {
+        "urls": list(swarm.urls),
+        "text": text,
+        "depth": swarm.server.offer().depth,
+        "nodes_known": len(swarm.directory),
+        "nodes_in_run": swarm.records.nodes,
+    }
+
+
+def _weights(daemon: Daemon) -> dict[str, Any]:
+    wanted = daemon.wanted
+    return {
+        "wanted": {"step": wanted.step, "root": str(wanted.root)} if wanted else None,
+        "problem": daemon.weights_problem,
+        "held": [asdict(held_row(stock)) for stock in daemon.swarm.store.newest_first()],
+        "transfers": [asdict(transfer_row(each)) for each in daemon.swarm.fetcher.transfers()],
+        "corrupt": daemon.swarm.fetcher.corrupt,
+    }
+
+
+def _upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
+    limits, swarm = daemon.config.upload, daemon.swarm
+    return {
+        "slots": limits.slots,
+        "slots_free": swarm.slots.slots_free(now_ms),
+        "bytes_per_s_max": limits.bytes_per_s or None,
+        "bytes_per_day_max": limits.bytes_per_day or None,
+        "bytes_today": swarm.slots.sent_today(now_ms),
+        "sent_bytes": swarm.server.sent_bytes,
+        "sent_shards": swarm.server.sent_shards,
+        "refused": swarm.server.refused,
+    }
+
+
+def _heads(daemon: Daemon) -> dict[str, Any]:
+    heads = daemon.swarm.heads
+    kept = heads.kept
+    return {
+        "size": kept.size if kept else 0,
+        "root": str(kept.head.root) if kept else "",
+        "compared": heads.compared,
+        "unproven": heads.unproven,
+        "forks": list(heads.forks),
+    }
