@@ -28,6 +28,7 @@ import numpy as np
 
 BENCH = Path(__file__).parent
 PUBLIC = BENCH.parent / ".oracle" / "shardcast" / "bin" / "python"
+PARTY = BENCH.parent / "tests" / "shard_party.py"
 TENSOR_MIB = 64
 CLIENTS = (1, 4)
 PORTS = (18_471, 18_472)
@@ -162,7 +163,7 @@ def run_ours(folder: Path, checkpoints: list[Path], clients: int) -> tuple[Cost,
     parties = []
     for name in names:
         role = name.rstrip("0123456789")
-        parties.append(Party(sys.executable, BENCH / "shardcast_party.py", role, folder / name))
+        parties.append(Party(sys.executable, PARTY, role, folder / name))
         parties[-1].hear()
     try:
         full, _ = broadcast(parties, checkpoints[0], 0)
@@ -274,8 +275,7 @@ def run_limit(folder: Path, checkpoint: Path) -> Cost:
 
 def run_hop(folder: Path, checkpoint: Path) -> Cost:
     """Ours, one hop: what was published before goes from origin to client, and is verified."""
-    script = BENCH / "shardcast_party.py"
-    parties = [Party(sys.executable, script, role, folder / role) for role in ("origin", "client")]
+    parties = [Party(sys.executable, PARTY, role, folder / role) for role in ("origin", "client")]
     for party in parties:
         party.hear()
     try:

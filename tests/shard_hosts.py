@@ -116,9 +116,9 @@ class ShardHost:
     def node(self) -> NodeId:
         return self.key.node
 
-    async def start(self) -> None:
-        port = await self.http.start(ListenConfig())
-        self.url = f"http://127.0.0.1:{port}"
+    async def start(self, host: str = "127.0.0.1") -> None:
+        port = await self.http.start(ListenConfig(host=host))
+        self.url = f"http://{host}:{port}"
 
     async def stop(self) -> None:
         await self.fetcher.close()

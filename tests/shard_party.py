@@ -1,23 +1,24 @@
-"""One party of bench/shardcast.py in a process of its own: origin, relay or client, driven by JSON lines.
+"""Origin, relay or client in a process of its own, driven by JSON lines: for benchmarks and tests of many parties.
 
 Not a program for people. The parts are the daemon's own: store, shard server, fetcher.
 """
 
+import argparse
 import asyncio
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from shard_hosts import NETWORK, RUN, TRAINER, ShardHost, announce
 
 from prime_protocol.constants import SHARD_BYTES
-from prime_protocol.gossip import GossipKind, open_gossip, topic
+from prime_protocol.gossip import GossipKind, Serving, open_gossip, topic
 from prime_protocol.ids import Digest, Step
 from prime_runtime.shardcast.publish import publish_checkpoint
+from prime_runtime.shardcast.slots import UploadLimits
 
 
 def say(**facts: Any) -> None:
@@ -32,7 +33,7 @@ def learn(host: ShardHost, frames: list[str]) -> None:
         host.fetcher.tell(open_gossip(name, frame, network=NETWORK, run=RUN, now_ms=host.clock.now_ms()))
 
 
-async def publish(host: ShardHost, checkpoint: str, step: int) -> None:
+async def publish(host: ShardHost, checkpoint: str, step: int, shard_bytes: int) -> None:
     now_ms = host.clock.now_ms()
     made = await asyncio.to_thread(
         publish_checkpoint,
@@ -43,7 +44,7 @@ async def publish(host: ShardHost, checkpoint: str, step: int) -> None:
         sequence=host.sequence,
         now_ms=now_ms,
         keyframe=False,
-        shard_bytes=SHARD_BYTES,
+        shard_bytes=shard_bytes,
     )
     gossip = [announce(host, signed) for signed in made] + [host.record(*made)]
     say(
@@ -57,6 +58,7 @@ async def publish(host: ShardHost, checkpoint: str, step: int) -> None:
 
 async def obtain(host: ShardHost, root: str, manifest: str) -> None:
     """Say when others may fetch from here, and when it is all here."""
+    began_s = time.process_time()
     task = asyncio.create_task(host.fetcher.obtain(Digest.parse(root)))
     digest = Digest.parse(manifest)
     while not task.done():
@@ -67,22 +69,35 @@ async def obtain(host: ShardHost, root: str, manifest: str) -> None:
     record = host.record()
     say(frames=[f"{record.kind}:{record.frame.hex()}"])
     await task
-    say(have=root)
+    depth = host.store.stocks[digest].depth if digest in host.store.stocks else 0
+    say(
+        have=root,
+        depth=depth,
+        sent_shards=host.server.sent_shards,
+        refused=host.server.refused,
+        cpu_s=time.process_time() - began_s,
+    )
     if host.fetcher._background is not None:
         await host.fetcher._background
     say(rested=True)
 
 
-async def main(role: str, folder: Path) -> None:
-    key = TRAINER if role == "origin" else None
-    host = ShardHost(folder.parent, folder.name, is_relay=role == "relay", key=key)
-    await host.start()
+async def main(args: argparse.Namespace) -> None:
+    key = TRAINER if args.role == "origin" else None
+    uploads = UploadLimits(slots=args.slots, address_slots=args.address_slots)
+    host = ShardHost(args.folder.parent, args.folder.name, is_relay=args.role == "relay", key=key, uploads=uploads)
+    await host.start(args.host)
     say(url=host.url)
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
         learn(host, order.get("frames", []))
         if "publish" in order:
-            await publish(host, order["publish"], order["step"])
+            await publish(host, order["publish"], order["step"], order.get("shard_bytes", SHARD_BYTES))
+        if "serve" in order:
+            record = host.say(
+                Serving(urls=(host.url,), depth=1, slots_free=args.slots, manifests=(Digest.parse(order["serve"]),))
+            )
+            say(frames=[f"{record.kind}:{record.frame.hex()}"])
         if "obtain" in order:
             await obtain(host, order["obtain"], order["manifest"])
     await host.stop()
@@ -90,4 +105,10 @@ async def main(role: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=["origin", "relay", "client"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--address-slots", type=int, default=8)
+    asyncio.run(main(parser.parse_args()))
