@@ -70,6 +70,8 @@ class WeightsConfig:
     """Most bytes of shards on disk; 0 is no cap."""
     keep: Annotated[int, Between(1, 1000)] = VERSIONS_KEPT
     """Versions kept; older ones are removed."""
+    build: bool = False
+    """Build whole checkpoints on a relay too, under checkpoints/<root>: for a copy, or for another program to read."""
     transfers_max: Annotated[int, Between(1, 64)] = 6
     """Shards fetched at once."""
     allow_private: bool = False

@@ -80,7 +80,7 @@ class Swarm:
             dice=dice,
             limits=FetchLimits(transfers_max=weights.transfers_max),
             allow_private=weights.allow_private,
-            is_relay=config.role is NodeRole.RELAY,
+            is_relay=config.role is NodeRole.RELAY and not weights.build,
             versions=weights.keep,
             disk_bytes_max=weights.disk_bytes_max or None,
         )

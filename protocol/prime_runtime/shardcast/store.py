@@ -39,6 +39,8 @@ class ShardStore:
         self.run = run
         self.trainer = trainer
         self.stocks: dict[Digest, Stock] = {}
+        self._refused: set[str] = set()
+        """Files among the manifests that are none."""
         self._places: dict[Digest, tuple[Stock, int]] = {}
         """Shard digest to where it is. Two manifests may share a shard; either place will do."""
         self._manifests = folder / "manifests"
@@ -55,10 +57,13 @@ class ShardStore:
         names = {path.name for path in self._manifests.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
         for digest in [digest for digest in self.stocks if digest.hex() not in names]:
             self._forget(digest)
+        known = {digest.hex() for digest in self.stocks}
         fresh = []
-        for name in sorted(names):
+        for name in sorted(names - known - self._refused):
             signed = self._read_manifest(self._manifests / name)
-            if signed is not None and signed.digest not in self.stocks:
+            if signed is None or signed.digest.hex() != name:
+                self._refused.add(name)
+            else:
                 fresh.append(self._take(signed))
         return fresh
 
