@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from prime_protocol.errors import LocalError
 
 Facts = dict[str, str | int]
+TRIES, TRY_S = 10, 0.02
 
 
 class Lock:
@@ -41,9 +43,7 @@ def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise LocalError(f"cannot open {path}: {error.strerror}; {advice}") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _take(fd):
         os.close(fd)
         holder = read_facts(path).get("pid", "unknown")
         raise LocalError(f"another {who} runs in {path.parent}, process {holder}; stop it first") from None
@@ -54,6 +54,17 @@ def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
     finally:
         lock.clear()
         os.close(fd)
+
+
+def _take(fd: int) -> bool:
+    """At once, or a moment later: `is_held` in another process takes it for an instant."""
+    for _ in range(TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(TRY_S)
+    return False
 
 
 def read_facts(path: Path) -> Facts:

@@ -1,0 +1,120 @@
+"""Weights from a trainer to relays, all real processes: published, announced, fetched, held bit-exact, and told so."""
+
+import json
+from pathlib import Path
+
+from integration.coordinator_parts import RUN
+from integration.swarm_parts import (
+    HERE,
+    Command,
+    digests_of,
+    make_checkpoint,
+    run_command,
+    running_swarm,
+    until,
+)
+
+P2P = ("--p2p-enabled", "--p2p-listen", HERE)
+
+
+async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(tmp_path: Path) -> None:
+    async with running_swarm(tmp_path, p2p=True) as swarm:
+        first = make_checkpoint(tmp_path / "step-0", seed=0)
+        published = await swarm.publish(first, 0)
+        again = await swarm.publish(first, 0)
+        assert again == published, "the same command publishes nothing twice"
+
+        origin = await swarm.origin(*P2P)
+        gossiping, plain = await swarm.relay("relay-1", *P2P), await swarm.relay("relay-2")
+        for relay in (gossiping, plain):
+            status = await relay.until_held(published.root, "keyframe")
+            manifest = published.manifests["keyframe"]
+            assert digests_of(relay.transported(manifest)) == digests_of(first)
+            assert (status["node"], status["role"], status["run"]) == (str(relay.node), "relay", RUN)
+            await relay.until(lambda status: status["coordinator"]["is_reachable"], "a beat that was answered")
+
+        second = make_checkpoint(tmp_path / "step-1", seed=1, changed=0.01)
+        delta = await swarm.publish(second, 1, "--delta")
+        assert set(delta.manifests) == {"delta"}
+        held = [await relay.until_held(delta.root, "delta") for relay in (gossiping, plain)]
+        rows = [status["weights"]["held"] for status in held]
+        assert rows[0] == rows[1], "equal members"
+        shares = [row["total_bytes"] for row in rows[0]]
+        assert min(shares) < 0.1 * max(shares), "only the change travelled"
+        files = [
+            {path.name: path.read_bytes() for path in relay.transported(delta.manifests["delta"]).iterdir()}
+            for relay in (gossiping, plain)
+        ]
+        assert files[0] == files[1]
+
+        status = await gossiping.until(lambda status: status["p2p"]["peers"] > 0, "a peer")
+        assert status["p2p"]["is_on"]
+        assert held[1]["p2p"]["text"].startswith("off: p2p.enabled is false; records come from the coordinator")
+        for relay in (gossiping, plain):
+            status = await relay.until(lambda status: status["heads"]["compared"] > 0, "a head of another that fits")
+            assert status["heads"]["forks"] == []
+        code, text = await run_command("prime-node", "status", "--json", "--folder", str(plain.folder))
+        assert (code, json.loads(text)["weights"]["held"]) == (0, rows[1]), "the command says the same"
+        for command in (gossiping.command, plain.command, origin):
+            assert await command.stop() == 0, command.tail
+
+
+async def test_a_killed_relay_goes_on_where_it_was_and_a_second_one_in_its_folder_is_refused(tmp_path: Path) -> None:
+    async with running_swarm(tmp_path) as swarm:
+        checkpoint = make_checkpoint(tmp_path / "step-0", seed=0)
+        published = await swarm.publish(checkpoint, 0)
+        origin = await swarm.origin("--upload-bytes-per-s", "100000")
+        relay = await swarm.relay("relay-1")
+        await relay.until(lambda status: True, "a start")
+        code, text = await run_command("prime-node", "start", "--folder", str(relay.folder))
+        assert (code, f"another node runs in {relay.folder}" in text) == (1, True), text
+
+        def is_halfway() -> bool:
+            folder = relay.transported(published.manifests["keyframe"])
+            return (folder / ".held").exists() and int.from_bytes((folder / ".held").read_bytes()).bit_count() > 3
+
+        await until(is_halfway, "a few shards", lambda: relay.command.tail)
+        await relay.command.kill()
+        assert (await run_command("prime-node", "status", "--folder", str(relay.folder)))[0] == 4
+        await relay.command.start()
+        await relay.until_held(published.root)
+        assert digests_of(relay.transported(published.manifests["keyframe"])) == digests_of(checkpoint)
+        assert await origin.stop() == 0
+        sent = int(
+            next(line for line in origin.lines if "shards were sent" in line).split(" shards were sent")[0].split()[-1]
+        )
+        total = sum(len((tmp_path / "step-0" / name).read_bytes()) // 16_384 + 1 for name in digests_of(checkpoint))
+        assert sent <= total + 6, "what was there was not fetched again"
+        code, text = await run_command("prime-node", "stop", "--folder", str(relay.folder))
+        assert (code, text) == (0, "stopped")
+        assert await relay.command.finish() == 0
+
+
+async def test_a_new_user_is_told_what_is_missing_and_then_needs_no_flags(tmp_path: Path) -> None:
+    async with running_swarm(tmp_path) as swarm:
+        folder, password = tmp_path / "node", tmp_path / "password"
+        flags = (
+            *("--role", "relay", "--folder", str(folder), "--network", "testnet", "--run", RUN),
+            *("--coordinator", swarm.coordinator.server.url, "--coordinator-id", str(swarm.coordinator.node)),
+        )
+        code, text = await run_command("prime-node", "start", *flags, PRIME_PASSWORD="")
+        assert code == 1
+        assert "password" in text
+        code, text = await run_command("prime-node", "start", *flags[2:], "--role", "worker")
+        assert (code, "engines are not built yet" in text) == (1, True)
+
+        password.write_text("a password to guard it\n")
+        command = Command(("prime-node", "start", *flags, "--password-file", str(password)))
+        command.variables["PRIME_PASSWORD"] = "a password to guard it"
+        await command.start()
+        await until(lambda: any("outbound only" in line for line in command.lines), "a start", lambda: command.tail)
+        assert any("Copy that file" in line for line in command.lines)
+        assert (folder / "key.json").stat().st_mode & 0o077 == 0
+        code, text = await run_command("prime-node", "status", "--folder", str(folder))
+        assert code == 0
+        assert "outbound only" in text
+        assert await command.stop() == 0, command.tail
+        again = Command(("prime-node", "start", "--folder", str(folder)), variables=command.variables)
+        await again.start()
+        await until(lambda: any("outbound only" in line for line in again.lines), "a start", lambda: again.tail)
+        assert await again.stop() == 0
