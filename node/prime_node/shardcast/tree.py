@@ -78,8 +78,11 @@ class Download:
             self._is_finished = True
         else:
             self._check_transfers(now_ms)
-            self._fill(now_ms)
-            self._poll(last, now_ms)
+            missing = self._all & ~self._held
+            # News that name no missing shard open no choice either.
+            if not isinstance(event, ParentFound) and (last is None or (last.held | last.coming) & missing):
+                self._fill(now_ms)
+            self._effects += [Poll(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
         self.wake_ms = self._find_wake_ms(now_ms)
         effects, self._effects = self._effects, []
         return effects
@@ -119,10 +122,6 @@ class Download:
         if neighbour is not None and barred_ms:
             neighbour.ready_ms = max(neighbour.ready_ms, barred_ms)
             neighbour.poll_ms = max(neighbour.poll_ms, barred_ms)
-
-    def _poll(self, last: Neighbour | None, now_ms: int) -> None:
-        missing = self._all & ~self._held
-        self._effects += [Poll(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
 
     # --- Ends of transfers ------------------------------------------------------------------------------------------
 
