@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from prime_protocol.addresses import ServerUrl
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NetworkId, RunId
@@ -23,6 +22,7 @@ from prime_runtime.objects import S3Config
 from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.secret import Secret
 from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
+from prime_runtime.shardcast.urls import check_urls
 
 CONFIG_NAME = "config.toml"
 DAY_MS = 24 * 3_600_000
@@ -77,7 +77,7 @@ class OriginConfig:
     run: str = ""
     """Run whose weights these are; it must exist."""
     urls: tuple[str, ...] = ()
-    """Where nodes reach this server: http://host:port or https://host:port, best first."""
+    """Where nodes reach this server, best first: http://host:port. Port 0 stands for the one that is bound."""
     slots: Annotated[int, Between(1, 1000)] = 16
     """Uploads at once."""
     address_slots: Annotated[int, Between(1, 1000)] = 4
@@ -92,11 +92,7 @@ class OriginConfig:
             raise ConfigError(f"origin.run {error.problem}") from None
         if not self.urls:
             raise ConfigError("origin.urls is empty: nobody could fetch; write http://host:port as nodes reach it")
-        for url in self.urls:
-            try:
-                ServerUrl.parse(url)
-            except RemoteError as error:
-                raise ConfigError(f"origin.urls: {url!r} {error.problem}") from None
+        check_urls("origin.urls", self.urls)
         if self.address_slots > self.slots:
             raise ConfigError("origin.address_slots is above origin.slots")
 

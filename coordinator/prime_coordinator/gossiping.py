@@ -27,6 +27,7 @@ from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
 from prime_runtime.shardcast.store import ShardStore
+from prime_runtime.shardcast.urls import with_ports
 from prime_runtime.supervision import Part, Supervisor
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ class Gossiping:
         network = config.network_id
         members = Members(core, key.node)
         guard = members.make_guard(network)
+        self._config = config
         self._core = core
         self._clock = clock
+        self._urls: tuple[str, ...] = ()
         self.board = Board(random.Random(), now_ms=clock.now_ms())
         self.desk = RecordsDesk(
             members, self.board, guard, network=network, clock=clock, handle_ms=config.limits.handle_ms
@@ -54,21 +57,22 @@ class Gossiping:
         self._voice = Voice(key, network, guard, clock=clock, sequence=Sequence(), ways=(self._pin, self._half.pass_on))
         self.desk.pass_on = self._pass_on
         self.desk.list_peers = lambda: self._half.addresses[:ADDRESSES_MAX]
-        self._crier = self._open_origin(config, http)
+        self._crier = self._open_origin(http)
         self._said = (0, -HEAD_SAY_MS)
         """Size of the head that was last gossiped, and when."""
         self.desk.add_routes(http)
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run(self, port: int) -> None:
+        """Until cancelled; `port` is what the server listens on."""
+        self._urls = with_ports(self._config.origin.urls, port)
         parts = [Part("gossip", self._gossip), Part("tree heads", self._say_heads)]
         if self._crier is not None:
             parts.append(Part("origin", self._crier.run))
         await Supervisor(parts, self._clock).run()
 
-    def _open_origin(self, config: CoordinatorConfig, http: HttpServer) -> Crier | None:
+    def _open_origin(self, http: HttpServer) -> Crier | None:
         """Serve the shards that a trainer publishes into a folder of this machine, if there is one."""
-        origin = config.origin
+        config, origin = self._config, self._config.origin
         if origin.folder is None:
             return None
         run = self._origin_run = RunId(origin.run)
@@ -85,7 +89,7 @@ class Gossiping:
             self._voice,
             run=run,
             clock=self._clock,
-            list_urls=lambda: origin.urls,
+            list_urls=lambda: self._urls,
             count_nodes=lambda: self.board.count_nodes(run),
             rescans=True,
         )

@@ -242,7 +242,7 @@ class CoordinatorServer:
         port = await self.http.start(self.config.listen)
         lock.note_url(local_url(self.config, port))
         stop: asyncio.Future[Any] = asyncio.ensure_future(until)
-        work = [asyncio.create_task(part) for part in self._parts()]
+        work = [asyncio.create_task(part) for part in self._parts(port)]
         try:
             await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
             self._gossiping.close()
@@ -256,13 +256,13 @@ class CoordinatorServer:
             if not task.cancelled() and (error := task.exception()):
                 raise error
 
-    def _parts(self) -> list[Coroutine[Any, Any, None]]:
+    def _parts(self, port: int) -> list[Coroutine[Any, Any, None]]:
         return [
             self.writer.write_batches(),
             self.writer.sign_heads(),
             self._repeat(TICK_MS, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
-            self._gossiping.run(),
+            self._gossiping.run(port),
         ]
 
     async def _finish(self) -> None:

@@ -128,12 +128,13 @@ def make_waiting_report(problem: str, *, started_ms: int, now_ms: int) -> dict[s
 
 def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
     courier, records = daemon.courier, daemon.swarm.records
+    problem = courier.problem or records.problem
     answered = [at_ms for at_ms in (courier.answered_ms, records.answered_ms) if at_ms is not None]
     return {
         "url": daemon.config.coordinator,
         "id": daemon.config.coordinator_id,
-        "is_reachable": not courier.problem,
-        "problem": courier.problem,
+        "is_reachable": not problem,
+        "problem": problem,
         "answered_ms_ago": now_ms - max(answered) if answered else None,
         "activity": str(daemon.agent.activity) if daemon.agent else "idle",
     }

@@ -31,6 +31,7 @@ from prime_runtime.p2p_config import P2PConfig
 WAIT_S = 90.0
 """How long a condition may take on a busy machine. On an idle one each takes a few seconds."""
 HERE = "/ip4/127.0.0.1/tcp/0"
+ANY_URL = "http://127.0.0.1:0"
 SHARD_BYTES = 16_384
 
 
@@ -158,7 +159,7 @@ class Relay:
                 "start",
                 *("--role", "relay", "--folder", str(self.folder), "--weights-allow-private"),
                 *("--coordinator", swarm.coordinator.server.url, "--coordinator-id", str(swarm.coordinator.node)),
-                *("--run", RUN, "--network", NETWORK, "--announce", "http://127.0.0.1:0"),
+                *("--run", RUN, "--network", NETWORK, "--announce", ANY_URL),
                 *flags,
             )
         )

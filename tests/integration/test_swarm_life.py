@@ -5,6 +5,7 @@ from pathlib import Path
 
 from integration.coordinator_parts import RUN
 from integration.swarm_parts import (
+    ANY_URL,
     HERE,
     Command,
     digests_of,
@@ -13,6 +14,8 @@ from integration.swarm_parts import (
     running_swarm,
     until,
 )
+
+from prime_coordinator.config import OriginConfig
 
 P2P = ("--p2p-enabled", "--p2p-listen", HERE)
 
@@ -118,3 +121,17 @@ async def test_a_new_user_is_told_what_is_missing_and_then_needs_no_flags(tmp_pa
         await again.start()
         await until(lambda: any("outbound only" in line for line in again.lines), "a start", lambda: again.tail)
         assert await again.stop() == 0
+
+
+async def test_the_coordinators_host_can_be_the_origin_and_a_relay_outlives_it(tmp_path: Path) -> None:
+    async with running_swarm(
+        tmp_path, origin=OriginConfig(folder=tmp_path / "store", run=RUN, urls=(ANY_URL,))
+    ) as swarm:
+        published = await swarm.publish(make_checkpoint(tmp_path / "step-0", seed=0), 0)
+        first = await swarm.relay("relay-1")
+        status = await first.until_held(published.root)
+        assert (status["serving"]["depth"], status["weights"]["transfers"]) == (1, [])
+
+        await swarm.coordinator.kill()
+        await first.until(lambda status: not status["coordinator"]["is_reachable"], "a beat without an answer")
+        assert first.command.is_running, "it serves on while the coordinator is away"
