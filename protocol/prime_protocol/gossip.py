@@ -195,7 +195,9 @@ def repeat_ms(kind: GossipKind, known_nodes: int) -> int:
 
 
 def life_ms(kind: GossipKind, known_nodes: int) -> int:
-    """How long an envelope of this kind counts: two repetitions may get lost."""
+    """How long an envelope of this kind counts: two repetitions may get lost, and cards pass through many hands."""
+    if kind is GossipKind.PEER_CARD:
+        return ENVELOPE_LIFE_MS_MAX
     return min(ENVELOPE_LIFE_MS_MAX, max(GOSSIP_LIFE_MS_MIN, GOSSIP_REPEATS * repeat_ms(kind, known_nodes)))
 
 

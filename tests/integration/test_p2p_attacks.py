@@ -25,6 +25,7 @@ from integration.p2p_parts import (
 )
 
 from prime_protocol.gossip import GossipKind
+from prime_protocol.signing import WalletKey
 from prime_runtime.p2p import P2PNode
 from prime_runtime.p2p.guard import BUFFERED_BYTES_MAX, STREAMS_MAX
 
@@ -123,15 +124,25 @@ async def test_a_gossip_message_whose_key_cannot_be_read_is_dropped(pair: tuple[
     rpc = rpc_pb2.RPC(publish=[message]).SerializeToString()
     async with Stranger(wallet(66)) as stranger:
         await stranger.do(say_and_leave, address_of(victim), MESHSUB, varint(len(rpc)) + rpc)
-        await eventually(lambda: bool(points_of(victim, stranger)), "blame for the message")
+        await eventually(lambda: points_of(victim, stranger.key) < 0, "blame for the message")
     await assert_unharmed(victim, witness)
 
 
-def points_of(node: P2PNode, stranger: Stranger) -> float:
-    """What the node holds against a peer; 0 if nothing."""
+def points_of(node: P2PNode, key: WalletKey) -> float:
+    """What the node holds against a peer, below 0, or for it."""
     assert node._lasting is not None
-    peer = node._lasting.table._peers.get(stranger.key.peer_id())
-    return peer.score.points or float(peer.score.bans) if peer else 0.0
+    peer = node._lasting.table._peers.get(key.peer_id())
+    return peer.score.points if peer else 0.0
+
+
+async def test_garbage_in_gossip_three_times_is_a_ban(pair: tuple[P2PNode, P2PNode]) -> None:
+    victim, witness = pair
+    async with Stranger(wallet(66)) as stranger:
+        for number in range(1, 4):
+            await stranger.do(say, address_of(victim), *GARBAGE["garbage protobuf in gossip"])
+            blamed = (lambda: victim.status().banned == 1) if number == 3 else None
+            await eventually(blamed or (lambda n=number: points_of(victim, stranger.key) < -30 * n), "blame")
+    await assert_unharmed(victim, witness)
 
 
 async def test_a_validator_that_raises_costs_one_message() -> None:
@@ -154,6 +165,7 @@ async def test_a_validator_that_raises_costs_one_message() -> None:
         gossip = await victim.receive()
         assert gossip.message == announced(1)
         assert victim.status().restarts == 0
+        assert points_of(victim, speaker._key) >= 0, "nobody is blamed for a bug of ours"
     await speaker.stop()
 
 

@@ -46,8 +46,13 @@ async def test_only_the_trainer_can_announce() -> None:
 async def test_a_burst_of_a_hundred_announcements_reaches_the_end_of_a_line_whole() -> None:
     async with line(TRAINER, 2, 3) as (trainer, _, last):
         began_s = time.monotonic()
-        for step in range(100):
-            await trainer.publish(RUN, announced(step))
+        frames = [sealed(announced(step), sequence=step, now_ms=now_ms()) for step in range(100)]
+
+        async def burst() -> None:
+            for frame in frames:
+                await trainer._session.publish(topic_of(GossipKind.ANNOUNCED), frame)
+
+        await inside(trainer, burst)
         got = {(await last.receive()).message.step for _ in range(100)}
         print(f"100 announcements over two hops in {time.monotonic() - began_s:.2f} s")
         assert got == set(range(100))
@@ -143,6 +148,33 @@ async def test_what_is_old_is_not_passed_on_and_nobody_is_blamed() -> None:
             assert (await last.receive()).message == announced(6), "the next that it hears"
             assert middle.status().banned == 0
             assert replayer.status().connected == 1
+
+
+async def test_a_second_message_under_a_number_that_was_judged_is_judged_again() -> None:
+    """The library remembers its verdict on a number longer than that it has seen the number."""
+    async with line(TRAINER, 2, 3) as (_, middle, last):
+        mallory = make_node(66, address_of(middle), peers_target=1)
+        async with started(mallory):
+            await meshed(middle, mallory)
+            await mallory.publish(RUN, serving())
+            assert (await last.receive()).message == serving()
+
+            async def forget() -> None:
+                middle._session.gossiping.pubsub.seen_messages.cache.clear()
+
+            async def same_number() -> None:
+                half = mallory._session.gossiping
+                half.pubsub.counter -= 1
+                half.pubsub.seen_messages.cache.clear()
+                half.router.equivocation_detection.clear()
+                await mallory._session.publish(topic_of(GossipKind.SERVING), b"anything")
+
+            await inside(middle, forget)
+            await inside(mallory, same_number)
+            await eventually(lambda: middle.status().messages_refused == 1, "a second verdict")
+            await mallory.publish(RUN, serving(slots_free=1))
+            assert (await last.receive()).message == serving(slots_free=1)
+            assert last.status().messages_refused == 0
 
 
 async def test_a_frame_that_came_over_http_is_passed_on_as_it_is() -> None:

@@ -29,6 +29,7 @@ from integration.p2p_parts import (
 )
 
 from prime_protocol.errors import LocalError
+from prime_protocol.ids import RunId
 from prime_runtime.p2p import P2PNode, guard
 
 TESTS = Path(__file__).parents[1]
@@ -112,6 +113,15 @@ async def test_a_dead_address_before_a_live_one_does_not_hide_the_peer() -> None
                 await meshed(first, second)
 
 
+async def test_a_peer_can_be_named_by_its_host_name() -> None:
+    first = make_node(TRAINER)
+    async with started(first):
+        named = address_of(first).replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+        second = make_node(2, named)
+        async with started(second):
+            await meshed(first, second)
+
+
 async def test_a_wrong_key_behind_an_address_is_not_taken_for_the_right_one() -> None:
     first = make_node(TRAINER)
     async with started(first):
@@ -170,7 +180,9 @@ async def test_publishing_while_the_library_is_down_is_told_and_what_is_joined_m
         with pytest.raises(LocalError, match="begins again by itself"):
             await node.publish(RUN, serving())
         assert node.status().connected == 0
+        await node.join(RunId("another-run"))
         await eventually(lambda: node.status().restarts == 1, "a restart")
+        assert len(node._session.gossiping.pubsub.topic_ids) == 6
         await node.publish(RUN, serving(slots_free=2))
 
 

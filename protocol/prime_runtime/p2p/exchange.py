@@ -15,6 +15,8 @@ from prime_protocol.codec import decode, encode
 from prime_protocol.constants import PEER_CARD_BYTES_MAX, PEER_CARDS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip import PeersKnown, PeersWanted
+from prime_runtime.p2p.guard import Blame
+from prime_runtime.p2p.peer_score import Fault
 from prime_runtime.rates import Rate, TokenBuckets
 
 PROTOCOL = TProtocol("/prime/peers/1")
@@ -28,18 +30,25 @@ ASKERS_MAX = 4096
 FAILURES = (BaseLibp2pError, OSError, trio.TooSlowError)
 """What a stream does when the other side is slow, gone or unwilling."""
 
+NOBODYS_FAULT = frozenset({"Letter.expires_at_ms", "Letter.issued_at_ms", "Letter.version"})
+"""What is wrong with a card that was long on its way, or where a clock is off, or software newer."""
+
 Answer = Callable[[str, PeersWanted], PeersKnown]
 """From the asker's peer id and its question. RemoteError: what it sent is no question."""
+
+
+def is_malice(error: RemoteError) -> bool:
+    return error.field not in NOBODYS_FAULT
 
 
 class Exchange:
     """Asks and answers on one host."""
 
-    def __init__(self, host: Any, *, answer: Answer, now_ms: Callable[[], int], flooded: Callable[[str], None]) -> None:
+    def __init__(self, host: Any, *, answer: Answer, now_ms: Callable[[], int], blame: Blame) -> None:
         self._host = host
         self._answer = answer
         self._now_ms = now_ms
-        self._flooded = flooded
+        self._blame = blame
         self._askers = TokenBuckets(ASKER_RATE, keys_max=ASKERS_MAX)
         host.set_stream_handler(PROTOCOL, self._serve)
 
@@ -57,13 +66,18 @@ class Exchange:
         """The guard resets the stream on whatever is raised here."""
         peer = str(stream.muxed_conn.peer_id)
         if self._askers.take(peer, self._now_ms()):
-            self._flooded(peer)
+            self._blame(peer, Fault.FLOOD)
             await stream.reset()
             return
-        with trio.fail_after(ANSWER_S):
-            wanted = decode(PeersWanted, await _read(stream, WANTED_BYTES_MAX))
-            await _write(stream, encode(self._answer(peer, wanted)))
-            await stream.close()
+        try:
+            with trio.fail_after(ANSWER_S):
+                wanted = decode(PeersWanted, await _read(stream, WANTED_BYTES_MAX))
+                await _write(stream, encode(self._answer(peer, wanted)))
+                await stream.close()
+        except RemoteError as error:
+            if is_malice(error):
+                self._blame(peer, Fault.BAD_CARD)
+            raise
 
 
 async def _read(stream: Any, bytes_max: int) -> bytes:

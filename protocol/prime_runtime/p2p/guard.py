@@ -24,6 +24,8 @@ from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 
 from prime_protocol.errors import LocalError
 from prime_runtime.p2p.peer_score import Fault
+from prime_runtime.p2p.peers import LOOPBACK
+from prime_runtime.p2p.rare_log import RareLog
 from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
 
 PINNED = "0.8.1"
@@ -127,6 +129,7 @@ class GuardedPubsub(Pubsub):
         self._topic_prefix = topic_prefix
         self._now_ms = now_ms
         self._forwarders = TokenBuckets(FORWARD_RATE, keys_max=FORWARDERS_MAX)
+        self._log = RareLog(log, now_ms)
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
         name = str(msg_forwarder)
@@ -152,7 +155,7 @@ class GuardedPubsub(Pubsub):
         try:
             is_valid = validators[0].validator(msg_forwarder, msg)
         except Exception as error:  # boundary: a fault of our own validator costs one message, not the service
-            log.error("the validator of %s failed", msg.topicIDs[0], exc_info=error)
+            self._log.say(logging.ERROR, "the validator of %s failed", msg.topicIDs[0], error=error)
             is_valid = False
         if not is_valid:
             raise ValidationError("not passed on")
@@ -227,7 +230,8 @@ class Doors:
         """As the library does it, but the place is given back when the connection ends, not when the host does."""
         remote = closer.get_remote_address()
         group = address_group(remote[0] if remote else "")
-        if self._is_shut_out(group) or not self._connections.enter(group):
+        key = (group, id(closer)) if group in LOOPBACK else group
+        if self._is_shut_out(group) or not self._connections.enter(key):
             await _close_quietly(closer)
             return
         try:
@@ -240,7 +244,7 @@ class Doors:
                 return
             await muxed.event_closed.wait()
         finally:
-            self._connections.leave(group)
+            self._connections.leave(key)
 
 
 async def _close_quietly(closer: Any) -> None:

@@ -22,6 +22,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
+from prime_protocol.addresses import PeerAddress
 from prime_protocol.constants import ADDRESSES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.signing import WalletKey
@@ -93,6 +94,17 @@ def check_port_free(listen: str) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise LocalError(f"port {port} is taken, perhaps by another node: change p2p.listen") from None
             raise LocalError(f"cannot listen on {listen}: {error.strerror}; see the setting p2p.listen") from None
+
+
+async def resolve(text: str) -> str:
+    """An address with its name looked up as everything else on this machine does it; the library asks DNS itself."""
+    address = PeerAddress.parse(text)
+    if address.family.startswith("ip"):
+        return text
+    family, kind = ("ip4", socket.AF_INET) if address.family == "dns4" else ("ip6", socket.AF_INET6)
+    found = await trio.socket.getaddrinfo(address.host, address.port, kind, socket.SOCK_STREAM)
+    # Parsed again: a name must not lead to where an address may not.
+    return str(PeerAddress.parse(f"/{family}/{found[0][4][0]}/tcp/{address.port}/p2p/{address.peer}"))
 
 
 def told_addresses(host: Any, key: WalletKey, config: P2PConfig) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ The library fixes the protocol's name at `/ipfs/kad/1.0.0`, so a node that also 
 the two. Its lookups connect everybody to everybody and cost CPU; the peer exchange does without.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.tools.anyio_service import background_trio_service
 
+log = logging.getLogger(__name__)
 ROUND_S = 30.0
 """Between two looks into the table."""
 
@@ -23,13 +25,16 @@ class Kademlia:
         self._dht = KadDHT(host, DHTMode.SERVER)
 
     async def run(self, found: Callable[[list[str]], None]) -> None:
-        """For the life of the host; `found` gets addresses with their peer ids."""
-        async with background_trio_service(self._dht):
-            while True:
-                for peer in self._host.get_connected_peers():
-                    await self._dht.add_peer(peer)
-                found(self._addresses())
-                await trio.sleep(ROUND_S)
+        """For the life of the host, or of the library's service; `found` gets addresses with their peer ids."""
+        try:
+            async with background_trio_service(self._dht):
+                while True:
+                    for peer in self._host.get_connected_peers():
+                        await self._dht.add_peer(peer)
+                    found(self._addresses())
+                    await trio.sleep(ROUND_S)
+        except Exception as error:  # boundary: gossip goes on without it
+            log.error("Kademlia has ended; the peer exchange goes on", exc_info=error)
 
     def _addresses(self) -> list[str]:
         store = self._host.get_peerstore()

@@ -25,6 +25,8 @@ PINGS_MISSED_MAX = 2
 FORGET_FAILURES = 6
 """A peer is forgotten when each of its addresses has failed so often in a row; some ten minutes of trying."""
 GROUP_BANS_MAX = 3
+LOOPBACK = ("127.0.0.1", "::/64")
+"""This machine: whoever is on it can do worse than gossip, and several nodes may be. No limit for one address here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,6 @@ class Link:
     """An open connection."""
 
     since_ms: int
-    group: str
     ping_at_ms: int
     ask_at_ms: int
     pings_missed: int = 0
@@ -136,8 +137,8 @@ class PeerTable:
 
     def is_shut_out(self, group: str, now_ms: int) -> bool:
         """Enough peers behind this address are banned that the next one is not worth a handshake."""
-        if group in ("127.0.0.1", "::/64"):
-            return False  # this machine: whoever is on it can do worse than gossip
+        if group in LOOPBACK:
+            return False
         banned = [peer for peer in self._peers.values() if peer.score.group == group and peer.score.is_banned(now_ms)]
         return len(banned) >= GROUP_BANS_MAX
 
@@ -179,9 +180,8 @@ class PeerTable:
         if peer.score.is_banned(now_ms):
             return [Drop(name, "is banned")]
         if peer.link is None:
-            group = address_group(host)
-            peer.score.group = group
-            peer.link = Link(now_ms, group, now_ms + self._limits.ping_ms, now_ms)
+            peer.score.group = address_group(host)
+            peer.link = Link(now_ms, now_ms + self._limits.ping_ms, now_ms)
         return []
 
     def disconnected(self, name: str, now_ms: int) -> None:
@@ -302,7 +302,7 @@ class PeerTable:
         if peer is not None and any(place.address == address for place in peer.places):
             return True
         here = self._hosts.setdefault(host, set())
-        is_wanted = peer is not None and peer.is_bootstrap
+        is_wanted = host in LOOPBACK or (peer is not None and peer.is_bootstrap)
         if address.peer not in here and len(here) >= self._limits.per_host_max and not is_wanted:
             return False
         here.add(address.peer)

@@ -23,21 +23,22 @@ from prime_protocol.gossip import (
     PeerCard,
     PeersKnown,
     PeersWanted,
+    life_ms,
     open_card,
-    repeat_ms,
     seal_gossip,
 )
 from prime_protocol.gossip_guard import GossipGuard
 from prime_protocol.ids import NetworkId, RunId
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.p2p.exchange import FAILURES, Exchange
+from prime_runtime.p2p.exchange import FAILURES, Exchange, is_malice
 from prime_runtime.p2p.gossip import Gossiping
 from prime_runtime.p2p.guard import Doors, apply_patches, check_library, quiet_logs
-from prime_runtime.p2p.host import make_host, run_host, told_addresses
+from prime_runtime.p2p.host import make_host, resolve, run_host, told_addresses
 from prime_runtime.p2p.kademlia import Kademlia
 from prime_runtime.p2p.peer_score import Fault
 from prime_runtime.p2p.peers import Ask, Dial, Drop, Effect, PeerTable, Ping, parse_address
+from prime_runtime.p2p.rare_log import RareLog
 from prime_runtime.p2p.window import apply_window_patch, remove_window_patch
 from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.sequence import Sequence
@@ -46,8 +47,6 @@ TICK_S = 0.25
 """How often the table is asked what is due: a node that lost everybody dials again in so long."""
 PING_MS_MIN, PING_MS_MAX = 1_000, 10_000
 """Bounds of the time for an answer to a ping; between them it is the pause between two."""
-FORGIVEN = frozenset({"Letter.expires_at_ms", "Letter.issued_at_ms", "Letter.version"})
-"""What is wrong with a card through nobody's malice: it was on its way, or a clock is off."""
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +91,7 @@ class Session(INotifee):
         self._nursery: trio.Nursery | None = None
         self._card = b""
         self._card_until_ms = 0
+        self._log = RareLog(log, self._now_ms)
         config = lasting.config
         doors = Doors(
             # Strangers never take the places of the peers that this node dials itself.
@@ -102,7 +102,7 @@ class Session(INotifee):
         )
         self.host = make_host(lasting.key, config, doors)
         self.gossiping = Gossiping(self.host, lasting.network, lasting.guard, self, now_ms=lasting.clock.now_ms)
-        self._exchange = Exchange(self.host, answer=self._answer, now_ms=self._now_ms, flooded=self._flooded)
+        self._exchange = Exchange(self.host, answer=self._answer, now_ms=self._now_ms, blame=self.blame)
         self._pings = PingService(self.host)
         self._kademlia = Kademlia(self.host) if config.kademlia else None
 
@@ -153,9 +153,6 @@ class Session(INotifee):
 
     def blame(self, peer: str, fault: Fault) -> None:
         self._carry_out(self._table.misbehaved(peer, fault, self._now_ms()))
-
-    def _flooded(self, peer: str) -> None:
-        self.blame(peer, Fault.FLOOD)
 
     # What the library reports.
 
@@ -217,20 +214,19 @@ class Session(INotifee):
 
     async def _dial(self, dial: Dial) -> None:
         """One address: the library would try one of a list, and then refuse the peer for a minute."""
-        address = Multiaddr(dial.address)
         peer_id = ID.from_base58(dial.peer)
         network = self.host.get_network()
         is_open = False
         try:
             with trio.move_on_after(self._its.config.call_ms / 1000):
-                await network.dial_addr(address, peer_id)
+                await network.dial_addr(Multiaddr(await resolve(dial.address)), peer_id)
                 is_open = True
         finally:
             network.unblock_peer(peer_id)
             self._table.dialled(dial.peer, dial.address, is_open=is_open, now_ms=self._now_ms())
 
     async def _drop(self, drop: Drop) -> None:
-        log.info("peer %s dropped: it %s", drop.peer, drop.reason)
+        self._log.say(logging.INFO, "peer %s dropped: it %s", drop.peer, drop.reason)
         with trio.move_on_after(self._its.config.call_ms / 1000):
             await self.host.get_network().close_peer(ID.from_base58(drop.peer))
         self._table.disconnected(drop.peer, self._now_ms())
@@ -254,7 +250,7 @@ class Session(INotifee):
         except FAILURES as error:
             log.debug("%s answered nothing: %r", ask.peer, error)
         except RemoteError as error:
-            if error.field not in FORGIVEN:
+            if is_malice(error):
                 self.blame(ask.peer, Fault.BAD_CARD)
         finally:
             self._table.asked(ask.peer, self._now_ms())
@@ -265,7 +261,6 @@ class Session(INotifee):
             gossip = self._learn(wanted.card)
             assert isinstance(gossip.message, PeerCard)
             if any(address.peer != asker for address in gossip.message.parsed):
-                self.blame(asker, Fault.BAD_CARD)
                 raise RemoteError("PeersWanted.card", "is not the asker's own")
         own = [card] if (card := self._own_card()) else []
         others = self._table.cards(asker, count_max=PEER_CARDS_MAX - len(own), wall_ms=self._its.clock.now_ms())
@@ -290,7 +285,7 @@ class Session(INotifee):
         now_ms = self._its.clock.now_ms()
         if not addresses:
             return b""
-        if now_ms + 2 * repeat_ms(GossipKind.PEER_CARD, 0) >= self._card_until_ms:
+        if now_ms + life_ms(GossipKind.PEER_CARD, 0) // 2 >= self._card_until_ms:
             self._card = seal_gossip(
                 self._its.key,
                 PeerCard(addresses=addresses),

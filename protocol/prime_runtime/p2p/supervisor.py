@@ -89,7 +89,10 @@ class P2PNode:
         lasting = self._started()
         if run not in lasting.runs:
             lasting.runs.append(run)
-            await self._call("join", run)
+            try:
+                await self._call("join", run)
+            except LocalError:
+                log.info("the topics of %s are joined when gossip is back", run)
 
     async def publish(self, run: RunId, message: Announced | Serving | HeadSeen) -> bytes:
         """Seal a message and send it to everybody; the frame, to be handed to others as well.
@@ -176,8 +179,10 @@ class P2PNode:
 
         try:
             await thread.start(main)
-        except* LocalError as group:
-            raise _first(group) from None
+        except BaseExceptionGroup as group:
+            if isinstance(cause := _first(group), LocalError):
+                raise cause from None
+            raise
         self._thread = thread
         if self._listen.endswith("/tcp/0"):
             # The port that was taken is kept over restarts: others have been told of it.
@@ -227,8 +232,10 @@ class P2PNode:
 
 
 def _load_library(config: P2PConfig) -> None:
-    from prime_runtime.p2p.session import prepare_library
-
+    try:
+        from prime_runtime.p2p.session import prepare_library
+    except ImportError as error:
+        raise LocalError(f"libp2p is there but cannot be loaded ({error}): install 'prime-swarm[p2p]' anew") from None
     prepare_library(config)
 
 
