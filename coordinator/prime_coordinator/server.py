@@ -164,7 +164,7 @@ class CoordinatorServer:
     # --- Routes -----------------------------------------------------------------------------------------------------
 
     def _add_routes(self, objects: ObjectStore) -> None:
-        self.http.add(HEARTBEAT, self.beat)
+        self.http.add(HEARTBEAT, self.beat, express=True)
         self.http.add(LEASE, self.request_lease)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)

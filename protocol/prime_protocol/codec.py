@@ -56,6 +56,9 @@ class Size:
     high: int
 
 
+MAPS = (dict, list)
+"""What a map is read into: a list of pairs where a repeated key must still be visible."""
+
 WIRE_NAMES = {
     list: "a map",
     bool: "a boolean",
@@ -67,6 +70,18 @@ WIRE_NAMES = {
     type(None): "null",
 }
 """What the types are that msgpack reads into. A map stays a list of pairs, so that a repeated key is still visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How values of one type are read and written, and how deep, long and wide they can be."""
+
+    read: Reader
+    write: Writer
+    depth: int = 0
+    list_max: int = 0
+    """Most items of any list in it: a longer one is refused before memory is taken for it."""
+    map_max: int = 0
 
 
 def encode(message: Any) -> bytes:
@@ -87,9 +102,29 @@ def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> 
     if len(frame) > bytes_max:
         raise RemoteError(name, f"is {len(frame)} bytes, the limit is {bytes_max}")
     plan = _plan(wanted)
+    message: T | None = _decode_honest(frame, plan)
+    return message if message is not None else _decode_strange(name, frame, plan)
+
+
+def _decode_honest(frame: bytes, plan: Plan) -> Any:
+    """The message of a frame that is as it should be; None where it is not, for `_decode_strange` to say why.
+
+    What was read is packed again and compared before it has its types: they are written as the plain values they wrap.
+    A repeated key is lost in the reading and so found by the comparison.
+    """
+    try:
+        plain = msgpack.unpackb(
+            frame, use_list=False, ext_hook=_mark_extension, max_array_len=plan.list_max, max_map_len=plan.map_max
+        )
+        return plan.read(plain) if _pack(plain) == frame else None
+    except (RemoteError, ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _decode_strange(name: str, frame: bytes, plan: Plan) -> Any:
     plain = _unpack(name, frame, plan)
     try:
-        message: T = plan.read(plain)
+        message = plan.read(plain)
     except RemoteError as error:
         raise RemoteError(name + error.field, error.problem) from None
     canonical = _pack(plan.write(message))
@@ -97,18 +132,6 @@ def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> 
         at = first_difference(canonical, frame)
         raise RemoteError(name + path_at(canonical, at), f"is not in the canonical encoding, from byte {at} on")
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How values of one type are read and written, and how deep, long and wide they can be."""
-
-    read: Reader
-    write: Writer
-    depth: int = 0
-    list_max: int = 0
-    """Most items of any list in it: a longer one is refused before memory is taken for it."""
-    map_max: int = 0
 
 
 def _pack(plain: Any) -> bytes:
@@ -321,7 +344,7 @@ def _map_plan(kind: Any) -> Plan:
     single = len(names) == 1
 
     def read(value: Any) -> Any:
-        if type(value) is not list:
+        if type(value) not in MAPS:
             _refuse_type(value, "a map")
         found: dict[str, Any] = dict(value)
         if list(found) != names or len(value) != len(names):

@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import logging
+import secrets
 from collections.abc import AsyncIterator, Collection
 
 from aiohttp import web
@@ -9,6 +11,8 @@ from aiohttp import web
 from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import RefusalCode
 from prime_runtime.clock import Clock
+
+log = logging.getLogger(__name__)
 
 ENVELOPE_TYPE = "application/x-prime-envelope"
 ENVELOPE_HEADER = "Prime-Envelope"
@@ -41,6 +45,20 @@ class RefuseRequest(RemoteError):
         super().__init__(field, problem)
         self.code = code
         self.retry_after_ms = retry_after_ms
+
+
+def explain(error: Exception, kind: str, handle_ms: int) -> RefuseRequest:
+    """Whose fault it is, and no more of our insides than an incident's number."""
+    match error:
+        case RefuseRequest():
+            return error
+        case RemoteError():
+            return RefuseRequest(RefusalCode.MALFORMED, error.field, error.problem)
+        case TimeoutError():
+            return RefuseRequest(RefusalCode.TIMED_OUT, "", f"was not done within {handle_ms} ms")
+    incident = secrets.token_hex(6)
+    log.error("incident %s while handling %s", incident, kind, exc_info=error)
+    return RefuseRequest(RefusalCode.INTERNAL, "", f"an error on the server's side, incident {incident}")
 
 
 async def body_chunks(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> AsyncIterator[bytes]:

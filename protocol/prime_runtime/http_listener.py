@@ -10,6 +10,7 @@ from typing import Annotated, cast
 from aiohttp import web
 
 from prime_protocol.errors import LocalError
+from prime_runtime.http_express import ExpressHandler, ExpressLane
 from prime_runtime.settings_schema import Between, ConfigError
 
 
@@ -34,9 +35,10 @@ class ListenConfig:
 class Listener(web.BaseSite):
     """A listening socket that takes at most so many connections at once and drops the rest at once."""
 
-    def __init__(self, runner: web.AppRunner, config: ListenConfig, *, connections_max: int) -> None:
+    def __init__(self, runner: web.AppRunner, config: ListenConfig, lane: ExpressLane, *, connections_max: int) -> None:
         super().__init__(runner, ssl_context=_tls_context(config))
         self._config = config
+        self._lane = lane
         self._connections_max = connections_max
 
     @property
@@ -55,11 +57,15 @@ class Listener(web.BaseSite):
         server = self._runner.server
         assert server is not None, "the runner is set up before its listener"
 
+        loop = asyncio.get_running_loop()
+
         def accept() -> asyncio.BaseProtocol:
-            return server() if len(server.connections) < self._connections_max else _Full()
+            if len(server.connections) >= self._connections_max:
+                return _Full()
+            return ExpressHandler(server, self._lane, loop=loop, **server._kwargs)
 
         try:
-            self._server = await asyncio.get_running_loop().create_server(
+            self._server = await loop.create_server(
                 accept, self._config.host, self._config.port, ssl=self._ssl_context, backlog=self._backlog
             )
         except OSError as error:

@@ -29,12 +29,27 @@ class EnvelopeReply:
             self._general = web.Response(body=self._frame, headers={"Content-Type": ENVELOPE_TYPE})
             await self._general.prepare(request)
             return
-        head = f"{HEAD}{len(self._frame)}\r\nDate: {rfc822_formatted_time()}\r\n\r\n"
-        transport.write(head.encode() + self._frame)
+        transport.write(self.render())
         # Waits while the other side does not read; else it costs nothing.
         await request.writer.drain()
+
+    def render(self) -> bytes:
+        """The whole response."""
+        return f"{HEAD}{len(self._frame)}\r\nDate: {rfc822_formatted_time()}\r\n\r\n".encode() + self._frame
 
     async def write_eof(self) -> None:
         if self._general is not None:
             await self._general.write_eof()
             self.keep_alive = self._general.keep_alive
+
+
+def render(response: web.StreamResponse | EnvelopeReply) -> bytes:
+    """A reply, or a refusal, as the bytes of a response that leaves the connection open."""
+    if isinstance(response, EnvelopeReply):
+        return response.render()
+    assert isinstance(response, web.Response)
+    body = response.body
+    assert isinstance(body, bytes)
+    told = {**response.headers, "Content-Length": str(len(body)), "Date": rfc822_formatted_time()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    return f"HTTP/1.1 {response.status} {response.reason}\r\n{head}\r\n".encode() + body

@@ -6,7 +6,6 @@ replay, message, handler. What the messages mean is the handlers' business.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +27,15 @@ from prime_runtime.http_body import (
     REFUSAL_TYPE,
     STATUS,
     RefuseRequest,
+    explain,
     get_address,
     read_body,
     read_envelope_header,
 )
+from prime_runtime.http_express import ExpressLane
 from prime_runtime.http_limits import ServerLimits
 from prime_runtime.http_listener import ListenConfig, Listener
-from prime_runtime.http_reply import EnvelopeReply
+from prime_runtime.http_reply import EnvelopeReply, render
 from prime_runtime.metrics import RequestMetrics
 from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
 from prime_runtime.redaction import escape
@@ -113,15 +114,22 @@ class HttpServer:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._lane = ExpressLane(bytes_max=limits.body_bytes_max)
         self._kinds: dict[str, Callable[[web.Request], Awaitable[Any]]] = {}
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         if metrics:
             metrics.watch_open(lambda: self._inside)
 
-    def add(self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], *, waits: bool = False) -> None:
-        """Serve one kind. One whose handler `waits` for news is counted apart, so that it takes nobody's place."""
+    def add(
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], *, waits: bool = False, express: bool = False
+    ) -> None:
+        """Serve one kind. One whose handler `waits` for news is counted apart, so that it takes nobody's place.
 
+        One that comes very often and is mostly answered at once may take the `express` lane of http_express.py.
+        """
+        if express:
+            self._lane.add(endpoint.path, partial(self._answer_now, endpoint, handler))
         limits = self._limits
 
         async def exchange(request: web.Request, address: str) -> Response:
@@ -180,7 +188,7 @@ class HttpServer:
         await self._runner.setup()
         self._take_shortcut(self._runner)
         try:
-            self._listener = Listener(self._runner, listen, connections_max=self._limits.connections_max)
+            self._listener = Listener(self._runner, listen, self._lane, connections_max=self._limits.connections_max)
             await self._listener.start()
         except LocalError:
             await self._runner.cleanup()
@@ -231,9 +239,38 @@ class HttpServer:
                 response = await exchange(request, address)
             finally:
                 self._leave(gate, origin)
+        self._observe(kind, response, started_ms)
+        return response
+
+    def _answer_now(
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], address: str, frame: bytes
+    ) -> bytes | Awaitable[bytes]:
+        """The same for a request on the express lane."""
+        started_ms, origin = self._clock.monotonic_ms(), address_group(address)
+        response: Response | Awaitable[Response]
+        try:
+            self._admit(self._gate, origin, started_ms)
+        except RefuseRequest as refuse:
+            response = self._refuse_unsigned(refuse)
+        else:
+            response = self._respond_now(endpoint, handler, frame, address, self._limits.handle_ms)
+            if not isinstance(response, web.StreamResponse | EnvelopeReply):
+                return self._answer_later(endpoint.kind, origin, started_ms, response)
+            self._leave(self._gate, origin)
+        self._observe(endpoint.kind, response, started_ms)
+        return render(response)
+
+    async def _answer_later(self, kind: str, origin: str, started_ms: int, later: Awaitable[Response]) -> bytes:
+        try:
+            response = await later
+        finally:
+            self._leave(self._gate, origin)
+        self._observe(kind, response, started_ms)
+        return render(response)
+
+    def _observe(self, kind: str, response: Response, started_ms: int) -> None:
         if self._metrics:
             self._metrics.observe(kind, response.status, self._clock.monotonic_ms() - started_ms)
-        return response
 
     def _admit(self, gate: Gate, origin: str, now_ms: int) -> None:
         if self._is_draining:
@@ -256,27 +293,35 @@ class HttpServer:
     async def _respond(
         self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes, address: str, handle_ms: int
     ) -> Response:
+        response = self._respond_now(endpoint, handler, frame, address, handle_ms)
+        return response if isinstance(response, web.StreamResponse | EnvelopeReply) else await response
+
+    def _respond_now(
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], frame: bytes, address: str, handle_ms: int
+    ) -> Response | Awaitable[Response]:
         try:
             envelope = self._open(endpoint, frame)
             message = decode(endpoint.request, envelope.letter.body)
             reply: Any = handler(Caller(envelope.letter, frame, envelope.digest, address), message)
             if not isinstance(reply, endpoint.reply):
-                async with asyncio.timeout(handle_ms / 1000):
-                    reply = await reply
-            assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
-            return EnvelopeReply(self._seal(endpoint.kind + REPLY, encode(reply), envelope.digest))
-        except RefuseRequest as refuse:
-            return self._refuse(endpoint, frame, refuse)
-        except RemoteError as error:
-            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.MALFORMED, error.field, error.problem))
-        except TimeoutError:
-            problem = f"was not done within {handle_ms} ms"
-            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.TIMED_OUT, "", problem))
-        except Exception:  # boundary: one request's bug must not stop the server, nor show its insides
-            incident = secrets.token_hex(6)
-            log.exception("incident %s while handling %s", incident, endpoint.kind)
-            problem = f"an error on the server's side, incident {incident}"
-            return self._refuse(endpoint, frame, RefuseRequest(RefusalCode.INTERNAL, "", problem))
+                return self._respond_later(endpoint, frame, envelope, reply, handle_ms)
+            return self._reply(endpoint, envelope, reply)
+        except Exception as error:  # boundary: one request's bug must not stop the server, nor show its insides
+            return self._refuse(endpoint, frame, explain(error, endpoint.kind, handle_ms))
+
+    async def _respond_later(
+        self, endpoint: Endpoint[Q, R], frame: bytes, envelope: Envelope, later: Awaitable[R], handle_ms: int
+    ) -> Response:
+        try:
+            async with asyncio.timeout(handle_ms / 1000):
+                reply = await later
+            return self._reply(endpoint, envelope, reply)
+        except Exception as error:  # boundary: as above
+            return self._refuse(endpoint, frame, explain(error, endpoint.kind, handle_ms))
+
+    def _reply(self, endpoint: Endpoint[Q, R], envelope: Envelope, reply: R) -> EnvelopeReply:
+        assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
+        return EnvelopeReply(self._seal(endpoint.kind + REPLY, encode(reply), envelope.digest))
 
     def _open(self, endpoint: Endpoint[Any, Any], frame: bytes) -> Envelope:
         """From bytes to an envelope that is authentic, for this route, in time, and new."""

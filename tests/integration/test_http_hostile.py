@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from integration.http_parts import (
     DOUBLE,
+    LANES,
     NETWORK,
     NODE_KEY,
     SERVER_KEY,
@@ -46,6 +47,11 @@ async def post(server: Server, body: Any, path: str = DOUBLE.path, **headers: st
         return response.status, decode(
             Refusal, open_reply(raw, kind=kind, request=request, server=SERVER_KEY.node, network=NETWORK)
         )
+
+
+@pytest.fixture(params=[False, True], ids=["usual", "express"], autouse=True)
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LANES, "express", request.param)
 
 
 async def assert_alive(server: Server) -> None:

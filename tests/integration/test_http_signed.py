@@ -9,6 +9,7 @@ import pytest
 import trustme
 from integration.http_parts import (
     DOUBLE,
+    LANES,
     NETWORK,
     NODE_KEY,
     SERVER_KEY,
@@ -35,6 +36,11 @@ from prime_runtime.http_listener import ListenConfig
 from prime_runtime.http_server import Caller, HttpServer
 from prime_runtime.metrics import Metrics, RequestMetrics
 from prime_runtime.settings import ConfigError
+
+
+@pytest.fixture(params=[False, True], ids=["usual", "express"], autouse=True)
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LANES, "express", request.param)
 
 
 async def test_a_call_is_answered_and_both_frames_prove_it() -> None:
