@@ -27,7 +27,7 @@ from prime_protocol.ids import Digest, NodeId
 from prime_protocol.manifest_path import Link, make_link, plan_path
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.clock import Clock
-from prime_runtime.shardcast.directory import Directory
+from prime_runtime.shardcast.directory import Directory, Server
 from prime_runtime.shardcast.retention import VERSIONS_KEPT, choose_removable
 from prime_runtime.shardcast.stock import Stock
 from prime_runtime.shardcast.store import ShardStore
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST_MS = 20_000
 """Time for one server to send a manifest."""
+HEDGE_MS = 1_000
+"""How long one server is waited for alone."""
 RETRY_MS = 1_000
 """Between two looks for a way that was not there."""
 THREADS = 4
@@ -237,28 +239,43 @@ class WeightsFetcher:
         return found
 
     async def _get_manifest(self, digest: Digest) -> SignedManifest | None:
-        """From here, or from whoever serves it; signed by the trainer, or it is not taken."""
+        """From here, or from whoever serves it; signed by the trainer, or it is not taken.
+
+        One server is asked after the other, the next as soon as one fails or takes long: a frozen one costs a second.
+        """
         if digest in self.store.stocks:
             return self.store.stocks[digest].signed
         servers = list(self.directory.servers(digest))
         self._dice.shuffle(servers)
-        for server in servers:
-            try:
-                async with asyncio.timeout(MANIFEST_MS / 1000):
-                    frame = await self._ask_manifest(digest, server.serving.urls)
-                if sha256(frame).digest() != digest:
-                    raise RemoteError("manifest", "does not have the digest it was asked for by")
-                return self.store.open_frame(frame)
-            except (LinkBroken, TimeoutError, RemoteError) as error:
-                log.info("no manifest from %s: %s", server.node, error or type(error).__name__)
+        asking: set[asyncio.Task[SignedManifest | None]] = set()
+        try:
+            while servers or asking:
+                if servers:
+                    asking.add(asyncio.create_task(self._ask_manifest(digest, servers.pop())))
+                done, asking = await asyncio.wait(
+                    asking, timeout=HEDGE_MS / 1000 if servers else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    if (signed := task.result()) is not None:
+                        return signed
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
         return None
 
-    async def _ask_manifest(self, digest: Digest, urls: tuple[str, ...]) -> bytes:
-        async with self._links.borrow(urls) as link:
-            answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
-        if answer.status != 200:
-            raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
-        return answer.body
+    async def _ask_manifest(self, digest: Digest, server: Server) -> SignedManifest | None:
+        try:
+            async with asyncio.timeout(MANIFEST_MS / 1000), self._links.borrow(server.serving.urls) as link:
+                answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
+            if answer.status != 200:
+                raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
+            if sha256(answer.body).digest() != digest:
+                raise RemoteError("manifest", "does not have the digest it was asked for by")
+            return self.store.open_frame(answer.body)
+        except (LinkBroken, TimeoutError, RemoteError) as error:
+            log.info("no manifest from %s: %s", server.node, str(error) or type(error).__name__)
+            return None
 
     async def _wait_for_news(self) -> None:
         try:
