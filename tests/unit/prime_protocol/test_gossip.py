@@ -1,5 +1,9 @@
 """A gossiped message opens only as what it is, where it belongs and while it counts."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from gossip_world import ANN, BOB, NETWORK, NOW_MS, RUN, TRAINER, announced, card, head_seen, sealed, serving, topic_of
 
@@ -32,9 +36,10 @@ from prime_protocol.gossip import (
 )
 from prime_protocol.ids import Digest, NetworkId, RunId
 from prime_protocol.manifest import Kind
-from prime_protocol.signing import PEER_ID_PREFIX, Signature
+from prime_protocol.signing import PEER_ID_PREFIX, Signature, WalletKey
 from prime_protocol.treehead import TreeHead
 
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors" / "gossip.json").read_text())
 EXAMPLES: list[Message] = [announced(), serving(), head_seen()]
 
 
@@ -184,3 +189,33 @@ def test_sealing_counts_the_known_nodes_into_the_life() -> None:
     frame = seal_gossip(ANN, serving(), network=NETWORK, run=RUN, sequence=1, now_ms=NOW_MS, known_nodes=5_000)
     letter = opened(frame, GossipKind.SERVING).letter
     assert letter.expires_at_ms - letter.issued_at_ms == ENVELOPE_LIFE_MS_MAX
+
+
+def opened_vector(vector: dict[str, Any]) -> Gossip:
+    network, run, frame = NetworkId(VECTORS["network"]), RunId(VECTORS["run"]), bytes.fromhex(vector["frame"])
+    if vector["kind"] == GossipKind.PEER_CARD:
+        return open_card(frame, network=network, now_ms=VECTORS["now_ms"])
+    name = topic(network, run, GossipKind(vector["kind"]))
+    return open_gossip(name, frame, network=network, run=run, now_ms=VECTORS["now_ms"])
+
+
+@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["why"])
+def test_a_frame_of_another_implementation_opens(vector: dict[str, Any]) -> None:
+    gossip = opened_vector(vector)
+    key = WalletKey.from_secret(bytes.fromhex(VECTORS["secret"]))
+    assert (gossip.letter.sender, VECTORS["peer_id"]) == (key.node, key.peer_id())
+    assert {name: shown(getattr(gossip.message, name)) for name in vector["message"]} == vector["message"]
+    assert topic(NetworkId("main"), RunId("run-1"), GossipKind.ANNOUNCED) == VECTORS["topic_of_announced"]
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return [shown(item) for item in value] if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["why"])
+def test_a_wrong_frame_of_another_implementation_is_refused_by_name(vector: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError) as refusal:
+        opened_vector(vector)
+    assert refusal.value.field == vector["field"]
