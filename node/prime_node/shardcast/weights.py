@@ -10,36 +10,30 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from random import Random
 
 from prime_node.shardcast.assemble import Assembler
 from prime_node.shardcast.events import Progress
 from prime_node.shardcast.fetch import Fetcher
 from prime_node.shardcast.limits import FetchLimits
-from prime_node.shardcast.link import LinkBroken
 from prime_node.shardcast.links import Links
 from prime_node.shardcast.parents import Parents
-from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_node.shardcast.paths import Paths
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip import Gossip, GossipKind, open_gossip, topic
 from prime_protocol.ids import Digest, NodeId
-from prime_protocol.manifest_path import Link, make_link, plan_path
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.clock import Clock
-from prime_runtime.shardcast.directory import Directory, Server
+from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.retention import VERSIONS_KEPT, choose_removable
 from prime_runtime.shardcast.stock import Stock
 from prime_runtime.shardcast.store import ShardStore
 
 log = logging.getLogger(__name__)
 
-MANIFEST_MS = 20_000
-"""Time for one server to send a manifest."""
-HEDGE_MS = 1_000
-"""How long one server is waited for alone."""
 RETRY_MS = 1_000
-"""Between two looks for a way that was not there."""
+"""Between two looks for a way that was not there; after each failure to build twice as long, up to a minute."""
+RETRY_MS_MAX = 60_000
 THREADS = 4
 
 
@@ -83,6 +77,7 @@ class WeightsFetcher:
         self._versions = versions
         self._disk_bytes_max = disk_bytes_max
         self._links = Links(allow_private=allow_private)
+        self._paths = Paths(store, directory, self._links, dice)
         self._parents = Parents()
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="digest")
         self.assembler = Assembler(store, threads=THREADS)
@@ -140,35 +135,37 @@ class WeightsFetcher:
 
         `manifest` is one that leads there, where the caller knows it; others are known from announcements.
         """
+        failures = 0
         while not self.has(root):
             self._news.clear()
-            path = await self._find_path(root, manifest)
+            path = await self._paths.find(root, self._held(), manifest)
             if path is None:
                 await self._wait_for_news()
                 continue
             for signed in path:
                 await self.fetch(signed)
-            if not self._is_relay:
-                await self._build(path)
+            if not self._is_relay and not await self._build(path):
+                await self._clock.sleep_ms(min(RETRY_MS << failures, RETRY_MS_MAX))
+                failures += 1
         self._retire()
         if not self._is_relay:
             self._background = asyncio.create_task(asyncio.to_thread(self.assembler.prepare))
 
-    def _relayed(self) -> set[Digest]:
-        """Where the manifests lead whose shards are all here."""
-        return {stock.signed.root for stock in self.store.stocks.values() if stock.is_complete}
+    def _held(self) -> set[Digest]:
+        """Roots that need no fetching: of checkpoints, or on a relay of manifests whose shards are all here."""
+        if self._is_relay:
+            return {stock.signed.root for stock in self.store.stocks.values() if stock.is_complete}
+        return set(self.store.checkpoints())
 
     def has(self, root: Digest) -> bool:
-        if self._is_relay:
-            return root in self._relayed()
-        return self.store.checkpoint_path(root).exists()
+        return root in self._held()
 
     async def fetch_announced(self) -> None:
         """On a relay: everything that was announced and is not here, oldest step last."""
         for announced in self.directory.announced():
             stock = self.store.stocks.get(announced.manifest)
             if stock is None or not stock.is_complete:
-                signed = await self._get_manifest(announced.manifest)
+                signed = await self._paths.get_manifest(announced.manifest)
                 if signed is not None and signed.digest not in choose_removable(
                     [*self._all(), signed], versions=self._versions
                 ):
@@ -198,84 +195,17 @@ class WeightsFetcher:
                 await fetcher.run()
             return stock
 
-    async def _build(self, path: list[SignedManifest]) -> None:
+    async def _build(self, path: list[SignedManifest]) -> bool:
         try:
             await asyncio.to_thread(self.assembler.build, path)
         except RemoteError as error:
             # The base was not what it said, or the trainer erred. Without the base the next path starts elsewhere.
             log.warning("step %d cannot be built, looking for another way: %s", path[-1].manifest.step, error)
             await asyncio.to_thread(self.assembler.discard, path)
-            await self._clock.sleep_ms(RETRY_MS)
+            return False
+        return True
 
-    # --- Finding the way --------------------------------------------------------------------------------------------
-
-    async def _find_path(self, root: Digest, manifest: Digest | None) -> list[SignedManifest] | None:
-        """The manifests to apply in order, from what is here; None while no way is known."""
-        if manifest is not None and manifest not in self.store.stocks:
-            signed = await self._get_manifest(manifest)
-            extra = [make_link(signed.manifest)] if signed is not None else []
-        else:
-            signed, extra = None, []
-        held = self._relayed() if self._is_relay else set(self.store.checkpoints())
-        links = plan_path(root, held, [*self.directory.links(), *self.store.links(), *extra])
-        if links is None:
-            return None
-        if self._is_relay:
-            links = links[-1:]
-        path = [await self._resolve(link, signed) for link in links]
-        return [each for each in path if each is not None] if all(path) else None
-
-    async def _resolve(self, link: Link, extra: SignedManifest | None) -> SignedManifest | None:
-        """The manifest behind a link; checked to be what was announced."""
-        here = [stock.signed for stock in self.store.stocks.values()] + ([extra] if extra else [])
-        for signed in here:
-            if make_link(signed.manifest) == link:
-                return signed
-        announced = self.directory.manifest_of(link)
-        found = await self._get_manifest(announced.manifest) if announced is not None else None
-        if found is not None and make_link(found.manifest) != link:
-            log.warning("the manifest %s is not what was announced", found.digest)
-            return None
-        return found
-
-    async def _get_manifest(self, digest: Digest) -> SignedManifest | None:
-        """From here, or from whoever serves it; signed by the trainer, or it is not taken.
-
-        One server is asked after the other, the next as soon as one fails or takes long: a frozen one costs a second.
-        """
-        if digest in self.store.stocks:
-            return self.store.stocks[digest].signed
-        servers = list(self.directory.servers(digest))
-        self._dice.shuffle(servers)
-        asking: set[asyncio.Task[SignedManifest | None]] = set()
-        try:
-            while servers or asking:
-                if servers:
-                    asking.add(asyncio.create_task(self._ask_manifest(digest, servers.pop())))
-                done, asking = await asyncio.wait(
-                    asking, timeout=HEDGE_MS / 1000 if servers else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    if (signed := task.result()) is not None:
-                        return signed
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        return None
-
-    async def _ask_manifest(self, digest: Digest, server: Server) -> SignedManifest | None:
-        try:
-            async with asyncio.timeout(MANIFEST_MS / 1000), self._links.borrow(server.serving.urls) as link:
-                answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
-            if answer.status != 200:
-                raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
-            if sha256(answer.body).digest() != digest:
-                raise RemoteError("manifest", "does not have the digest it was asked for by")
-            return self.store.open_frame(answer.body)
-        except (LinkBroken, TimeoutError, RemoteError) as error:
-            log.info("no manifest from %s: %s", server.node, str(error) or type(error).__name__)
-            return None
+    # --- Waiting and room --------------------------------------------------------------------------------------------
 
     async def _wait_for_news(self) -> None:
         try:
@@ -283,8 +213,6 @@ class WeightsFetcher:
                 await self._news.wait()
         except TimeoutError:
             pass
-
-    # --- Room -------------------------------------------------------------------------------------------------------
 
     def _all(self) -> list[SignedManifest]:
         return [stock.signed for stock in self.store.stocks.values()]

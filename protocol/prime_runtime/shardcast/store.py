@@ -39,6 +39,7 @@ class ShardStore:
         self.run = run
         self.trainer = trainer
         self.stocks: dict[Digest, Stock] = {}
+        self._whole: dict[Digest, SignedManifest] = {}
         self._refused: set[str] = set()
         """Files among the manifests that are none."""
         self._places: dict[Digest, tuple[Stock, int]] = {}
@@ -139,12 +140,14 @@ class ShardStore:
 
     def checkpoints(self) -> dict[Digest, SignedManifest]:
         """Whole checkpoints, by root."""
-        found: dict[Digest, SignedManifest] = {}
-        for path in self._checkpoints.iterdir():
-            signed = None if path.name.endswith(DRAFT_SUFFIX) else self._read_manifest(path / MANIFEST_NAME)
-            if signed is not None and signed.root.hex() == path.name:
-                found[signed.root] = signed
-        return found
+        names = {path.name for path in self._checkpoints.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
+        # A checkpoint never changes under its name, and reading a long manifest takes a while.
+        self._whole = {root: signed for root, signed in self._whole.items() if root.hex() in names}
+        for name in names - {root.hex() for root in self._whole}:
+            signed = self._read_manifest(self._checkpoints / name / MANIFEST_NAME)
+            if signed is not None and signed.root.hex() == name:
+                self._whole[signed.root] = signed
+        return dict(self._whole)
 
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
         """Give a checkpoint its name: from then on it is whole, or not there."""

@@ -1,0 +1,101 @@
+"""Which manifests lead from what is here to the weights that are wanted, and where to get those manifests."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from hashlib import sha256
+from random import Random
+
+from prime_node.shardcast.link import LinkBroken
+from prime_node.shardcast.links import Links
+from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.manifest_path import Link, make_link, plan_path
+from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.shardcast.directory import Directory, Server
+from prime_runtime.shardcast.store import ShardStore
+
+log = logging.getLogger(__name__)
+
+MANIFEST_MS = 20_000
+"""Time for one server to send a manifest."""
+HEDGE_MS = 1_000
+"""How long one server is waited for alone."""
+
+
+class Paths:
+    """Asks the directory for links, and servers for the manifests behind them."""
+
+    def __init__(self, store: ShardStore, directory: Directory, links: Links, dice: Random) -> None:
+        self._store = store
+        self._directory = directory
+        self._links = links
+        self._dice = dice
+
+    async def find(
+        self, root: Digest, held: Collection[Digest], manifest: Digest | None
+    ) -> list[SignedManifest] | None:
+        """The manifests to apply in order, from what is here; None while no way is known."""
+        if manifest is not None and manifest not in self._store.stocks:
+            signed = await self.get_manifest(manifest)
+            extra = [make_link(signed.manifest)] if signed is not None else []
+        else:
+            signed, extra = None, []
+        links = plan_path(root, held, [*self._directory.links(), *self._store.links(), *extra])
+        if links is None:
+            return None
+        path = [await self._resolve(link, signed) for link in links]
+        return [each for each in path if each is not None] if all(path) else None
+
+    async def _resolve(self, link: Link, extra: SignedManifest | None) -> SignedManifest | None:
+        """The manifest behind a link; checked to be what was announced."""
+        here = [stock.signed for stock in self._store.stocks.values()] + ([extra] if extra else [])
+        for signed in here:
+            if make_link(signed.manifest) == link:
+                return signed
+        announced = self._directory.manifest_of(link)
+        found = await self.get_manifest(announced.manifest) if announced is not None else None
+        if found is not None and make_link(found.manifest) != link:
+            log.warning("the manifest %s is not what was announced", found.digest)
+            return None
+        return found
+
+    async def get_manifest(self, digest: Digest) -> SignedManifest | None:
+        """From here, or from whoever serves it; signed by the trainer, or it is not taken.
+
+        One server is asked after the other, the next as soon as one fails or takes long: a frozen one costs a second.
+        """
+        if digest in self._store.stocks:
+            return self._store.stocks[digest].signed
+        servers = list(self._directory.servers(digest))
+        self._dice.shuffle(servers)
+        asking: set[asyncio.Task[SignedManifest | None]] = set()
+        try:
+            while servers or asking:
+                if servers:
+                    asking.add(asyncio.create_task(self._ask_manifest(digest, servers.pop())))
+                done, asking = await asyncio.wait(
+                    asking, timeout=HEDGE_MS / 1000 if servers else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    if (signed := task.result()) is not None:
+                        return signed
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return None
+
+    async def _ask_manifest(self, digest: Digest, server: Server) -> SignedManifest | None:
+        try:
+            async with asyncio.timeout(MANIFEST_MS / 1000), self._links.borrow(server.serving.urls) as link:
+                answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
+            if answer.status != 200:
+                raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
+            if sha256(answer.body).digest() != digest:
+                raise RemoteError("manifest", "does not have the digest it was asked for by")
+            return self._store.open_frame(answer.body)
+        except (LinkBroken, TimeoutError, RemoteError) as error:
+            log.info("no manifest from %s: %s", server.node, str(error) or type(error).__name__)
+            return None
