@@ -463,3 +463,29 @@ def test_a_newer_head_is_kept_and_not_asked_for_again() -> None:
     while not (beats := shell.sent(Heartbeat)):
         shell.wait(100)
     assert beats[0].message.head_size == 12
+
+
+def test_a_node_registers_with_its_addresses_and_again_only_when_they_change() -> None:
+    url = ("http://10.0.0.1:8450",)
+    shell = Shell(roles=(Role.RELAY,), addresses=url)
+    shell.wait(2_000)
+    shell.refuse(shell.sent(Heartbeat)[0], "node")
+    (register,) = shell.sent(NodeRegistered)
+    assert register.message.addresses == url
+    shell.reply(register, Logged(index=1, at_ms=shell.now_ms))
+    memory = shell.pop(Save)[-1].memory
+    assert memory.registered == register.message
+
+    same = Shell(roles=(Role.RELAY,), addresses=url, memory=memory)
+    same.wait(2_000)
+    assert same.sent(NodeRegistered) == []
+
+    moved = Shell(roles=(Role.RELAY,), memory=memory)
+    (register,) = moved.sent(NodeRegistered)
+    assert register.message.addresses == ()
+    unsent = moved.pop(Save)[-1].memory
+    assert len(unsent.parcels) == 1
+
+    back = Shell(roles=(Role.RELAY,), addresses=url, memory=unsent)
+    back.wait(2_000)
+    assert back.sent(NodeRegistered) == [], "what was on its way is not true any more, and what the log says is"

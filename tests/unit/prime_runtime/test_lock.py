@@ -1,0 +1,58 @@
+"""One process in one folder, told by name, and a look at the lock keeps nobody out."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from prime_protocol.errors import LocalError
+from prime_runtime.lock import is_held, lock_file, read_facts
+
+
+def test_a_second_holder_is_refused_with_the_first_ones_number(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert (is_held(path), read_facts(path)) == (False, {})
+    with lock_file(path, "node", advice="make it"):
+        assert is_held(path)
+        pid = read_facts(path)["pid"]
+        with (
+            pytest.raises(LocalError, match=f"another node runs in .*, process {pid}"),
+            lock_file(path, "node", advice="make it"),
+        ):
+            pass
+    assert (is_held(path), read_facts(path)) == (False, {})
+
+
+def test_what_the_holder_notes_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lock_file(path, "node", advice="make it") as lock:
+        lock.note_url("http://127.0.0.1:5", token="secret")
+        assert read_facts(path)["url"] == "http://127.0.0.1:5"
+        assert read_facts(path)["token"] == "secret"
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LocalError, match="make it first"),
+        lock_file(tmp_path / "no" / "lock", "node", advice="make it first"),
+    ):
+        pass
+
+
+def test_looking_at_a_lock_all_the_time_keeps_nobody_out(tmp_path: Path) -> None:
+    path, stop = tmp_path / "lock", threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            is_held(path)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            with lock_file(path, "node", advice="make it"):
+                pass
+    finally:
+        stop.set()
+        watcher.join()

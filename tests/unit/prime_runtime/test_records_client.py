@@ -1,0 +1,125 @@
+"""Records that come over HTTP are judged like gossip; silence of the coordinator is waited out and told."""
+
+import asyncio
+from typing import Any
+
+from gossip_words import NETWORK, NOW_MS, RUN, announced, head_seen, key_of, sealed, serving
+
+from prime_protocol.errors import LocalError
+from prime_protocol.gossip import Gossip
+from prime_protocol.gossip_guard import GossipGuard
+from prime_protocol.records import RECORDS, SHARE, Records, Share, Shared
+from prime_runtime.gossip_voice import Voice
+from prime_runtime.http_client import Answer, Server
+from prime_runtime.http_errors import Unreachable
+from prime_runtime.records_client import RecordsClient
+from prime_runtime.sequence import Sequence
+
+TRAINER = key_of("trainer").node
+
+
+class HandClock:
+    """Time passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+        self.slept: list[int] = []
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        self.slept.append(duration_ms)
+        self.ms += duration_ms
+        await asyncio.sleep(0)
+
+
+class Coordinator:
+    """Answers what it is given, in order; then it is gone."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    async def call(self, server: Server, endpoint: Any, message: Any, **how: Any) -> Answer[Any]:
+        """As HttpClient.call."""
+        self.asked.append((endpoint.kind, message))
+        answer = self.answers.pop(0) if self.answers else Unreachable("gone")
+        if isinstance(answer, Exception):
+            raise answer
+        return Answer(answer, b"", b"")
+
+
+def records(*frames: bytes, cursor: int = 7) -> Records:
+    return Records(cursor=cursor, trainer=TRAINER, nodes=3, peers=(), frames=frames)
+
+
+def client_of(coordinator: Coordinator, clock: HandClock) -> tuple[RecordsClient, list[Gossip], GossipGuard]:
+    heard: list[Gossip] = []
+    guard = GossipGuard(NETWORK, is_trainer=lambda run, node: node == TRAINER)
+    client = RecordsClient(
+        coordinator,  # type: ignore[arg-type]
+        Server("http://c:1", TRAINER),
+        network=NETWORK,
+        run=RUN,
+        clock=clock,
+        guard=guard,
+        hear=heard.append,
+    )
+    return client, heard, guard
+
+
+async def test_only_what_the_guard_lets_through_is_heard_and_each_once() -> None:
+    good = [sealed("trainer", announced(0)), sealed("a", serving(0)), sealed("a", head_seen(1))]
+    bad = [sealed("a", announced(1)), b"no frame", good[1]]
+    coordinator = Coordinator(records(*good, *bad), records(*good, cursor=9))
+    client, heard, _ = client_of(coordinator, HandClock())
+    first = await client.ask(wait_ms=5)
+    await client.ask()
+    assert [gossip.frame for gossip in heard] == good
+    assert (client.nodes, client.trainer, client.problem, client.answered_ms) == (3, TRAINER, "", NOW_MS)
+    assert [message.seen for _, message in coordinator.asked] == [0, first.cursor]
+
+
+async def test_it_asks_on_slower_while_nobody_answers_and_says_why() -> None:
+    clock = HandClock()
+    coordinator = Coordinator(records(), Unreachable("down"), Unreachable("down"), records(sealed("a", serving(0))))
+    client, heard, _ = client_of(coordinator, clock)
+    task = asyncio.create_task(client.run())
+    while len(coordinator.asked) < 12:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(heard) == 1
+    assert clock.slept[:6] == [1000, 1000, 2000, 200, 1000, 2000]
+    assert max(clock.slept) == 30_000
+    assert client.problem == "gone"
+
+
+async def test_a_voice_sends_by_every_way_and_one_that_fails_hinders_no_other() -> None:
+    clock = HandClock()
+    coordinator = Coordinator(Shared(is_new=True, reason=""))
+    client, _, guard = client_of(coordinator, clock)
+    went: list[Gossip] = []
+    broken = True
+
+    async def sometimes(run: Any, gossip: Gossip) -> None:
+        if broken:
+            raise LocalError("gossip is down")
+        went.append(gossip)
+
+    ways = (sometimes, client.share)
+    voice = Voice(key_of("a"), NETWORK, guard, clock=clock, sequence=Sequence(), ways=ways)
+    said = await voice.say(RUN, serving(0))
+    assert said is not None
+    assert coordinator.asked == [(SHARE.kind, Share(frame=said.frame))]
+    assert voice.failures == {0: "gossip is down"}
+    broken = False
+    again = await voice.say(RUN, serving(0))
+    assert went == [again]
+    assert voice.failures == {1: "gone"}
+    assert await voice.say(RUN, announced(0)) is None, "a node does not announce"
+    assert RECORDS.kind == "records"

@@ -1,0 +1,79 @@
+"""What a trainer publishes: keyframes in time, the right manifest named, old versions removed, settings checked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gossip_words import NETWORK, NOW_MS, RUN, digest_of, key_of
+from integration.swarm_parts import make_checkpoint
+
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Step
+from prime_protocol.manifest import Kind
+from prime_runtime.http_listener import ListenConfig
+from prime_runtime.sequence import Sequence
+from prime_runtime.settings import ConfigError
+from prime_runtime.shardcast.publish import publish_checkpoint
+from prime_runtime.shardcast.store import ShardStore
+from prime_trainer.config import OriginConfig, PublishConfig, UploadConfig
+from prime_trainer.publishing import choose_keyframe, name_one, read_trained_on, retire
+
+TRAINER = key_of("trainer")
+GIVEN: dict[str, Any] = {
+    "store": Path("store"),
+    "coordinator": "http://c:8440",
+    "coordinator_id": "0x" + "11" * 20,
+    "run": "demo",
+}
+
+
+def test_a_keyframe_comes_with_every_so_many_steps_unless_somebody_says_otherwise() -> None:
+    assert [choose_keyframe(Step(step), forced=None, every=3) for step in range(5)] == [True, False, False, True, False]
+    assert choose_keyframe(Step(1), forced=True, every=3)
+    assert not choose_keyframe(Step(0), forced=False, every=3)
+
+
+def test_submissions_are_read_from_a_file_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trained-on"
+    path.write_text(f"{digest_of('a')}\n\n{digest_of('b')}\n")
+    assert read_trained_on(path) == (digest_of("a"), digest_of("b"))
+    assert read_trained_on(None) == ()
+    path.write_text(f"{digest_of('a')}\n0x12\n")
+    with pytest.raises(LocalError, match="submission 2"):
+        read_trained_on(path)
+    with pytest.raises(LocalError, match="cannot read"):
+        read_trained_on(tmp_path / "nothing")
+
+
+def test_the_log_names_the_keyframe_where_there_is_one_and_old_versions_go(tmp_path: Path) -> None:
+    store = ShardStore(tmp_path / "store", network=NETWORK, run=RUN, trainer=TRAINER.node)
+    sequence, made = Sequence(), {}
+    for step in range(4):
+        checkpoint = make_checkpoint(tmp_path / f"step-{step}", seed=step, values=4_000, changed=0.01 * step)
+        made[step] = publish_checkpoint(
+            store, checkpoint, key=TRAINER, step=Step(step), sequence=sequence, now_ms=NOW_MS, keyframe=step in (0, 2)
+        )
+    assert [len(each) for each in made.values()] == [1, 1, 2, 1]
+    assert [name_one(each).manifest.kind for each in made.values()] == [
+        Kind.KEYFRAME,
+        Kind.DELTA,
+        Kind.KEYFRAME,
+        Kind.DELTA,
+    ]
+    assert name_one(made[2][::-1]) == name_one(made[2])
+    assert retire(store, 5) == 0
+    assert retire(store, 2) == 2, "the keyframe and the delta before the one that is kept"
+    assert {stock.manifest.step for stock in store.stocks.values()} == {2, 3}
+
+
+def test_settings_of_publish_and_origin_are_checked_by_name() -> None:
+    assert PublishConfig(**GIVEN).run_id == "demo"
+    assert OriginConfig(**GIVEN).urls == ("http://127.0.0.1:0",)
+    assert OriginConfig(**GIVEN, listen=ListenConfig(host="::1")).urls == ("http://[::1]:0",)
+    assert OriginConfig(**GIVEN, announce=("http://a:1",)).urls == ("http://a:1",)
+    with pytest.raises(ConfigError, match="coordinator_id must be"):
+        PublishConfig(**GIVEN | {"coordinator_id": "0x"})
+    with pytest.raises(ConfigError, match="announce is empty"):
+        OriginConfig(**GIVEN, listen=ListenConfig(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match=r"upload\.address_slots"):
+        UploadConfig(slots=1, address_slots=2)
