@@ -1,7 +1,6 @@
 """Whole broadcasts in virtual time, run by the nodes' own decisions. The numbers published are in docs/broadcast.md."""
 
 import hashlib
-from dataclasses import replace
 from math import ceil, log2
 
 import pytest
@@ -39,7 +38,7 @@ def wasted_bytes(swarm: Swarm, peer: Peer) -> int:
 @pytest.mark.parametrize("seed", range(20))
 def test_sixteen_nodes_at_100_mbit_take_little_more_than_one_transfer(seed: int) -> None:
     """Bitmaps are up to half a second old; the limit is 1.3 x size / bandwidth + depth x shard time."""
-    plan = replace(plan_even(seed, nodes=16, size_bytes=256 * MIB, shard_bytes=MIB), record_ms=100.0)
+    plan = plan_even(seed, nodes=16, size_bytes=256 * MIB, shard_bytes=MIB)
     report = simulate(plan)
     transfer_s = plan.size_bytes / (100 * MBIT)
     shard_s = MIB / (100 * MBIT)
@@ -49,7 +48,7 @@ def test_sixteen_nodes_at_100_mbit_take_little_more_than_one_transfer(seed: int)
 
 
 def test_larger_shards_hold_the_figure_too() -> None:
-    plan = replace(plan_even(1, nodes=16, size_bytes=256 * MIB, shard_bytes=2 * MIB), record_ms=100.0)
+    plan = plan_even(1, nodes=16, size_bytes=256 * MIB, shard_bytes=2 * MIB)
     assert simulate(plan).last_s <= 1.3 * 21.48 + 5 * 0.168
 
 

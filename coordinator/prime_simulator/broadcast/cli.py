@@ -5,6 +5,7 @@ Exit codes: 0 every node that stayed got every shard, 1 some did not, 2 bad argu
 
 import argparse
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--liars", type=float, default=0.0, help="share of nodes that send wrong bytes (default 0)")
     parser.add_argument("--origin-mbit", type=int, default=1000, help="the origin's line (default 1000)")
     parser.add_argument("--even-mbit", type=int, help="give everybody this line, and let nothing go wrong")
+    parser.add_argument("--slots", type=int, default=6, help="upload slots of each node on even lines (default 6)")
+    parser.add_argument("--transfers", type=int, help="transfers that each node runs at once")
     return parser
 
 
@@ -36,7 +39,14 @@ def make_plan(args: argparse.Namespace, seed: int) -> "Plan":
 
     size_bytes, shard_bytes = args.mib * MIB, args.shard_mib * MIB
     if args.even_mbit is not None:
-        return plan_even(seed, nodes=args.nodes, mbit=args.even_mbit, size_bytes=size_bytes, shard_bytes=shard_bytes)
+        return plan_even(
+            seed,
+            nodes=args.nodes,
+            mbit=args.even_mbit,
+            size_bytes=size_bytes,
+            shard_bytes=shard_bytes,
+            slots=args.slots,
+        )
     return plan_homes(
         seed,
         nodes=args.nodes,
@@ -52,15 +62,17 @@ def make_plan(args: argparse.Namespace, seed: int) -> "Plan":
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    if min(args.nodes, args.seeds, args.mib, args.shard_mib, args.origin_mbit) < 1:
-        parser.error("nodes, seeds and sizes are at least 1")
+    if min(args.nodes, args.seeds, args.mib, args.shard_mib, args.origin_mbit, args.slots, args.transfers or 1) < 1:
+        parser.error("nodes, seeds, sizes, slots and transfers are at least 1")
     if max(args.churn, args.late, args.liars) > 1 or min(args.churn, args.late, args.liars) < 0:
         parser.error("shares are from 0 to 1")
+    from prime_node.shardcast.limits import FetchLimits
     from prime_simulator.broadcast.report import simulate
 
+    limits = FetchLimits() if args.transfers is None else FetchLimits(transfers_max=args.transfers)
     reports, began = [], time.process_time()
     for seed in range(args.seed, args.seed + args.seeds):
-        reports.append(simulate(make_plan(args, seed)))
+        reports.append(simulate(replace(make_plan(args, seed), limits=limits)))
     show(reports)
     unfinished = sum(report.unfinished for report in reports)
     print(f"{time.process_time() - began:.1f} s of CPU time; {unfinished} nodes without all shards")

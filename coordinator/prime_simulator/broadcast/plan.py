@@ -69,7 +69,9 @@ HOME_LINES = (
     (0.13, 300, 300),
     (0.05, 940, 940),
 )
-"""Access lines as they are sold: VDSL, two classes of cable, symmetric fibre of two classes."""
+"""Our own mix of lines as they are sold, not a measurement of anybody's network: a quarter VDSL, more than half cable
+of two classes, the rest symmetric fibre of two classes. With the quality that draw_home_line adds, the median uplink
+has 29 Mbit/s, the mean 112 and a tenth less than 11; the median downlink has 223."""
 
 
 def draw_home_line(dice: Random) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def plan_even(
         Member(up_bytes_per_s=rate, down_bytes_per_s=rate, slots=slots, delay_ms=dice.uniform(2, 15))
         for _ in range(nodes + 1)
     )
-    return Plan(seed=seed, members=members, lengths=cut(size_bytes, shard_bytes))
+    return Plan(seed=seed, members=members, lengths=cut(size_bytes, shard_bytes), record_ms=100.0)
 
 
 def plan_homes(
