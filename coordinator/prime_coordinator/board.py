@@ -7,11 +7,13 @@ to it. Memory is bounded, and what has expired is gone.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 
 from prime_coordinator.constants import (
     BOARD_ANNOUNCED_MAX,
     BOARD_HEADS_MAX,
+    BOARD_SCAN_MAX,
     BOARD_SERVING_MAX,
     BOARD_SWEEP_MS,
     BOARD_URGENT_MANIFESTS_MAX,
@@ -88,7 +90,7 @@ class Board:
             seen = 0  # of a coordinator whose clock was ahead
         announced = list(_after(board.announced, seen, now_ms))
         announced.sort(key=_step, reverse=True)
-        heads = [pin for pin, _ in zip(_after(board.heads, seen, now_ms), range(RECORDS_HEADS_MAX), strict=False)]
+        heads = list(islice(_after(board.heads, seen, now_ms), RECORDS_HEADS_MAX))
         pins = announced[: RECORDS_MAX - RECORDS_SERVING_MAX - len(heads)] + self._draw(board, seen, now_ms) + heads
         return board.newest, tuple(pin.gossip.frame for pin in pins)
 
@@ -152,7 +154,7 @@ class Board:
         wanted = set(_newest_manifests(board))
         ahead: list[Pin] = []
         others: list[Pin] = []
-        for pin in _after(board.serving, seen, now_ms):
+        for pin in islice(_after(board.serving, seen, now_ms), BOARD_SCAN_MAX):
             assert isinstance(pin.gossip.message, Serving)
             (others if wanted.isdisjoint(pin.gossip.message.manifests) else ahead).append(pin)
         room = max(RECORDS_SERVING_MAX // 2, RECORDS_SERVING_MAX - len(others))
