@@ -103,11 +103,13 @@ def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> 
         raise RemoteError(name, f"is {len(frame)} bytes, the limit is {bytes_max}")
     plan = _plan(wanted)
     message: T | None = _decode_honest(frame, plan)
-    return message if message is not None else _decode_strange(name, frame, plan)
+    if message is None:
+        _refuse_frame(name, frame, plan)
+    return message
 
 
 def _decode_honest(frame: bytes, plan: Plan) -> Any:
-    """The message of a frame that is as it should be; None where it is not, for `_decode_strange` to say why.
+    """The message of a frame that is as it should be; None where it is not, for `_refuse_frame` to say why.
 
     What was read is packed again and compared before it has its types: they are written as the plain values they wrap.
     A repeated key is lost in the reading and so found by the comparison.
@@ -121,17 +123,17 @@ def _decode_honest(frame: bytes, plan: Plan) -> Any:
         return None
 
 
-def _decode_strange(name: str, frame: bytes, plan: Plan) -> Any:
+def _refuse_frame(name: str, frame: bytes, plan: Plan) -> NoReturn:
+    """Read it again, slower, with all that it takes to say what is wrong where."""
     plain = _unpack(name, frame, plan)
     try:
         message = plan.read(plain)
     except RemoteError as error:
         raise RemoteError(name + error.field, error.problem) from None
     canonical = _pack(plan.write(message))
-    if canonical != frame:
-        at = first_difference(canonical, frame)
-        raise RemoteError(name + path_at(canonical, at), f"is not in the canonical encoding, from byte {at} on")
-    return message
+    assert canonical != frame, "what is in order was read at the first go"
+    at = first_difference(canonical, frame)
+    raise RemoteError(name + path_at(canonical, at), f"is not in the canonical encoding, from byte {at} on")
 
 
 def _pack(plain: Any) -> bytes:
