@@ -5,6 +5,7 @@ that comes out is replayed by `prime-coordinator log verify`. What stands in for
 the bytes from one party to the next by function call, and says so at the end.
 """
 
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from integration.weights_journey import follow_weights
 from ledger_world import BUDGET, DAY_MS, RUN, SLASH, TOKEN, World
 from mirrors import write_mirror
 from safetensors.torch import save_file
@@ -337,6 +339,18 @@ def publish_next(demo: Demo, old: Qwen2ForCausalLM, first: weights.Checkpoint, h
     )
 
 
+def spread_weights(demo: Demo) -> None:
+    """Both checkpoints once more, to nodes that only have sockets in common."""
+    checkpoints = []
+    for step in range(2):
+        folder = demo.folder / "published" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (demo.folder / f"step-{step}.safetensors").rename(folder / "model.safetensors")
+        checkpoints.append(folder)
+    lines = asyncio.run(follow_weights(demo.folder / "swarm", checkpoints))
+    say("The weights reach the nodes, over HTTP on loopback", *lines)
+
+
 def check_books(demo: Demo) -> None:
     world, mirror = demo.world, demo.folder / "mirror"
     head = TreeHead(demo.origin, world.state.size, world.state.frontier.root())
@@ -354,11 +368,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="prime-demo-") as name:
         demo = Demo(Path(name))
         follow_step(demo)
+        spread_weights(demo)
         check_books(demo)
     say(
-        "Real above: model, sampling, proofs, files, signatures, ledger rules, weights delta, offline replay.",
-        "Missing until later: libp2p gossip and shard transport, the node daemon and its engines, the GRPO trainer,",
-        "the explorer and the contracts. No bytes crossed a network here; `prime-coordinator start` is one end of it.",
+        "Real above: model, sampling, proofs, files, signatures, ledger rules, shard transport, offline replay.",
+        "Missing until later: the node's engines, the GRPO trainer, the explorer and the contracts.",
+        "With processes instead of a script: `prime-coordinator start`, `prime-trainer publish` and `origin`,",
+        "`prime-node start --role relay`; see docs/operating.",
     )
     return 0
 

@@ -1,0 +1,78 @@
+"""Checkpoints on disk: mapped, copied, patched, proven."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shard_hosts import TRAINER, ShardHost, change, make_tensors, write_checkpoint
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.manifest_build import DELTA_FILE
+from prime_runtime.shardcast.checkpoint import (
+    copy_checkpoint,
+    list_files,
+    map_checkpoint,
+    patch_checkpoint,
+    verify_checkpoint,
+)
+from prime_runtime.shardcast.publish import map_in_order
+
+
+async def test_a_patched_copy_is_the_next_checkpoint_and_the_base_stays(tmp_path: Path) -> None:
+    origin = ShardHost(tmp_path, "origin", key=TRAINER)
+    tensors = make_tensors(1)
+    old, new = write_checkpoint(tmp_path / "c0", tensors), write_checkpoint(tmp_path / "c1", change(tensors, 2))
+    (first,) = origin.publish(old, 0)
+    before = (old / "model.safetensors").read_bytes()
+    (delta,) = origin.publish(new, 1)
+    copy_checkpoint(old, tmp_path / "copy")
+    records = memoryview((origin.store.stocks[delta.digest].folder / DELTA_FILE).read_bytes())
+    patch_checkpoint(tmp_path / "copy", delta.manifest, records, threads=2)
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (new / "model.safetensors").read_bytes()
+    assert (tmp_path / "copy" / "config.json").read_bytes() == (old / "config.json").read_bytes()
+    assert (old / "model.safetensors").read_bytes() == before
+    verify_checkpoint(tmp_path / "copy", delta.manifest, threads=2)
+    verify_checkpoint(old, first.manifest, threads=2)
+    with pytest.raises(RemoteError, match="digest"):
+        verify_checkpoint(old, delta.manifest, threads=2)
+    fewer = replace(first.manifest, tensors=first.manifest.tensors[1:])
+    with pytest.raises(RemoteError, match="not in both"):
+        verify_checkpoint(old, fewer, threads=2)
+
+
+def test_hidden_files_folders_and_empty_files_are_left_out(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c0", make_tensors(1, size=100))
+    (folder / ".hidden").write_text("x")
+    (folder / "empty.txt").write_text("")
+    (folder / "sub").mkdir()
+    assert [path.name for path in list_files(folder)] == ["config.json", "model.safetensors"]
+    (folder / "bad name?.txt").write_text("x")
+    with pytest.raises(LocalError, match="rename it"):
+        list_files(folder)
+
+
+def test_a_file_that_cannot_be_mapped_is_said(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c0", make_tensors(1, size=100))
+    os.symlink(tmp_path / "nowhere", folder / "link.json")
+    assert len(map_checkpoint(folder).files) == 2, "what is no file is left out"
+    os.truncate(folder / "model.safetensors", 20)
+    with pytest.raises(LocalError, match="not a safetensors file"):
+        map_checkpoint(folder)
+
+
+def test_results_come_in_order_and_only_so_many_wait() -> None:
+    taken = []
+
+    def items() -> object:
+        for number in range(20):
+            taken.append(number)
+            yield number
+
+    with ThreadPoolExecutor(4) as pool:
+        results = map_in_order(pool, 3, lambda n: (time.sleep(0.001 * (20 - n)), n)[1], items())  # type: ignore[arg-type]
+        assert next(results) == 0
+        assert len(taken) == 4
+        assert list(results) == list(range(1, 20))
