@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from prime_node.agent import Agent, Profile
@@ -74,16 +74,13 @@ class Daemon:
         parts = [Part("agent", self._run_agent), *self.swarm.parts(), Part("trainer", self._watch_trainer)]
         self.supervisor = Supervisor(parts, clock)
 
-    async def run(self, until: Awaitable[Any]) -> None:
-        """LocalError: the port is taken."""
-        await self.swarm.start()
-        stop = asyncio.ensure_future(until)
-        stop.add_done_callback(lambda _: self._stop.set())
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until told to stop, or until something here says so. LocalError: the port is taken."""
+        self._stop = stop
         try:
-            await self.supervisor.run_until(self._stop.wait())
+            await self.swarm.start()
+            await self.supervisor.run_until(stop.wait())
         finally:
-            stop.cancel()
-            await asyncio.gather(stop, return_exceptions=True)
             await self.swarm.stop()
 
     def _end(self, reason: str) -> None:

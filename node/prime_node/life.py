@@ -40,8 +40,9 @@ def check_role(config: NodeConfig) -> None:
 class NodeProcess:
     """What the local door shows, before and after the node has joined."""
 
-    def __init__(self, config: NodeConfig, key: WalletKey, clock: Clock) -> None:
+    def __init__(self, config: NodeConfig, key: WalletKey, clock: Clock, say: Say) -> None:
         self._config = config
+        self._say = say
         self._key = key
         self._clock = clock
         self._stop = asyncio.Event()
@@ -63,8 +64,10 @@ class NodeProcess:
         trainer = await self._find_trainer(client)
         if trainer is None:
             return ""
+        if keep_config(self._config):
+            self._say(f"wrote {Home(self._config.folder).config}: the next start needs no flags")
         daemon = self._daemon = Daemon(self._config, self._key, client, trainer, self._clock)
-        await daemon.run(self._stop.wait())
+        await daemon.run(self._stop)
         return daemon.stopped_for
 
     async def _find_trainer(self, client: HttpClient) -> NodeId | None:
@@ -101,9 +104,7 @@ async def run(config: NodeConfig, say: Say) -> int:
         if is_new:
             say(key_file.describe(key))
             say(f"drew a key: {Home(config.folder).key}. Copy that file and remember the password: it is this node.")
-        if keep_config(config):
-            say(f"wrote {Home(config.folder).config}: the next start needs no flags")
-        process = NodeProcess(config, key, clock)
+        process = NodeProcess(config, key, clock, say)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(
                 open_client(

@@ -8,9 +8,7 @@ import asyncio
 import logging
 import random
 import signal
-from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from prime_protocol.gossip import Gossip
 from prime_protocol.gossip_guard import GossipGuard
@@ -60,8 +58,8 @@ class Origin:
         self._guard = GossipGuard(network, is_trainer=lambda run, node: node == trainer)
         self._half = GossipHalf(self._key, network, config.p2p, clock=clock, guard=self._guard)
 
-    async def run(self, until: Awaitable[Any]) -> None:
-        """LocalError: the port is taken, or another origin runs here."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until told to stop. LocalError: the port is taken, or another origin runs here."""
         config = self._config
         async with AsyncExitStack() as stack:
             lock = stack.enter_context(lock_file(config.store / LOCK_NAME, "origin", advice="give --store a folder"))
@@ -81,7 +79,7 @@ class Origin:
             lock.note_url(urls[0])
             held = len(self._server.store.stocks)
             log.info("the origin of %s serves %d manifests under %s", config.run, held, ", ".join(urls))
-            await Supervisor(self._parts(client, urls), self._clock).run_until(until)
+            await Supervisor(self._parts(client, urls), self._clock).run_until(stop.wait())
         log.info("the origin has stopped; %d shards were sent", self._server.sent_shards)
 
     def _hear(self, gossip: Gossip) -> None:
@@ -126,5 +124,5 @@ async def run(config: OriginConfig) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await Origin(config, SystemClock()).run(stop.wait())
+    await Origin(config, SystemClock()).run(stop)
     return 0
