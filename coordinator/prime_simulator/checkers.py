@@ -147,21 +147,26 @@ def leases_go_to_staked_workers(scene: Scene) -> Iterator[str]:
 
 
 def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
-    """Recount: what a majority of the quorum said, hard what led by a quorum; soft also where nobody could say."""
-    quorum = scene.chronicle.terms.quorum
+    """Recount; soft also where nothing was decided or the file was planted, accepted where nobody was drawn."""
     for name, tale in scene.chronicle.submissions.items():
         for line in tale.settled:
             votes = Counter(v.entry.outcome for v in tale.verdicts if v.index < line.index)
-            outcome = line.entry.outcome
-            undrawn = bool(tale.draws) and not tale.draws[0].entry.validators
-            if outcome is Outcome.SOFT and votes[outcome] <= quorum // 2:
+            outcome, decided = line.entry.outcome, _recount(votes, scene.chronicle.terms.quorum)
+            if outcome is Outcome.SOFT and (decided is None or tale.receipt.node in scene.planted):
                 continue
-            if undrawn and outcome is Outcome.ACCEPT:
+            if outcome is Outcome.ACCEPT and tale.draws and not tale.draws[0].entry.validators:
                 continue
-            lead = 2 * votes[outcome] - votes.total()
-            least = quorum if outcome is Outcome.HARD else 1
-            if votes[outcome] <= quorum // 2 or lead < least:
+            if outcome is not decided:
                 yield f"{name} was settled as {outcome} with votes {dict(votes)}"
+
+
+def _recount(votes: Counter[Outcome], quorum: int) -> Outcome | None:
+    """What a majority of the quorum and of all said; for hard, what led all others by a quorum."""
+    for outcome in Outcome:
+        others = votes.total() - votes[outcome]
+        if votes[outcome] > quorum // 2 and votes[outcome] - others >= (quorum if outcome is Outcome.HARD else 1):
+            return outcome
+    return None
 
 
 def verdicts_come_from_those_who_were_drawn(scene: Scene) -> Iterator[str]:
