@@ -3,9 +3,7 @@
 A checkpoint is one safetensors file or a folder of them. Files are mapped, not read: a tensor at a time is in memory.
 """
 
-import mmap
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +12,10 @@ from prime_protocol.constants import FRAME_BYTES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import RunId, Step
 from prime_protocol.manifest import Kind, Manifest, TensorEntry, patch_tensor, verify_base, verify_shard
-from prime_protocol.manifest_build import DELTA_FILE, SourceFile, build_delta, build_keyframe
-from prime_protocol.safetensors_header import get_head_bytes, parse_header
+from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
+from prime_runtime.shardcast.checkpoint import MappedFile, map_file
 
 MANIFEST_FILE = "manifest.msgpack"
-CHUNK_BYTES = 8 * 2**20
-PREFIX_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +23,10 @@ class Checkpoint:
     """Mapped files and the keyframe manifest that describes them."""
 
     manifest: Manifest
-    maps: tuple[mmap.mmap, ...]
+    files: tuple[MappedFile, ...]
 
     def tensor(self, entry: TensorEntry) -> memoryview:
-        return memoryview(self.maps[entry.file])[entry.offset : entry.offset + entry.length]
+        return memoryview(self.files[entry.file].data)[entry.offset : entry.offset + entry.length]
 
 
 def list_files(path: Path) -> list[Path]:
@@ -43,29 +39,8 @@ def list_files(path: Path) -> list[Path]:
 
 def open_checkpoint(path: Path, run: RunId, step: Step, *, writable: bool = False) -> Checkpoint:
     """Map and describe a checkpoint; every byte is hashed once."""
-    files = list_files(path)
-    maps = tuple(map_file(file, writable=writable) for file in files)
-    sources = [describe_file(file, mapped) for file, mapped in zip(files, maps, strict=True)]
-    return Checkpoint(build_keyframe(run, step, sources), maps)
-
-
-def map_file(path: Path, *, writable: bool) -> mmap.mmap:
-    try:
-        with path.open("r+b" if writable else "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise LocalError(f"cannot map {path}: {error}") from None
-
-
-def describe_file(path: Path, mapped: mmap.mmap) -> SourceFile:
-    head = mapped[: get_head_bytes(mapped[:PREFIX_BYTES])]
-    header = parse_header(head, file_bytes=len(mapped))
-    return SourceFile(name=path.name, size=len(mapped), header=header, chunks=cut(mapped))
-
-
-def cut(mapped: mmap.mmap) -> Iterator[memoryview]:
-    view = memoryview(mapped)
-    return (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
+    files = tuple(map_file(file, writable=writable, has_tensors=True) for file in list_files(path))
+    return Checkpoint(build_keyframe(run, step, [file.source for file in files]), files)
 
 
 def write_delta(old: Checkpoint, new: Checkpoint, step: Step, folder: Path) -> Manifest:
@@ -88,8 +63,7 @@ def patch(base: Path, delta: Path, out: Path, run: RunId, base_step: Step) -> Ma
         raise LocalError(f"{delta} holds a {manifest.kind}, not a delta")
     if out.exists():
         raise LocalError(f"{out} exists and is kept; choose another name")
-    records = map_file(delta / DELTA_FILE, writable=False)
-    view = memoryview(records)
+    view = memoryview(map_file(delta / DELTA_FILE, writable=False, has_tensors=False).data)
     for index, shard in enumerate(manifest.shards):
         verify_shard(manifest, index, view[shard.offset : shard.offset + shard.length])
     draft = out.with_name(out.name + ".draft")
@@ -110,8 +84,8 @@ def apply_records(draft: Path, manifest: Manifest, view: memoryview, run: RunId,
     for entry in manifest.tensors:
         record = view[entry.offset : entry.offset + entry.length]
         patch_tensor(entry, record, target.tensor(places[entry.name]))
-    for mapped in target.maps:
-        mapped.flush()
+    for file in target.files:
+        file.data.flush()
 
 
 def remove(path: Path) -> None:

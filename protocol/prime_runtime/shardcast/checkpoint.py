@@ -69,17 +69,20 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def map_checkpoint(folder: Path, *, writable: bool = False) -> MappedCheckpoint:
-    return MappedCheckpoint(tuple(map_file(path, writable=writable) for path in list_files(folder)))
+    mapped = [
+        map_file(path, writable=writable, has_tensors=path.suffix == TENSOR_SUFFIX) for path in list_files(folder)
+    ]
+    return MappedCheckpoint(tuple(mapped))
 
 
-def map_file(path: Path, *, writable: bool) -> MappedFile:
+def map_file(path: Path, *, writable: bool, has_tensors: bool) -> MappedFile:
     try:
         with path.open("r+b" if writable else "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise LocalError(f"cannot map {path}: {error}") from None
     header = None
-    if path.suffix == TENSOR_SUFFIX:
+    if has_tensors:
         try:
             header = parse_header(data[: get_head_bytes(data[:PREFIX_BYTES])], file_bytes=len(data))
         except RemoteError as error:
