@@ -140,7 +140,7 @@ def test_time_to_the_last_node_grows_by_a_constant_for_each_tenfold() -> None:
     """Home lines, a fifth of the nodes leaving. The star grows tenfold each time."""
     last_s = {}
     for nodes in (10, 100, 1000):
-        report = make_report(Swarm(plan_homes(3, nodes=nodes, size_bytes=16 * MIB, shard_bytes=2 * MIB)).run())
+        report = make_report(Swarm(plan_homes(3, nodes=nodes, size_bytes=8 * MIB, shard_bytes=MIB)).run())
         assert report.unfinished == 0
         last_s[nodes] = report.last_s
     assert last_s[100] - last_s[10] < 15

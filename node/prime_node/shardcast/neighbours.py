@@ -141,7 +141,7 @@ class Neighbours:
     def choose_polls(self, last: Neighbour | None, missing: int, now_ms: int) -> list[NodeId]:
         """Fill the places. `last` has just answered and keeps its place if it is of use."""
         chosen = []
-        if last is not None and self._keeps_place(last, missing):
+        if last is not None and self._keeps_place(last, missing, now_ms):
             chosen.append(self._start_poll(last))
         while len(self._polled) < self._limits.neighbours_max:
             waiting = [each for each in self if self._is_pollable(each, now_ms)]
@@ -161,9 +161,9 @@ class Neighbours:
             (each.poll_ms for each in self if each.poll_ms > now_ms and each.id not in self._polled), default=NEVER_MS
         )
 
-    def _keeps_place(self, neighbour: Neighbour, missing: int) -> bool:
+    def _keeps_place(self, neighbour: Neighbour, missing: int, now_ms: int) -> bool:
         is_useful = (neighbour.held | neighbour.coming) & missing != 0
-        return is_useful and neighbour.held != self._all and self._dice.randrange(ROTATE_ODDS) > 0
+        return is_useful and self._is_pollable(neighbour, now_ms) and self._dice.randrange(ROTATE_ODDS) > 0
 
     def _is_pollable(self, neighbour: Neighbour, now_ms: int) -> bool:
         """Who has everything has no more to tell."""

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from prime_node.shardcast.limits import FetchLimits
 from prime_protocol.ids import NodeId
 
 NEVER_MS = 2**62
 WARNINGS_MAX = 3
+SILENCE_MS = 2_500
+"""News come every half second. If they stay away for this long, so do the bytes."""
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Transfer:
     seen_ms: int = 0
     seen_bytes: int = 0
     """Where the present watch began."""
+    last_rate: float = 0.0
+    """Bytes a second in the watch before."""
     warnings: int = 0
     """How many watches in a row it was too slow."""
     is_cancelled: bool = False
@@ -33,16 +38,29 @@ class Transfer:
     """Cancelled for its own fault."""
 
     told_ms: int = 0
-    """When bytes were last told of."""
+    """When more bytes were last told of."""
+
+    def current_rate(self, now_ms: int) -> float:
+        """Bytes a second in the present watch, or in the last one if this has hardly begun."""
+        passed_ms = now_ms - self.seen_ms
+        return (self.received_bytes - self.seen_bytes) * 1000 / passed_ms if passed_ms >= 1_000 else self.last_rate
+
+    def watch_on(self, rate: float, now_ms: int) -> None:
+        """The next watch begins with the last bytes, so that a silence is found out when it has lasted one watch."""
+        self.seen_ms = self.told_ms if self.told_ms > self.seen_ms else now_ms
+        self.seen_bytes, self.last_rate = self.received_bytes, rate
 
     def guess_left_ms(self, expected_rate: float, now_ms: int) -> float:
         """Time to its end: at its own rate once that is known, else at the one expected from the start."""
-        if self.told_ms > self.flowing_ms:
-            rate = self.received_bytes * 1000 / (self.told_ms - self.flowing_ms)
-            return self.length_bytes * 1000 / max(1.0, rate) - (now_ms - self.flowing_ms)
+        silence_ms = now_ms - (self.told_ms or self.asked_ms)
         whole_ms = self.length_bytes * 1000 / expected_rate
-        # Without a byte we know nothing: it may take as long again as it has taken, and then the whole.
-        return whole_ms - (now_ms - self.flowing_ms) if self.flowing_ms else whole_ms + now_ms - self.asked_ms
+        if not self.flowing_ms or silence_ms >= SILENCE_MS:
+            # Nothing is known of when it goes on: it may take as long again as it has, and then the whole.
+            return silence_ms + whole_ms
+        if self.told_ms == self.flowing_ms:
+            return whole_ms - silence_ms
+        rate = self.received_bytes * 1000 / (self.told_ms - self.flowing_ms)
+        return (self.length_bytes - self.received_bytes) * 1000 / max(1.0, rate) - silence_ms
 
 
 class Transfers:
@@ -76,9 +94,11 @@ class Transfers:
         self.check_ms = min(self.check_ms, self._due_ms(transfer))
 
     def progress(self, transfer: Transfer, received_bytes: int, now_ms: int) -> None:
-        transfer.received_bytes = max(transfer.received_bytes, received_bytes)
+        if received_bytes <= transfer.received_bytes:
+            return
+        transfer.received_bytes = received_bytes
         transfer.told_ms = now_ms
-        if received_bytes > 0 and not transfer.flowing_ms:
+        if not transfer.flowing_ms:
             transfer.flowing_ms = transfer.seen_ms = max(1, now_ms)
             transfer.seen_bytes = received_bytes
             self.check_ms = min(self.check_ms, self._due_ms(transfer))
@@ -132,17 +152,22 @@ class Transfers:
         patience_ms = self._limits.wait_ms if transfer.is_promised else self._limits.first_byte_ms
         return transfer.asked_ms + patience_ms
 
-    def is_stalled(self, transfer: Transfer, typical_rate: float, now_ms: int) -> bool:
-        """Judge one that is due, and watch on. `typical_rate` is 0 if no other parent has the shard.
+    def is_stalled(self, transfer: Transfer, is_elsewhere: bool, now_ms: int) -> bool:
+        """Judge one that is due, and watch on. `is_elsewhere`: another parent has the shard and could be asked.
 
-        Then it is given another watch: to begin again with the same parent would lose what has come.
+        It is measured against what other parents send now. If none sends, it is our own line, and if nobody else has
+        the shard, there is nothing to gain: then only patience runs out, for to begin again loses what has come.
         """
         if not transfer.flowing_ms:
             return True
-        passed_ms = max(1, now_ms - transfer.seen_ms)
-        rate = (transfer.received_bytes - transfer.seen_bytes) * 1000 / passed_ms
-        transfer.seen_ms, transfer.seen_bytes = now_ms, transfer.received_bytes
+        flowing = [each for each in self if each.flowing_ms and not each.is_cancelled]
+        others = [each for each in flowing if each.parent != transfer.parent]
+        moving = [rate for rate in (each.current_rate(now_ms) for each in others) if rate > 0]
+        typical_rate = median(moving) if moving else 0.0
+        rate = transfer.current_rate(now_ms)
+        transfer.watch_on(rate, now_ms)
         self.check_ms = min(self.check_ms, self._due_ms(transfer))
         is_slow = rate < max(self._limits.floor_bytes_per_s, self._limits.slow_share * typical_rate)
         transfer.warnings = transfer.warnings + 1 if is_slow else 0
-        return is_slow and (typical_rate > 0 or transfer.warnings >= WARNINGS_MAX)
+        is_worth_it = is_elsewhere and (bool(moving) or not others)
+        return is_slow and (is_worth_it or transfer.warnings >= WARNINGS_MAX)

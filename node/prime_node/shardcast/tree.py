@@ -54,15 +54,12 @@ class Download:
         for shard in held:
             self._held |= 1 << shard
         assert self._held <= self._all, "holds a shard that the manifest does not have"
-        self._parents = parents
-        self._dice = dice
-        self._limits = limits
+        self._parents, self._dice, self._limits = parents, dice, limits
         self._neighbours = Neighbours(len(lengths), limits, dice)
         self._transfers = Transfers(limits)
         self._meter = Meter(sum(lengths), sum(lengths[shard] for shard in held))
         self._effects: list[Effect] = []
-        self._is_finished = False
-        self._depth = DEPTH_MAX
+        self._is_finished, self._depth = False, DEPTH_MAX
         self.wake_ms = 0
         """Come back with a Tick at this time, if nothing happens before."""
 
@@ -117,8 +114,7 @@ class Download:
 
     def _shun(self, parent: NodeId) -> None:
         """Leave it alone while it is barred, by this download or another."""
-        neighbour = self._neighbours.get(parent)
-        barred_ms = self._parents.barred_ms(parent)
+        neighbour, barred_ms = self._neighbours.get(parent), self._parents.barred_ms(parent)
         if neighbour is not None and barred_ms:
             neighbour.ready_ms = max(neighbour.ready_ms, barred_ms)
             neighbour.poll_ms = max(neighbour.poll_ms, barred_ms)
@@ -163,14 +159,16 @@ class Download:
         self._effects.append(Drop(parent))
         for other in [each for each in self._transfers if each.parent == parent and not each.is_cancelled]:
             self._cancel(other)
+        self._shun(parent)
         if neighbour is not None:
             self._neighbours.tell(neighbour, held=0, coming=0)
-            self._shun(parent)
 
     def _miss_shard(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
         transfer, neighbour = self._end(parent, shard)
         if transfer is None or (transfer.is_cancelled and not transfer.was_slow):
             return
+        if transfer.is_promised and not transfer.flowing_ms and reason is FailReason.STALLED:
+            reason = FailReason.TIMED_OUT
         if reason in (FailReason.BROKEN, FailReason.STALLED):
             self._parents.note_failed(parent, now_ms)
         if neighbour is None:
@@ -200,8 +198,7 @@ class Download:
     def _check_transfers(self, now_ms: int) -> None:
         """Cancel what stalled."""
         for transfer in self._transfers.find_due(now_ms):
-            typical_rate = self._parents.typical_rate() if is_elsewhere(self._neighbours, transfer, now_ms) else 0.0
-            if self._transfers.is_stalled(transfer, typical_rate, now_ms):
+            if self._transfers.is_stalled(transfer, is_elsewhere(self._neighbours, transfer, now_ms), now_ms):
                 transfer.was_slow = True
                 self._cancel(transfer)
 

@@ -230,16 +230,26 @@ def test_a_transfer_without_bytes_is_cancelled_in_time_and_asked_elsewhere() -> 
     assert Fetch(BOB, 0) in effects
 
 
-def test_a_trickle_is_cancelled_if_another_parent_has_the_shard() -> None:
-    parents = Parents()
-    parents.note_arrived(BOB, 10_000_000, 1_000, 0)
-    tree = download(1, parents=parents)
-    meet(tree, has(ANN, 0))
-    feed(tree, Progressed(ANN, 0, 1), ParentFound(BOB, 1, 4), now_ms=10)
-    feed(tree, Progressed(ANN, 0, 60_000), now_ms=2_500)
-    assert Cancel(ANN, 0) not in tree.handle(Tick(), 2_600)
-    tree.handle(has(BOB, 0), 2_700)
-    assert Cancel(ANN, 0) in tree.handle(Tick(), 3_010)
+def watch(bytes_of_ann: int, bytes_of_bob: int) -> list[Cancel]:
+    """Two parents that both have both shards; the cancels after one watch."""
+    tree = download(2)
+    shards = {fetch.parent: fetch.shard for fetch in only(Fetch, meet(tree, has(ANN, 0, 1), has(BOB, 0, 1)))}
+    feed(tree, Progressed(ANN, shards[ANN], 1), Progressed(BOB, shards[BOB], 1), now_ms=10)
+    progress = [Progressed(ANN, shards[ANN], bytes_of_ann), Progressed(BOB, shards[BOB], bytes_of_bob)]
+    feed(tree, *progress, now_ms=2_900)
+    cancels = only(Cancel, tree.handle(Tick(), 10 + LIMITS.stall_ms))
+    assert {cancel.shard for cancel in cancels if cancel.parent == BOB} <= {shards[BOB]}
+    return cancels
+
+
+def test_a_trickle_is_cancelled_if_others_flow_and_have_the_shard() -> None:
+    assert [cancel.parent for cancel in watch(60_000, 900_000)] == [ANN]
+    assert watch(300_000, 900_000) == []
+
+
+def test_if_all_are_slow_together_it_is_our_own_line_and_nothing_is_thrown_away() -> None:
+    assert watch(60_000, 60_000) == []
+    assert watch(1, 1) == []
 
 
 def test_the_only_source_is_given_more_time_but_not_for_ever() -> None:
