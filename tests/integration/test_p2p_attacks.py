@@ -103,6 +103,7 @@ async def test_a_handler_that_raises_ends_the_stream_alone(pair: tuple[P2PNode, 
 
     async def install() -> None:
         async def broken(stream: Any) -> None:
+            await stream.read(1)
             raise RuntimeError("a bug of ours")
 
         victim._session.host.set_stream_handler("/test/broken", broken)
@@ -410,11 +411,34 @@ async def test_subscriptions_to_foreign_or_endless_topics_are_not_kept(pair: tup
     await assert_unharmed(victim, witness)
 
 
+async def test_an_address_that_a_stranger_claims_is_not_dialled(pair: tuple[P2PNode, P2PNode]) -> None:
+    """The library's own dialler takes every address that identify brings, also one of a machine to be attacked."""
+    victim, witness = pair
+    called: list[str] = []
+    target = await asyncio.start_server(lambda reader, writer: called.append("dialled"), "127.0.0.1", 0)
+    port = target.sockets[0].getsockname()[1]
+
+    async def claim() -> None:
+        host = victim._session.host
+        from multiaddr import Multiaddr
+
+        host.get_peerstore().add_addrs(peer_id(wallet(66).peer_id()), [Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")], 3600)
+        await host.get_network().auto_connector.maybe_connect()
+
+    await inside(victim, claim)
+    await assert_unharmed(victim, witness)
+    assert called == []
+    target.close()
+    await target.wait_closed()
+
+
 def test_the_library_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
     from prime_runtime.p2p.guard import quiet_logs
 
+    logging.getLogger("libp2p.network.auto_connector").setLevel(logging.INFO)
     quiet_logs()
-    logging.getLogger("libp2p.network.swarm").error("a stranger made me write this")
+    for name in ("libp2p.network.swarm", "libp2p.network.auto_connector"):
+        logging.getLogger(name).error("a stranger made me write this")
     assert caplog.records == []

@@ -16,6 +16,7 @@ import libp2p.stream_muxer.muxer_multistream
 import trio
 from libp2p.exceptions import ValidationError
 from libp2p.host.basic_host import BasicHost
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.pubsub.pubsub import Pubsub
@@ -61,6 +62,7 @@ PATCHED: tuple[tuple[Any, str], ...] = (
     (Swarm, "_do_handle_inbound_connection"),
     (Swarm, "upgrade_inbound_raw_conn"),
     (Swarm, "retry_config"),
+    (AutoConnector, "maybe_connect"),
     (Swarm, "unblock_peer"),
 )
 """What this package replaces or calls below the library's public face."""
@@ -96,6 +98,10 @@ def apply_patches() -> None:
 def quiet_logs() -> None:
     """The library writes a line for each bad frame of a stranger, some of them to the root logger's handlers."""
     logger = logging.getLogger("libp2p")
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("libp2p."):
+            # One of its modules sets a level of its own.
+            logging.getLogger(name).setLevel(logging.NOTSET)
     logger.handlers.clear()
     logger.addHandler(logging.NullHandler())
     logger.setLevel(logging.CRITICAL)

@@ -59,10 +59,17 @@ def make_host(key: WalletKey, config: P2PConfig, doors: Doors) -> Any:
             inbound_stream_protocol_negotiation_timeout=NEGOTIATE_S,
         ),
     )
+    network = host.get_network()
     # One try each: the peer table knows when to try again.
-    host.get_network().retry_config = RetryConfig(max_retries=0)
+    network.retry_config = RetryConfig(max_retries=0)
+    # Watermarks of 0 do not stop it: it dials whatever addresses strangers put into identify.
+    network.auto_connector.maybe_connect = _dial_nobody
     doors.guard(host)
     return host
+
+
+async def _dial_nobody() -> None:
+    """Instead of the library's own dialler."""
 
 
 @asynccontextmanager
