@@ -19,6 +19,7 @@ from prime_protocol.entries import (
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.receipts import Delegation, VerdictReceipt
+from prime_protocol.records import Records
 from prime_protocol.signing import Signature, WalletKey
 from prime_protocol.typed_data import EMBEDDED, check_document
 
@@ -48,6 +49,13 @@ MESSAGES: list[Any] = [
             network=MAIN, owner=KEY.node, node=NodeId(b"n" * 20), issued_at_ms=0, expires_at_ms=86_400_000
         ),
         signature=Signature(b"g" * 65),
+    ),
+    Records(
+        cursor=1_800_000_000_000,
+        trainer=KEY.node,
+        nodes=12,
+        peers=(f"/ip4/10.0.0.1/tcp/4001/p2p/{KEY.peer_id()}",),
+        frames=tuple(bytes([n]) * 200 for n in range(10)),
     ),
     VerdictGiven(
         receipt=RECEIPT,

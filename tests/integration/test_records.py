@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from gossip_words import announced, head_seen, key_of, sealed, serving
 from integration.coordinator_parts import NETWORK, RUN, CoordinatorProcess, Party, make_folder, party, running
 
 from prime_coordinator.config import BooksConfig
-from prime_protocol.entries import Role
+from prime_protocol.entries import NodeRegistered, Role
 from prime_protocol.envelope import open_envelope
 from prime_protocol.exchange import RefusalCode
 from prime_protocol.gossip import GossipKind, read_gossip, topic
@@ -21,16 +22,22 @@ from prime_protocol.records import RECORDS, SHARE, Records, RecordsWanted, Share
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_errors import Refused
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
-    config = await make_folder(tmp_path / "coordinator", books=BooksConfig(head_ms=100))
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CoordinatorProcess]:
+    config = await make_folder(tmp_path_factory.mktemp("records") / "coordinator", books=BooksConfig(head_ms=100))
     async with running(config) as started:
         yield started
 
 
 def frame_of(name: str, message: Any, **how: Any) -> bytes:
     return sealed(name, message, now_ms=SystemClock().now_ms(), network=NETWORK, **{"run": RUN} | how)
+
+
+async def register(node: Party) -> None:
+    await node.write(NodeRegistered(roles=(Role.RELAY,), hardware=""))
 
 
 async def share(node: Party, frame: bytes) -> Shared:
@@ -54,8 +61,8 @@ async def test_what_one_node_hands_in_another_hears_at_once_and_in_the_right_ord
         trainer, origin, node = [
             await stack.enter_async_context(party(process, name)) for name in ("trainer", "origin", "node")
         ]
-        await origin.join(Role.RELAY)
-        await node.join(Role.RELAY)
+        await register(origin)
+        await register(node)
         first = await ask(node)
         assert (first.trainer, first.peers) == (trainer.node, ())
 
@@ -78,8 +85,8 @@ async def test_what_one_node_hands_in_another_hears_at_once_and_in_the_right_ord
 
 async def test_small_news_are_told_together_and_silence_lasts_as_long_as_asked(process: CoordinatorProcess) -> None:
     async with party(process, "node") as node, party(process, "other") as other:
-        await node.join(Role.RELAY)
-        await other.join(Role.RELAY)
+        await register(node)
+        await register(other)
         cursor = (await ask(node)).cursor
         await share(other, frame_of("other", serving(5)))
         cursor = (await ask(node, cursor, 5000)).cursor
@@ -95,7 +102,7 @@ async def test_small_news_are_told_together_and_silence_lasts_as_long_as_asked(p
 async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: CoordinatorProcess) -> None:
     async with AsyncExitStack() as stack:
         node, stranger = [await stack.enter_async_context(party(process, name)) for name in ("node", "stranger")]
-        await node.join(Role.RELAY)
+        await register(node)
         with pytest.raises(Refused) as refused:
             await share(stranger, frame_of("stranger", serving(0)))
         assert (refused.value.refusal.code, refused.value.refusal.field) == (RefusalCode.FORBIDDEN, "node")
@@ -119,11 +126,10 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
         assert time.monotonic() - began < 5, "who is not registered may look, not wait"
 
 
-async def test_the_coordinator_tells_its_own_heads_and_stops_at_once_while_nodes_wait(
-    process: CoordinatorProcess,
-) -> None:
-    async with party(process, "node") as node:
-        await node.join(Role.RELAY)
+async def test_the_coordinator_tells_its_own_heads_and_stops_at_once_while_nodes_wait(tmp_path: Path) -> None:
+    config = await make_folder(tmp_path / "coordinator", books=BooksConfig(head_ms=100))
+    async with running(config) as process, party(process, "node") as node:
+        await register(node)
         assert (await share(node, frame_of("node", head_seen(3)))).is_new
         while process.node not in [open_envelope(f, network=NETWORK).letter.sender for f in (await ask(node)).frames]:
             await asyncio.sleep(0.1)

@@ -17,6 +17,7 @@ from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import FixedBytes, Name
 from prime_protocol.receipts import Delegation
+from prime_protocol.records import Records, Share
 from prime_protocol.terms import RunTerms
 
 ITEMS_SHOWN = 4
@@ -89,6 +90,8 @@ REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
     Letter: shorten_life(ENVELOPE_LIFE_MS_MAX),
     Delegation: shorten_life(DELEGATION_LIFE_MS_MAX),
     NodeRegistered: lambda drawn: drawn | {"roles": tuple(sorted(set(drawn["roles"])))},
+    Records: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
+    Share: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
     RunTerms: lambda drawn: drawn | {"slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"])},
     VerdictGiven: lambda drawn: drawn | {"outcome": outcome_of(drawn["receipt"].outcome)},
 }

@@ -16,8 +16,10 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Refusal, ReplyTo
 from prime_protocol.ledger import RULES
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
+from prime_protocol.records import Records, RecordsWanted, Share, Shared
 
-KINDS: list[Any] = [*RULES, Delegation, SubmissionReceipt, VerdictReceipt, Letter, Record, Refusal, ReplyTo]
+ENVELOPED: list[Any] = [Letter, Record, Refusal, ReplyTo, Share, Shared, RecordsWanted, Records]
+KINDS: list[Any] = [*RULES, Delegation, SubmissionReceipt, VerdictReceipt, *ENVELOPED]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 quick = settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
 
