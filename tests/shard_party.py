@@ -51,6 +51,7 @@ async def publish(host: ShardHost, checkpoint: str, step: int, shard_bytes: int)
         root=str(made[0].root),
         manifest=str(made[0].digest),
         kind=made[0].manifest.kind,
+        shards=len(made[0].manifest.shards),
         transport_bytes=made[0].manifest.transport_bytes,
         frames=[f"{each.kind}:{each.frame.hex()}" for each in gossip],
     )

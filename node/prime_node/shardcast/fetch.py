@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from random import Random
 from typing import Any, assert_never
 
@@ -85,8 +86,8 @@ class Fetcher:
         self._hear = hear
         lengths = [shard.length for shard in stock.manifest.shards]
         self._download = Download(lengths, stock.list_held(), parents, dice, limits)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[None]] = {}
+        self._events: asyncio.Queue[Event | asyncio.Task[Event]] = asyncio.Queue()
+        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[Event]] = {}
         self._in_place: dict[int, NodeId] = {}
         """Who is writing a shard straight into its place."""
         self._seen: dict[NodeId, int] = {}
@@ -124,9 +125,11 @@ class Fetcher:
             self._look_for_parents()
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                return await self._events.get()
+                found = await self._events.get()
         except TimeoutError:
             return Tick()
+        # A task that failed otherwise than it knows how to tell is a bug: it goes up from here.
+        return found.result() if isinstance(found, asyncio.Task) else found
 
     def _look_for_parents(self) -> None:
         servers = {server.node: server for server in self._directory.servers(self._stock.digest)}
@@ -165,14 +168,14 @@ class Fetcher:
         return False
 
     def _start(self, key: tuple[NodeId, int | None], work: Coroutine[Any, Any, Event]) -> None:
-        async def run() -> None:
-            try:
-                event = await work
-            finally:
-                self._tasks.pop(key, None)
-            self._events.put_nowait(event)
+        task = self._tasks[key] = asyncio.create_task(work)
+        task.add_done_callback(partial(self._ended, key))
 
-        self._tasks[key] = asyncio.create_task(run())
+    def _ended(self, key: tuple[NodeId, int | None], task: asyncio.Task[Event]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled():
+            self._events.put_nowait(task)
 
     def _cancel(self, parent: NodeId, shard: int) -> None:
         task = self._tasks.pop((parent, shard), None)

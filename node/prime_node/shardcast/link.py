@@ -6,6 +6,8 @@ short, bodies are never longer than what was asked for. What a server sends beyo
 
 import asyncio
 import re
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +21,9 @@ HEAD_BYTES_MAX = 8 * 2**10
 SMALL_BYTES_MAX = 64 * 2**10
 """Longest body of anything but what was asked for: refusals, bitmaps."""
 CONNECT_MS = 5_000
+GATHER_S = 0.02
+GATHER_BYTES_MAX = 256 * 2**10
+"""The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line."""
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
 
@@ -88,6 +93,8 @@ class Link(asyncio.BufferedProtocol):
         self._body = memoryview(b"")
         self._body_bytes = 0
         self._body_bytes_max = SMALL_BYTES_MAX
+        self._body_s = 0.0
+        self._mark = 1
         self._on_bytes: Callable[[int], None] | None = None
         self._done: asyncio.Future[Answer] | None = None
 
@@ -171,6 +178,7 @@ class Link(asyncio.BufferedProtocol):
             raise LinkBroken("the server sent more than it declared")
         self._body[: len(rest)] = rest
         self._state = State.BODY
+        self._body_s = time.monotonic()
         self._take_body(len(rest))
 
     def _choose_body(self, head: Head) -> memoryview:
@@ -184,10 +192,23 @@ class Link(asyncio.BufferedProtocol):
 
     def _take_body(self, nbytes: int) -> None:
         self._body_bytes += nbytes
+        self._gather()
         if self._on_bytes is not None and nbytes and self._body is self._target:
             self._on_bytes(self._body_bytes)
         if self._body_bytes == len(self._body):
             self._end()
+
+    def _gather(self) -> None:
+        """Be woken for as much as comes in a moment at the present rate, and never for more than is still to come."""
+        if self._transport is None or self._body is not self._target:
+            return
+        rate = self._body_bytes / max(time.monotonic() - self._body_s, GATHER_S)
+        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, len(self._body) - self._body_bytes)
+        # Powers of two, so that the kernel is told rarely.
+        mark = 1 << max(0, wanted.bit_length() - 1)
+        if mark != self._mark:
+            self._mark = mark
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def _end(self) -> None:
         head, done = self._head, self._done
