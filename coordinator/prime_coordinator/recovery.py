@@ -7,12 +7,8 @@ it would tell two histories.
 
 from pathlib import Path
 
-from prime_coordinator.catalogue import read_letter
 from prime_coordinator.mirror import read_head
 from prime_coordinator.store import LogStore
-from prime_protocol.codec import decode
-from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
-from prime_protocol.entries import Record
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId
 from prime_protocol.ledger import Ledger
@@ -49,21 +45,13 @@ async def recover(
             leaves = await store.read(start, min(size, start + CHUNK))
             tree.append_many([leaf_hash(leaf) for leaf in leaves])
             for index, leaf in enumerate(leaves, start):
-                _fold(ledger, leaf, is_trusted=index < trusted)
+                ledger.restore(leaf) if index < trusted else ledger.apply(leaf)
                 if head and index + 1 == head.size and ledger.state.frontier.root() != head.root:
                     raise RemoteError("tree_head.root", f"is not that of the first {head.size} entries")
     except RemoteError as error:
         raise LocalError(f"the log in the database does not hold at entry {ledger.state.size}: {error}") from None
     _check_names(ledger, coordinator, log_key)
     return ledger, tree
-
-
-def _fold(ledger: Ledger, leaf: bytes, *, is_trusted: bool) -> None:
-    if not is_trusted:
-        ledger.apply(leaf)
-        return
-    _, letter = read_letter(leaf)
-    ledger.append(letter, decode(Record, leaf, bytes_max=LOG_ENTRY_BYTES_MAX))
 
 
 def _check_names(ledger: Ledger, coordinator: NodeId, log_key: VerifierKey) -> None:

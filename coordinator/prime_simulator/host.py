@@ -16,8 +16,7 @@ from prime_coordinator.core import Core
 from prime_coordinator.plants import Plants
 from prime_node.events import Event, Refused, ReplyReceived
 from prime_protocol.codec import decode
-from prime_protocol.constants import SIGNATURE_BYTES
-from prime_protocol.entries import Record, Submitted
+from prime_protocol.entries import Submitted
 from prime_protocol.envelope import Letter, ReplayGuard, open_envelope
 from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Refusal, RefusalCode
@@ -102,8 +101,7 @@ class Host:
         """Restart is replay. Envelopes were opened before they got here and are checked once more at a run's end."""
         ledger = Ledger(self.network)
         for leaf in self.disk:
-            record = decode(Record, leaf)
-            ledger.append(decode(Letter, record.frame[SIGNATURE_BYTES:]), record)
+            ledger.restore(leaf)
         self.core = Core(self.key, ledger, now_ms=now_ms, plants=self.plants)
         self.core.head, self.core.head_size = self._head, self._head_size
         self._guard = ReplayGuard(since_ms=now_ms)

@@ -7,16 +7,16 @@ changes nothing. It trusts nobody: signatures, authors, order and every rule are
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha256
 from typing import Any, get_args
 
 from prime_protocol import accounts, entries, judgement, rewards, work
 from prime_protocol.codec import decode, encode
-from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
+from prime_protocol.digests import hash_bytes
 from prime_protocol.entries import Entry, Record
 from prime_protocol.envelope import Letter, check_time, open_envelope
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId
+from prime_protocol.ids import NetworkId, NodeId
 from prime_protocol.merkle import leaf_hash
 from prime_protocol.state import State
 from prime_protocol.turn import Turn
@@ -103,7 +103,15 @@ class Ledger:
         self._fold(leaf, record.at_ms, letter)
         return leaf
 
-    def _fold(self, leaf: bytes, at_ms: int, letter: Letter) -> Entry:
+    def restore(self, leaf: bytes) -> Entry:
+        """Fold in a leaf that this party has applied before and covered with a head of its own.
+
+        Every rule is checked again, but no signature. For a restart; whoever reads another's log uses `apply`.
+        """
+        record = decode(Record, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        return self._fold(leaf, record.at_ms, decode(Letter, record.frame[SIGNATURE_BYTES:]), is_signed=True)
+
+    def _fold(self, leaf: bytes, at_ms: int, letter: Letter, *, is_signed: bool = False) -> Entry:
         state = self.state
         kind = ENTRY_TYPES.get(letter.kind)
         if kind is None:
@@ -118,7 +126,8 @@ class Ledger:
             at_ms=at_ms,
             index=state.size,
             version=letter.version,
-            body=Digest(sha256(letter.body).digest()),
+            body=hash_bytes(letter.body),
+            is_signed=is_signed,
         )
         rule.apply(state, turn, entry)
         state.sequences[letter.sender] = letter.sequence

@@ -27,6 +27,8 @@ class Turn:
     version: int
     body: Digest
     """SHA-256 of the letter's body."""
+    is_signed: bool = False
+    """The signatures inside the entry were checked before, by this very party."""
 
     def place(self) -> Place:
         return Place(self.index, self.at_ms, self.body)

@@ -22,7 +22,7 @@ from prime_protocol.entries import Outcome, Record
 from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
-from prime_protocol.ledger import RULES, replay
+from prime_protocol.ledger import RULES, Ledger, replay
 from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.plants import plant_seal
 from prime_protocol.terms import RunTerms, SlashTo
@@ -244,6 +244,14 @@ def root(leaves: list[bytes]) -> Digest:
     return Tree([leaf_hash(leaf) for leaf in leaves]).root()
 
 
+def restored(leaves: list[bytes]) -> Ledger:
+    """As the log's own coordinator reads it after a restart."""
+    ledger = Ledger(NETWORK)
+    for leaf in leaves:
+        ledger.restore(leaf)
+    return ledger
+
+
 def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None:
     kinds: Counter[type] = Counter()
     for seed in range(SEEDS):
@@ -253,6 +261,7 @@ def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None
             assert world.state.books.held_nano() == 0, "value is locked for ever"
             again = replay(NETWORK, world.leaves, coordinator=world.id("coordinator"))
             assert again.state == world.state
+            assert restored(world.leaves).state == world.state
             assert again.state.frontier.root() == root(world.leaves)
         except Exception as error:  # boundary: the seed belongs in the story of every failure
             raise AssertionError(f"seed {seed}") from error

@@ -199,7 +199,7 @@ async def test_a_start_finds_exactly_what_was_written(rig: Rig) -> None:
 
 
 async def test_an_empty_database_is_no_log(rig: Rig) -> None:
-    with pytest.raises(LocalError, match="prime-coordinator init"):
+    with pytest.raises(LocalError, match="prime-coordinator restore"):
         await recovered(rig)
 
 
