@@ -43,8 +43,9 @@ class ShardResponse(web.StreamResponse):
             return None  # aiohttp prepares again what a handler returns; it has been sent
         # Opened here and not by the caller: a version removed in between is a plain error of this request.
         with self._path.open("rb") as file:
-            writer = await super().prepare(request)
+            writer = None
             try:
+                writer = await super().prepare(request)
                 await self._send(request, file)
             except (TimeoutError, ConnectionError) as error:
                 log.info("upload to %s ended early: %s", request.remote, type(error).__name__)
