@@ -95,8 +95,10 @@ class Gossiping:
         )
 
     def close(self) -> None:
-        """Answer everybody who waits for records."""
+        """Answer everybody who waits for something."""
         self.desk.close()
+        if self._crier is not None:
+            self._crier.server.close()
 
     def list_runs(self) -> list[RunId]:
         return list(self._core.state.runs)

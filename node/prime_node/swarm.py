@@ -9,6 +9,7 @@ from random import Random
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.head_keeper import HeadKeeper
 from prime_node.home import Home
+from prime_node.shardcast.following import Following
 from prime_node.shardcast.limits import FetchLimits
 from prime_node.shardcast.weights import WeightsFetcher
 from prime_protocol.gossip import Gossip, HeadSeen
@@ -23,7 +24,7 @@ from prime_runtime.http_client import HttpClient
 from prime_runtime.http_server import HttpServer
 from prime_runtime.records_client import RecordsClient
 from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.crier import Crier
+from prime_runtime.shardcast.crier import Crier, leave
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadSlots
@@ -33,8 +34,8 @@ from prime_runtime.supervision import Part
 
 log = logging.getLogger(__name__)
 
-LOOK_MS = 1_000
-"""Between two looks at what was announced."""
+LOOK_MS = 10_000
+"""Between two looks for servers that have not been heard of for too long."""
 
 
 class Swarm:
@@ -60,6 +61,14 @@ class Swarm:
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
         self.server.add_routes(self._http)
         self.heads = self._open_heads(client)
+        self._crier = Crier(
+            self.server,
+            self._voice,
+            run=self._run,
+            clock=clock,
+            list_urls=lambda: self.urls,
+            count_nodes=lambda: self.records.nodes,
+        )
         self.urls: tuple[str, ...] = ()
         """Where others fetch from this node; none: it serves nobody."""
 
@@ -103,7 +112,7 @@ class Swarm:
             Part("records", self.records.run),
             Part("gossip", self._run_gossip),
             Part("weights", self._run_weights),
-            Part("serving", self._run_crier),
+            Part("serving", self._crier.run),
             Part("heads", self.heads.run),
         ]
 
@@ -117,7 +126,10 @@ class Swarm:
         log.info("serving under %s", ", ".join(self.urls))
 
     async def stop(self) -> None:
+        """Others are told first, then those who are being served are let finish."""
         if self.urls:
+            await leave(self._crier)
+            self.server.close()
             await self._http.stop()
         await self.fetcher.close()
 
@@ -143,19 +155,8 @@ class Swarm:
         lost = await self.fetcher.recheck()
         if lost:
             log.warning("%d shards on disk were damaged and are fetched again", lost)
+        if self._config.role is NodeRole.RELAY:
+            await Following(self.fetcher, self._clock).run()
         while True:
             self.directory.expire(self._clock.now_ms())
-            if self._config.role is NodeRole.RELAY:
-                await self.fetcher.fetch_announced()
             await self._clock.sleep_ms(LOOK_MS)
-
-    async def _run_crier(self) -> None:
-        crier = Crier(
-            self.server,
-            self._voice,
-            run=self._run,
-            clock=self._clock,
-            list_urls=lambda: self.urls,
-            count_nodes=lambda: self.records.nodes,
-        )
-        await crier.run()

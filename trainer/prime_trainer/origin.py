@@ -20,7 +20,7 @@ from prime_runtime.http_server import HttpServer
 from prime_runtime.lock import lock_file
 from prime_runtime.records_client import RecordsClient
 from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.crier import Crier
+from prime_runtime.shardcast.crier import Crier, leave
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
@@ -79,7 +79,12 @@ class Origin:
             lock.note_url(urls[0])
             held = len(self._server.store.stocks)
             log.info("the origin of %s serves %d manifests under %s", config.run, held, ", ".join(urls))
-            await Supervisor(self._parts(client, urls), self._clock).run_until(stop.wait())
+            records, crier = self._open_voice(client, urls)
+            try:
+                await Supervisor(self._parts(records, crier), self._clock).run_until(stop.wait())
+            finally:
+                await leave(crier)
+                self._server.close()
         log.info("the origin has stopped; %d shards were sent", self._server.sent_shards)
 
     def _hear(self, gossip: Gossip) -> None:
@@ -87,7 +92,7 @@ class Origin:
         self._directory.expire(self._clock.now_ms())
         self._directory.learn(gossip)
 
-    def _parts(self, client: HttpClient, urls: tuple[str, ...]) -> list[Part]:
+    def _open_voice(self, client: HttpClient, urls: tuple[str, ...]) -> tuple[RecordsClient, Crier]:
         config, network = self._config, self._config.network_id
         records = RecordsClient(
             client,
@@ -110,11 +115,13 @@ class Origin:
             announces=True,
             rescans=True,
         )
+        return records, crier
 
+    def _parts(self, records: RecordsClient, crier: Crier) -> list[Part]:
         async def gossip() -> None:
-            if config.p2p.enabled:
+            if self._config.p2p.enabled:
                 self._half.add_bootstrap((await records.ask()).peers)
-            await self._half.run(self._hear, lambda: [config.run_id])
+            await self._half.run(self._hear, lambda: [self._config.run_id])
 
         return [Part("crier", crier.run), Part("records", records.run), Part("gossip", gossip)]
 

@@ -20,7 +20,7 @@ from prime_node.shardcast.links import Links
 from prime_node.shardcast.parents import Parents
 from prime_node.shardcast.paths import Paths
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.gossip import Gossip, GossipKind, open_gossip, topic
+from prime_protocol.gossip import Announced, Gossip, GossipKind, open_gossip, topic
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.clock import Clock
@@ -163,13 +163,17 @@ class WeightsFetcher:
     async def fetch_announced(self) -> None:
         """On a relay: everything that was announced and is not here, oldest step last."""
         for announced in self.directory.announced():
-            stock = self.store.stocks.get(announced.manifest)
-            if stock is None or not stock.is_complete:
-                signed = await self._paths.get_manifest(announced.manifest)
-                if signed is not None and signed.digest not in choose_removable(
-                    [*self._all(), signed], versions=self._versions
-                ):
-                    await self.fetch(signed)
+            await self.follow(announced)
+
+    async def follow(self, announced: Announced) -> None:
+        """On a relay: what was announced, until it is here; nothing where it would be removed at once."""
+        stock = self.store.stocks.get(announced.manifest)
+        if stock is None or not stock.is_complete:
+            signed = await self._paths.get_manifest(announced.manifest)
+            if signed is not None and signed.digest not in choose_removable(
+                [*self._all(), signed], versions=self._versions
+            ):
+                await self.fetch(signed)
         self._retire()
 
     async def fetch(self, signed: SignedManifest) -> Stock:

@@ -52,6 +52,11 @@ class Saying:
         self._serving_ms = 0
         self._announced: dict[Digest, int] = {}
 
+    @property
+    def has_said(self) -> bool:
+        """Others have been told of this server."""
+        return self._stand is not None
+
     def serving_due(self, stand: Stand, now_ms: int, *, known_nodes: int) -> bool:
         if self._stand is None:
             return bool(stand.manifests)

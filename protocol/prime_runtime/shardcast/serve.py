@@ -74,6 +74,13 @@ class ShardServer:
         self.sent_bytes = 0
         self.sent_shards = 0
         self.refused = 0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Answer everybody who waits, so that the server can stop at once."""
+        self._is_closed = True
+        for stock in self.store.stocks.values():
+            stock.wake()
 
     def add_routes(self, http: HttpServer) -> None:
         http.add_page("/shards/{digest}", self.get_shard)
@@ -170,7 +177,7 @@ class ShardServer:
     async def _wait(self, is_over: Callable[[], bool], stock: Stock, wait_ms: int) -> None:
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                while not is_over() and stock.digest in self.store.stocks:
+                while not is_over() and stock.digest in self.store.stocks and not self._is_closed:
                     await stock.wait()
         except TimeoutError:
             pass

@@ -175,6 +175,10 @@ class Stock:
 
     def _tell(self) -> None:
         self.version += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Let everybody look again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
