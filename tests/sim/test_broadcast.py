@@ -1,6 +1,7 @@
 """Whole broadcasts in virtual time, run by the nodes' own decisions. The numbers published are in docs/broadcast.md."""
 
 import hashlib
+from dataclasses import replace
 from math import ceil, log2
 
 import pytest
@@ -126,7 +127,7 @@ def test_forty_nodes_and_one_slot_form_a_line_and_all_finish() -> None:
 def test_a_delta_of_one_shard_reaches_a_thousand_nodes_in_logarithmic_time() -> None:
     """Nobody has anything to trade: the tree alone carries it, by promises."""
     members = [line(100, delay_ms=15.0)] * 1001
-    report = simulate(plan_of(*members, mib=4, shard_mib=4))
+    report = simulate(replace(plan_of(*members, mib=4, shard_mib=4), known=12))
     shard_s = 4 * MIB / (100 * MBIT)
     assert report.unfinished == 0
     assert report.last_s < 4 * log2(1001) * shard_s
@@ -136,13 +137,12 @@ def test_a_delta_of_one_shard_reaches_a_thousand_nodes_in_logarithmic_time() -> 
 # --- Growth ---------------------------------------------------------------------------------------------------------
 
 
-def test_time_to_the_last_node_grows_by_a_constant_for_each_tenfold() -> None:
-    """Home lines, a fifth of the nodes leaving. The star grows tenfold each time."""
+def test_time_to_the_last_node_grows_by_a_constant_for_each_eightfold() -> None:
+    """Home lines, a fifth of the nodes leaving; the star grows eightfold. bench/broadcast.py goes to 10,000."""
     last_s = {}
-    for nodes in (10, 100, 1000):
+    for nodes in (8, 64, 512):
         report = make_report(Swarm(plan_homes(3, nodes=nodes, size_bytes=8 * MIB, shard_bytes=MIB)).run())
         assert report.unfinished == 0
         last_s[nodes] = report.last_s
-    assert last_s[100] - last_s[10] < 15
-    assert last_s[1000] - last_s[100] < 15
-    assert last_s[1000] < 4 * last_s[10] + 5
+    assert last_s[64] - last_s[8] < 12
+    assert last_s[512] - last_s[64] < 12
