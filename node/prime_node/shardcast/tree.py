@@ -165,7 +165,8 @@ class Download:
 
     def _miss_shard(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
         transfer, neighbour = self._end(parent, shard)
-        if transfer is None or (transfer.is_cancelled and not transfer.was_slow):
+        is_our_doing = transfer is not None and (transfer.is_cancelled or reason is FailReason.STALLED)
+        if transfer is None or (is_our_doing and not transfer.was_slow):
             return
         if transfer.is_promised and not transfer.flowing_ms and reason is FailReason.STALLED:
             reason = FailReason.TIMED_OUT

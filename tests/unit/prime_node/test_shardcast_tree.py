@@ -270,6 +270,15 @@ def test_absent_forgets_the_shard_and_blames_nobody() -> None:
     assert only(Fetch, tree.handle(Tick(), tree.wake_ms)) == [Fetch(ANN, 1 - shard)]
 
 
+def test_what_we_cancelled_ourselves_is_held_against_nobody() -> None:
+    parents = Parents()
+    tree = download(1, parents=parents)
+    meet(tree, has(ANN, 0))
+    hoped = parents.expect(ANN, 5)
+    assert only(Fetch, tree.handle(ShardFailed(ANN, 0, FailReason.STALLED), 5)) == [Fetch(ANN, 0)]
+    assert parents.expect(ANN, 5) == hoped
+
+
 def test_in_the_endgame_a_slow_shard_is_asked_twice_and_the_loser_cancelled() -> None:
     parents = Parents()
     parents.note_arrived(BOB, 10_000_000, 1_000, 0)
