@@ -16,8 +16,8 @@ class FailReason(StrEnum):
     BROKEN = "broken"
     """The connection was refused, lost or answered nonsense."""
     STALLED = "stalled"
-    """We cancelled it: the answer to every Cancel, unless another was already on its way. Held against nobody unless the
-    download had called it too slow."""
+    """We cancelled it: the answer to every Cancel, unless another was already on its way. Held against nobody unless
+    the download had called it too slow."""
     ABSENT = "absent"
     """The parent neither holds nor expects the shard, or has never heard of the manifest. Not counted against it."""
     TIMED_OUT = "timed out"
