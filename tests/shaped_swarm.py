@@ -18,7 +18,7 @@ class Host:
 
     def __init__(self, namespace: str, address: str, role: str, folder: Path) -> None:
         command = ["ip", "netns", "exec", namespace, sys.executable, str(PARTY), role, str(folder), "--host", address]
-        command += ["--slots", "4", "--address-slots", "2"]
+        command += ["--slots", "6", "--address-slots", "2"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def tell(self, **order: Any) -> None:

@@ -143,6 +143,7 @@ class ShardServer:
         if isinstance(decision, Refusal):
             self.refused += 1
             return self._refuse(decision)
+        stock.mark_sent(index)
         path, start, whole = stock.place(index)
         status = 200 if length == whole else 206
         response = ShardResponse(path, start + offset, length, status=status, pace=self._pace, clock=self._clock)

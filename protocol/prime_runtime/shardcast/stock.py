@@ -17,8 +17,10 @@ from prime_protocol.ids import Digest
 from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.shardcast.seeding import advertise
 
 HELD_NAME = ".held"
+PUBLISHED_NAME = ".published"
 """File names of a manifest cannot start with a dot."""
 
 
@@ -30,8 +32,10 @@ class Stock:
         self.folder = folder
         self.held = 0
         self.coming = 0
+        self.sent = 0
+        """Shards that were sent to somebody from here."""
         self.depth = 0
-        """Hops from the origin; 0 where it was published."""
+        """Hops from the origin; 0 where it was published, at least 1 elsewhere."""
         self.version = 1
         """Grows with every change that children should hear of."""
         self._maps: dict[int, mmap.mmap] = {}
@@ -75,6 +79,7 @@ class Stock:
             raw = b""
         self.held = int.from_bytes(raw, "little") if len(raw) == (self.shards + 7) // 8 else 0
         self.held &= (1 << self.shards) - 1
+        self.depth = 0 if (self.folder / PUBLISHED_NAME).exists() else 1
         sizes = [(self.folder / file.name, file.size) for file in self.manifest.files]
         if not all(path.is_file() and path.stat().st_size == size for path, size in sizes):
             self.held = 0
@@ -127,6 +132,7 @@ class Stock:
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.manifest.files:
             link_or_copy(files[file.name], self.folder / file.name)
+        (self.folder / PUBLISHED_NAME).touch()
         self.held = (1 << self.shards) - 1
         self._save()
 
@@ -145,8 +151,15 @@ class Stock:
         finally:
             self._waiters.discard(waiter)
 
+    def mark_sent(self, index: int) -> None:
+        if not self.sent >> index & 1:
+            self.sent |= 1 << index
+            self._tell()
+
     def bitmaps(self) -> tuple[bytes, bytes]:
-        return encode_bitmap(self.held, self.shards), encode_bitmap(self.coming, self.shards)
+        """What children are told: shards held, shards coming."""
+        held = advertise(self.held, self.sent, is_origin=self.depth == 0)
+        return encode_bitmap(held, self.shards), encode_bitmap(self.coming, self.shards)
 
     def close(self) -> None:
         """Nobody waits for it any more. Maps go when the last view of them does."""
