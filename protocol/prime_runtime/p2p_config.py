@@ -42,7 +42,7 @@ class P2PConfig:
     restart_ms: Annotated[int, Between(10, 600_000)] = 500
     """Pause before the first restart of a libp2p half that died; it doubles up to a minute."""
     window_patch: bool = True
-    """Send fewer window updates: halves the CPU of gossip. Off only to look for a fault in it."""
+    """Send fewer window updates: saves a quarter of the CPU of gossip or more. Off only to look for a fault in it."""
 
     def __post_init__(self) -> None:
         if self.listen and not _is_listen_address(self.listen):
