@@ -124,39 +124,39 @@ class ShardServer:
         if found is None:
             return _missing("no manifest served here names that shard")
         stock, index = found
-        if not stock.held >> index & 1:
-            if not stock.coming >> index & 1:
-                return _missing("that shard is neither here nor on its way")
-            await self._wait(lambda: not stock.coming >> index & 1, stock, _read_wait(request))
-            if not stock.held >> index & 1:
-                return web.Response(status=504, text="that shard did not arrive here in time\n")
+        if not (stock.held | stock.coming) >> index & 1:
+            return _missing("that shard is neither here nor on its way")
         cut = _read_range(request, stock.manifest.shards[index].length)
         if cut is None:
             return web.Response(status=416, text="one range of the form bytes=a-b inside the shard\n")
-        return await self._send(request, stock, index, *cut)
-
-    async def _send(
-        self, request: web.Request, stock: Stock, index: int, offset: int, length: int
-    ) -> web.StreamResponse:
         child, address = _read_node(request), get_address(request, self._trusted_proxies)
         decision = self.slots.ask(child, address, stock.digest, self._clock.now_ms())
         if isinstance(decision, Refusal):
             self.refused += 1
             return self._refuse(decision)
+        response = None
+        try:
+            await self._wait(lambda: not stock.coming >> index & 1, stock, _read_wait(request))
+            response = self._make_response(stock, index, *cut)
+            await response.prepare(request)
+        except FileNotFoundError:
+            return _missing("that version was removed a moment ago")
+        finally:
+            sent_bytes = response.sent_bytes if isinstance(response, ShardResponse) else 0
+            self.sent_bytes += sent_bytes
+            self.sent_shards += sent_bytes == stock.manifest.shards[index].length
+            self.slots.finish(decision.ticket, sent_bytes, self._clock.now_ms())
+        return response
+
+    def _make_response(self, stock: Stock, index: int, offset: int, length: int) -> web.StreamResponse:
+        if not stock.held >> index & 1:
+            return web.Response(status=504, text="that shard did not arrive here in time\n")
         stock.mark_sent(index)
         path, start, whole = stock.place(index)
         status = 200 if length == whole else 206
         response = ShardResponse(path, start + offset, length, status=status, pace=self._pace, clock=self._clock)
         if status == 206:
             response.headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{whole}"
-        try:
-            await response.prepare(request)
-            self.sent_shards += response.sent_bytes == whole
-        except FileNotFoundError:
-            return _missing("that version was removed a moment ago")
-        finally:
-            self.sent_bytes += response.sent_bytes
-            self.slots.finish(decision.ticket, response.sent_bytes, self._clock.now_ms())
         return response
 
     def _pace(self, length: int) -> int:
