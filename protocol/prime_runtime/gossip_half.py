@@ -49,6 +49,10 @@ class GossipHalf:
         wanted = [peer for peer in known if not peer.endswith(own)][:BOOTSTRAP_MAX]
         self._config = replace(self._config, bootstrap=tuple(wanted))
 
+    @property
+    def bootstrap(self) -> tuple[str, ...]:
+        return self._config.bootstrap
+
     async def run(self, deliver: Callable[[Gossip], None], list_runs: Callable[[], Iterable[RunId]]) -> None:
         """Until cancelled; at once if it is not wanted or cannot be had. LocalError: it may work later."""
         if not self._config.enabled:
