@@ -175,7 +175,7 @@ async def test_a_place_is_given_back_when_a_connection_ends() -> None:
     """The library counts accepted connections and never gives a place back: the 251st since its start is refused."""
     victim = make_node(TRAINER, connections_max=6, peers_target=1)
     async with started(victim):
-        for number in range(100, 130):
+        for number in range(100, 114):
             async with Stranger(wallet(number)) as stranger:
 
                 async def come_and_go(stranger: Stranger) -> None:
