@@ -15,12 +15,13 @@ BAR_CELLS = 40
 
 
 def bar(held: bytes, coming: bytes, shards: int, cells: int = BAR_CELLS) -> str:
-    """Shards from first to last: # held, + arriving, . missing; a cell shows the worst of the shards it stands for."""
-    have, on_way = int.from_bytes(held, "little"), int.from_bytes(coming, "little")
-    marks = ["#" if have >> n & 1 else "+" if on_way >> n & 1 else "." for n in range(shards)]
+    """Shards from first to last, some to a cell: # all held, + some of it held or arriving, . nothing yet."""
+    have = int.from_bytes(held, "little")
+    begun = have | int.from_bytes(coming, "little")
     cells = min(cells, shards)
     cuts = [n * shards // cells for n in range(cells + 1)]
-    return "".join(max(marks[cuts[n] : cuts[n + 1]], key="#+.".index) for n in range(cells))
+    masks = [(1 << end) - (1 << start) for start, end in zip(cuts, cuts[1:], strict=False)]
+    return "".join("#" if have & mask == mask else "+" if begun & mask else "." for mask in masks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

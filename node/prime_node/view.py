@@ -55,8 +55,8 @@ def _render_facts(report: dict[str, Any], up: str) -> Iterator[str]:
         "p2p": report["p2p"]["text"],
         "serving": ", ".join(serving["urls"]) or serving["text"],
         "upload": f"{upload['slots_free']} of {upload['slots']} slots free, {today}{rate}",
-        "log": f"head over {heads['size']} entries, {heads['compared']} heads of others agree"
-        + (f", {heads['unproven']} unproven" if heads["unproven"] else ""),
+        "log": f"head over {heads['size']} entries, heads of others that agree: {heads['compared']}"
+        + (f", unproven: {heads['unproven']}" if heads["unproven"] else ""),
     }
     for name, text in facts.items():
         yield f"{name:12} {text}"

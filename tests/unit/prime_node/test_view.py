@@ -32,7 +32,7 @@ def test_a_node_at_rest_says_where_it_stands() -> None:
     assert "http://c:1  reached" in text
     assert "records come from the coordinator over HTTP" in text
     assert "weights      none yet" in text
-    assert "head over 7 entries, 2 heads of others agree" in text
+    assert "head over 7 entries, heads of others that agree: 2" in text
 
 
 def test_a_download_is_shown_with_its_bar_rate_sources_and_end() -> None:
@@ -69,7 +69,7 @@ def test_trouble_is_told_first_or_in_capitals() -> None:
     assert text.startswith("!!! THE LOG TELLS TWO HISTORIES")
     assert "NOT REACHED: connection refused" in text
     assert "0 B today of 1.0 GB, at most 1.0 MB/s" in text
-    assert "1 unproven" in text
+    assert "unproven: 1" in text
     assert "heads        began again 2 times; last: no key" in text
     assert "/ip4/1.2.3.4/tcp/1/p2p/16U" in text
 
@@ -84,13 +84,14 @@ def test_a_node_that_has_not_joined_says_what_it_waits_for() -> None:
     ("held", "coming", "shards", "cells", "shown"),
     [
         (0b1011, 0b0100, 4, 40, "##+#"),
-        (0b0011, 0b0100, 4, 2, "#."),
+        (0b0011, 0b0100, 4, 2, "#+"),
+        (0b0001, 0b0000, 4, 2, "+."),
         (0b0011, 0b1100, 4, 2, "#+"),
         (2**100 - 1, 0, 100, 40, "#" * 40),
         (0, 0, 1, 40, "."),
     ],
 )
-def test_a_bar_shows_the_worst_of_each_cell(held: int, coming: int, shards: int, cells: int, shown: str) -> None:
+def test_a_bar_shows_how_far_each_part_is(held: int, coming: int, shards: int, cells: int, shown: str) -> None:
     size = (shards + 7) // 8
     assert bar(held.to_bytes(size, "little"), coming.to_bytes(size, "little"), shards, cells) == shown
 
