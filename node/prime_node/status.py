@@ -4,6 +4,7 @@ Made from the parts of a running daemon; shown by view.py. Names of the fields a
 """
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from prime_node.daemon import Daemon
@@ -20,7 +21,7 @@ def bar(held: bytes, coming: bytes, shards: int, cells: int = BAR_CELLS) -> str:
     begun = have | int.from_bytes(coming, "little")
     cells = min(cells, shards)
     cuts = [n * shards // cells for n in range(cells + 1)]
-    masks = [(1 << end) - (1 << start) for start, end in zip(cuts, cuts[1:], strict=False)]
+    masks = [(1 << end) - (1 << start) for start, end in pairwise(cuts)]
     return "".join("#" if have & mask == mask else "+" if begun & mask else "." for mask in masks)
 
 
