@@ -65,6 +65,11 @@ def test_lying_validators_in_the_minority_slash_no_honest_node() -> None:
     assert report.slashed == 0
 
 
+def test_an_honest_slash_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
+    plan = Plan(seed=1, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
+    assert any(complaint.startswith("no_honest_node_is_slashed") for complaint in simulate(plan).complaints)
+
+
 def test_planted_files_cost_their_worker_nothing_and_liars_their_score() -> None:
     report = run(9, plants=3, liars=("lazy", "vindictive"), malicious=0.25)
     assert report.outcomes["soft"] > 0
