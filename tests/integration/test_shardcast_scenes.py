@@ -159,7 +159,8 @@ async def test_deltas_may_be_heard_of_in_any_order(make: Make, steps: Steps) -> 
     steps.publish()
     last = steps.publish()
     assert last.manifest.kind is Kind.DELTA
-    steps.tell(node, 2)
+    node.fetcher.tell(announce(steps.origin, last))
+    node.fetcher.tell(steps.origin.record(last))
     task = asyncio.create_task(node.fetcher.obtain(last.root))
     done, _ = await asyncio.wait([task], timeout=0.3)
     assert not done, "there is no way there yet"
@@ -189,6 +190,18 @@ async def test_a_late_joiner_takes_the_keyframe_and_the_deltas_after_it(make: Ma
     await obtain_all([node], last)
     assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
     assert len(node.store.stocks) == 3
+
+
+async def test_without_announcements_the_way_is_found_from_what_servers_have(make: Make, steps: Steps) -> None:
+    for _ in range(3):
+        last = steps.publish()
+    late, relay = await start(make("late")), await start(make("relay", is_relay=True))
+    for host in (late, relay):
+        host.fetcher.tell(steps.origin.record())
+        async with asyncio.timeout(30):
+            await host.fetcher.obtain(last.root, last.digest)
+    assert read_checkpoint(late, last) == read_checkpoint(steps.origin, last)
+    assert len(relay.store.stocks) == 3, "it can serve all of the way"
 
 
 async def test_a_damaged_base_is_found_by_the_tensor_digests_and_a_keyframe_mends_it(make: Make, steps: Steps) -> None:

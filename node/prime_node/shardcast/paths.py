@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Collection
 from hashlib import sha256
 from random import Random
@@ -23,6 +24,11 @@ MANIFEST_MS = 20_000
 HEDGE_MS = 1_000
 """How long one server is waited for alone."""
 
+LOOKED_AT_MAX = 8
+"""Manifests asked for in one look at what servers have, when no announced way leads to the weights."""
+FOUND_MAX = 32
+"""Such manifests kept in memory, up to 4 MiB each."""
+
 
 class Paths:
     """Asks the directory for links, and servers for the manifests behind them."""
@@ -32,6 +38,8 @@ class Paths:
         self._directory = directory
         self._links = links
         self._dice = dice
+        self._found: OrderedDict[Digest, SignedManifest] = OrderedDict()
+        """Manifests that nobody announced to us, and that servers have."""
 
     async def find(
         self, root: Digest, held: Collection[Digest], manifest: Digest | None
@@ -42,15 +50,32 @@ class Paths:
             extra = [make_link(signed.manifest)] if signed is not None else []
         else:
             signed, extra = None, []
-        links = plan_path(root, held, [*self._directory.links(), *self._store.links(), *extra])
+        found = [make_link(each.manifest) for each in self._found.values()]
+        known = [*self._directory.links(), *self._store.links(), *extra, *found]
+        links = plan_path(root, held, known)
+        if links is None:
+            links = plan_path(root, held, [*known, *await self._look_around()])
         if links is None:
             return None
         path = [await self._resolve(link, signed) for link in links]
         return [each for each in path if each is not None] if all(path) else None
 
+    async def _look_around(self) -> list[Link]:
+        """What servers have and nobody announced to us: announcements die out while their trainer is away."""
+        announced = {each.manifest for each in self._directory.announced()}
+        known = {*announced, *self._store.stocks, *self._found}
+        unknown = [digest for digest in self._directory.served() if digest not in known][:LOOKED_AT_MAX]
+        for signed in [await self.get_manifest(digest) for digest in unknown]:
+            if signed is not None:
+                self._found[signed.digest] = signed
+        while len(self._found) > FOUND_MAX:
+            self._found.popitem(last=False)
+        return [make_link(each.manifest) for each in self._found.values()]
+
     async def _resolve(self, link: Link, extra: SignedManifest | None) -> SignedManifest | None:
         """The manifest behind a link; checked to be what was announced."""
         here = [stock.signed for stock in self._store.stocks.values()] + ([extra] if extra else [])
+        here += self._found.values()
         for signed in here:
             if make_link(signed.manifest) == link:
                 return signed

@@ -4,6 +4,7 @@ Only what passed the gossip guard comes in. A serving record counts while its en
 a trainer does not take back what it published, and the links must hold when it is away.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -67,6 +68,13 @@ class Directory:
     def servers(self, manifest: Digest) -> Iterator[Server]:
         """Who says that it serves this, where it can be reached."""
         return (each for each in self._servers.values() if manifest in each.serving.manifests and each.serving.urls)
+
+    def served(self) -> list[Digest]:
+        """Every manifest that somebody says it serves, those of many servers first."""
+        counts = Counter(
+            digest for each in self._servers.values() if each.serving.urls for digest in each.serving.manifests
+        )
+        return [digest for digest, _ in counts.most_common()]
 
     def get(self, node: NodeId) -> Server | None:
         return self._servers.get(node)
