@@ -21,8 +21,8 @@ HEAD_BYTES_MAX = 8 * 2**10
 SMALL_BYTES_MAX = 64 * 2**10
 """Longest body of anything but what was asked for: refusals, bitmaps."""
 CONNECT_MS = 5_000
-GATHER_S = 0.02
-GATHER_BYTES_MAX = 256 * 2**10
+GATHER_S = 0.1
+GATHER_BYTES_MAX = 512 * 2**10
 """The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line."""
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")

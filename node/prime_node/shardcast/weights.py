@@ -180,6 +180,8 @@ class WeightsFetcher:
         """Every shard of one manifest."""
         async with self._alone(signed.digest):
             self._check_room(signed)
+            # Backing a large file with blocks takes a while on some file systems.
+            await asyncio.to_thread(self.store.make_room, signed)
             stock = self.store.add(signed)
             if stock.is_complete:
                 return stock

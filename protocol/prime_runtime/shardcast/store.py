@@ -72,6 +72,11 @@ class ShardStore:
         """What the run's trainer signed, or RemoteError."""
         return open_manifest(frame, network=self.network, run=self.run, trainer=self.trainer)
 
+    def make_room(self, signed: SignedManifest) -> None:
+        """Ahead of `add`, which then finds the files; from any thread. LocalError where the disk is too small."""
+        if signed.digest not in self.stocks:
+            Stock(signed, self._transport / signed.digest.hex()).allocate()
+
     def add(self, signed: SignedManifest, files: Mapping[str, Path] | None = None) -> Stock:
         """Make room for a manifest's shards, or link its files where they are here already, by their names.
 
