@@ -89,7 +89,7 @@ class Download:
         match event:
             case ParentFound(parent, depth, slots_free):
                 self._neighbours.find(parent, depth, slots_free)
-                self._shun(parent)
+                self._recall(parent)
             case ParentLost(parent):
                 self._neighbours.lose(parent)
             case HaveTold():
@@ -112,10 +112,11 @@ class Download:
                 assert_never(event)
         return None
 
-    def _shun(self, parent: NodeId) -> None:
-        """Leave it alone while it is barred, by this download or another."""
+    def _recall(self, parent: NodeId) -> None:
+        """What we knew before it was lost and found: whether it is barred, by any download, and what runs with it."""
         neighbour, barred_ms = self._neighbours.get(parent), self._parents.barred_ms(parent)
-        if neighbour is not None and barred_ms:
+        if neighbour is not None:
+            neighbour.running = sum(each.parent == parent for each in self._transfers)
             neighbour.ready_ms = max(neighbour.ready_ms, barred_ms)
             neighbour.poll_ms = max(neighbour.poll_ms, barred_ms)
 
@@ -127,7 +128,7 @@ class Download:
         if transfer is not None:
             self._transfers.end(transfer)
             if neighbour is not None:
-                neighbour.running = max(0, neighbour.running - 1)
+                neighbour.running -= 1
                 neighbour.slots_free += 1
         return transfer, neighbour
 
@@ -159,7 +160,7 @@ class Download:
         self._effects.append(Drop(parent))
         for other in [each for each in self._transfers if each.parent == parent and not each.is_cancelled]:
             self._cancel(other)
-        self._shun(parent)
+        self._recall(parent)
         if neighbour is not None:
             self._neighbours.tell(neighbour, held=0, coming=0)
 
@@ -184,7 +185,7 @@ class Download:
         _, neighbour = self._end(event.parent, event.shard)
         for child, depth in event.children:
             self._neighbours.hear_of(child, depth, 0)
-            self._shun(child)
+            self._recall(child)
         if neighbour is not None:
             neighbour.slots_free, neighbour.was_full = 0, True
             pause_ms = max(1, min(RETRY_TOLD_MAX_MS, event.retry_ms))

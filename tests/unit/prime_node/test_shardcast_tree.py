@@ -279,6 +279,14 @@ def test_what_we_cancelled_ourselves_is_held_against_nobody() -> None:
     assert parents.expect(ANN, 5) == hoped
 
 
+def test_a_parent_lost_and_found_is_not_asked_again_for_what_it_is_sending() -> None:
+    tree = download(1)
+    meet(tree, has(ANN, 0))
+    later = feed(tree, ParentLost(ANN), ParentFound(ANN, 1, 4), has(ANN, 0), now_ms=5_000)
+    assert only(Fetch, later) == []
+    assert tree.handle(ShardArrived(ANN, 0, SHARD_BYTES, 10), 5_010) == [Finished()]
+
+
 def test_in_the_endgame_a_slow_shard_is_asked_twice_and_the_loser_cancelled() -> None:
     parents = Parents()
     parents.note_arrived(BOB, 10_000_000, 1_000, 0)
