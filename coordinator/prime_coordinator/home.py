@@ -4,6 +4,7 @@ config.toml   settings                      log.key     Ed25519 key of the tree 
 key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
 objects/      files that nodes sent         mirror/     the log as static files for everybody
 plants/       keys of planted workers       lock        who is running here
+state.snapshot  the state at the last stop; the log is all it takes to make it again
 """
 
 import secrets
@@ -50,6 +51,10 @@ class Home:
     @property
     def mirror(self) -> Path:
         return self.folder / "mirror"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.folder / "state.snapshot"
 
     @property
     def plants(self) -> Path:

@@ -1,28 +1,32 @@
 """From what is on disk to a ledger: how a coordinator starts, whatever ended the one before.
 
 Signatures were checked when the entries came in, and the last head on disk says that the entries under it are the same
-bytes, so only those after it are checked again as a stranger would. A log that lost entries is refused: to go on from
-it would tell two histories.
+bytes, so only those after it are checked again as a stranger would. The same head vouches for a snapshot of the state
+under it. A log that lost entries is refused: to go on from it would tell two histories.
 """
 
+import logging
 from pathlib import Path
 
 from prime_coordinator.mirror import read_head
+from prime_coordinator.snapshots import read_snapshot
 from prime_coordinator.store import LogStore
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId
 from prime_protocol.ledger import Ledger
-from prime_protocol.merkle import Tree, leaf_hash
+from prime_protocol.merkle import Tree, leaf_hash, root_of
 from prime_protocol.note import VerifierKey
+from prime_protocol.state import State
 from prime_protocol.tiles import CHECKPOINT_PATH
 from prime_protocol.treehead import TreeHead, open_tree_head
 
+log = logging.getLogger(__name__)
 CHUNK = 4_096
 """Entries read at once."""
 
 
 async def recover(
-    store: LogStore, mirror: Path, *, network: NetworkId, coordinator: NodeId, log_key: VerifierKey
+    store: LogStore, mirror: Path, snapshot: Path, *, network: NetworkId, coordinator: NodeId, log_key: VerifierKey
 ) -> tuple[Ledger, Tree]:
     """The ledger and the tree over all entries in the database; LocalError when they do not hold."""
     size = await store.size()
@@ -38,20 +42,36 @@ async def recover(
                 f"{where} holds a signed head over {promised.size} entries, but only {size} are left: restore the"
                 " database from a newer backup; to go on would fork the log"
             )
-    ledger, tree = Ledger(network), Tree()
+    tree = Tree()
+    for start in range(0, size, CHUNK):
+        tree.append_many(leaf_hash(leaf) for leaf in await store.read(start, min(size, start + CHUNK)))
     trusted = head.size if head else 0
+    if head and root_of(trusted, tree.get_node) != head.root:
+        raise LocalError(
+            f"the log in the database does not hold: its first {trusted} entries are not those it had signed"
+        )
+    ledger = Ledger(network)
+    ledger.state = _find_state(snapshot, tree, trusted) or ledger.state
+    log.info("folding %d of %d entries", size - ledger.state.size, size)
     try:
-        for start in range(0, size, CHUNK):
-            leaves = await store.read(start, min(size, start + CHUNK))
-            tree.append_many([leaf_hash(leaf) for leaf in leaves])
-            for index, leaf in enumerate(leaves, start):
+        for start in range(ledger.state.size, size, CHUNK):
+            for index, leaf in enumerate(await store.read(start, min(size, start + CHUNK)), start):
                 ledger.restore(leaf) if index < trusted else ledger.apply(leaf)
-                if head and index + 1 == head.size and ledger.state.frontier.root() != head.root:
-                    raise RemoteError("tree_head.root", f"is not that of the first {head.size} entries")
     except RemoteError as error:
         raise LocalError(f"the log in the database does not hold at entry {ledger.state.size}: {error}") from None
     _check_names(ledger, coordinator, log_key)
     return ledger, tree
+
+
+def _find_state(snapshot: Path, tree: Tree, trusted: int) -> State | None:
+    """The state that was kept, if it is that of this log under its last head."""
+    state = read_snapshot(snapshot)
+    if state is None:
+        return None
+    if 0 < state.size <= trusted and state.frontier.root() == root_of(state.size, tree.get_node):
+        return state
+    log.warning("%s is not of this log and is not used", snapshot)
+    return None
 
 
 def _check_names(ledger: Ledger, coordinator: NodeId, log_key: VerifierKey) -> None:

@@ -39,6 +39,7 @@ from prime_coordinator.plants import Plants
 from prime_coordinator.recovery import recover
 from prime_coordinator.settlement import Settlement
 from prime_coordinator.settlement.embedded import EmbeddedSettlement
+from prime_coordinator.snapshots import write_snapshot
 from prime_coordinator.store import LogStore, open_log_store
 from prime_coordinator.submissions import BadFile, Submissions
 from prime_coordinator.uploads import Uploads
@@ -118,16 +119,18 @@ class CoordinatorServer:
         cls, config: CoordinatorConfig, key: WalletKey, log_key: Ed25519PrivateKey, store: LogStore, clock: Clock
     ) -> Self:
         """From what is on disk."""
-        network, mirror = config.network_id, Home(config.folder).mirror
+        network, home = config.network_id, Home(config.folder)
         vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
-        ledger, tree = await recover(store, mirror, network=network, coordinator=key.node, log_key=vkey)
+        ledger, tree = await recover(
+            store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
+        )
         plants = Plants.of(key, load_planted(config))
         core = Core(key, ledger, now_ms=clock.now_ms(), plants=plants)
 
         def show(note: bytes, size: int) -> None:
             core.head, core.head_size = note, size
 
-        writer = LogWriter(store, mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
+        writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
         mended = await writer.mend()
         log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
         faucet = config.faucet
@@ -266,10 +269,15 @@ class CoordinatorServer:
         ]
 
     async def _finish(self) -> None:
-        """A last head over everything, so that whoever reads the mirror while this is down sees it all."""
+        """A snapshot, and a last head, so that whoever reads the mirror while this is down sees it all."""
         await self.commit()
         if self.writer.size > self.writer.head_size:
             await self.writer.sign_head()
+        if self.core.state.size == self.writer.head_size:
+            try:
+                write_snapshot(Home(self.config.folder).snapshot, self.core.state)
+            except LocalError as error:
+                log.warning("no snapshot, so the next start takes longer: %s", error)
 
     async def _repeat(self, every_ms: int, work: Callable[[], Awaitable[Any]]) -> None:
         while True:

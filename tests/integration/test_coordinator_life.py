@@ -125,6 +125,15 @@ async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess
     verify_with_command(process.config, books.key)
 
 
+async def test_a_clean_stop_spares_the_next_start_the_folding(process: CoordinatorProcess) -> None:
+    async with party(process, "worker") as worker:
+        await worker.join(Role.WORKER)
+        assert await process.stop() == 0
+        await process.start()
+        assert any("folding 0 of" in line for line in process.lines)
+        await worker.beat()  # it knows the node
+
+
 def is_settled(books: CheckedLog, name: Digest) -> bool:
     submission = books.ledger.state.runs[RUN].submissions.get(name)
     return submission is not None and submission.credited

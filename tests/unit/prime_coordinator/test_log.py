@@ -3,68 +3,22 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_world import NETWORK, World
+from ledger_world import NETWORK
+from log_rig import LOG_KEY, VERIFIER, Rig, make_leaves, make_rig, recovered
 
 from prime_coordinator.books_check import ORIGIN_PREFIX, check_log
 from prime_coordinator.catalogue import make_card
-from prime_coordinator.config import BooksConfig
-from prime_coordinator.log import LogWriter
 from prime_coordinator.mirror import read_head, read_leaves, read_tile
-from prime_coordinator.recovery import recover
-from prime_coordinator.store import LogStore, StoredHead, open_log_store
-from prime_protocol import entries as e
-from prime_protocol.entries import Role
+from prime_coordinator.store import StoredHead, open_log_store
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.ledger import Ledger
 from prime_protocol.merkle import Tree, leaf_hash, verify_consistency, verify_inclusion
-from prime_protocol.note import VerifierKey
 from prime_protocol.treehead import TreeHead, open_tree_head, sign_tree_head
-from prime_runtime.clock import SystemClock
-
-LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
-VERIFIER = VerifierKey.of(ORIGIN_PREFIX + NETWORK, LOG_KEY)
-
-
-def make_leaves(count: int) -> list[bytes]:
-    """A log that names our key."""
-    world = World()
-    zeros = NodeId(bytes(20))
-    world.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=0))
-    for number in range(count - 1):
-        world.register(f"node-{number % 9}", Role.WORKER)
-    return world.leaves
-
-
-@dataclass
-class Rig:
-    """A writer, and everything it was told to show."""
-
-    store: LogStore
-    writer: LogWriter
-    shown: list[tuple[bytes, int]]
-    mirror: Path
-
-
-def make_rig(store: LogStore, mirror: Path, tree: Tree | None = None, **settings: int) -> Rig:
-    shown: list[tuple[bytes, int]] = []
-    config = BooksConfig(**{"batch_ms": 0, **settings})
-    writer = LogWriter(
-        store,
-        mirror,
-        LOG_KEY,
-        NETWORK,
-        tree or Tree(),
-        clock=SystemClock(),
-        config=config,
-        on_head=lambda note, size: shown.append((note, size)),
-    )
-    return Rig(store, writer, shown, mirror)
 
 
 @pytest.fixture
@@ -176,11 +130,6 @@ async def test_whatever_is_wrong_with_the_mirror_is_mended_at_start(rig: Rig) ->
 
 
 # --- Recovery -------------------------------------------------------------------------------------------------------
-
-
-async def recovered(rig: Rig, coordinator: NodeId | None = None) -> tuple[Ledger, Tree]:
-    name = coordinator or World().id("coordinator")
-    return await recover(rig.store, rig.mirror, network=NETWORK, coordinator=name, log_key=VERIFIER)
 
 
 async def test_a_start_finds_exactly_what_was_written(rig: Rig) -> None:
