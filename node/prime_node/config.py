@@ -20,7 +20,7 @@ from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.secret import Secret
 from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
 from prime_runtime.shardcast.retention import VERSIONS_KEPT
-from prime_runtime.shardcast.slots import UploadLimits
+from prime_runtime.shardcast.upload_config import UploadConfig
 from prime_runtime.shardcast.urls import check_urls
 
 CONFIG_NAME = "config.toml"
@@ -32,32 +32,6 @@ class NodeRole(StrEnum):
     WORKER = "worker"
     VALIDATOR = "validator"
     RELAY = "relay"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UploadConfig:
-    """The section [upload]: what the owner gives to nodes that fetch from this one."""
-
-    slots: Annotated[int, Between(1, 1000)] = 4
-    """Uploads at once. Few, so that each is fast and what was sent can be passed on soon."""
-    address_slots: Annotated[int, Between(1, 1000)] = 2
-    """Uploads at once to one address."""
-    bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
-    """Upload rate over all slots; 0 is as fast as the line."""
-    bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
-    """Most bytes sent in a day of UTC; 0 is no cap."""
-
-    def __post_init__(self) -> None:
-        if self.address_slots > self.slots:
-            raise ConfigError("upload.address_slots is above upload.slots")
-
-    def limits(self) -> UploadLimits:
-        return UploadLimits(
-            slots=self.slots,
-            address_slots=self.address_slots,
-            bytes_per_s=self.bytes_per_s or None,
-            day_bytes=self.bytes_per_day or None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

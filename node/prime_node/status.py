@@ -178,7 +178,7 @@ def _weights(daemon: Daemon) -> dict[str, Any]:
 def _upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
     limits, swarm = daemon.config.upload, daemon.swarm
     return {
-        "slots": limits.slots,
+        "slots": limits.limits().slots,
         "slots_free": swarm.slots.slots_free(now_ms),
         "bytes_per_s_max": limits.bytes_per_s or None,
         "bytes_per_day_max": limits.bytes_per_day or None,

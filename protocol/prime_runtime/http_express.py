@@ -28,6 +28,14 @@ PLAIN_HEADERS = frozenset({b"host", b"accept", b"accept-encoding", b"content-typ
 LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")
 
 
+LIBRARY_NAMES = (
+    *("_loop", "_waiter", "_messages", "_close", "_force_close", "_paused", "_process_keepalive"),
+    *("_keepalive", "_keepalive_handle", "_keepalive_timeout", "_next_keepalive_close_time"),
+)
+IS_KNOWN = all(hasattr(RequestHandler, name) for name in LIBRARY_NAMES)
+"""The parts of aiohttp's handler that the lane leans on are there. Where a release renamed one, there is no lane."""
+
+
 class ExpressLane:
     """Which paths have a lane, and how they are answered."""
 
@@ -51,7 +59,7 @@ class ExpressHandler(RequestHandler):
         super().__init__(server, loop=loop, **settings)
         self._lane = lane
         self._address = "unknown"
-        self._is_plain = True
+        self._is_plain = IS_KNOWN
         """Only whole and plain requests came so far."""
         self._later: asyncio.Task[None] | None = None
 

@@ -18,6 +18,7 @@ from prime_runtime.password import read_password
 from prime_runtime.secret import Secret
 from prime_runtime.settings import Between, ConfigError
 from prime_runtime.shardcast.retention import VERSIONS_KEPT
+from prime_runtime.shardcast.upload_config import UploadConfig
 from prime_runtime.shardcast.urls import check_urls
 
 
@@ -82,19 +83,13 @@ class PublishConfig(TrainerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadConfig:
-    """The section [upload]: what is given to those who fetch."""
+class OriginUploadConfig(UploadConfig):
+    """The section [upload]: what is given to those who fetch. A server's line carries more than a home's."""
 
-    slots: Annotated[int, Between(1, 1000)] = 16
-    """Uploads at once."""
+    slots: Annotated[int, Between(0, 1000)] = 16
+    """Uploads at once; 0 chooses by bytes_per_s."""
     address_slots: Annotated[int, Between(1, 1000)] = 4
     """Uploads at once to one address."""
-    bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
-    """Upload rate over all slots; 0 is as fast as the line."""
-
-    def __post_init__(self) -> None:
-        if self.address_slots > self.slots:
-            raise ConfigError("upload.address_slots is above upload.slots")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +101,7 @@ class OriginConfig(TrainerConfig):
     the address that is listened on."""
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    upload: UploadConfig = field(default_factory=UploadConfig)
+    upload: OriginUploadConfig = field(default_factory=OriginUploadConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from prime_runtime.sequence import Sequence
 from prime_runtime.shardcast.crier import Crier, leave
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.serve import ShardServer
-from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
+from prime_runtime.shardcast.slots import UploadSlots
 from prime_runtime.shardcast.store import ShardStore
 from prime_runtime.shardcast.urls import with_ports
 from prime_runtime.supervision import Part, Supervisor
@@ -43,15 +43,10 @@ class Origin:
         self._key = config.load_key()
         trainer, network = self._key.node, config.network_id
         store = ShardStore(config.store, network=network, run=config.run_id, trainer=trainer)
-        limits = UploadLimits(
-            slots=config.upload.slots,
-            address_slots=config.upload.address_slots,
-            bytes_per_s=config.upload.bytes_per_s or None,
-        )
         proxies = config.limits.trusted_proxies
         self._directory = Directory()
         self._server = ShardServer(
-            store, UploadSlots(limits), clock=clock, trusted_proxies=proxies, directory=self._directory
+            store, UploadSlots(config.upload.limits()), clock=clock, trusted_proxies=proxies, directory=self._directory
         )
         self._http = HttpServer(self._key, network, clock=clock, limits=config.limits)
         self._server.add_routes(self._http)

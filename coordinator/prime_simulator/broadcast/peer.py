@@ -68,6 +68,8 @@ class Peer:
     """None at the origin and at a liar: they fetch nothing."""
     has: int = 0
     """Bitmap of the shards it serves."""
+    sent: int = 0
+    """Bitmap of the shards that it has begun to send to somebody."""
     maps: tuple[bytes, bytes] = (b"", b"")
     version: int = 0
     is_there: bool = False

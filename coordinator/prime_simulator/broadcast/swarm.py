@@ -26,6 +26,8 @@ from prime_node.shardcast.events import (
     Tick,
 )
 from prime_protocol.ids import NodeId
+from prime_protocol.shard_messages import encode_bitmap
+from prime_runtime.shardcast.seeding import advertise
 from prime_runtime.shardcast.slots import Full
 from prime_simulator.broadcast.flows import Clock, Flow, Flows
 from prime_simulator.broadcast.peer import MANIFEST, Peer, Request, make_peer
@@ -193,10 +195,20 @@ class Swarm:
 
     def _stream(self, request: Request) -> None:
         length = self.plan.lengths[request.shard]
+        self._note_sent(request.parent, request.shard)
         request.began_ms = self.clock.now_ms
         request.flow = Flow(request.parent.up, request.child.down, length, self._complete, request)
         self._flows.start(request.flow)
         self.clock.after(self._delay_ms(request.child, request.parent), self._begin, request)
+
+    def _note_sent(self, parent: Peer, shard: int) -> None:
+        """The origin names what it has not sent yet, as a real one does."""
+        if parent.download is None and not parent.member.lies and not parent.sent >> shard & 1:
+            parent.sent |= 1 << shard
+            held = advertise(parent.has, parent.sent, is_origin=True)
+            parent.maps = (encode_bitmap(held, len(self.plan.lengths)), parent.maps[1])
+            parent.version += 1
+            self._polls.publish(parent)
 
     def _begin(self, request: Request) -> None:
         """The first bytes have reached the child."""

@@ -12,6 +12,8 @@ from prime_protocol.ids import Digest, NodeId
 from prime_runtime.rates import Gate, address_group
 
 DAY_MS = 24 * 3_600_000
+SLOTS = 6
+"""What the broadcast simulator does best with at 100 Mbit/s; see docs/broadcast.md."""
 RETRY_MIN_MS = 100
 RETRY_MAX_MS = 5_000
 RETRY_TOMORROW_MS = 600_000
@@ -30,7 +32,7 @@ TICKET_MS_FIRST = 2_000
 class UploadLimits:
     """What the owner of a node gives. Made once from its settings."""
 
-    slots: int = 6
+    slots: int = SLOTS
     """Uploads at once, waiting ones included. Few, so that each is fast and the shard can be passed on soon."""
 
     address_slots: int = 2

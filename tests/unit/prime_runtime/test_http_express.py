@@ -10,7 +10,7 @@ from prime_protocol.envelope import open_envelope
 from prime_protocol.exchange import open_reply
 from prime_runtime.http_client import Server
 from prime_runtime.http_errors import Unreachable
-from prime_runtime.http_express import HEAD_BYTES_MAX, read_plain
+from prime_runtime.http_express import HEAD_BYTES_MAX, IS_KNOWN, read_plain
 from prime_runtime.http_server import Caller
 
 HEAD = b"POST /api/double HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
@@ -147,3 +147,7 @@ async def test_a_connection_on_the_lane_is_closed_when_nothing_comes_any_more(mo
         assert await read_told(reader, frame) == 2
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+
+
+def test_the_library_is_the_one_the_lane_was_written_for() -> None:
+    assert IS_KNOWN
