@@ -12,6 +12,10 @@ need() { # package, what for
     apt-get install -qq -y --no-install-recommends "$1"
 }
 
+want() { # the same, for a test that is skipped without it
+    [ "$(id -u)" -ne 0 ] && echo "$2 is skipped without the Debian package $1" >&2 || need "$1" "$2"
+}
+
 case "$1" in
 build)
     # libp2p's fastecdsa comes as source only.
@@ -19,8 +23,9 @@ build)
     ;;
 test)
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"
-    command -v zsh >/dev/null || need zsh "a test of completion"
-    command -v fish >/dev/null || need fish "a test of completion"
+    command -v zsh >/dev/null || want zsh "a test of completion"
+    command -v fish >/dev/null || want fish "a test of completion"
+    command -v tc >/dev/null || want iproute2 "the test on shaped links"
     # js-libp2p, for a test that is skipped without Node.
     cd tests/interop
     if command -v npm >/dev/null && ! cmp -s package-lock.json node_modules/.installed; then
