@@ -17,7 +17,7 @@ from prime_protocol.ids import Digest
 from prime_runtime.objects import content_key
 
 BIN = Path(sys.executable).with_name("prime-coordinator")
-FILES = 400
+FILES = 2_000
 """Each is brought to the disk by itself, so that copying them takes many times longer than noticing the first."""
 
 
@@ -25,8 +25,8 @@ def command(process: CoordinatorProcess, *words: str | Path) -> list[str]:
     return [str(BIN), *map(str, words), "--folder", str(process.config.folder)]
 
 
-def fill(objects: Path) -> None:
-    for number in range(FILES):
+def fill(objects: Path, files: int) -> None:
+    for number in range(files):
         data = f"file {number}".encode()
         path = objects / content_key("files", Digest(sha256(data).digest()))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,8 @@ async def test_a_killed_backup_is_none_and_the_next_one_says_what_is_in_its_way(
     monkeypatch.setenv("PRIME_PASSWORD", PASSWORD)
     target, draft = tmp_path / "backup", tmp_path / "backup.draft"
     async with running(await make_folder(tmp_path / "coordinator")) as process, party(process, "worker") as worker:
-        fill(Home(process.config.folder).objects)
+        objects = Home(process.config.folder).objects
+        fill(objects, FILES)
         await worker.join(Role.WORKER)
         whole = command(process, "backup", target, "--keys", "--objects")
         kill_in_the_midst(subprocess.Popen(whole, text=True), draft)
@@ -59,11 +60,12 @@ async def test_a_killed_backup_is_none_and_the_next_one_says_what_is_in_its_way(
         again = subprocess.run(whole, capture_output=True, text=True, check=False)
         assert again.returncode == 1
         assert "remove it" in again.stderr
-        subprocess.run(["rm", "-r", draft], check=True)
+        subprocess.run(["rm", "-r", draft, objects / "files"], check=True)
+        fill(objects, 20)
         subprocess.run(whole, check=True, capture_output=True)
         assert await process.stop() == 0
     restore = [BIN, "restore", target, "--folder", tmp_path / "restored"]
     subprocess.run(restore, check=True, capture_output=True)
     restored = Home(tmp_path / "restored")
-    assert len(list(restored.objects.glob("files/*/*"))) == FILES
+    assert len(list(restored.objects.glob("files/*/*"))) == 20
     assert os.path.getsize(restored.database) > 0
