@@ -66,7 +66,7 @@ def run_broadcast(folder: Path, checkpoint: Path, *, nodes: int, mbit: int, shar
             for host in hosts:
                 host.end()
     for name in names[1:]:
-        (place,) = (folder / name / "checkpoints").iterdir()
+        (place,) = (folder / name / "checkpoints").glob("*[0-9a-f]")
         for file in checkpoint.iterdir():
             assert (place / file.name).read_bytes() == file.read_bytes(), f"{name} has other weights"
     return outcome

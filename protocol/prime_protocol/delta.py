@@ -6,7 +6,7 @@ the manifest's business: see manifest.verify_tensor.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, assert_never
@@ -60,8 +60,13 @@ def record_bytes_max(tensor_bytes: int, width: int) -> int:
     return HEADER.size + -(-tensor_bytes // (DELTA_BLOCK_LANES * width)) + tensor_bytes
 
 
-def encode_record(old: Buffer, new: Buffer, width: int) -> Iterator[bytes]:
-    """The record that turns `old` into `new`, block by block: joined, the chunks are the record."""
+def encode_record(
+    old: Buffer, new: Buffer, width: int, see: Callable[[Bytes], object] = lambda block: None
+) -> Iterator[bytes]:
+    """The record that turns `old` into `new`, block by block: joined, the chunks are the record.
+
+    `see` is shown each block of `new` while it is still in the processor's cache.
+    """
     before, after = as_bytes(old), as_bytes(new)
     assert before.size == after.size, "a delta keeps the shape"
     assert after.size % width == 0, "a tensor is a whole number of lanes"
@@ -69,6 +74,7 @@ def encode_record(old: Buffer, new: Buffer, width: int) -> Iterator[bytes]:
     yield HEADER.pack(VERSION, width, after.size)
     for start, stop in get_ranges(after.size, width):
         yield encode_block(compressor, before[start:stop], after[start:stop], width)
+        see(after[start:stop])
 
 
 def encode_block(compressor: zstandard.ZstdCompressor, old: Bytes, new: Bytes, width: int) -> bytes:
@@ -104,6 +110,19 @@ def apply_record(record: Buffer, target: Buffer, width: int) -> None:
         decode_block(decompressor, block, width)
     for block in blocks:
         apply_block(lanes[block.start : block.stop], block, decode_block(decompressor, block, width), width)
+
+
+def patch_blocks(record: Buffer, tensor_bytes: int, width: int, read: Callable[[int, int], Bytes]) -> Iterator[Bytes]:
+    """The new tensor block by block, each made of what `read(start, stop)` gives of the old one.
+
+    The block that is given is patched and handed on, so `read` may use one buffer for all. A bad record is a
+    RemoteError as soon as it shows; what came before it is of no use then.
+    """
+    decompressor = zstandard.ZstdDecompressor()
+    for block in parse_record(record, tensor_bytes, width):
+        target = read(block.start, block.stop)
+        apply_block(target, block, decode_block(decompressor, block, width), width)
+        yield target
 
 
 def check_record(record: Buffer, tensor_bytes: int, width: int) -> None:

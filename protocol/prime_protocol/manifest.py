@@ -7,7 +7,7 @@ could say is refused when it is made. manifest_build.py makes them, manifest_pat
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,7 +23,8 @@ from prime_protocol.constants import (
     TENSOR_DIMS_MAX,
     TENSORS_MAX,
 )
-from prime_protocol.delta import HEADER, Buffer, apply_record, as_bytes, record_bytes_max
+from prime_protocol.delta import HEADER, Buffer, apply_record, as_bytes, patch_blocks, record_bytes_max
+from prime_protocol.delta_lanes import Bytes
 from prime_protocol.digests import digest_fields
 from prime_protocol.dtypes import Dtype
 from prime_protocol.errors import RemoteError
@@ -233,6 +234,23 @@ def verify_tensor(tensor: TensorEntry, data: Buffer) -> None:
     if size != tensor.size:
         raise RemoteError(f"tensors.{tensor.name}.size", f"is {tensor.size}, got {size} bytes")
     if compute_digest(data) != tensor.digest:
+        raise RemoteError(f"tensors.{tensor.name}.digest", "does not match the bytes")
+
+
+def rebuild_tensor(
+    tensor: TensorEntry, record: Buffer, read: Callable[[int, int], Bytes], write: Callable[[int, Bytes], object]
+) -> None:
+    """Apply a delta's record to a tensor read in blocks, write the result in blocks, and check it, in one pass.
+
+    `read(start, stop)` gives bytes of the old tensor that may be changed, `write(start, block)` takes those of the new
+    one. After a RemoteError what was written is of no use: the record is bad, or this was not its base.
+    """
+    digest, position = blake3(), 0
+    for block in patch_blocks(record, tensor.size, tensor.dtype.lane_bytes, read):
+        digest.update(block.data)
+        write(position, block)
+        position += block.size
+    if digest.digest() != tensor.digest:
         raise RemoteError(f"tensors.{tensor.name}.digest", "does not match the bytes")
 
 

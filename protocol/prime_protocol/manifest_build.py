@@ -4,8 +4,9 @@ The caller hands in chunks and, for a delta, takes out the chunks of the delta f
 LocalError: nothing here came from a peer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -149,27 +150,17 @@ def build_delta(
     """
     known = {tensor.name: tensor for tensor in base.tensors}
     hasher = RangeHasher((start, shard_bytes) for start in count(0, shard_bytes))
-    entries: list[TensorEntry] = []
-
-    def encode(item: tuple[str, Buffer, Buffer]) -> tuple[str, list[bytes], Digest]:
-        name, old, new = item
-        before = known.get(name)
-        if before is None:
-            raise LocalError(f"{name} is not a tensor of the base")
-        return name, list(encode_checked(before, old, new)), compute_digest(new)
-
-    seen: set[str] = set()
-    for name, chunks, digest in each(encode, tensors):
-        if name in seen:
-            raise LocalError(f"{name} came twice")
-        seen.add(name)
+    entries: dict[str, TensorEntry] = {}
+    for before, chunks, digest in each(partial(encode_tensor, known), tensors):
+        if before.name in entries:
+            raise LocalError(f"{before.name} came twice")
         offset = hasher.position
         for chunk in chunks:
             hasher.feed(chunk)
             write(chunk)
-        place = {"digest": digest, "file": 0, "offset": offset, "length": hasher.position - offset}
-        entries.append(replace(known[name], **place))
-    missing = known.keys() - seen
+        length = hasher.position - offset
+        entries[before.name] = replace(before, digest=digest, file=0, offset=offset, length=length)
+    missing = known.keys() - entries.keys()
     if missing:
         raise LocalError(f"{len(missing)} tensors of the base did not come, the first is {min(missing)}")
     return Manifest(
@@ -180,12 +171,21 @@ def build_delta(
         shard_bytes=shard_bytes,
         files=(FileEntry(name=DELTA_FILE, size=hasher.position),),
         shards=tuple(list_shards(0, hasher.position, hasher.finish(), shard_bytes)),
-        tensors=tuple(sorted(entries, key=lambda tensor: tensor.name)),
+        tensors=tuple(entries[name] for name in sorted(entries)),
     )
 
 
-def encode_checked(tensor: TensorEntry, old: Buffer, new: Buffer) -> Iterator[bytes]:
+def encode_tensor(
+    known: Mapping[str, TensorEntry], item: tuple[str, Buffer, Buffer]
+) -> tuple[TensorEntry, list[bytes], Digest]:
+    """The base's entry of a tensor, the record of its change, and the digest of what it becomes."""
+    name, old, new = item
+    before = known.get(name)
+    if before is None:
+        raise LocalError(f"{name} is not a tensor of the base")
     for size in (as_bytes(old).size, as_bytes(new).size):
-        if size != tensor.size:
-            raise LocalError(f"{tensor.name} has {size} bytes, in the base it has {tensor.size}")
-    return encode_record(old, new, tensor.dtype.lane_bytes)
+        if size != before.size:
+            raise LocalError(f"{name} has {size} bytes, in the base it has {before.size}")
+    digest = blake3()
+    chunks = list(encode_record(old, new, before.dtype.lane_bytes, lambda block: digest.update(block.data)))
+    return before, chunks, Digest(digest.digest())

@@ -101,7 +101,7 @@ async def check_deltas(swarm: Swarm, nodes: list[Relay], checkpoints: list[Path]
     await swarm.publish(checkpoints[1], 1, "--delta")
     last = await swarm.publish(checkpoints[2], 2, "--keyframe")
     assert set(last.manifests) == {"delta", "keyframe"}
-    for folder in ("checkpoints", "transport", "manifests", "spares"):
+    for folder in ("checkpoints", "transport", "manifests"):
         for path in sorted((amnesiac.folder / "weights" / folder).rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
     await asyncio.gather(sleeper.command.start(), amnesiac.command.start())

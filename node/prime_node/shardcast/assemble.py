@@ -1,7 +1,6 @@
-"""Shards become checkpoints: a keyframe's files get a second name, a delta is applied to a copy of its base.
+"""Shards become checkpoints: a keyframe's files get a second name, a delta and its base are made into new ones.
 
-Nothing here waits for the network; it is run in a thread. The copy to be patched is made ahead, while nothing is
-urgent, so that a new step costs the change and the proof and no copying.
+Nothing here waits for the network; it is run in a thread. A base is only read, so it stays good whatever happens.
 """
 
 import logging
@@ -15,12 +14,12 @@ from prime_protocol.ids import Digest
 from prime_protocol.manifest import Kind, verify_base, verify_layout
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.checkpoint import (
-    copy_checkpoint,
+    allocate_like,
+    link_or_copy,
     map_checkpoint,
     patch_checkpoint,
     verify_checkpoint,
 )
-from prime_runtime.shardcast.stock import link_or_copy
 from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
 
 log = logging.getLogger(__name__)
@@ -37,21 +36,20 @@ class Assembler:
         self._threads = threads
         self._kept = kept
         self._alone = threading.Lock()
-        """The spare copy is made in the background; whoever builds waits until it is there."""
+        """The room for the next checkpoint is taken in the background; whoever builds waits until it is there."""
 
     def build(self, path: Sequence[SignedManifest]) -> None:
         """Along a chain whose shards are all here, each link on what the one before gave.
 
         RemoteError: the result is not what was signed. Then nothing got a name that it does not deserve.
         """
-        with self._alone:
-            for signed in path:
-                if self._store.checkpoint_path(signed.root).exists():
-                    continue
-                if signed.manifest.kind is Kind.KEYFRAME:
-                    self._build_keyframe(signed)
-                else:
-                    self._build_delta(signed)
+        for signed in path:
+            if self._store.checkpoint_path(signed.root).exists():
+                continue
+            if signed.manifest.kind is Kind.KEYFRAME:
+                self._build_keyframe(signed)
+            else:
+                self._build_delta(signed)
 
     def _build_keyframe(self, signed: SignedManifest) -> None:
         stock, draft = self._store.stocks[signed.digest], self._start_draft(signed.root)
@@ -73,23 +71,11 @@ class Assembler:
         if held is None:
             raise RemoteError("base", f"{base} is not here")
         verify_base(signed.manifest, held.manifest)
-        spare = self._store.spare_path(base)
-        if spare.exists():
-            try:
-                self._patch(signed, spare)
-                return
-            except RemoteError as error:
-                log.warning("the spare copy was damaged, a fresh one is made: %s", error)
-        fresh = spare.with_name(spare.name + DRAFT_SUFFIX)
-        shutil.rmtree(fresh, ignore_errors=True)
-        copy_checkpoint(self._store.checkpoint_path(base), fresh)
-        self._patch(signed, fresh)
-
-    def _patch(self, signed: SignedManifest, copy: Path) -> None:
         draft = self._start_draft(signed.root)
-        copy.rename(draft)
+        with self._alone:
+            self._store.room.rename(draft) if self._store.room.exists() else draft.mkdir()
         records = self._store.stocks[signed.digest].view_file(0)
-        patch_checkpoint(draft, signed.manifest, records, threads=self._threads)
+        patch_checkpoint(self._store.checkpoint_path(base), draft, signed.manifest, records, threads=self._threads)
         self._store.publish(draft, signed)
 
     def _start_draft(self, root: Digest) -> Path:
@@ -102,24 +88,6 @@ class Assembler:
         base = path[0].manifest.base
         if base is not None:
             self._store.remove_checkpoint(base)
-
-    def prepare(self) -> None:
-        """Make the copy that the next delta will patch. Where there is no room for it, the delta will make its own."""
-        with self._alone:
-            newest = self._newest()
-            if newest is not None and not self._store.spare_path(newest.root).exists():
-                self._copy(newest)
-
-    def _copy(self, newest: SignedManifest) -> None:
-        spare = self._store.spare_path(newest.root)
-        draft = spare.with_name(spare.name + DRAFT_SUFFIX)
-        shutil.rmtree(draft, ignore_errors=True)
-        try:
-            copy_checkpoint(self._store.checkpoint_path(newest.root), draft)
-            draft.rename(spare)
-        except (OSError, LocalError) as error:
-            log.info("no spare copy of step %d: %s", newest.manifest.step, error)
-            shutil.rmtree(draft, ignore_errors=True)
 
     def recheck(self) -> int:
         """Checkpoints that are not what they say are removed; their number."""
@@ -136,12 +104,22 @@ class Assembler:
         return lost
 
     def retire(self) -> None:
-        """Keep the newest few checkpoints, and a spare of the newest only."""
+        """Keep the newest few checkpoints. Others are removed, not written over: somebody may still read them."""
         newest_first = sorted(self._store.checkpoints().values(), key=lambda signed: -signed.manifest.step)
         for signed in newest_first[self._kept :]:
             self._store.remove_checkpoint(signed.root)
-        for signed in newest_first[1 : self._kept]:
-            shutil.rmtree(self._store.spare_path(signed.root), ignore_errors=True)
 
-    def _newest(self) -> SignedManifest | None:
-        return max(self._store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
+    def prepare(self) -> None:
+        """Take the room for the next checkpoint while nothing is urgent. Without it the next one takes its own."""
+        newest = max(self._store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
+        with self._alone:
+            if newest is None or self._store.room.exists():
+                return
+            draft = self._store.room.with_name("room.new" + DRAFT_SUFFIX)
+            shutil.rmtree(draft, ignore_errors=True)
+            try:
+                allocate_like(self._store.checkpoint_path(newest.root), draft)
+                draft.rename(self._store.room)
+            except OSError as error:
+                log.info("no room is taken ahead: %s", error)
+                shutil.rmtree(draft, ignore_errors=True)

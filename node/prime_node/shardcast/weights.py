@@ -6,6 +6,7 @@ keyframe. A checkpoint appears under its name only after every tensor had the di
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 RETRY_MS = 1_000
 """Between two looks for a way that was not there; after each failure to build twice as long, up to a minute."""
 RETRY_MS_MAX = 60_000
-THREADS = 4
+THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)

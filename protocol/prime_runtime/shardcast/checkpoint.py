@@ -1,27 +1,31 @@
-"""A checkpoint folder, mapped: its files, its tensors by name, and how to copy, patch and prove it.
+"""A checkpoint folder, mapped: its files, its tensors by name, and how to prove it or make the next one of it.
 
 Tensors are worked on in threads: hashing, unpacking and patching all let go of the interpreter.
 """
 
-import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
+from prime_protocol.constants import DELTA_BLOCK_LANES
+from prime_protocol.delta_lanes import Bytes
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.manifest import FILE_NAME, Manifest, TensorEntry, patch_tensor, verify_tensor
+from prime_protocol.manifest import FILE_NAME, Manifest, TensorEntry, rebuild_tensor, verify_tensor
 from prime_protocol.manifest_build import SourceFile
 from prime_protocol.safetensors_header import Header, HeaderTensor, get_head_bytes, parse_header
 
 TENSOR_SUFFIX = ".safetensors"
 CHUNK_BYTES = 8 * 2**20
 PREFIX_BYTES = 8
-FICLONE = 0x40049409
-"""Linux's ioctl that makes two files share their blocks until one is written."""
 
 T = TypeVar("T")
 
@@ -105,17 +109,84 @@ def verify_checkpoint(folder: Path, manifest: Manifest, *, threads: int) -> None
     run_all(lambda item: verify_tensor(entries[item[0].name], item[1]), _largest_first(found), threads)
 
 
-def patch_checkpoint(folder: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
-    """Apply a delta's records in place and prove every tensor. After an error the folder is of no use."""
+def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
+    """A new checkpoint out of an old one and a delta, every tensor proven. After a RemoteError `target` is of no use.
+
+    `target` is a folder, empty or with files that were allocated ahead. Whatever else is in it goes.
+    Blocks go from file to file through one small buffer for each thread: what is touched is touched while it is in the
+    processor's cache, and nothing is mapped, which for files of weights costs more than copying.
+    """
     entries = {entry.name: entry for entry in delta.tensors}
-    found = list(map_checkpoint(folder, writable=True).tensors())
-    _compare_names(entries.keys(), [span.name for span, _ in found])
+    mapped = map_checkpoint(base)
+    _clear(target, {file.path.name for file in mapped.files if file.header is not None})
+    _compare_names(entries.keys(), [span.name for span, _ in mapped.tensors()])
+    jobs: list[tuple[int, Callable[[], None]]] = []
+    with ExitStack() as stack:
+        for file in mapped.files:
+            place = target / file.path.name
+            if file.header is None:
+                link_or_copy(file.path, place)
+                continue
+            reader = stack.enter_context(file.path.open("rb")).fileno()
+            writer = stack.enter_context(place.open("r+b" if place.exists() else "wb")).fileno()
+            os.truncate(writer, len(file.data))
+            os.pwrite(writer, file.data[: get_head_bytes(file.data[:PREFIX_BYTES])], 0)
+            for span in file.header.tensors:
+                entry = entries[span.name]
+                record = records[entry.offset : entry.offset + entry.length]
+                jobs.append((span.size, partial(_rebuild, entry, record, reader, writer, span.offset)))
+        run_all(lambda job: job[1](), sorted(jobs, key=lambda job: -job[0]), threads)
 
-    def patch(item: tuple[HeaderTensor, memoryview]) -> None:
-        entry: TensorEntry = entries[item[0].name]
-        patch_tensor(entry, records[entry.offset : entry.offset + entry.length], item[1])
 
-    run_all(patch, _largest_first(found), threads)
+def _clear(folder: Path, names: Collection[str]) -> None:
+    """Only files of these names stay."""
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def allocate_like(checkpoint: Path, folder: Path) -> None:
+    """Room for a checkpoint like this one, to be filled by `patch_checkpoint`. OSError: there is none."""
+    folder.mkdir()
+    for path in list_files(checkpoint):
+        if path.suffix == TENSOR_SUFFIX:
+            size = path.stat().st_size
+            with (folder / path.name).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                if is_in_memory(folder):
+                    # There, a page is only taken when it is touched, and a virtual machine may have to ask its host.
+                    zeros = bytes(CHUNK_BYTES)
+                    for start in range(0, size, CHUNK_BYTES):
+                        os.pwrite(file.fileno(), zeros[: size - start], start)
+
+
+def is_in_memory(folder: Path) -> bool:
+    """The folder is on a file system that has no disk behind it."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    # Fields of a line: id, parent, device, ..., a dash, type, source, options.
+    return any(line.split()[2] == wanted and " - tmpfs " in line for line in lines)
+
+
+def _rebuild(tensor: TensorEntry, record: memoryview, reader: int, writer: int, offset: int) -> None:
+    buffer = np.empty(min(tensor.size, DELTA_BLOCK_LANES * tensor.dtype.lane_bytes), np.uint8)
+
+    def read(start: int, stop: int) -> Bytes:
+        block = buffer[: stop - start]
+        if os.preadv(reader, [block.data], offset + start) != stop - start:
+            raise RemoteError(f"tensors.{tensor.name}", "is cut short in the base")
+        return block
+
+    def write(start: int, block: Bytes) -> None:
+        view, done = block.data, 0
+        while done < len(view):
+            done += os.pwrite(writer, view[done:], offset + start + done)
+
+    rebuild_tensor(tensor, record, read, write)
 
 
 def _largest_first(found: list[tuple[HeaderTensor, memoryview]]) -> list[tuple[HeaderTensor, memoryview]]:
@@ -129,22 +200,10 @@ def _compare_names(wanted: Iterable[str], found: list[str]) -> None:
         raise RemoteError(f"tensors.{name}", "is not in both the manifest and the files")
 
 
-def copy_checkpoint(source: Path, target: Path) -> None:
-    """Independent copies of all files: shared blocks where the file system can, else plain ones in the kernel."""
-    target.mkdir(parents=True)
-    for path in list_files(source):
-        with path.open("rb") as reader, (target / path.name).open("wb") as writer:
-            try:
-                fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
-            except OSError:
-                _copy_bytes(reader.fileno(), writer.fileno(), path.stat().st_size)
-
-
-def _copy_bytes(reader: int, writer: int, size: int) -> None:
-    os.posix_fallocate(writer, 0, size)
-    copied = 0
-    while copied < size:
-        sent = os.copy_file_range(reader, writer, size - copied)
-        if not sent:
-            raise LocalError("a file became shorter while it was copied")
-        copied += sent
+def link_or_copy(source: Path, target: Path) -> None:
+    """One file under two names where the file system can, else two files."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -21,8 +21,7 @@ from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyfram
 from prime_protocol.signed_manifest import SignedManifest, seal_manifest
 from prime_protocol.signing import WalletKey
 from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.checkpoint import MappedCheckpoint, map_checkpoint
-from prime_runtime.shardcast.stock import link_or_copy
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint
 from prime_runtime.shardcast.store import ShardStore
 
 THREADS = os.cpu_count() or 1

@@ -17,6 +17,7 @@ from prime_protocol.ids import Digest
 from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.shardcast.checkpoint import link_or_copy
 from prime_runtime.shardcast.seeding import advertise
 
 HELD_NAME = ".held"
@@ -195,12 +196,3 @@ class Stock:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """One file under two names where the file system can, else two files."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

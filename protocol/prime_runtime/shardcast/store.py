@@ -47,8 +47,7 @@ class ShardStore:
         self._manifests = folder / "manifests"
         self._transport = folder / "transport"
         self._checkpoints = folder / "checkpoints"
-        self._spares = folder / "spares"
-        for part in (self._manifests, self._transport, self._checkpoints, self._spares):
+        for part in (self._manifests, self._transport, self._checkpoints):
             _make_folder(part)
         self._remove_drafts()
         self.rescan()
@@ -135,9 +134,10 @@ class ShardStore:
     def checkpoint_path(self, root: Digest) -> Path:
         return self._checkpoints / root.hex()
 
-    def spare_path(self, root: Digest) -> Path:
-        """A copy of that checkpoint which may be patched into the next one."""
-        return self._spares / root.hex()
+    @property
+    def room(self) -> Path:
+        """Files that were allocated ahead for the next checkpoint, if they are there."""
+        return self._checkpoints / ("room" + DRAFT_SUFFIX)
 
     def draft_path(self, root: Digest) -> Path:
         """Where a checkpoint is made before it gets its name."""
@@ -165,19 +165,18 @@ class ShardStore:
         return path
 
     def remove_checkpoint(self, root: Digest) -> None:
-        """With its spare. Its name goes first, so that half of one is never taken for one."""
-        for path in (self.checkpoint_path(root), self.spare_path(root)):
-            if path.exists():
-                doomed = path.with_name(path.name + DRAFT_SUFFIX)
-                shutil.rmtree(doomed, ignore_errors=True)
-                path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+        """Its name goes first, so that half of one is never taken for one."""
+        path = self.checkpoint_path(root)
+        if path.exists():
+            doomed = path.with_name(path.name + DRAFT_SUFFIX)
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def _remove_drafts(self) -> None:
         """What an interrupted process left."""
-        for part in (self._checkpoints, self._spares):
-            for path in part.glob("*" + DRAFT_SUFFIX):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self._checkpoints.glob("*" + DRAFT_SUFFIX):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _read_manifest(self, path: Path) -> SignedManifest | None:
         try:

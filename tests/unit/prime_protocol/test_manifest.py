@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from prime_protocol.codec import decode, encode
 from prime_protocol.constants import CHECKPOINT_BYTES_MAX, FILES_MAX, SHARD_BYTES_MIN, SHARDS_MAX, TENSORS_MAX
@@ -23,6 +25,7 @@ from prime_protocol.manifest import (
     compute_root,
     cut_shards,
     patch_tensor,
+    rebuild_tensor,
     verify_base,
     verify_layout,
     verify_shard,
@@ -266,6 +269,28 @@ def test_a_patched_tensor_is_proven_equal_or_refused() -> None:
         patch_tensor(tensor, record, bytearray(b"\x01" * 5900))
     with pytest.raises(RemoteError, match=r"tensors\.a\.size"):
         verify_tensor(tensor, new[:-2])
+
+
+def test_a_tensor_rebuilt_in_blocks_is_proven_equal_or_refused() -> None:
+    old, new = bytes(5900), bytes(5898) + b"\x01\x02"
+    record = b"".join(encode_record(old, new, 2))
+    tensor = make_tensor("a", digest=compute_digest(new))
+
+    def rebuild(base: bytes) -> bytes:
+        written = bytearray(len(base))
+
+        def read(start: int, stop: int) -> NDArray[np.uint8]:
+            return np.frombuffer(bytearray(base[start:stop]), np.uint8)
+
+        def write(start: int, block: NDArray[np.uint8]) -> None:
+            written[start : start + block.size] = block.tobytes()
+
+        rebuild_tensor(tensor, record, read, write)
+        return bytes(written)
+
+    assert rebuild(old) == new
+    with pytest.raises(RemoteError, match=r"tensors\.a\.digest"):
+        rebuild(b"\x01" * 5900)
 
 
 def test_a_file_with_other_tensors_than_the_manifest_says_is_refused() -> None:
