@@ -29,6 +29,7 @@ async def recover(
     store: LogStore, mirror: Path, snapshot: Path, *, network: NetworkId, coordinator: NodeId, log_key: VerifierKey
 ) -> tuple[Ledger, Tree]:
     """The ledger and the tree over all entries in the database; LocalError when they do not hold."""
+    await store.wait_for_others()
     size = await store.size()
     if size == 0:
         raise LocalError(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, func, insert, select
+from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, func, insert, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,6 +29,8 @@ CONNECTIONS = READERS + 2
 HEADS_KEPT_MS = 24 * 3_600_000
 """Signed heads older than this are dropped: each can be made again, byte for byte, from the log and its key."""
 QUARANTINE_KEPT_MS = 30 * 24 * 3_600_000
+APPEND_LOCK = 0x7072696D65
+"""Number of the lock that appending transactions share in PostgreSQL: "prime"."""
 LISTED_MAX = 1_000
 """Most rows of one answer."""
 
@@ -98,6 +100,10 @@ class LogStore:
             connection.execute(insert(quarantine).values(**row))
 
         await self._write(write)
+
+    async def wait_for_others(self) -> None:
+        """Until whatever a killed process had begun to write is written or gone."""
+        await self._write(take_turn)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -188,8 +194,19 @@ def open_log_store(url: str, password: Secret | None = None) -> LogStore:
     return LogStore(engine)
 
 
+def take_turn(connection: Connection) -> None:
+    """One appending transaction at a time, until its end.
+
+    A PostgreSQL server may finish what a killed client had sent, and a new process that counted the entries before
+    that would think another coordinator is at work. SQLite's writes die with their process.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": APPEND_LOCK})
+
+
 def append_entries(connection: Connection, first_index: int, leaves: Sequence[bytes], cards: Sequence[Card]) -> None:
     """Refuses to leave a gap or to write over what is there: two writers on one database would be a fork."""
+    take_turn(connection)
     size = get_size(connection)
     if size != first_index:
         raise LocalError(

@@ -82,7 +82,7 @@ async def test_nothing_acknowledged_is_lost_and_no_head_is_taken_back(
             await asyncio.gather(*work, return_exceptions=True)
         for task in work:
             assert task.cancelled(), f"a writer failed (seed {SEED}): {task.exception()!r}"
-        assert await process.stop() == 0
+        assert await process.stop() == 0, "\n".join(process.lines[-10:])
     await check_everything(config, nodes)
 
 
