@@ -1,6 +1,8 @@
 """Weights reach everybody, bit for bit, whatever single parties do. Real sockets in one process."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -288,3 +290,39 @@ async def test_a_disk_budget_is_kept_and_said(make: Make, steps: Steps) -> None:
     with pytest.raises(LocalError, match="disk_bytes_max"):
         await obtain_all([node], signed)
     assert node.store.stocks == {}
+
+
+async def test_a_base_that_is_no_checkpoint_any_more_is_left_for_a_keyframe(make: Make, steps: Steps) -> None:
+    first = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], first)
+    path = node.store.checkpoint_path(first.root) / "model.safetensors"
+    path.unlink()
+    path.write_bytes(b"not a checkpoint")
+    last = steps.publish(keyframe=True)
+    steps.tell(node, 1)
+    await obtain_all([node], last)
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+
+
+async def test_a_full_disk_is_said_and_nothing_is_lost(
+    make: Make, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = steps.publish()
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    await obtain_all([node], first)
+    last = steps.publish()
+    steps.tell(node, 1)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        with pytest.raises(LocalError, match="No space left"):
+            await obtain_all([node], last)
+    assert read_checkpoint(node, first)
+    await obtain_all([node], last)
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)

@@ -199,13 +199,18 @@ class WeightsFetcher:
                 hear=self.hear,
             )
             with self._shown(signed.digest, fetcher):
-                await fetcher.run()
+                try:
+                    await fetcher.run()
+                except OSError as error:
+                    raise LocalError(f"shards of step {signed.manifest.step} cannot be stored: {error}") from None
             return stock
 
     async def _build(self, path: list[SignedManifest]) -> bool:
         try:
             await asyncio.to_thread(self.assembler.build, path)
-        except RemoteError as error:
+        except OSError as error:
+            raise LocalError(f"step {path[-1].manifest.step} cannot be written: {error}") from None
+        except (RemoteError, LocalError) as error:
             # The base was not what it said, or the trainer erred. Without the base the next path starts elsewhere.
             log.warning("step %d cannot be built, looking for another way: %s", path[-1].manifest.step, error)
             await asyncio.to_thread(self.assembler.discard, path)
