@@ -48,6 +48,8 @@ class LogWriter:
         self.tree = tree
         """Over the entries that are on disk."""
         self._clock = clock
+        self._signing = asyncio.Lock()
+        """The last head of a clean stop may be asked for while the loop still writes the one before."""
         self._config = config
         self._on_head = on_head
         self._queue: deque[bytes] = deque()
@@ -130,13 +132,16 @@ class LogWriter:
                 await self.sign_head()
 
     async def sign_head(self) -> None:
-        """Sign the head over all that is on disk, keep it, publish it."""
-        size, old_size = self.size, self.head_size
-        note = await self._keep_head(size)
-        await asyncio.to_thread(
-            extend_mirror, self._mirror, self.tree, self._store.read_now, note, old_size=old_size, new_size=size
-        )
-        self._show(note, size)
+        """Sign the head over all that is on disk, keep it, publish it. One at a time: each extends the mirror."""
+        async with self._signing:
+            size, old_size = self.size, self.head_size
+            if size == old_size:
+                return
+            note = await self._keep_head(size)
+            await asyncio.to_thread(
+                extend_mirror, self._mirror, self.tree, self._store.read_now, note, old_size=old_size, new_size=size
+            )
+            self._show(note, size)
 
     async def mend(self) -> int:
         """At start: sign the head over all that is on disk and make the whole mirror match; how many files did not."""
