@@ -21,6 +21,7 @@ from prime_runtime.http_server import HttpServer
 from prime_runtime.sequence import Sequence
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.publish import publish_checkpoint
+from prime_runtime.shardcast.saying import make_announced
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
 from prime_runtime.shardcast.store import ShardStore
@@ -152,18 +153,7 @@ class ShardHost:
 
 
 def announce(origin: ShardHost, signed: SignedManifest) -> Gossip:
-    manifest = signed.manifest
-    return origin.say(
-        Announced(
-            step=manifest.step,
-            root=signed.root,
-            manifest=signed.digest,
-            manifest_bytes=len(signed.frame),
-            kind=manifest.kind,
-            base=manifest.base,
-            transport_bytes=manifest.transport_bytes,
-        )
-    )
+    return origin.say(make_announced(signed))
 
 
 def introduce(hosts: list[ShardHost], *signed: SignedManifest) -> None:

@@ -161,11 +161,6 @@ class WeightsFetcher:
     def has(self, root: Digest) -> bool:
         return root in self._held()
 
-    async def fetch_announced(self) -> None:
-        """On a relay: everything that was announced and is not here, oldest step last."""
-        for announced in self.directory.announced():
-            await self.follow(announced)
-
     async def follow(self, announced: Announced) -> None:
         """On a relay: what was announced, until it is here; nothing where it would be removed at once."""
         stock = self.store.stocks.get(announced.manifest)
