@@ -49,6 +49,8 @@ from prime_protocol.messages import (
     LeaseReply,
     LeaseRequest,
     Logged,
+    StepFacts,
+    StepWanted,
     Weights,
 )
 from prime_protocol.receipts import receipt_id
@@ -251,6 +253,25 @@ class Core:
             now_ms=now_ms,
         )
         return get_row(facts)
+
+    def tell_step(self, name: RunId, wanted: StepWanted) -> StepFacts:
+        """What the log says about the work of a step."""
+        run = self._run(name)
+        own = run.checkpoints.get(wanted.step)
+        if own is None:
+            raise RemoteError("step", f"{wanted.step} has no checkpoint; the newest step is {run.latest}")
+        step, told = wanted.step, own
+        if wanted.root not in (None, own.root):
+            known = reversed(run.checkpoints.items())
+            step, told = next(((number, each) for number, each in known if each.root == wanted.root), (step, own))
+            if told is own:
+                raise RemoteError("root", f"{wanted.root} is no checkpoint of {name}")
+        work = run.steps.get(wanted.step)
+        return StepFacts(
+            terms=work.terms if work else run.terms,
+            beacon=own.beacon,
+            weights=Weights(step=step, root=told.root, manifest=told.manifest, beacon=told.beacon),
+        )
 
     def _run(self, name: RunId) -> RunState:
         if name not in self.state.runs:

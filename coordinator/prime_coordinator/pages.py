@@ -1,16 +1,19 @@
-"""What anybody may read from the coordinator over plain HTTP: the mirror of the log, and files that the log names."""
+"""What anybody may read from the coordinator over plain HTTP: the mirror of the log, files that the log names, and the
+problem files that its operator put up for runs.
+"""
 
 from pathlib import Path
 
 from aiohttp import web
 
 from prime_coordinator.store import LogStore
+from prime_coordinator.submissions import DATASETS
 from prime_coordinator.uploads import file_key
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.tiles import CHECKPOINT_PATH, parse_path
 from prime_runtime.http_server import HttpServer
-from prime_runtime.objects import ObjectMissing, ObjectStore
+from prime_runtime.objects import ObjectMissing, ObjectStore, content_key
 
 FOREVER = "public, max-age=31536000, immutable"
 """For what is named by its content or its place in an append-only log."""
@@ -19,7 +22,7 @@ CHECKPOINT_TYPE = "text/plain; charset=utf-8"
 
 
 def add_pages(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: LogStore) -> None:
-    """`/log/…` and `/objects/…`."""
+    """`/log/…`, `/objects/…` and `/datasets/…`."""
 
     async def get_checkpoint(request: web.Request) -> web.StreamResponse:
         return web.FileResponse(
@@ -48,9 +51,18 @@ def add_pages(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: 
         except ObjectMissing:
             return web.Response(status=404, text="the log names this file, but it is not here\n")
 
+    async def get_dataset(request: web.Request) -> web.StreamResponse:
+        try:
+            return await send_object(objects, content_key(DATASETS, Digest.parse(request.match_info["digest"])))
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        except ObjectMissing:
+            return web.Response(status=404, text="there is no such problem file here\n")
+
     server.add_page("/log/checkpoint", get_checkpoint)
     server.add_page("/log/tile/{path:.+}", get_tile)
     server.add_page("/objects/{digest}", get_object)
+    server.add_page("/datasets/{digest}", get_dataset)
 
 
 async def send_object(objects: ObjectStore, key: str) -> web.StreamResponse:

@@ -20,8 +20,9 @@ from prime_protocol.constants import (
     TEMPERATURE_MAX,
 )
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import NodeId
-from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.terms import ANY_MODEL_FILES, RunTerms, SlashTo
+from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
 from prime_runtime.settings import Between, ConfigError, load_config
 
@@ -49,6 +50,10 @@ class TermsConfig:
     """Address of the key that publishes the run's checkpoints."""
     model: str
     """Name of the model, for people."""
+    model_files: str = str(ANY_MODEL_FILES)
+    """Digest of the files beside the tensors: shape, tokenizer, end tokens, prompt. A model folder gives it; zeros:
+    any will do."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
     task_set: str
     """Task set as in docs/protocol/tasks.md."""
     vocabulary: Annotated[int, Between(1, 2**20)]
@@ -116,25 +121,40 @@ def read_terms(
 
 def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -> RunTerms:
     """The run's present terms with those replaced that the operator names; nothing slips in from the environment."""
-    known = {each.name: getattr(terms, each.name) for each in fields(terms)} | {"trainer": str(terms.trainer)}
+    known = {each.name: getattr(terms, each.name) for each in fields(terms)}
+    known |= {"trainer": str(terms.trainer), "model_files": str(terms.model_files)}
     return to_terms(load_config(config_over(known), flags, {}, toml), is_devnet=False)
 
 
 def config_over(known: Mapping[str, Any]) -> type[TermsConfig]:
     """The config, with values that are known already as its defaults."""
     hints = get_type_hints(TermsConfig, include_extras=True)
-    given = [(name, hints[name], field(default=value)) for name, value in known.items()]
+    given = [(name, hints[name], field(default=value)) for name, value in known.items() if name != "tolerance"]
+    if "tolerance" in known:
+        section = _tolerance_over(known["tolerance"])
+        given.append(("tolerance", section, field(default_factory=section)))
     return make_dataclass("KnownTerms", given, bases=(TermsConfig,), frozen=True, kw_only=True)
+
+
+def _tolerance_over(known: Tolerance) -> type[Tolerance]:
+    hints = get_type_hints(Tolerance, include_extras=True)
+    given = [(each.name, hints[each.name], field(default=getattr(known, each.name))) for each in fields(known)]
+    return make_dataclass("KnownTolerance", given, bases=(Tolerance,), frozen=True, kw_only=True)
 
 
 def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
     values = asdict(config)
+    values["tolerance"] = Tolerance(**values["tolerance"])
     if values["quorum"] is None:
         values["quorum"] = QUORUM_DEVNET if is_devnet else QUORUM
     try:
         values["trainer"] = NodeId.parse(config.trainer)
     except RemoteError as error:
         raise ConfigError(f"trainer is {config.trainer!r}; {error.problem}") from None
+    try:
+        values["model_files"] = Digest.parse(config.model_files)
+    except RemoteError as error:
+        raise ConfigError(f"model_files is {config.model_files!r}; {error.problem}") from None
     try:
         # Written and read again, so that what the operator gave passes the same bounds as a stranger's message.
         return decode(RunTerms, encode(RunTerms(**values)))
@@ -172,4 +192,11 @@ def read_model_config(path: Path) -> dict[str, int]:
 def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:
     """From the JSON that a coordinator shows."""
     known = {each.name: plain[each.name] for each in fields(RunTerms)}
-    return RunTerms(**known | {"trainer": NodeId.parse(plain["trainer"]), "slash_to": SlashTo(plain["slash_to"])})
+    tolerance = plain["tolerance"]
+    typed = {
+        "trainer": NodeId.parse(plain["trainer"]),
+        "slash_to": SlashTo(plain["slash_to"]),
+        "model_files": Digest.parse(plain["model_files"]),
+        "tolerance": Tolerance(**tolerance | {"precision": Precision(tolerance["precision"])}),
+    }
+    return RunTerms(**known | typed)

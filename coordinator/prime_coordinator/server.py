@@ -50,12 +50,15 @@ from prime_protocol.messages import (
     ENTRY_ENDPOINTS,
     HEARTBEAT,
     LEASE,
+    STEP,
     UPLOAD,
     Heartbeat,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
     Logged,
+    StepFacts,
+    StepWanted,
 )
 from prime_protocol.note import VerifierKey
 from prime_protocol.records import RECORDS, SHARE
@@ -76,6 +79,7 @@ COLLECTOR_ALLOCATIONS = 20_000
 KINDS = (
     HEARTBEAT.kind,
     LEASE.kind,
+    STEP.kind,
     UPLOAD.kind,
     SHARE.kind,
     RECORDS.kind,
@@ -169,6 +173,7 @@ class CoordinatorServer:
     def _add_routes(self, objects: ObjectStore) -> None:
         self.http.add(HEARTBEAT, self.beat, express=True)
         self.http.add(LEASE, self.request_lease)
+        self.http.add(STEP, self.tell_step)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)
         self.http.add(UPLOAD, self._uploads.place)
@@ -192,6 +197,11 @@ class CoordinatorServer:
             return self.core.request_lease(caller.sender, run_of(caller), request, self._clock.now_ms())
         finally:
             await self.commit()
+
+    async def tell_step(self, caller: Caller, wanted: StepWanted) -> StepFacts:
+        facts = self.core.tell_step(run_of(caller), wanted)
+        await self.commit()
+        return facts
 
     async def submit(self, caller: Caller, entry: Submitted) -> Logged:
         """The file first, then the entry."""

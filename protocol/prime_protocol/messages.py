@@ -31,6 +31,7 @@ from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Endpoint
 from prime_protocol.ids import Digest, NodeId, Step
+from prime_protocol.terms import RunTerms
 
 
 class Activity(StrEnum):
@@ -111,6 +112,27 @@ class HeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepWanted:
+    """Node or trainer: what holds for the work of this step?"""
+
+    step: Step
+    root: Digest | None
+    """The checkpoint to tell of; None: the step's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What everybody who works on a step, or judges its work, goes by. The log says the same."""
+
+    terms: RunTerms
+    """In force for the step, as far as is known: they are settled with its first lease."""
+    beacon: Digest | None
+    """Of the step; None until a head was noted after its checkpoint."""
+    weights: Weights
+    """The checkpoint that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
     """Worker: give me work."""
 
@@ -179,6 +201,7 @@ class UploadReply:
 
 HEARTBEAT = Endpoint("heartbeat", Heartbeat, HeartbeatReply, is_idempotent=True)
 LEASE = Endpoint("lease", LeaseRequest, LeaseReply)
+STEP = Endpoint("step", StepWanted, StepFacts, is_idempotent=True)
 UPLOAD = Endpoint("upload", Upload, UploadReply, is_idempotent=True)
 """Asks for a place. The same message, in a header, goes with the file when the coordinator is the place."""
 

@@ -3,13 +3,14 @@
 They stand in the log, so everybody reads the same ones. Nothing here is applied; see ledger.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
 from prime_protocol.codec import Range, Size
 from prime_protocol.constants import (
     BASIS_POINTS,
+    DIGEST_BYTES,
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
     QUORUM_MAX,
@@ -18,7 +19,11 @@ from prime_protocol.constants import (
 )
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NodeId
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.tolerance import Tolerance
+
+ANY_MODEL_FILES = Digest(bytes(DIGEST_BYTES))
+"""Of a run that does not say which files describe its model."""
 
 Share = Annotated[int, Range(0, BASIS_POINTS)]
 """Basis points: 10,000 is all."""
@@ -37,6 +42,10 @@ class RunTerms:
 
     trainer: NodeId
     model: Annotated[str, Size(1, 200)]
+    model_files: Digest = ANY_MODEL_FILES
+    """Of the files beside the tensors that say how the model is run: its shape, tokenizer, end tokens and prompt."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    """What counts as noise in an audit."""
     task_set: Annotated[str, Size(1, 400)]
     slots_per_step: Annotated[int, Range(1, 2**20)]
     samples_per_slot: Annotated[int, Range(1, 1024)]

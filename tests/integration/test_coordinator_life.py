@@ -239,7 +239,14 @@ async def test_the_log_is_served_as_static_files_and_health_and_metrics_are_told
         bundle = next(path for path in (mirror / "tile/entries").rglob("*") if path.is_file())
         async with session.get(f"/log/{bundle.relative_to(mirror)}") as response:
             assert (response.status, await response.read()) == (200, bundle.read_bytes())
-        for path in ("/log/tile/0/999", "/log/tile/0/..%2f..%2f..%2fkey.json", "/log/tile/x", "/objects/../key.json"):
+        for path in (
+            "/log/tile/0/999",
+            "/log/tile/0/..%2f..%2f..%2fkey.json",
+            "/log/tile/x",
+            "/objects/../key.json",
+            "/datasets/x",
+            f"/datasets/0x{'00' * 32}",
+        ):
             assert await status_of(process, path) == 404, path
         async with session.get("/healthz") as response:
             assert (response.status, (await response.json())["ok"]) == (200, True)

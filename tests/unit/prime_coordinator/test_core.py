@@ -12,7 +12,7 @@ from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import RunId, Step
-from prime_protocol.messages import Activity, Command, Heartbeat, LeaseRequest
+from prime_protocol.messages import Activity, Command, Heartbeat, LeaseRequest, StepWanted
 
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 
@@ -55,6 +55,34 @@ def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
         scene.core.beat(scene.node("ann"), RunId("other"), beat, scene.world.now_ms)
     with pytest.raises(RemoteError, match="not created"):
         scene.core.request_lease(scene.node("ann"), RunId("other"), request, scene.world.now_ms)
+
+
+# --- What holds for a step ------------------------------------------------------------------------------------------
+
+
+def test_a_step_keeps_the_terms_of_its_first_lease_for_those_who_judge_it(scene: Scene) -> None:
+    scene.lease("ann")
+    scene.order(e.RunUpdated(terms=replace(scene.run.terms, temperature=0.5)))
+    scene.publish()
+    old, new = (scene.core.tell_step(RUN, StepWanted(step=Step(step), root=None)) for step in (0, 1))
+    assert (old.terms.temperature, new.terms.temperature) == (TERMS.temperature, 0.5)
+    assert old.beacon == scene.run.checkpoints[Step(0)].beacon
+    assert (new.weights.step, new.weights.root) == (1, scene.run.checkpoints[Step(1)].root)
+
+
+def test_a_step_may_be_worked_on_with_an_older_checkpoint(scene: Scene) -> None:
+    scene.publish()
+    older = scene.run.checkpoints[Step(0)]
+    facts = scene.core.tell_step(RUN, StepWanted(step=Step(1), root=older.root))
+    assert facts.beacon == scene.run.checkpoints[Step(1)].beacon
+    assert (facts.weights.step, facts.weights.manifest) == (0, older.manifest)
+
+
+def test_what_no_trainer_published_is_not_told_of(scene: Scene) -> None:
+    with pytest.raises(RemoteError, match=r"step: 9 has no checkpoint"):
+        scene.core.tell_step(RUN, StepWanted(step=Step(9), root=None))
+    with pytest.raises(RemoteError, match=r"root: .* is no checkpoint"):
+        scene.core.tell_step(RUN, StepWanted(step=Step(0), root=digest("another")))
 
 
 def test_the_operators_word_becomes_a_command(scene: Scene) -> None:

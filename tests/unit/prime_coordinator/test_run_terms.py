@@ -1,7 +1,7 @@
 """Terms as an operator writes them: every wrong one is named, and what is not said keeps its place."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from prime_coordinator.rows import to_plain
 from prime_coordinator.run_terms import TermsConfig, change_terms, read_model_config, read_terms, terms_from_plain
 from prime_protocol.errors import LocalError
 from prime_protocol.terms import RunTerms
+from prime_protocol.tolerance import Precision
 from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
 from prime_runtime.settings import ConfigError
 
@@ -125,3 +126,20 @@ def test_update_changes_what_is_named_and_keeps_the_rest(tmp_path: Path) -> None
 def test_terms_come_back_from_what_the_coordinator_shows() -> None:
     present = read(**LEAST)
     assert terms_from_plain(json.loads(json.dumps(to_plain(present)))) == present
+
+
+def test_a_calibrated_tolerance_comes_from_the_file_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "tolerance.toml"
+    file.write_text('[tolerance]\nprecision = "float32"\nmargin_max = 0.25\n')
+    terms = read_terms(LEAST, {}, file, None, is_devnet=True)
+    assert (terms.tolerance.precision, terms.tolerance.margin_max) == (Precision.FLOAT32, 0.25)
+    assert terms_from_plain(json.loads(json.dumps(to_plain(terms)))) == terms
+    changed = change_terms(terms, {"tolerance.logprob_error_max": "0.5"}, None)
+    assert changed.tolerance == replace(terms.tolerance, logprob_error_max=0.5)
+
+
+def test_wrong_words_about_model_and_noise_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"tolerance\.margin_max is 500"):
+        read_terms(LEAST | {"tolerance.margin_max": "500"}, {}, None, None, is_devnet=True)
+    with pytest.raises(ConfigError, match="model_files is 'abc'"):
+        read(**LEAST, model_files="abc")

@@ -1,0 +1,67 @@
+"""How far an honest machine's numbers may be from another's: what an audit allows before it calls a file dishonest.
+
+The bounds stand in a run's terms, so every validator judges by the same ones. They depend on the model and on what it
+is computed in; `prime-node calibrate` measures them. The defaults are loose: they fit bf16 across kinds of machines.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.codec import Range
+from prime_protocol.constants import (
+    LOGPROB_ERROR_MAX,
+    LOGPROB_ERROR_MEAN_MAX,
+    MARGIN_MAX,
+    MARGIN_MEAN_MAX,
+    TOLERANCE_NUMBER_MAX,
+    TOPLOC_EXPONENT_MISMATCHES_MAX,
+    TOPLOC_K,
+    TOPLOC_MANTISSA_ERROR_MEAN_MAX,
+    TOPLOC_MANTISSA_ERROR_MEDIAN_MAX,
+    TOPLOC_SIGN_MISMATCHES_MAX,
+)
+from prime_protocol.toploc_verify import MANTISSA_ERROR_NONE, Thresholds
+
+Count = Annotated[int, Range(0, TOPLOC_K - 1)]
+Error = Annotated[float, Range(0.0, TOLERANCE_NUMBER_MAX)]
+
+
+class Precision(StrEnum):
+    """What engines compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """What counts as floating-point noise in one run."""
+
+    precision: Precision = Precision.BFLOAT16
+    """What engines compute in. A machine without bfloat16 instructions computes in float32, which is closer still."""
+    exponent_mismatches_max: Count = TOPLOC_EXPONENT_MISMATCHES_MAX
+    """TOPLOC, per 128 values of a chunk: values with another exponent."""
+    sign_mismatches_max: Count = TOPLOC_SIGN_MISMATCHES_MAX
+    """TOPLOC, per 128 values of a chunk: values with the right exponent and the wrong sign."""
+    mantissa_error_mean_max: Annotated[float, Range(0.0, MANTISSA_ERROR_NONE - 1)] = TOPLOC_MANTISSA_ERROR_MEAN_MAX
+    """TOPLOC: mean error of the mantissas in a chunk."""
+    mantissa_error_median_max: Annotated[int, Range(0, MANTISSA_ERROR_NONE - 1)] = TOPLOC_MANTISSA_ERROR_MEDIAN_MAX
+    """TOPLOC: median error of the mantissas in a chunk."""
+    margin_max: Error = MARGIN_MAX
+    """Most by which one token may lose against the replayed winner."""
+    margin_mean_max: Error = MARGIN_MEAN_MAX
+    """The same, as the mean over all tokens of a file."""
+    logprob_error_max: Error = LOGPROB_ERROR_MAX
+    """Most by which one token's log-probability may differ."""
+    logprob_error_mean_max: Error = LOGPROB_ERROR_MEAN_MAX
+    """The same, as the mean over all tokens of a file."""
+
+    def thresholds(self) -> Thresholds:
+        """The part that judges TOPLOC proofs."""
+        return Thresholds(
+            exponent_mismatches_max=self.exponent_mismatches_max,
+            sign_mismatches_max=self.sign_mismatches_max,
+            mantissa_error_mean_max=self.mantissa_error_mean_max,
+            mantissa_error_median_max=self.mantissa_error_median_max,
+        )
