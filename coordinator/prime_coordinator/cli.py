@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_task(args: argparse.Namespace, module: str, function: str) -> int:
     from prime_coordinator.commands.context import Context, NotReached
-    from prime_coordinator.commands.screen import Screen
     from prime_protocol.errors import LocalError, RemoteError
+    from prime_runtime.screen import Screen
 
     context = Context(args, os.environ, Screen(sys.stdout), complain, ask_password)
     try:

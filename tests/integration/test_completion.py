@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prime_coordinator.arguments import build_parser
-from prime_coordinator.commands.completion import write_script
+from prime_runtime.completion import write_script
 
 PROGRAM = "prime-coordinator"
 TYPED = {

@@ -1,10 +1,10 @@
 """How the rows of each listing become the cells of a table: columns, and the words for times and amounts. Pure."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-NANO = 10**9
+from prime_runtime.wording import show_amount, show_distance, show_moment
+
 Cell = Callable[[Any, int], str]
 """A value of a row and the present time to what is shown."""
 
@@ -22,29 +22,15 @@ def plain(value: Any, now_ms: int) -> str:
 
 
 def amount(value: Any, now_ms: int) -> str:
-    """Nano as tokens, every digit of them."""
-    whole, part = divmod(int(value), NANO)
-    return f"{whole:,}" + (f".{part:09}".rstrip("0") if part else "")
+    return show_amount(int(value))
 
 
 def moment(value: Any, now_ms: int) -> str:
-    if value is None:
-        return "-"
-    return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return show_moment(value)
 
 
 def distance(value: Any, now_ms: int) -> str:
-    """How long ago, or in how long."""
-    if value is None:
-        return "-"
-    seconds = abs(now_ms - value) // 1000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            words = f"{seconds // size} {unit}"
-            break
-    else:
-        words = f"{seconds} s"
-    return f"in {words}" if value > now_ms else f"{words} ago"
+    return show_distance(value, now_ms)
 
 
 COLUMNS: dict[str, dict[str, tuple[str, Cell]]] = {

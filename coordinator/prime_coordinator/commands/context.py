@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prime_coordinator.arguments import FOLDER, FOLDER_VARIABLE
-from prime_coordinator.commands.screen import Screen
 from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.home import Home
 from prime_protocol.errors import LocalError
 from prime_runtime.password import PASSWORD_CHARS_MIN
+from prime_runtime.screen import Screen
 from prime_runtime.secret import Secret
 
 

@@ -11,10 +11,10 @@ from rich.text import Text
 from prime_coordinator.commands.columns import COLUMNS, amount, cells, distance, facts, parts, plain
 from prime_coordinator.commands.context import Context
 from prime_coordinator.commands.line import Line
-from prime_coordinator.commands.screen import Screen, below
 from prime_coordinator.constants import PAGE_ROWS_MAX
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import SystemClock
+from prime_runtime.screen import Screen, below
 
 WATCH_S = 2.0
 

@@ -1,12 +1,10 @@
 """Commands that change something: each has the running coordinator write one entry to the log."""
 
-from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 
 from prime_coordinator.commands.context import Context
 from prime_coordinator.commands.line import Line
 from prime_coordinator.run_terms import TermsConfig, change_terms, read_terms, terms_from_plain
-from prime_protocol.constants import AMOUNT_NANO_MAX
 from prime_protocol.entries import (
     Deposited,
     NodeStatus,
@@ -21,8 +19,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.messages import Logged
 from prime_runtime.settings import read_flags
-
-NANO = 10**9
+from prime_runtime.wording import read_amount
 
 
 def create_run(context: Context) -> int:
@@ -112,19 +109,6 @@ def read_run(text: str) -> RunId:
         return RunId(text)
     except RemoteError as error:
         raise LocalError(f"{text!r} is not the name of a run: it {error.problem}") from None
-
-
-def read_amount(text: str) -> int:
-    """Tokens as people write them to nano, exactly."""
-    try:
-        nano = Decimal(text) * NANO
-    except InvalidOperation:
-        raise LocalError(f"{text!r} is not an amount; write tokens, such as 100 or 0.5") from None
-    if not nano.is_finite() or not 0 < nano <= AMOUNT_NANO_MAX or nano != int(nano):
-        raise LocalError(
-            f"{text} is not an amount: above 0, at most nine decimals, at most {AMOUNT_NANO_MAX // NANO:,}"
-        )
-    return int(nano)
 
 
 def done(context: Context, logged: Logged, what: str) -> int:

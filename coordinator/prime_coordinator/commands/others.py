@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 from prime_coordinator.arguments import build_parser
-from prime_coordinator.commands.completion import write_script
 from prime_coordinator.commands.context import Context
 from prime_protocol.errors import LocalError
+from prime_runtime.completion import write_script
 
 
 def explorer(context: Context) -> int:

@@ -12,11 +12,11 @@ from prime_coordinator import rows
 from prime_coordinator.arguments import EXIT_CODES, build_parser
 from prime_coordinator.cli import parse_args
 from prime_coordinator.commands.columns import COLUMNS, amount, cells, distance, facts, moment, plain
-from prime_coordinator.commands.completion import walk, write_script
-from prime_coordinator.commands.orders import read_amount
-from prime_coordinator.commands.screen import Screen
 from prime_coordinator.questions import QUESTIONS
 from prime_protocol.errors import LocalError
+from prime_runtime.completion import walk, write_script
+from prime_runtime.screen import Screen
+from prime_runtime.wording import read_amount
 
 
 class Terminal(io.StringIO):

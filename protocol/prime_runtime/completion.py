@@ -7,8 +7,6 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PROGRAM = "prime-coordinator"
-
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -24,7 +22,7 @@ class Spot:
 
 def write_script(parser: argparse.ArgumentParser, shell: str) -> str:
     spots = list(walk(parser, ()))
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](spots)
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](parser.prog, spots)
 
 
 def walk(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[Spot]:
@@ -50,11 +48,12 @@ def _following(spot: Spot) -> str:
     return " ".join([*(name for name, _ in spot.commands), *spot.choices, *spot.flags])
 
 
-def _bash(spots: list[Spot]) -> str:
+def _bash(program: str, spots: list[Spot]) -> str:
+    function = "_" + program.replace("-", "_")
     known = " ".join(f"'{' '.join(spot.words)}'" for spot in spots if spot.words)
     cases = "\n".join(f"    '{' '.join(spot.words)}') words='{_following(spot)}' ;;" for spot in spots)
-    return f"""# bash completion for {PROGRAM}: source this file, or put it into a bash-completion folder.
-_prime_coordinator() {{
+    return f"""# bash completion for {program}: source this file, or put it into a bash-completion folder.
+{function}() {{
   local at='' next word words=''
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     next="${{at:+$at }}$word"
@@ -66,14 +65,14 @@ _prime_coordinator() {{
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
   [ ${{#COMPREPLY[@]}} -eq 0 ] && COMPREPLY=($(compgen -f -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
-complete -F _prime_coordinator {PROGRAM}
+complete -F {function} {program}
 """
 
 
-def _zsh(spots: list[Spot]) -> str:
+def _zsh(program: str, spots: list[Spot]) -> str:
     follow = "\n".join(f"  '{' '.join(spot.words)}' '{_following(spot)}'" for spot in spots)
-    return f"""#compdef {PROGRAM}
-# zsh completion for {PROGRAM}: put this file into a folder of $fpath as _{PROGRAM}, before compinit is called.
+    return f"""#compdef {program}
+# zsh completion for {program}: put this file into a folder of $fpath as _{program}, before compinit is called.
 local at='' next word
 local -A follow
 follow=(
@@ -89,19 +88,19 @@ compadd -a choices || _files
 """
 
 
-def _fish(spots: list[Spot]) -> str:
-    lines = [f"# fish completion for {PROGRAM}: put this file into ~/.config/fish/completions."]
+def _fish(program: str, spots: list[Spot]) -> str:
+    lines = [f"# fish completion for {program}: put this file into ~/.config/fish/completions."]
     for spot in spots:
         seen = "".join(f"; and __fish_seen_subcommand_from {word}" for word in spot.words)
         names = " ".join(name for name, _ in spot.commands)
         fresh = f"; and not __fish_seen_subcommand_from {names}" if names else ""
         condition = f"true{seen}{fresh}"
         for name, text in spot.commands:
-            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -f -a {name} -d {_quoted(text)}")
+            lines.append(f"complete -c {program} -n {_quoted(condition)} -f -a {name} -d {_quoted(text)}")
         for choice in spot.choices:
-            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -f -a {choice}")
+            lines.append(f"complete -c {program} -n {_quoted(condition)} -f -a {choice}")
         for flag in spot.flags:
-            lines.append(f"complete -c {PROGRAM} -n {_quoted(condition)} -l {flag.removeprefix('--')}")
+            lines.append(f"complete -c {program} -n {_quoted(condition)} -l {flag.removeprefix('--')}")
     return "\n".join(lines) + "\n"
 
 
