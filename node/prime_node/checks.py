@@ -1,0 +1,217 @@
+"""From numbers to an outcome: what is wrong with a rollout file, by the run's terms. Pure.
+
+A file that is not in order is nobody's dishonesty: soft. Tokens, proofs or log-probs that the model cannot have given
+are the work of another program than the run asks for: hard. Every honest node runs these same checks on its own file
+before it sends it. Where the numbers come from is in audit.py and engine/measuring.py.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.measuring import RowNumbers
+from prime_protocol.codec import HIDDEN
+from prime_protocol.constants import METRICS_MAX, REASON_CHARS_MAX
+from prime_protocol.entries import Metric, Outcome
+from prime_protocol.errors import RemoteError
+from prime_protocol.rollouts import Finish, Rollout, RolloutFile
+from prime_protocol.tolerance import Tolerance
+from prime_protocol.toploc_verify import ChunkReport, judge
+
+FLAWS_KEPT = 64
+"""A forged file has thousands; the first ones tell what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """One thing that an honest file does not have."""
+
+    check: str
+    row: int
+    place: int
+    """Which output token, or which chunk of 32, of the row; 0 where it is about the whole row."""
+    value: float
+    limit: float
+    text: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewards:
+    """What the answers of a file are worth, graded here."""
+
+    mean: float
+    right: int
+    """Rows with the full reward."""
+    machine_dependent: int
+    """Rows whose program crashed or ran out of time, which another machine may see otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a file comes to."""
+
+    outcome: Outcome
+    reason: str
+    metrics: tuple[Metric, ...]
+    flaws: tuple[Flaw, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the rows of a file are held to."""
+
+    prompts: Mapping[int, NDArray[np.int32]]
+    """Tokens of each task's prompt."""
+    eos: frozenset[int]
+    tokens_max: int
+    vocabulary: int
+    """Tokens that the model has."""
+    tolerance: Tolerance
+
+
+# --- Flaws ----------------------------------------------------------------------------------------------------------
+
+
+def find_token_flaws(file: RolloutFile, rules: Rules) -> list[Flaw]:
+    """What needs no model. A file with such a flaw is not read again: there may be nothing that could be read."""
+    found = [flaw for number, row in enumerate(file.rows) for flaw in _row_flaws(number, row, rules)]
+    return found[:FLAWS_KEPT]
+
+
+def _row_flaws(number: int, row: Rollout, rules: Rules) -> Iterator[Flaw]:
+    wanted = rules.prompts[row.task]
+    if not np.array_equal(row.prompt_tokens, wanted):
+        at = _first_difference(row.prompt_tokens, wanted)
+        text = f"the prompt of row {number} is not that of task {row.task}, from token {at} on"
+        yield Flaw(check="prompt", row=number, place=at, value=1.0, limit=0.0, text=text)
+    highest = int(row.output_tokens.max())
+    if highest >= rules.vocabulary:
+        text = f"row {number} has token {highest}, the model has {rules.vocabulary}"
+        at = int(row.output_tokens.argmax())
+        yield Flaw(
+            check="vocabulary", row=number, place=at, value=float(highest), limit=float(rules.vocabulary - 1), text=text
+        )
+    problem = _termination_problem(row, rules)
+    if problem:
+        length = len(row.output_tokens)
+        text = f"row {number} {problem}"
+        yield Flaw(
+            check="termination",
+            row=number,
+            place=length - 1,
+            value=float(length),
+            limit=float(rules.tokens_max),
+            text=text,
+        )
+
+
+def _first_difference(given: NDArray[np.int32], wanted: NDArray[np.int32]) -> int:
+    shorter = min(len(given), len(wanted))
+    differs = np.flatnonzero(given[:shorter] != wanted[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
+def _termination_problem(row: Rollout, rules: Rules) -> str:
+    """A completion ends with its first end token, or is as long as it may be."""
+    ends = np.flatnonzero(np.isin(row.output_tokens, list(rules.eos)))
+    length = len(row.output_tokens)
+    if len(ends) and ends[0] != length - 1:
+        return f"goes on after the end token at {ends[0]}"
+    if row.finish is Finish.EOS and not len(ends):
+        return "says that it ends with an end token, and does not"
+    if row.finish is Finish.LENGTH and length != rules.tokens_max:
+        return f"stops after {length} tokens for length, the limit is {rules.tokens_max}"
+    return ""
+
+
+def find_model_flaws(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> list[Flaw]:
+    """What the model says otherwise, each row by itself and the file as a whole."""
+    found = [flaw for row in numbers for flaw in _number_flaws(row, tolerance)]
+    tokens = sum(row.tokens for row in numbers)
+    for name, total, limit in (
+        ("margin_mean", sum(row.margin_sum for row in numbers), tolerance.margin_mean_max),
+        ("logprob_error_mean", sum(row.logprob_error_sum for row in numbers), tolerance.logprob_error_mean_max),
+    ):
+        mean = total / tokens
+        if mean > limit:
+            text = f"{name} over all tokens is {mean:.4g}, the limit is {limit:g}"
+            found.append(Flaw(check=name, row=0, place=0, value=mean, limit=limit, text=text))
+    return found[:FLAWS_KEPT]
+
+
+def _number_flaws(row: RowNumbers, tolerance: Tolerance) -> Iterator[Flaw]:
+    if row.proof_problem:
+        text = f"the proofs of row {row.row} cannot be read: {row.proof_problem}"
+        yield Flaw(check="proofs", row=row.row, place=0, value=1.0, limit=0.0, text=text)
+    else:
+        for fault in judge(list(row.chunks), tolerance.thresholds()):
+            text = (
+                f"{fault.check} of row {row.row}, chunk {fault.chunk} is {fault.value:g}, the limit is {fault.limit:g}"
+            )
+            yield Flaw(
+                check=fault.check, row=row.row, place=fault.chunk, value=fault.value, limit=fault.limit, text=text
+            )
+    for name, value, at, limit in (
+        ("margin", row.margin_max, row.margin_at, tolerance.margin_max),
+        ("logprob_error", row.logprob_error_max, row.logprob_error_at, tolerance.logprob_error_max),
+    ):
+        if value > limit:
+            text = f"{name} of row {row.row}, token {at} is {value:.4g}, the limit is {limit:g}"
+            yield Flaw(check=name, row=row.row, place=at, value=value, limit=limit, text=text)
+
+
+# --- The outcome ----------------------------------------------------------------------------------------------------
+
+
+def judge_disorder(error: RemoteError) -> Judgement:
+    """A file that cannot be read, or does not answer to its lease. Intake should have refused it."""
+    return Judgement(outcome=Outcome.SOFT, reason=plain(f"the file is not in order: {error}"), metrics=(), flaws=())
+
+
+def judge_file(
+    file: RolloutFile, numbers: Sequence[RowNumbers], flaws: Sequence[Flaw], rewards: Rewards | None
+) -> Judgement:
+    """`numbers` is empty where the tokens alone settled it; `rewards` are known for files that are taken."""
+    metrics = [("rows", float(len(file.rows))), ("tokens", float(sum(len(row.output_tokens) for row in file.rows)))]
+    metrics += list(_number_metrics(numbers)) if numbers else []
+    if rewards is not None:
+        metrics += [
+            ("reward_mean", rewards.mean),
+            ("rewards_right", float(rewards.right)),
+            ("rewards_machine_dependent", float(rewards.machine_dependent)),
+        ]
+    metrics.append(("flaws", float(len(flaws))))
+    if flaws:
+        metrics += [("flaw_row", float(flaws[0].row)), ("flaw_place", float(flaws[0].place))]
+    assert len(metrics) <= METRICS_MAX
+    return Judgement(
+        outcome=Outcome.HARD if flaws else Outcome.ACCEPT,
+        reason=plain(flaws[0].text + (f"; {len(flaws) - 1} more" if len(flaws) > 1 else "")) if flaws else "",
+        metrics=tuple(Metric(name=name, value=value) for name, value in metrics),
+        flaws=tuple(flaws),
+    )
+
+
+def _number_metrics(numbers: Sequence[RowNumbers]) -> Iterator[tuple[str, float]]:
+    """The largest of each number, which is what the limits are compared with."""
+    tokens = sum(row.tokens for row in numbers)
+    yield "margin_max", max(row.margin_max for row in numbers)
+    yield "margin_mean", sum(row.margin_sum for row in numbers) / tokens
+    yield "logprob_error_max", max(row.logprob_error_max for row in numbers)
+    yield "logprob_error_mean", sum(row.logprob_error_sum for row in numbers) / tokens
+    yield "eos_logprob_min", min(row.eos_logprob for row in numbers)
+    reports = [report for row in numbers for report in row.chunks]
+    yield "chunks", float(len(reports))
+    if reports:
+        for name in ChunkReport._fields:
+            if name not in ("k", "mantissa_error_sum", "exponents_seen"):
+                yield f"{name}_max", float(max(getattr(report, name) for report in reports))
+        yield "mantissa_error_mean_max", max(report.mantissa_error_mean for report in reports)
+
+
+def plain(text: str) -> str:
+    """As a verdict's reason may be."""
+    return HIDDEN.sub("?", text)[:REASON_CHARS_MAX]

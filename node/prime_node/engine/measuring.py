@@ -1,0 +1,82 @@
+"""What reading a row again comes to, in numbers: proofs against hidden states, tokens against the replayed draw. Pure.
+
+It runs in the engine's process, so that logits and hidden states stay there. What the numbers mean is for checks.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.base import Reading, Text
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.toploc import parse_proofs
+from prime_protocol.toploc_verify import ChunkReport, verify_proofs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Claim:
+    """A row of a rollout file, as its author says it was made."""
+
+    text: Text
+    logprobs: NDArray[np.float32]
+    proofs: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNumbers:
+    """What one row gave when it was read again."""
+
+    row: int
+    tokens: int
+    chunks: tuple[ChunkReport, ...]
+    """One for each proof; none where the proofs cannot be read."""
+    proof_problem: str
+    """Why the proofs cannot be read, else empty. No honest program writes such a proof."""
+    margin_max: float
+    margin_at: int
+    """Which output token has the largest margin."""
+    margin_sum: float
+    logprob_error_max: float
+    logprob_error_at: int
+    logprob_error_sum: float
+    eos_logprob: float
+    """Log-prob of the likeliest end token where the row ends."""
+
+
+def measure(claim: Claim, reading: Reading, *, seed: Digest) -> RowNumbers:
+    """Compare what a row says with what this machine's model says of its tokens."""
+    tokens, hidden = reading.hidden_bits.shape
+    if tokens != len(claim.text.output):
+        raise LocalError(f"the engine read {tokens} of {len(claim.text.output)} tokens")
+    problem, chunks = "", []
+    try:
+        proofs = parse_proofs(claim.proofs, tokens=tokens, hidden=hidden)
+    except RemoteError as error:
+        problem = str(error)
+    else:
+        chunks = verify_proofs(proofs, reading.hidden_bits, seed=seed)
+    margins = as_finite("margins", reading.margins)
+    errors = np.abs(as_finite("log-probs", reading.logprobs) - claim.logprobs.astype(np.float64))
+    return RowNumbers(
+        row=claim.text.number,
+        tokens=tokens,
+        chunks=tuple(chunks),
+        proof_problem=problem,
+        margin_max=float(margins.max()),
+        margin_at=int(margins.argmax()),
+        margin_sum=float(margins.sum()),
+        logprob_error_max=float(errors.max()),
+        logprob_error_at=int(errors.argmax()),
+        logprob_error_sum=float(errors.sum()),
+        eos_logprob=float(as_finite("end log-probs", reading.eos_logprobs[-1:])[0]),
+    )
+
+
+def as_finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The values are our own engine's: a hole in them is our fault, and says nothing about the row."""
+    wide = values.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise LocalError(f"the engine gave {name} that are not finite: check its weights and precision")
+    return wide

@@ -1,0 +1,299 @@
+"""The engine's process as the node sees it: started with little, asked one thing at a time, watched, ended.
+
+Whatever happens to it is an EngineDied for the job it had, with its last words, and never an end of the node. Whether
+it is started again is decided in keeper.py.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import prime_node
+import prime_protocol
+import prime_runtime
+from prime_node.engine import frame_values as values
+from prime_node.engine.base import Completion, EngineFacts, Order, Sampling
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine.frames import (
+    HEAD_BYTES,
+    AbandonWanted,
+    CheckWanted,
+    CompletionFrame,
+    Done,
+    Failed,
+    GenerateWanted,
+    Loaded,
+    LoadWanted,
+    NumbersFrame,
+    Progress,
+    Ready,
+    Reply,
+    Request,
+    StopWanted,
+    pack,
+    read_body,
+    read_head,
+)
+from prime_node.engine.measuring import Claim, RowNumbers
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.tolerance import Precision
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 20
+TAIL_LINE_BYTES = 400
+"""What is kept of the engine's last words."""
+ABANDON_MS = 5_000
+"""How long an engine may take to let go of a job, or to leave when told to."""
+
+OnProgress = Callable[[Progress], None]
+
+
+class EngineDied(LocalError):
+    """The engine's process ended, or was ended, before its job was done."""
+
+
+def command_of(config: EngineConfig, precision: Precision) -> list[str]:
+    return [
+        str(config.python or sys.executable),
+        *("-m", "prime_node.engine.child"),
+        *("--engine", config.engine, "--device", config.device, "--precision", precision),
+        *("--threads", str(config.threads), "--batch-max", str(config.batch_max)),
+        *("--memory-mb-max", str(config.memory_mb_max)),
+    ]
+
+
+def environment_of(config: EngineConfig, folder: Path) -> dict[str, str]:
+    """Nothing of the node's own: its password may be there. Caches go into the node's folder."""
+    return {
+        "PATH": os.defpath,
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LC_ALL": "C.UTF-8",
+        "PYTHONPATH": link_packages(folder),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(config.threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **dict(variable.split("=", 1) for variable in config.variables),
+    }
+
+
+def link_packages(folder: Path) -> str:
+    """A folder with our packages and nothing else: another interpreter has its own libraries, and keeps them."""
+    place = folder / "packages"
+    place.mkdir(parents=True, exist_ok=True)
+    for package in (prime_protocol, prime_runtime, prime_node):
+        source, link = Path(package.__path__[0]).resolve(), place / package.__name__
+        if not link.is_symlink() or link.resolve() != source:
+            link.unlink(missing_ok=True)
+            link.symlink_to(source)
+    return str(place)
+
+
+class EngineProcess:
+    """One process. Ask it one thing at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process, *, stall_ms: int, load_ms: int) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._input = process.stdin
+        self._output = process.stdout
+        self._stall_ms = stall_ms
+        self._load_ms = load_ms
+        self._job = 0
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._listening = asyncio.create_task(self._listen(process.stderr))
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, start_ms: int, stall_ms: int
+    ) -> "EngineProcess":
+        """Until it can be asked. LocalError: it cannot be started at all, or says why it does not."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LocalError(f"cannot start the engine with {command[0]}: {error.strerror}") from None
+        engine = cls(process, stall_ms=stall_ms, load_ms=start_ms)
+        try:
+            reply = await engine._read(start_ms)
+        except BaseException:  # boundary: whatever ends the start must end the process too
+            await engine.kill()
+            raise
+        if not isinstance(reply, Ready):
+            why = text_of(reply) if isinstance(reply, Failed) else f"it began with {type(reply).__name__}"
+            await engine.kill()
+            raise LocalError(f"the engine does not start: {why}")
+        return engine
+
+    # --- Asking -----------------------------------------------------------------------------------------------------
+
+    async def load(self, folder: Path, changed: frozenset[str] | None = None) -> EngineFacts:
+        """LocalError where the engine cannot take this checkpoint."""
+        names = None if changed is None else tuple(sorted(changed))
+        found: list[EngineFacts] = []
+
+        def take(reply: Reply) -> None:
+            if isinstance(reply, Loaded):
+                found.append(values.to_facts(reply))
+
+        await self._ask(LoadWanted(job=self._next(), folder=os.fsencode(folder), changed=names), self._load_ms, take)
+        if len(found) != 1:
+            raise await self._mourn("it loaded a checkpoint and did not say what it is")
+        return found[0]
+
+    async def generate(
+        self, orders: Sequence[Order], sampling: Sampling, on_progress: OnProgress = lambda progress: None
+    ) -> list[Completion]:
+        """All completions, in their order. When the caller is cancelled the engine is made to stop first."""
+        wanted = GenerateWanted(
+            job=self._next(),
+            sampling=values.from_sampling(sampling),
+            orders=tuple(values.from_order(order) for order in orders),
+        )
+        found: dict[int, Completion] = {}
+
+        def take(reply: Reply) -> None:
+            if isinstance(reply, CompletionFrame):
+                found[reply.number] = values.to_completion(reply)
+            elif isinstance(reply, Progress):
+                on_progress(reply)
+
+        await self._ask(wanted, self._stall_ms, take)
+        if found.keys() != {order.number for order in orders}:
+            raise await self._mourn(f"it made {len(found)} of {len(orders)} completions")
+        return [found[order.number] for order in orders]
+
+    async def check(self, claims: Sequence[Claim], sampling: Sampling, seed: Digest) -> list[RowNumbers]:
+        """The numbers of every claim, in its order."""
+        wanted = CheckWanted(
+            job=self._next(),
+            sampling=values.from_sampling(sampling),
+            seed=seed,
+            claims=tuple(values.from_claim(claim) for claim in claims),
+        )
+        found: dict[int, RowNumbers] = {}
+
+        def take(reply: Reply) -> None:
+            if isinstance(reply, NumbersFrame):
+                found[reply.row] = values.to_numbers(reply)
+
+        await self._ask(wanted, self._stall_ms, take)
+        if found.keys() != {claim.text.number for claim in claims}:
+            raise await self._mourn(f"it read {len(found)} of {len(claims)} rows")
+        return [found[claim.text.number] for claim in claims]
+
+    def _next(self) -> int:
+        self._job += 1
+        return self._job
+
+    async def _ask(self, request: Request, stall_ms: int, take: Callable[[Reply], None]) -> None:
+        """Hand over replies up to the end of the job. Nothing for `stall_ms` is a stall: the process is ended."""
+        try:
+            self._input.write(pack(request))
+            async with asyncio.timeout(stall_ms / 1000):
+                await self._input.drain()
+            while not isinstance(reply := await self._read(stall_ms), Done):
+                if isinstance(reply, Failed):
+                    raise LocalError(f"the engine cannot do this: {text_of(reply)}")
+                take(reply)
+        except asyncio.CancelledError:
+            await self._abandon(request.job)
+            raise
+        except RemoteError as error:
+            raise await self._mourn(f"it wrote nonsense: {error}") from None
+        except (TimeoutError, OSError):
+            raise await self._mourn("it takes no more requests") from None
+
+    async def _read(self, stall_ms: int) -> Reply:
+        try:
+            async with asyncio.timeout(stall_ms / 1000):
+                kind, length = read_head(await self._output.readexactly(HEAD_BYTES))
+                reply: Reply = read_body(kind, await self._output.readexactly(length))
+                return reply
+        except TimeoutError:
+            raise await self._mourn(f"it showed no progress for {stall_ms} ms and was ended") from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise await self._mourn("it ended") from None
+
+    # --- Ending -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def _abandon(self, job: int) -> None:
+        """Make it let go of the job, or end it."""
+        try:
+            self._input.write(pack(AbandonWanted(job=job)))
+            async with asyncio.timeout(ABANDON_MS / 1000):
+                while not isinstance(await self._read(ABANDON_MS), Done | Failed):
+                    pass
+        except (LocalError, RemoteError, OSError, TimeoutError):
+            await self.kill()
+        except asyncio.CancelledError:
+            self._signal()
+            raise
+
+    async def _mourn(self, what: str) -> EngineDied:
+        """End it, and put its last words together."""
+        await self.kill()
+        code, tail = self._process.returncode, " | ".join(self._tail)
+        ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return EngineDied(f"the engine, process {self.pid}, failed: {what} ({ended})" + (f": {tail}" if tail else ""))
+
+    async def close(self) -> None:
+        """Ask it to leave, then make it."""
+        try:
+            self._input.write(pack(StopWanted(job=self._next())))
+            async with asyncio.timeout(ABANDON_MS / 1000):
+                await self._process.wait()
+        except (OSError, TimeoutError):
+            pass
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Gone when this returns, with everything it said."""
+        self._signal()
+        await self._process.wait()
+        await self._listening
+        self._input.close()
+
+    def _signal(self) -> None:
+        """To all of its session: an engine may have workers of its own."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(2**16):
+            for line in chunk.decode(errors="replace").splitlines():
+                if line.strip():
+                    log.debug("engine: %s", line)
+                    self._tail.append(line.strip()[:TAIL_LINE_BYTES])
+
+
+def text_of(reply: Failed) -> str:
+    return reply.problem.decode(errors="replace")

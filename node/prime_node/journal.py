@@ -1,0 +1,226 @@
+"""What became of every lease this node took: one row each in journal.db, for the owner and for the next start.
+
+A row is written when its file is on disk and before anything is sent, so that a file is made once whatever crashes.
+After that the row only moves forward, by the table below.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, RunId
+
+log = logging.getLogger(__name__)
+
+PIECES_KEPT = 20_000
+"""Rows in the file: months of a busy node, a few megabytes."""
+
+
+class PieceState(StrEnum):
+    """How far the answer to a lease is."""
+
+    PRODUCED = "produced"
+    RECEIVED = "received"
+    CHECKED = "checked"
+    ACCEPTED = "accepted"
+    CREDITED = "credited"
+    PAID = "paid"
+    GIVEN_BACK = "given_back"
+    REFUSED = "refused"
+    REJECTED = "rejected"
+    SLASHED = "slashed"
+
+
+S = PieceState
+GOOD = (S.ACCEPTED, S.CREDITED, S.PAID)
+NEXT: dict[PieceState, frozenset[PieceState]] = {
+    S.PRODUCED: frozenset({S.RECEIVED, S.CHECKED, *GOOD, S.GIVEN_BACK, S.REFUSED, S.REJECTED, S.SLASHED}),
+    S.RECEIVED: frozenset({S.CHECKED, *GOOD, S.REJECTED, S.SLASHED}),
+    S.CHECKED: frozenset({*GOOD, S.REJECTED, S.SLASHED}),
+    S.ACCEPTED: frozenset({S.CREDITED, S.PAID}),
+    S.CREDITED: frozenset({S.PAID}),
+    S.PAID: frozenset(),
+    S.GIVEN_BACK: frozenset(),
+    S.REFUSED: frozenset(),
+    # Other validators may find otherwise after an appeal.
+    S.REJECTED: frozenset({S.SLASHED, *GOOD}),
+    S.SLASHED: frozenset(),
+}
+"""What may follow. Whoever looks seldom misses states in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One lease and what this node made of it."""
+
+    run: RunId
+    lease: int
+    step: int
+    first_slot: int
+    slots: int
+    deadline_ms: int
+    """By the coordinator's clock."""
+    started_ms: int
+    state: PieceState
+    reason: str = ""
+    """Why it stopped where it did; empty while all is well."""
+    is_open: bool = True
+    """Something may still become of it."""
+    history: tuple[tuple[str, int], ...] = ()
+    """Every state it was seen in, and when."""
+    submission: Digest | None = None
+    file: Digest | None = None
+    """None where no file was made."""
+    checkpoint_root: Digest | None = None
+    rollout_root: Digest | None = None
+    rows: int = 0
+    file_bytes: int = 0
+    output_tokens: int = 0
+    context_tokens: int = 0
+
+
+Pieces = list[Piece]
+COLUMNS = tuple(field.name for field in fields(Piece))
+DIGESTS = ("submission", "file", "checkpoint_root", "rollout_root")
+CREATE = f"""
+create table if not exists pieces (
+  {", ".join(COLUMNS)},
+  primary key (run, lease)
+) without rowid;
+create index if not exists pieces_by_time on pieces (started_ms);
+create index if not exists pieces_by_submission on pieces (submission);
+"""
+
+
+class Journal:
+    """One node's. Another process may read it at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._database = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            aside = self._path.with_name(self._path.name + ".damaged")
+            log.warning("%s cannot be read (%s) and is put aside as %s", self._path, error, aside.name)
+        try:
+            self._path.replace(aside)
+            return self._connect()
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise LocalError(f"cannot write {self._path}: {error}; make room or choose another folder") from None
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None, timeout=10)
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma synchronous = full")
+        database.executescript(CREATE)
+        (found,) = database.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            database.close()
+            raise sqlite3.DatabaseError(found)
+        return database
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def add(self, piece: Piece, now_ms: int) -> None:
+        """A lease was answered, or will not be. On disk when this returns."""
+        self._put(replace(piece, history=(*piece.history, (piece.state, now_ms))))
+        self._run(
+            "delete from pieces where not is_open and started_ms < "
+            "(select started_ms from pieces order by started_ms desc limit 1 offset ?)",
+            (PIECES_KEPT,),
+        )
+
+    def advance(
+        self, piece: Piece, state: PieceState, now_ms: int, *, reason: str = "", is_open: bool | None = None
+    ) -> Piece:
+        """The piece as it is now. A state that cannot follow changes nothing, since news may come late and twice."""
+        is_news = state in NEXT[piece.state]
+        moved = replace(
+            piece,
+            state=state if is_news else piece.state,
+            reason=reason if reason or is_news else piece.reason,
+            history=(*piece.history, (state, now_ms)) if is_news else piece.history,
+            is_open=(bool(NEXT[state]) if is_news else piece.is_open) if is_open is None else is_open,
+        )
+        if moved != piece:
+            self._put(moved)
+        return moved
+
+    def _put(self, piece: Piece) -> None:
+        self._run(
+            f"insert or replace into pieces ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))})",
+            tuple(to_column(name, getattr(piece, name)) for name in COLUMNS),
+        )
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def list(self, limit: int = 50) -> Pieces:
+        """The newest first."""
+        return self._read("order by started_ms desc, lease desc limit ?", (limit,))
+
+    def list_open(self, run: RunId) -> Pieces:
+        """Those of a run that something may still become of, oldest first."""
+        return self._read("where run = ? and is_open order by started_ms, lease", (run,))
+
+    def of_lease(self, run: RunId, lease: int) -> Piece | None:
+        return next(iter(self._read("where run = ? and lease = ?", (run, lease))), None)
+
+    def of_submission(self, submission: Digest) -> Piece | None:
+        return next(iter(self._read("where submission = ?", (str(submission),))), None)
+
+    def get(self, prefix: str) -> Piece:
+        """The one whose submission or file begins so, or whose lease has this number. LocalError: none, or several."""
+        if prefix.isdecimal():
+            found = self._read("where lease = ? order by started_ms desc limit 1", (int(prefix),))
+        else:
+            like = prefix.removeprefix("0x").lower().replace("%", "").replace("_", "")
+            found = self._read("where submission like ? or file like ? limit 2", (f"0x{like}%", f"0x{like}%"))
+        if not found:
+            raise LocalError(f"no rollouts of this node are known as {prefix}")
+        if len(found) > 1:
+            raise LocalError(f"{prefix} could be several: write more of it")
+        return found[0]
+
+    def files(self) -> set[Digest]:
+        """Of all that is open."""
+        return {piece.file for piece in self._read("where is_open and file is not null", ()) if piece.file}
+
+    def _read(self, clause: str, values: Iterable[Any]) -> Pieces:
+        rows = self._run(f"select {', '.join(COLUMNS)} from pieces {clause}", values).fetchall()
+        return [
+            Piece(**{name: from_column(name, value) for name, value in zip(COLUMNS, row, strict=True)}) for row in rows
+        ]
+
+    def _run(self, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, tuple(values))
+        except sqlite3.Error as error:
+            raise LocalError(f"cannot use {self._path}: {error}; make room, or stop what locks it") from None
+
+
+def to_column(name: str, value: Any) -> Any:
+    if name == "history":
+        return json.dumps([[state, at_ms] for state, at_ms in value])
+    return str(value) if isinstance(value, Digest | StrEnum | RunId) else value
+
+
+def from_column(name: str, value: Any) -> Any:
+    if name in DIGESTS:
+        return None if value is None else Digest.parse(value)
+    if name == "history":
+        return tuple((state, at_ms) for state, at_ms in json.loads(value))
+    if name == "is_open":
+        return bool(value)
+    return {"state": PieceState, "run": RunId}.get(name, lambda same: same)(value)

@@ -1,0 +1,124 @@
+"""The journal: what became of each lease, forward only, and whole after any crash."""
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from prime_node.journal import NEXT, Journal, Piece, PieceState
+from prime_node.shelf import Shelf
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, RunId
+
+RUN = RunId("run-1")
+S = PieceState
+
+
+def digest(text: str) -> Digest:
+    return Digest(sha256(text.encode()).digest())
+
+
+def piece(lease: int = 1, state: PieceState = S.PRODUCED) -> Piece:
+    return Piece(
+        run=RUN,
+        lease=lease,
+        step=3,
+        first_slot=8,
+        slots=2,
+        deadline_ms=9_000,
+        started_ms=1_000 + lease,
+        state=state,
+        submission=digest(f"submission {lease}"),
+        file=digest(f"file {lease}"),
+        checkpoint_root=digest("root"),
+        rollout_root=digest("rows"),
+        rows=4,
+        file_bytes=100,
+        output_tokens=40,
+        context_tokens=400,
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal.db")
+
+
+def test_a_piece_comes_back_as_it_went_also_in_the_next_process(tmp_path: Path, journal: Journal) -> None:
+    journal.add(piece(), 2_000)
+    found = Journal(tmp_path / "journal.db").of_lease(RUN, 1)
+    assert found == replace(piece(), history=(("produced", 2_000),))
+    assert journal.of_lease(RunId("other"), 1) is None
+    assert journal.of_submission(digest("submission 1")) == found
+
+
+def test_a_piece_only_moves_forward_and_keeps_when(journal: Journal) -> None:
+    journal.add(piece(), 2_000)
+    moved = journal.advance(piece(), S.ACCEPTED, 3_000)
+    moved = journal.advance(moved, S.RECEIVED, 4_000)
+    assert moved.state is S.ACCEPTED
+    moved = journal.advance(moved, S.PAID, 5_000)
+    assert [state for state, _ in moved.history] == ["accepted", "paid"]
+    assert not moved.is_open
+    assert journal.of_lease(RUN, 1) == moved
+    assert journal.list_open(RUN) == []
+
+
+def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
+    moved = journal.advance(piece(), S.REJECTED, 1, reason="margin of row 3")
+    assert (moved.reason, moved.is_open) == ("margin of row 3", True)
+    over = journal.advance(moved, S.REJECTED, 2, is_open=False)
+    assert (over.reason, over.is_open, over.state) == ("margin of row 3", False, S.REJECTED)
+    assert journal.advance(moved, S.CREDITED, 3).reason == "", "an appeal was heard"
+
+
+def test_every_state_can_be_reached_and_ends_are_ends() -> None:
+    reachable = {state for following in NEXT.values() for state in following} | {S.PRODUCED}
+    assert reachable == set(PieceState) == NEXT.keys()
+    assert {state for state, following in NEXT.items() if not following} == {S.PAID, S.GIVEN_BACK, S.REFUSED, S.SLASHED}
+
+
+def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
+    for lease in range(5):
+        journal.add(piece(lease), 2_000)
+    assert [each.lease for each in journal.list(2)] == [4, 3]
+    assert journal.get("3").lease == 3
+    assert journal.get(str(digest("submission 2"))[:12]).lease == 2
+    assert journal.get(digest("file 2").hex()[:10].upper()).lease == 2
+    for text, problem in (("99", "no rollouts"), ("0xzz", "no rollouts"), ("0x", "several"), ("%", "several")):
+        with pytest.raises(LocalError, match=problem):
+            journal.get(text)
+
+
+def test_old_pieces_leave_and_open_ones_stay(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prime_node.journal.PIECES_KEPT", 3)
+    for lease in range(6):
+        journal.add(replace(piece(lease), is_open=lease == 0), 2_000)
+    assert [each.lease for each in journal.list()] == [5, 4, 3, 2, 0]
+
+
+def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
+    journal = Journal(path)
+    journal.add(piece(), 1)
+    assert len(journal.list()) == 1
+    assert (tmp_path / "journal.db.damaged").stat().st_size > 5_000
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match=r"journal\.db"):
+        Journal(tmp_path / "nowhere" / "journal.db")
+
+
+def test_files_are_kept_whole_and_swept_when_nothing_names_them(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "files")
+    kept, gone = shelf.put(b"rollouts"), shelf.put(b"evidence")
+    assert (shelf.get(kept), shelf.put(b"rollouts")) == (b"rollouts", kept)
+    (tmp_path / "files" / "draft.draft").write_bytes(b"half")
+    assert shelf.sweep({kept}) == 2
+    assert (shelf.get(kept), shelf.get(gone)) == (b"rollouts", None)
+    (tmp_path / "files" / kept.hex()).write_bytes(b"rollouts?")
+    assert shelf.get(kept) is None, "what is not what it was is not sent"
+    assert list((tmp_path / "files").iterdir()) == []
