@@ -1,7 +1,7 @@
 /* The two hot loops of a weight patch: find the lanes that changed, and change them.
  *
- * A lane is 1, 2 or 4 little-endian bytes. What is written here is written bit-equally by delta.py with numpy; that file
- * says what the bytes mean and checks them. Nothing here allocates, and nothing here checks what a peer sent.
+ * A lane is 1, 2 or 4 little-endian bytes. What is written here is written bit-equally by delta_lanes.py with numpy;
+ * delta.py says what the bytes mean and checks them. Nothing here allocates, and nothing here checks what a peer sent.
  */
 
 #include <stddef.h>
@@ -10,63 +10,80 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define ESCAPE 255
+#define GROUP 64 /* lanes compared at once, one bit for each */
+#define FOUND_MAX (32 * GROUP)
+#define LINE_BYTES 64
+#define AHEAD_BYTES 1024
 
 typedef struct {
     uint8_t *gaps;
-    uint8_t *planes;
+    uint8_t *planes; /* place of the next change in the first plane */
     size_t plane_stride;
-    size_t gap_bytes;
-    size_t count;
     size_t next; /* first lane after the last change */
 } Out;
 
-static inline void emit_gap(Out *out, size_t lane)
+/* Appends the lanes whose bits are set. Most groups have none, one or two, and which cannot be foreseen: so two places
+ * are always written, without a branch, and only as many as are right are kept. */
+static inline size_t list_bits(uint64_t bits, size_t lane, uint32_t *found)
 {
-    size_t gap = lane - out->next;
-    if (__builtin_expect(gap >= ESCAPE, 0)) {
-        size_t escapes = gap / ESCAPE;
-        memset(out->gaps + out->gap_bytes, ESCAPE, escapes);
-        out->gap_bytes += escapes;
-        gap -= escapes * ESCAPE;
+    const uint64_t last = 1ull << (GROUP - 1);
+    const size_t count = (size_t)__builtin_popcountll(bits);
+    for (size_t i = 0; i < 2; i++) {
+        found[i] = (uint32_t)lane + (uint32_t)__builtin_ctzll(bits | last);
+        bits &= bits - 1;
     }
-    out->gaps[out->gap_bytes++] = (uint8_t)gap;
-    out->next = lane + 1;
+    for (size_t i = 2; __builtin_expect(i < count, 0); i++) {
+        found[i] = (uint32_t)lane + (uint32_t)__builtin_ctzll(bits);
+        bits &= bits - 1;
+    }
+    return count;
 }
 
-/* Signed difference folded to unsigned: 0, -1, 1, -2 become 0, 1, 2, 3, so a small step leaves the upper planes zero. */
+/* differ: one bit for each lane that differs, of a group or of what is left of one.
+ * write: the gap and the step of every lane found. A signed step is folded to unsigned: 0, -1, 1, -2 become 0, 1, 2, 3,
+ * so a small one leaves the upper planes zero. What `out` holds is copied: a byte that is written might be part of it.
+ * scatter: the way back. It asks for the whole target ahead of its place, because whoever hashes it comes next. */
 #define DEFINE_LANE(BITS, TYPE)                                                                                        \
-    static inline void emit_##BITS(Out *out, const uint8_t *old, const uint8_t *new, size_t lane)                      \
+    static inline uint64_t differ_plain_##BITS(const uint8_t *old, const uint8_t *new, size_t lanes)                   \
     {                                                                                                                  \
-        TYPE a, b;                                                                                                     \
-        memcpy(&a, old + lane * sizeof(TYPE), sizeof(TYPE));                                                           \
-        memcpy(&b, new + lane * sizeof(TYPE), sizeof(TYPE));                                                           \
-        TYPE step = (TYPE)(b - a);                                                                                     \
-        TYPE folded = (TYPE)((TYPE)(step << 1) ^ (TYPE)(0 - (step >> (BITS - 1))));                                    \
-        emit_gap(out, lane);                                                                                           \
-        for (size_t p = 0; p < sizeof(TYPE); p++)                                                                      \
-            out->planes[p * out->plane_stride + out->count] = (uint8_t)(folded >> (8 * p));                            \
-        out->count++;                                                                                                  \
+        const size_t word = 8 / sizeof(TYPE);                                                                          \
+        uint64_t bits = 0;                                                                                             \
+        for (size_t i = 0; i < lanes; i += word) {                                                                     \
+            const size_t stop = i + word < lanes ? i + word : lanes;                                                   \
+            if (memcmp(old + i * sizeof(TYPE), new + i * sizeof(TYPE), (stop - i) * sizeof(TYPE)) == 0)                \
+                continue;                                                                                              \
+            for (size_t j = i; j < stop; j++)                                                                          \
+                bits |= (uint64_t)(memcmp(old + j * sizeof(TYPE), new + j * sizeof(TYPE), sizeof(TYPE)) != 0) << j;    \
+        }                                                                                                              \
+        return bits;                                                                                                   \
     }                                                                                                                  \
                                                                                                                        \
-    static void scan_tail_##BITS(Out *out, const uint8_t *old, const uint8_t *new, size_t lane, size_t lanes)          \
+    static void write_##BITS(Out *out, const uint8_t *old, const uint8_t *new, const uint32_t *found, size_t count)    \
     {                                                                                                                  \
-        for (; lane < lanes; lane++)                                                                                   \
-            if (memcmp(old + lane * sizeof(TYPE), new + lane * sizeof(TYPE), sizeof(TYPE)) != 0)                       \
-                emit_##BITS(out, old, new, lane);                                                                      \
-    }                                                                                                                  \
-                                                                                                                       \
-    static void scan_scalar_##BITS(Out *out, const uint8_t *old, const uint8_t *new, size_t lanes)                     \
-    {                                                                                                                  \
-        const size_t step = 8 / sizeof(TYPE);                                                                          \
-        size_t lane = 0;                                                                                               \
-        for (; lane + step <= lanes; lane += step)                                                                     \
-            if (memcmp(old + lane * sizeof(TYPE), new + lane * sizeof(TYPE), 8) != 0)                                  \
-                scan_tail_##BITS(out, old, new, lane, lane + step);                                                    \
-        scan_tail_##BITS(out, old, new, lane, lanes);                                                                  \
+        uint8_t *gaps = out->gaps, *planes = out->planes;                                                              \
+        const size_t stride = out->plane_stride;                                                                       \
+        size_t next = out->next;                                                                                       \
+        for (size_t i = 0; i < count; i++) {                                                                           \
+            const size_t lane = found[i];                                                                              \
+            size_t gap = lane - next;                                                                                  \
+            for (; __builtin_expect(gap >= ESCAPE, 0); gap -= ESCAPE)                                                  \
+                *gaps++ = ESCAPE;                                                                                      \
+            *gaps++ = (uint8_t)gap;                                                                                    \
+            next = lane + 1;                                                                                           \
+            TYPE a, b;                                                                                                 \
+            memcpy(&a, old + lane * sizeof(TYPE), sizeof(TYPE));                                                       \
+            memcpy(&b, new + lane * sizeof(TYPE), sizeof(TYPE));                                                       \
+            const TYPE step = (TYPE)(b - a);                                                                           \
+            const TYPE folded = (TYPE)((TYPE)(step << 1) ^ (TYPE)(0 - (step >> (BITS - 1))));                          \
+            for (size_t p = 0; p < sizeof(TYPE); p++)                                                                  \
+                planes[p * stride + i] = (uint8_t)(folded >> (8 * p));                                                 \
+        }                                                                                                              \
+        *out = (Out){gaps, planes + count, stride, next};                                                              \
     }                                                                                                                  \
                                                                                                                        \
     static void scatter_##BITS(uint8_t *target, const uint8_t *gaps, const uint8_t *planes, size_t count)              \
     {                                                                                                                  \
+        const uint8_t *ahead = target;                                                                                 \
         size_t lane = 0;                                                                                               \
         for (size_t i = 0; i < count; i++) {                                                                           \
             while (__builtin_expect(*gaps == ESCAPE, 0)) {                                                             \
@@ -74,12 +91,15 @@ static inline void emit_gap(Out *out, size_t lane)
                 gaps++;                                                                                                \
             }                                                                                                          \
             lane += *gaps++;                                                                                           \
+            uint8_t *place = target + lane * sizeof(TYPE);                                                             \
+            for (; ahead < place + AHEAD_BYTES; ahead += LINE_BYTES)                                                   \
+                __builtin_prefetch(ahead, 1, 3);                                                                       \
             TYPE folded = 0, value;                                                                                    \
             for (size_t p = 0; p < sizeof(TYPE); p++)                                                                  \
                 folded = (TYPE)(folded | (TYPE)((TYPE)planes[p * count + i] << (8 * p)));                              \
-            memcpy(&value, target + lane * sizeof(TYPE), sizeof(TYPE));                                                \
+            memcpy(&value, place, sizeof(TYPE));                                                                       \
             value = (TYPE)(value + (TYPE)((TYPE)(folded >> 1) ^ (TYPE)(0 - (folded & 1))));                            \
-            memcpy(target + lane * sizeof(TYPE), &value, sizeof(TYPE));                                                \
+            memcpy(place, &value, sizeof(TYPE));                                                                       \
             lane++;                                                                                                    \
         }                                                                                                              \
     }
@@ -88,37 +108,82 @@ DEFINE_LANE(8, uint8_t)
 DEFINE_LANE(16, uint16_t)
 DEFINE_LANE(32, uint32_t)
 
+/* Lanes are found some groups at a time, then written: what is looked at twice is still in the nearest cache. */
+#define DEFINE_SCAN(KIND, BITS, TARGET)                                                                                \
+    TARGET static void scan_##KIND##_##BITS(Out *out, const uint8_t *old, const uint8_t *new, size_t lanes)            \
+    {                                                                                                                  \
+        const size_t width = BITS / 8;                                                                                 \
+        uint32_t found[FOUND_MAX + 2];                                                                                 \
+        for (size_t lane = 0; lane < lanes;) {                                                                         \
+            const size_t stop = lanes - lane < FOUND_MAX ? lanes : lane + FOUND_MAX;                                   \
+            size_t count = 0;                                                                                          \
+            for (; lane + GROUP <= stop; lane += GROUP)                                                                \
+                count += list_bits(differ_##KIND##_##BITS(old + lane * width, new + lane * width, GROUP), lane,        \
+                                   found + count);                                                                     \
+            if (lane < stop)                                                                                           \
+                count += list_bits(differ_plain_##BITS(old + lane * width, new + lane * width, stop - lane), lane,     \
+                                   found + count);                                                                     \
+            write_##BITS(out, old, new, found, count);                                                                 \
+            lane = stop;                                                                                               \
+        }                                                                                                              \
+    }
+
+DEFINE_SCAN(plain, 8, )
+DEFINE_SCAN(plain, 16, )
+DEFINE_SCAN(plain, 32, )
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* One bit per changed lane: the byte mask of the comparison, thinned to the first byte of each lane. */
-#define DEFINE_SCAN_AVX2(BITS, THIN)                                                                                   \
-    __attribute__((target("avx2"))) static void scan_avx2_##BITS(Out *out, const uint8_t *old, const uint8_t *new,     \
-                                                                     size_t lanes)                                     \
-    {                                                                                                                  \
-        const size_t step = 256 / BITS;                                                                                \
-        size_t lane = 0;                                                                                               \
-        for (; lane + step <= lanes; lane += step) {                                                                   \
-            __m256i a = _mm256_loadu_si256((const __m256i *)(old + lane * (BITS / 8)));                                \
-            __m256i b = _mm256_loadu_si256((const __m256i *)(new + lane * (BITS / 8)));                                \
-            uint32_t mask = ~(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi##BITS(a, b)) & THIN;                      \
-            for (; mask != 0; mask &= mask - 1)                                                                        \
-                emit_##BITS(out, old, new, lane + (size_t)__builtin_ctz(mask) / (BITS / 8));                           \
-        }                                                                                                              \
-        scan_tail_##BITS(out, old, new, lane, lanes);                                                                  \
+#define AVX2 __attribute__((target("avx2,popcnt,bmi")))
+#define LOAD(bytes, index) _mm256_loadu_si256((const __m256i *)(bytes) + (index))
+
+AVX2 static inline uint64_t differ_avx2_8(const uint8_t *old, const uint8_t *new, size_t lanes)
+{
+    (void)lanes;
+    uint64_t same = 0;
+    for (int i = 0; i < 2; i++)
+        same |= (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(LOAD(old, i), LOAD(new, i))) << (32 * i);
+    return ~same;
+}
+
+AVX2 static inline uint64_t differ_avx2_16(const uint8_t *old, const uint8_t *new, size_t lanes)
+{
+    (void)lanes;
+    uint64_t same = 0;
+    for (int i = 0; i < 2; i++) {
+        __m256i low = _mm256_cmpeq_epi16(LOAD(old, 2 * i), LOAD(new, 2 * i));
+        __m256i high = _mm256_cmpeq_epi16(LOAD(old, 2 * i + 1), LOAD(new, 2 * i + 1));
+        /* Each half is packed by itself; the permutation puts the quarters in order again. */
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+        same |= (uint64_t)(uint32_t)_mm256_movemask_epi8(both) << (32 * i);
     }
+    return ~same;
+}
 
-DEFINE_SCAN_AVX2(8, 0xffffffffu)
-DEFINE_SCAN_AVX2(16, 0x55555555u)
-DEFINE_SCAN_AVX2(32, 0x11111111u)
+AVX2 static inline uint64_t differ_avx2_32(const uint8_t *old, const uint8_t *new, size_t lanes)
+{
+    (void)lanes;
+    uint64_t same = 0;
+    for (int i = 0; i < 8; i++) {
+        __m256i equal = _mm256_cmpeq_epi32(LOAD(old, i), LOAD(new, i));
+        same |= (uint64_t)(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(equal)) << (8 * i);
+    }
+    return ~same;
+}
 
-#define SCAN(BITS) (__builtin_cpu_supports("avx2") && wide ? scan_avx2_##BITS : scan_scalar_##BITS)
+DEFINE_SCAN(avx2, 8, AVX2)
+DEFINE_SCAN(avx2, 16, AVX2)
+DEFINE_SCAN(avx2, 32, AVX2)
+
+#define SCAN(BITS) (__builtin_cpu_supports("avx2") && wide ? scan_avx2_##BITS : scan_plain_##BITS)
 #else
-#define SCAN(BITS) ((void)wide, scan_scalar_##BITS)
+#define SCAN(BITS) ((void)wide, scan_plain_##BITS)
 #endif
 
 /* Writes gap codes and value planes; gives the number of changed lanes, and of gap bytes through `gap_bytes`.
- * `gaps` holds lanes + lanes / 255 bytes; `planes` holds `width` planes of `lanes` bytes. `wide` 0 keeps to plain C. */
+ * `gaps` holds lanes + lanes / 255 bytes, `planes` holds `width` planes of `lanes` bytes; lanes are less than 2^32.
+ * `wide` 0 keeps to plain C. */
 EXPORT size_t delta_scan(const uint8_t *old, const uint8_t *new, size_t lanes, int width, int wide, uint8_t *gaps,
                          uint8_t *planes, size_t *gap_bytes)
 {
@@ -129,8 +194,8 @@ EXPORT size_t delta_scan(const uint8_t *old, const uint8_t *new, size_t lanes, i
         SCAN(16)(&out, old, new, lanes);
     else
         SCAN(32)(&out, old, new, lanes);
-    *gap_bytes = out.gap_bytes;
-    return out.count;
+    *gap_bytes = (size_t)(out.gaps - gaps);
+    return (size_t)(out.planes - planes);
 }
 
 /* Adds `count` steps at the lanes the gaps name. The caller has checked that they end inside the target. */

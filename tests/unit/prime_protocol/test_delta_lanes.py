@@ -57,7 +57,7 @@ def test_all_three_scanners_give_the_same_bytes(kernels: ctypes.CDLL, width: int
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("lanes", [0, 1, 7, 8, 31, 32, 33, 64, 65])
+@pytest.mark.parametrize("lanes", [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 127, 128, 2047, 2048, 2049, 2112])
 def test_scanners_agree_at_the_edges_of_a_vector(kernels: ctypes.CDLL, width: int, lanes: int) -> None:
     old, new = make_pair(width, 1.0, lanes)
     for wide in (True, False):
