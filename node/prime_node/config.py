@@ -9,7 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from prime_protocol.errors import RemoteError
+from prime_node.policy_config import PolicyConfig
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
 from prime_runtime.http_client import Server
@@ -53,27 +54,41 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageConfig:
+    """The section [page]: the local page, for this machine only."""
+
+    enabled: bool = True
+    """Show the page and the metrics on 127.0.0.1."""
+    port: Annotated[int, Between(0, 65_535)] = 0
+    """Port on 127.0.0.1; 0 takes 8470, or any that is free where that is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """Everything the owner of a node can set."""
 
     folder: Path
     """Where the node keeps its key, its settings and its files."""
-    coordinator: str
-    """URL of the coordinator."""
-    coordinator_id: str
-    """Address of the coordinator's key, as its operator publishes it."""
-    run: str
-    """Name of the run to take part in."""
-    network: str = "devnet"
-    """Name of the network; it stands in every signed message."""
+    coordinator: str = ""
+    """URL of the coordinator, as its operator publishes it. A first start needs nothing else."""
+    coordinator_id: str = ""
+    """Address of the coordinator's key. Empty: as its first answer says, and no other from then on."""
+    run: str = ""
+    """Name of the run to take part in. Empty: the only one that is active."""
+    network: str = ""
+    """Name of the network; it stands in every signed message. Empty: as the coordinator says."""
     role: NodeRole = NodeRole.WORKER
     """What the node does."""
     password: Secret | None = None
-    """Password of the node's key."""
+    """Password of the node's key. Where there is none, and no password_file, one is drawn and kept in the folder."""
     password_file: Path | None = None
     """File whose first line is the password of the node's key."""
     log_key: str | None = None
-    """Verifier key of the log, as its operator publishes it. Nothing: the one in the log's first entry is taken."""
+    """Verifier key of the log, as its operator publishes it. Nothing: as the coordinator's first answer says."""
+    delegation: Path | None = None
+    """File that `prime-node keys delegate` wrote for this node: it works for that owner. Nothing: for itself."""
+    stake: bool = True
+    """Stake from this node's own balance what the run asks for; not done where an owner has delegated."""
     authority: Path | None = None
     """PEM file of the TLS authority to trust with an https coordinator, if this machine does not know it."""
     hardware: str = ""
@@ -88,17 +103,36 @@ class NodeConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    page: PageConfig = field(default_factory=PageConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
-        parsers: dict[str, Any] = {"network": NetworkId, "run": RunId, "coordinator_id": NodeId.parse}
-        if self.log_key is not None:
-            parsers["log_key"] = VerifierKey.parse
+        parsers: dict[str, Any] = {
+            "network": NetworkId,
+            "run": RunId,
+            "coordinator_id": NodeId.parse,
+            "log_key": VerifierKey.parse,
+        }
         for name, parse in parsers.items():
             try:
-                parse(getattr(self, name))
+                if getattr(self, name):
+                    parse(getattr(self, name))
             except RemoteError as error:
                 raise ConfigError(f"{name} {error.problem}") from None
         check_urls("announce", self.announce)
+        if self.coordinator:
+            self._check_coordinator()
+
+    def _check_coordinator(self) -> None:
+        try:
+            Server(self.coordinator, NodeId(bytes(NodeId.SIZE)))
+        except LocalError as error:
+            raise ConfigError(f"coordinator: {error}") from None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it says all that joining needs; what it leaves out, the coordinator is asked: see joining.py."""
+        return all((self.coordinator, self.coordinator_id, self.run, self.network))
 
     @property
     def network_id(self) -> NetworkId:

@@ -1,26 +1,28 @@
 """The node's folder: what lies where, how it is made at the first start, and the lock that keeps a second process out.
 
 config.toml   settings                      memory      what must survive a crash
-key.json      wallet key, encrypted         run.json    what the node knows of its run
+key.json      wallet key, encrypted         run.json    what the node knows of its coordinator and its run
+password      the key's, if it was drawn    journal.db  what became of every file the node made
 weights/      manifests and shards          heads/      tree heads it was shown, and evidence if they disagree
+paused.json   what its owner has paused     node.log    the log, as JSON lines; older ones beside it
 lock          who is running here, and how the other commands reach it
 """
 
 import json
 import os
-import secrets
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prime_node.config import CONFIG_NAME, NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NodeId
-from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
 from prime_runtime.lock import Facts, Lock, is_held, lock_file, read_facts
-from prime_runtime.password import read_password
 from prime_runtime.settings_render import render_config
+
+PINNED = ("coordinator_id", "network", "run", "log_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,22 @@ class Home:
     def lock(self) -> Path:
         return self.folder / "lock"
 
+    @property
+    def password(self) -> Path:
+        return self.folder / "password"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal.db"
+
+    @property
+    def paused(self) -> Path:
+        return self.folder / "paused.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "node.log"
+
 
 def make_folder(folder: Path) -> None:
     try:
@@ -76,18 +94,6 @@ def read_lock(folder: Path) -> Facts:
     return read_facts(path) if is_held(path) else {}
 
 
-def open_key(config: NodeConfig) -> tuple[WalletKey, bool]:
-    """The node's key, and whether it was drawn just now."""
-    path = Home(config.folder).key
-    if path.exists():
-        return key_file.load(path, read_password(config.password, config.password_file)), False
-    try:
-        password = read_password(config.password, config.password_file)
-    except LocalError as error:
-        raise LocalError(f"this node has no key yet, and making one needs a password that guards it: {error}") from None
-    return key_file.create(path, password, secrets.token_bytes), True
-
-
 def keep_config(config: NodeConfig) -> bool:
     """At the first start what was given is written down, so that the next one needs no flags; True if it was."""
     path = Home(config.folder).config
@@ -97,20 +103,44 @@ def keep_config(config: NodeConfig) -> bool:
     return True
 
 
-# --- What is known of the run -----------------------------------------------------------------------------------------
+# --- What is known of the coordinator and its run ---------------------------------------------------------------------
 
 
-def read_trainer(folder: Path) -> NodeId | None:
+def read_pins(config: NodeConfig) -> dict[str, str]:
+    """What was learnt of this coordinator before, by setting; nothing where it is another one."""
+    facts = _read_run(config.folder)
+    if facts.get("coordinator") != config.coordinator:
+        return {}
+    return {name: facts[name] for name in PINNED if isinstance(facts.get(name), str)}
+
+
+def keep_pins(config: NodeConfig) -> None:
+    """What this node holds its coordinator to from now on."""
+    facts = {"coordinator": config.coordinator, **{name: getattr(config, name) for name in PINNED}}
+    known = _read_run(config.folder)
+    if any(known.get(name) != value for name, value in facts.items()):
+        write_whole(Home(config.folder).run, json.dumps(facts).encode())
+
+
+def read_trainer(config: NodeConfig) -> NodeId | None:
     """Whose weights count in the run, as the coordinator last said."""
+    facts = _read_run(config.folder)
     try:
-        facts = json.loads(Home(folder).run.read_text())
-        return NodeId.parse(facts["trainer"])
-    except (OSError, ValueError, KeyError, TypeError, RemoteError):
+        return NodeId.parse(facts["trainer"]) if facts["run"] == config.run else None
+    except (KeyError, TypeError, RemoteError):
         return None
 
 
 def keep_trainer(folder: Path, trainer: NodeId) -> None:
-    write_whole(Home(folder).run, json.dumps({"trainer": str(trainer)}).encode())
+    write_whole(Home(folder).run, json.dumps({**_read_run(folder), "trainer": str(trainer)}).encode())
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(Home(folder).run.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def write_whole(path: Path, data: bytes) -> None:

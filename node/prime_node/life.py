@@ -1,55 +1,59 @@
-"""One process of a node, from the lock to the last word: key, settings, joining, work, clean end."""
+"""One process of a node, from the lock to the last word: key, acquaintance, joining, work, clean end."""
 
 import asyncio
 import logging
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
-from prime_node.config import NodeConfig, NodeRole
+from prime_node.config import NodeConfig
 from prime_node.daemon import Daemon
-from prime_node.home import Home, keep_config, keep_trainer, locked, make_folder, open_key, read_trainer
+from prime_node.home import Home, keep_config, keep_pins, keep_trainer, locked, make_folder, read_trainer
+from prime_node.joining import complete, read_greeting
 from prime_node.local_server import LocalServer
+from prime_node.node_key import OpenedKey, open_key
 from prime_node.status import make_report, make_waiting_report
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.exchange import RefusalCode
 from prime_protocol.ids import NodeId
+from prime_protocol.names import friendly_name
 from prime_protocol.records import RECORDS, RecordsWanted
-from prime_protocol.signing import WalletKey
-from prime_runtime import key_file
+from prime_protocol.signing import checksum_address
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_client import HttpClient, open_client
+from prime_runtime.http_errors import Refused, Unreachable
+from prime_runtime.json_client import open_json_client
 
 log = logging.getLogger(__name__)
 
 ASK_MS = 1_000
 ASK_MS_MAX = 30_000
-"""Between two questions for the run's trainer, doubling, while the coordinator does not answer."""
+"""Between two questions, doubling, while the coordinator does not answer."""
+FINAL = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
+"""Refusals that asking again does not change; a first start that gets one has a wrong setting."""
 
+T = TypeVar("T")
 Say = Callable[[str], None]
-
-
-def check_role(config: NodeConfig) -> None:
-    if config.role is not NodeRole.RELAY:
-        raise LocalError(
-            f"the role {config.role} needs an engine, and engines are not built yet; a relay needs none: --role relay"
-        )
 
 
 class NodeProcess:
     """What the local door shows, before and after the node has joined."""
 
-    def __init__(self, config: NodeConfig, key: WalletKey, clock: Clock, say: Say) -> None:
+    def __init__(self, config: NodeConfig, opened: OpenedKey, clock: Clock, say: Say) -> None:
         self._config = config
         self._say = say
-        self._key = key
+        self._key = opened.key
         self._clock = clock
         self._stop = asyncio.Event()
         self._started_ms = clock.now_ms()
         self._daemon: Daemon | None = None
         self._problem = ""
-        self.door = LocalServer(self.report, self._stop.set)
+        self._is_first = read_trainer(config) is None
+        self.door = LocalServer(self.report, {"stop": self._take_stop}, config.page)
+
+    # --- What the door is asked -------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         now_ms = self._clock.now_ms()
@@ -57,34 +61,85 @@ class NodeProcess:
             return make_waiting_report(self._problem, started_ms=self._started_ms, now_ms=now_ms)
         return make_report(self._daemon, started_ms=self._started_ms, now_ms=now_ms)
 
-    async def run(self, client: HttpClient) -> str:
+    def _take_stop(self, given: dict[str, str]) -> str:
+        self._stop.set()
+        return "stopping"
+
+    # --- From the first question to the last word -------------------------------------------------------------------
+
+    async def run(self) -> str:
         """Until told to stop; why, where nobody on this machine asked for it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        trainer = await self._find_trainer(client)
-        if trainer is None:
+        config = await self._find_out()
+        if config is None:
             return ""
-        if keep_config(self._config):
-            self._say(f"wrote {Home(self._config.folder).config}: the next start needs no flags")
-        daemon = self._daemon = Daemon(self._config, self._key, client, trainer, self._clock)
-        await daemon.run(self._stop)
+        async with open_client(
+            key=self._key,
+            network=config.network_id,
+            clock=self._clock,
+            dice=random.Random(),
+            limits=config.client,
+            authority=config.authority,
+        ) as client:
+            trainer = read_trainer(config) or await self._ask(lambda: self._ask_trainer(config, client))
+            if trainer is None:
+                return ""
+            self._keep(config, trainer)
+            daemon = self._daemon = Daemon(config, self._key, client, trainer, self._clock)
+            await daemon.run(self._stop)
         return daemon.stopped_for
 
-    async def _find_trainer(self, client: HttpClient) -> NodeId | None:
-        """What an earlier process noted, else what the coordinator says; None if we are stopped before."""
-        known, wait_ms = read_trainer(self._config.folder), ASK_MS
-        while known is None and not self._stop.is_set():
+    async def _find_out(self) -> NodeConfig | None:
+        """The settings with what the coordinator says of itself; None if we are stopped before it answers."""
+        if self._config.is_complete:
+            return self._config
+        return await self._ask(self._ask_greeting)
+
+    async def _ask_greeting(self) -> NodeConfig:
+        config = self._config
+        async with open_json_client(config.coordinator, config.authority) as client:
+            answer = await client.get("/status")
+        try:
+            greeting = read_greeting(answer)
+        except RemoteError as error:
+            raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
+        found = complete(config, greeting)
+        self._say(f"network {found.network}, run {found.run}")
+        self._say(f"coordinator {found.coordinator_id}, log key {found.log_key}")
+        self._say("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
+        return found
+
+    async def _ask_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId:
+        wanted = RecordsWanted(seen=0, wait_ms=0)
+        answer = await client.call(config.server, RECORDS, wanted, run=config.run_id)
+        return answer.message.trainer
+
+    def _keep(self, config: NodeConfig, trainer: NodeId) -> None:
+        if keep_config(config):
+            self._say(f"wrote {Home(config.folder).config}: the next start needs no flags")
+        keep_pins(config)
+        keep_trainer(config.folder, trainer)
+
+    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T | None:
+        """Until it is answered, or we are stopped. A first start gives up where trying again is of no use."""
+        wait_ms = ASK_MS
+        while not self._stop.is_set():
             try:
-                wanted = RecordsWanted(seen=0, wait_ms=0)
-                answer = await client.call(self._config.server, RECORDS, wanted, run=self._config.run_id)
-                known = answer.message.trainer
-                keep_trainer(self._config.folder, known)
+                return await question()
             except (LocalError, RemoteError) as error:
-                self._problem = str(error)
-                log.warning("cannot join yet: %s", error)
-                await self._pause(wait_ms)
-                wait_ms = min(ASK_MS_MAX, 2 * wait_ms)
-        return known
+                if self._is_first and not may_pass(error):
+                    raise
+                self._note(str(error))
+            await self._pause(wait_ms)
+            wait_ms = min(ASK_MS_MAX, 2 * wait_ms)
+        return None
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("cannot join yet: %s", problem)
+            self._say(f"not joined yet: {problem}. Trying again until it works.")
+        self._problem = problem
 
     async def _pause(self, wait_ms: int) -> None:
         try:
@@ -94,33 +149,37 @@ class NodeProcess:
             pass
 
 
+def may_pass(error: LocalError | RemoteError) -> bool:
+    """Whether waiting can help: a coordinator that is away, busy, or sees our clock off."""
+    if isinstance(error, Refused):
+        return error.refusal.code not in FINAL
+    return isinstance(error, Unreachable)
+
+
+def introduce(opened: OpenedKey, config: NodeConfig, say: Say) -> None:
+    """Who this node is; more at its first start."""
+    node, home = opened.key.node, Home(config.folder)
+    say(f"node {checksum_address(node)}, called {friendly_name(node)}")
+    if opened.is_new:
+        also = f" and {home.password.name} beside it" if opened.is_password_new else ", with the password you gave,"
+        say(f"  drew its key: {home.key}{also} are this node and what it earns.")
+        say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
+
+
 async def run(config: NodeConfig, say: Say) -> int:
     """0: stopped when asked to. 1: the coordinator, or a change of the run, ended it."""
-    check_role(config)
     make_folder(config.folder)
     clock = SystemClock()
     with locked(config.folder) as lock:
-        key, is_new = open_key(config)
-        if is_new:
-            say(key_file.describe(key))
-            say(f"drew a key: {Home(config.folder).key}. Copy that file and remember the password: it is this node.")
-        process = NodeProcess(config, key, clock, say)
+        opened = open_key(config)
+        introduce(opened, config, say)
+        process = NodeProcess(config, opened, clock, say)
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(
-                open_client(
-                    key=key,
-                    network=config.network_id,
-                    clock=clock,
-                    dice=random.Random(),
-                    limits=config.client,
-                    authority=config.authority,
-                )
-            )
             url = await process.door.start()
             stack.push_async_callback(process.door.close)
             lock.note_url(url, token=process.door.token)
-            log.info("node %s, process of %s", key.node, config.folder)
-            reason = await process.run(client)
+            log.info("node %s, process of %s", opened.key.node, config.folder)
+            reason = await process.run()
     if reason:
         log.error("the node stops: %s", reason)
         return 1

@@ -248,7 +248,7 @@ async def open_client(
         limit=100,
         limit_per_host=32,
         keepalive_timeout=CLIENT_IDLE_MS / 1000,
-        ssl=_trust(authority) if authority else True,
+        ssl=trust_authority(authority) if authority else True,
     )
     # No cookies, no proxies from the environment, no decompression: what was sent is what is read.
     async with aiohttp.ClientSession(
@@ -257,7 +257,8 @@ async def open_client(
         yield HttpClient(session, key=key, network=network, clock=clock, dice=dice, limits=limits)
 
 
-def _trust(authority: Path) -> ssl.SSLContext:
+def trust_authority(authority: Path) -> ssl.SSLContext:
+    """Of a private TLS authority's PEM file."""
     try:
         return ssl.create_default_context(cafile=authority)
     except (OSError, ssl.SSLError) as error:

@@ -76,14 +76,21 @@ def log_fields(**fields: Any) -> Iterator[None]:
 
 
 def set_up_logs(
-    config: LogConfig, *, stream: TextIO, secrets: Iterable[Secret] = (), logger: logging.Logger | None = None
+    config: LogConfig,
+    *,
+    stream: TextIO,
+    secrets: Iterable[Secret] = (),
+    logger: logging.Logger | None = None,
+    stream_level: LogLevel | None = None,
 ) -> None:
-    """Replace the handlers of a logger, the root one unless told."""
+    """Replace the handlers of a logger, the root one unless told; `stream_level` shows less there than in the file."""
     logger = logger or logging.getLogger()
     redactor = Redactor(secrets)
     is_json = config.format is LogFormat.JSON or (config.format is LogFormat.AUTO and not stream.isatty())
     terminal = logging.StreamHandler(stream)
     terminal.setFormatter(JsonFormatter(redactor) if is_json else PrettyFormatter(redactor))
+    if stream_level is not None:
+        terminal.setLevel(stream_level.upper())
     handlers: list[logging.Handler] = [terminal]
     if config.file is not None:
         handlers.append(_open_file(config, config.file, redactor))

@@ -14,10 +14,15 @@ def read_password(password: Secret | None, file: Path | None) -> str:
         return password.reveal()
     if file is None:
         raise LocalError("the key's password is missing: set PRIME_PASSWORD, or password_file to a file that holds it")
-    try:
-        text = file.read_text().partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalError(f"cannot read the password file {file}: {error}") from None
+    text = read_first_line(file)
     if len(text) < PASSWORD_CHARS_MIN:
         raise LocalError(f"the password in {file} is shorter than {PASSWORD_CHARS_MIN} characters")
     return text
+
+
+def read_first_line(file: Path) -> str:
+    """A password as it stands in a file, however short."""
+    try:
+        return file.read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError(f"cannot read the password file {file}: {error}") from None

@@ -24,6 +24,7 @@ __all__ = [
     "add_flags",
     "describe",
     "list_secrets",
+    "list_values",
     "load_config",
     "read_flags",
     "resolve_config",
@@ -179,15 +180,20 @@ def _exposed_secrets(
             yield f"{key} is a secret, and others may read {toml}: chmod 600 it, or use {settings[key].variable}"
 
 
-def describe(resolved: Resolved[Any]) -> list[str]:
-    """One line for each setting: name, value, where it came from. Fit for a terminal and for a log."""
-    lines: list[str] = []
+def list_values(resolved: Resolved[Any]) -> list[tuple[str, str, str]]:
+    """Name, value as people read it, and source of each setting; secrets are hidden."""
+    rows: list[tuple[str, str, str]] = []
     for setting in list_settings(type(resolved.config)):
         value = resolved.config
         for name in setting.path:
             value = getattr(value, name)
-        lines.append(f"{setting.key} = {show_value(value)}  ({resolved.sources[setting.key]})")
-    return lines
+        rows.append((setting.key, show_value(value), resolved.sources[setting.key]))
+    return rows
+
+
+def describe(resolved: Resolved[Any]) -> list[str]:
+    """One line for each setting: name, value, where it came from. Fit for a terminal and for a log."""
+    return [f"{key} = {value}  ({source})" for key, value, source in list_values(resolved)]
 
 
 def list_secrets(config: Any) -> list[Secret]:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from integration.coordinator_parts import NETWORK, RUN, CoordinatorProcess, key_
 from integration.coordinator_process import PASSWORD
 
 from prime_coordinator.config import BooksConfig
-from prime_node.commands.context import Context, NotRunning
-from prime_node.commands.local import call
+from prime_node.commands.context import NotRunning
+from prime_node.commands.door import call
 from prime_protocol.keystore import encrypt_key
 from prime_runtime.p2p_config import P2PConfig
 
@@ -167,9 +166,8 @@ class Relay:
 
     async def status(self) -> dict[str, Any]:
         """What `prime-node status --json` prints, without the second that a process costs; empty if it is silent."""
-        context = Context(Namespace(folder=self.folder), {}, print)
         try:
-            self.last = await call(context, "GET", "/status")
+            self.last = await call(self.folder, "GET", "/status")
         except NotRunning:
             self.last = {}
         return self.last

@@ -52,7 +52,7 @@ def test_key_is_made_shown_and_never_overwritten(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert key.stat().st_mode & 0o777 == 0o600
     shown = run("prime-node", "keys", "show", key, "--password-file", password)
-    assert shown.stdout.splitlines() == made.stdout.splitlines()[:2]
+    assert shown.stdout.splitlines() == made.stdout.splitlines()[:3]
     before = key.read_bytes()
     again = run("prime-node", "keys", "new", "--out", key, "--password-file", password)
     assert again.returncode == 1

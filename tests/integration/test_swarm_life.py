@@ -93,33 +93,30 @@ async def test_a_killed_relay_goes_on_where_it_was_and_a_second_one_in_its_folde
         assert await relay.command.finish() == 0
 
 
-async def test_a_new_user_is_told_what_is_missing_and_then_needs_no_flags(tmp_path: Path) -> None:
+async def test_a_new_user_gives_a_url_once_and_then_nothing(tmp_path: Path) -> None:
     async with running_swarm(tmp_path) as swarm:
-        folder, password = tmp_path / "node", tmp_path / "password"
-        flags = (
-            *("--role", "relay", "--folder", str(folder), "--network", "testnet", "--run", RUN),
-            *("--coordinator", swarm.coordinator.server.url, "--coordinator-id", str(swarm.coordinator.node)),
-        )
-        code, text = await run_command("prime-node", "start", *flags, PRIME_PASSWORD="")
-        assert code == 1
-        assert "password" in text
-        code, text = await run_command("prime-node", "start", *flags[2:], "--role", "worker")
-        assert (code, "engines are not built yet" in text) == (1, True)
-
-        password.write_text("a password to guard it\n")
-        command = Command(("prime-node", "start", *flags, "--password-file", str(password)))
-        command.variables["PRIME_PASSWORD"] = "a password to guard it"
+        folder = tmp_path / "node"
+        alone = ("prime-node", "start", "--folder", str(folder))
+        code, text = await run_command(*alone)
+        assert (code, "which coordinator?" in text) == (1, True), text
+        command = Command((*alone, "--role", "relay", "--coordinator", swarm.coordinator.server.url))
+        command.variables["PRIME_PASSWORD"] = ""
         await command.start()
         await until(lambda: any("outbound only" in line for line in command.lines), "a start", lambda: command.tail)
-        assert any("Copy that file" in line for line in command.lines)
-        assert (folder / "key.json").stat().st_mode & 0o077 == 0
+        said = "\n".join(command.lines)
+        assert f"network testnet, run {RUN}" in said
+        assert str(swarm.coordinator.node) in said
+        assert "prime-node keys backup" in said
+        for name in ("key.json", "password", "config.toml", "node.log"):
+            assert (folder / name).stat().st_mode & 0o077 == 0, name
         code, text = await run_command("prime-node", "status", "--folder", str(folder))
         assert code == 0
         assert "outbound only" in text
         assert await command.stop() == 0, command.tail
-        again = Command(("prime-node", "start", "--folder", str(folder)), variables=command.variables)
+        again = Command(alone, variables={"PRIME_PASSWORD": ""})
         await again.start()
         await until(lambda: any("outbound only" in line for line in again.lines), "a start", lambda: again.tail)
+        assert "drew its key" not in "\n".join(again.lines)
         assert await again.stop() == 0
 
 

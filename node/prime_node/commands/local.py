@@ -1,13 +1,12 @@
-"""`prime-node status` and `prime-node stop`: they talk to the running node over its door on this machine."""
+"""`prime-node status`, `pause`, `resume`, `drain`, `stop`: what the running node is asked and told over its door."""
 
 import asyncio
 import json
 from typing import Any
 
-import aiohttp
-
 from prime_node.commands.context import Context, NotRunning
-from prime_node.home import Home, read_lock
+from prime_node.commands.door import call
+from prime_node.home import Home
 from prime_node.view import render
 from prime_runtime.lock import is_held
 
@@ -24,15 +23,34 @@ def stop(context: Context) -> int:
     return asyncio.run(_stop(context))
 
 
+def pause(context: Context) -> int:
+    return _order(context, "/pause")
+
+
+def resume(context: Context) -> int:
+    return _order(context, "/resume")
+
+
+def drain(context: Context) -> int:
+    return _order(context, "/drain")
+
+
+def _order(context: Context, path: str) -> int:
+    gpu = getattr(context.args, "gpu", None)
+    done = asyncio.run(call(context.folder, "POST", path, {"gpu": gpu} if gpu else None))
+    context.screen.say(done["text"])
+    return 0
+
+
 async def _show(context: Context) -> int:
-    context.say(_text(context, await call(context, "GET", "/status")))
+    context.screen.say(_text(context, await call(context.folder, "GET", "/status")))
     return 0
 
 
 async def _watch(context: Context) -> int:
     while True:
-        text = _text(context, await call(context, "GET", "/status"))
-        context.say(text if context.args.json else CLEAR + text)
+        text = _text(context, await call(context.folder, "GET", "/status"))
+        context.screen.say(text if context.args.json else CLEAR + text)
         await asyncio.sleep(WATCH_MS / 1000)
 
 
@@ -43,7 +61,7 @@ def _text(context: Context, report: dict[str, Any]) -> str:
 
 
 async def _stop(context: Context) -> int:
-    await call(context, "POST", "/stop")
+    await call(context.folder, "POST", "/stop")
     path = Home(context.folder).lock
     try:
         async with asyncio.timeout(STOP_MS / 1000):
@@ -51,26 +69,5 @@ async def _stop(context: Context) -> int:
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise NotRunning(f"the node in {context.folder} was told to stop, and has not after {STOP_MS} ms") from None
-    context.say("stopped")
+    context.screen.say("stopped")
     return 0
-
-
-async def call(context: Context, method: str, path: str) -> dict[str, Any]:
-    """One question to the node in the folder."""
-    facts = read_lock(context.folder)
-    if "url" not in facts:
-        state = "is just starting" if facts else "is not running"
-        raise NotRunning(f"the node in {context.folder} {state}; start it with: prime-node start")
-    headers = {"Authorization": f"Bearer {facts['token']}"}
-    timeout = aiohttp.ClientTimeout(total=10)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.request(method, f"{facts['url']}{path}", headers=headers) as response,
-        ):
-            if response.status != 200:
-                raise NotRunning(f"the node answers HTTP {response.status}: {(await response.text()).strip()}")
-            report: dict[str, Any] = await response.json()
-            return report
-    except (aiohttp.ClientError, OSError) as error:
-        raise NotRunning(f"the node, process {facts.get('pid')}, does not answer: {error}") from None

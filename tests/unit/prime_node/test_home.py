@@ -1,20 +1,34 @@
 """A node's folder: made at the first start, guarded, and enough to start from without flags the next time."""
 
+import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from prime_node.config import NodeConfig, NodeRole, resolve_node_config
-from prime_node.home import Home, keep_config, keep_trainer, locked, open_key, read_lock, read_trainer
-from prime_node.life import check_role
+from prime_node.commands.context import with_pins
+from prime_node.config import NodeConfig, NodeRole, PageConfig, resolve_node_config
+from prime_node.home import (
+    Home,
+    keep_config,
+    keep_pins,
+    keep_trainer,
+    locked,
+    read_lock,
+    read_pins,
+    read_trainer,
+)
 from prime_node.local_server import LocalServer
+from prime_node.node_key import OpenedKey, open_key
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
+from prime_runtime.key_file import write_private
 from prime_runtime.secret import Secret
 from prime_runtime.settings import ConfigError
 
+LOG_KEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
 GIVEN = {"coordinator": "http://c:8440", "coordinator_id": "0x" + "11" * 20, "run": "demo"}
 
 
@@ -23,19 +37,37 @@ def config_of(folder: Path, **changes: Any) -> NodeConfig:
 
 
 def test_a_key_is_drawn_once_and_found_again(tmp_path: Path) -> None:
-    key, is_new = open_key(config_of(tmp_path))
-    assert is_new
+    opened = open_key(config_of(tmp_path))
+    assert (opened.is_new, opened.is_password_new) == (True, False)
     assert Home(tmp_path).key.stat().st_mode & 0o077 == 0
-    again, is_new = open_key(config_of(tmp_path))
-    assert (again.node, is_new) == (key.node, False)
-    with pytest.raises(LocalError):
+    assert open_key(config_of(tmp_path)) == OpenedKey(opened.key)
+    with pytest.raises(LocalError, match=r"key\.json does not open: wrong password.*PRIME_PASSWORD.*keys recover"):
         open_key(config_of(tmp_path, password=Secret("another one")))
-
-
-def test_no_key_is_drawn_without_a_password_that_guards_it(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match=r"has no key yet.*PRIME_PASSWORD"):
+    with pytest.raises(LocalError, match="password is missing: set PRIME_PASSWORD"):
         open_key(config_of(tmp_path, password=None))
-    assert not Home(tmp_path).key.exists()
+
+
+def test_who_gives_no_password_gets_a_strong_one_in_a_file_of_its_own(tmp_path: Path) -> None:
+    opened = open_key(config_of(tmp_path, password=None))
+    assert (opened.is_new, opened.is_password_new) == (True, True)
+    password = Home(tmp_path).password
+    assert password.stat().st_mode & 0o077 == 0
+    assert len(password.read_text().strip()) >= 32
+    assert open_key(config_of(tmp_path, password=None)) == OpenedKey(opened.key)
+    password.write_text("not the right one\n")
+    with pytest.raises(LocalError, match=r"the one in .*password\. If the file is damaged"):
+        open_key(config_of(tmp_path, password=None))
+
+
+def test_a_disk_that_fills_while_a_key_is_written_leaves_no_half_key(tmp_path: Path) -> None:
+    path, limits = tmp_path / "key.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
+    try:
+        with pytest.raises(LocalError, match=r"cannot write .*make room"):
+            write_private(path, "more than five bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not path.exists()
 
 
 def test_what_was_given_at_the_first_start_is_enough_for_the_second(tmp_path: Path) -> None:
@@ -48,20 +80,37 @@ def test_what_was_given_at_the_first_start_is_enough_for_the_second(tmp_path: Pa
 
 
 def test_the_runs_trainer_is_remembered_and_damage_is_as_good_as_nothing(tmp_path: Path) -> None:
-    trainer = NodeId(b"\x01" * 20)
-    assert read_trainer(tmp_path) is None
+    config, trainer = config_of(tmp_path), NodeId(b"\x01" * 20)
+    assert read_trainer(config) is None
+    keep_pins(config)
     keep_trainer(tmp_path, trainer)
-    assert read_trainer(tmp_path) == trainer
-    for damage in ("", "[]", "{}", '{"trainer": 5}', '{"trainer": "0x"}'):
+    assert read_trainer(config) == trainer
+    assert read_trainer(replace(config, run="another")) is None, "another run may have another trainer"
+    for damage in ("", "[]", "{}", '{"run": "demo", "trainer": 5}', '{"run": "demo", "trainer": "0x"}'):
         Home(tmp_path).run.write_text(damage)
-        assert read_trainer(tmp_path) is None
+        assert read_trainer(config) is None
+        assert read_pins(config) == {}
+
+
+def test_what_was_learnt_of_a_coordinator_holds_for_that_one_only(tmp_path: Path) -> None:
+    config = config_of(tmp_path, network="testnet", log_key=LOG_KEY)
+    keep_pins(config)
+    asked = NodeConfig(folder=tmp_path, coordinator=config.coordinator)
+    assert with_pins(asked) == replace(config, password=None)
+    assert with_pins(replace(asked, run="another")).run == "another", "what is set counts more"
+    elsewhere = replace(asked, coordinator="http://d:8440")
+    assert with_pins(elsewhere) == elsewhere
+    keep_trainer(tmp_path, NodeId(b"\x01" * 20))
+    keep_pins(config)
+    assert read_trainer(config) is not None, "learning the same again forgets nothing"
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"run": "No Run"}, "run must be"),
-        ({"network": ""}, "network must be"),
+        ({"network": "Net"}, "network must be"),
+        ({"coordinator": "127.0.0.1:8440"}, "coordinator: .* write http"),
         ({"coordinator_id": "0x1"}, "coordinator_id must be"),
         ({"log_key": "x"}, "log_key must be"),
         ({"announce": ("http://a",)}, "announce"),
@@ -72,16 +121,14 @@ def test_a_wrong_setting_is_refused_by_name(changes: dict[str, Any], problem: st
         config_of(tmp_path, **changes)
 
 
-def test_a_role_that_needs_an_engine_says_so(tmp_path: Path) -> None:
-    check_role(config_of(tmp_path, role=NodeRole.RELAY))
-    for role in (NodeRole.WORKER, NodeRole.VALIDATOR):
-        with pytest.raises(LocalError, match="engines are not built yet"):
-            check_role(config_of(tmp_path, role=role))
-
-
 async def test_the_door_opens_only_with_the_token(tmp_path: Path) -> None:
-    stopped: list[bool] = []
-    door = LocalServer(lambda: {"state": "joining"}, lambda: stopped.append(True))
+    stopped: list[dict[str, str]] = []
+
+    def stop(given: dict[str, str]) -> str:
+        stopped.append(given)
+        return "stopping"
+
+    door = LocalServer(lambda: {"state": "joining"}, {"stop": stop}, PageConfig())
     url = await door.start()
     try:
         async with aiohttp.ClientSession() as session:
@@ -94,9 +141,12 @@ async def test_the_door_opens_only_with_the_token(tmp_path: Path) -> None:
             right = {"Authorization": f"Bearer {door.token}"}
             async with session.get(f"{url}/status", headers=right) as response:
                 assert await response.json() == {"state": "joining"}
-            async with session.post(f"{url}/stop", headers=right) as response:
-                assert response.status == 200
-            assert stopped == [True]
+            for body in (b"[1]", b"{", b'{"gpu": 1}'):
+                async with session.post(f"{url}/stop", headers=right, data=body) as response:
+                    assert response.status == 400
+            async with session.post(f"{url}/stop", headers=right, json={"gpu": "0"}) as response:
+                assert await response.json() == {"text": "stopping"}
+            assert stopped == [{"gpu": "0"}]
     finally:
         await door.close()
 

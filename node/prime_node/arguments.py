@@ -1,0 +1,125 @@
+"""The command line of prime-node: commands, their arguments, and which module carries each out.
+
+Nothing heavy is imported here. The flags of settings are added only where they are needed, since making them means
+importing what they configure.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EXIT_CODES = """exit codes:
+  0    done, or stopped as asked
+  1    refused, and the text says why and what to do
+  2    wrong command line
+  3    a check found something: doctor, audit
+  4    the node is not running, or does not answer
+  130  interrupted"""
+FOLDER = Path("~/prime-node")
+FOLDER_VARIABLE = "PRIME_FOLDER"
+WITH_SETTINGS = ("start", "doctor", "config", "calibrate")
+"""Commands that take the flag of every setting."""
+Group = Any
+"""argparse gives no public name to what add_subparsers returns."""
+
+
+def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prime-node",
+        description="Lend a machine to a training run.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
+    parser.set_defaults(folder=None, json=False, key=None, key_password_file=None)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_life(commands, with_settings)
+    _add_looks(commands)
+    _add_keys(commands)
+    _add_upkeep(commands, with_settings)
+    return parser
+
+
+def _command(commands: Group, name: str, task: str, text: str, *, has_json: bool = False) -> argparse.ArgumentParser:
+    """`task` is module:function under prime_node.commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(task=task)
+    _add(parser, "--folder", type=Path, help=f"the node's folder (${FOLDER_VARIABLE}). Default: {FOLDER}.")
+    if has_json:
+        _add(parser, "--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, **how: Any) -> None:
+    parser.add_argument(flag, default=argparse.SUPPRESS, **how)
+
+
+def _with_settings(commands: Group, name: str, task: str, text: str, with_settings: bool) -> argparse.ArgumentParser:
+    """A command whose flags are the settings; they bring --folder along."""
+    if not with_settings:
+        return _command(commands, name, task, text)
+    from prime_node.config import NodeConfig
+    from prime_runtime.settings import add_flags
+
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(task=task)
+    add_flags(parser, NodeConfig)
+    return parser
+
+
+def _add_life(commands: Group, with_settings: bool) -> None:
+    start = _with_settings(
+        commands,
+        "start",
+        "start:start",
+        "run the node until it is stopped; the first start needs --coordinator and makes the rest",
+        with_settings,
+    )
+    start.epilog = "Every flag is also a variable and a line in config.toml: see docs/operating/settings.md."
+    _command(commands, "stop", "local:stop", "stop now and wait until it has; leases are given back")
+
+
+def _add_looks(commands: Group) -> None:
+    status = _command(commands, "status", "local:show_status", "what the running node does and holds", has_json=True)
+    status.add_argument("--watch", action="store_true", help="the whole screen, every second, until interrupted")
+
+
+def _add_keys(commands: Group) -> None:
+    keys: argparse.ArgumentParser = commands.add_parser("keys", help="the wallet key that is this node's identity")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = _command(actions, "new", "keys:new", "draw a key and write it, encrypted, to a file")
+    new.add_argument("--out", type=Path, help="keystore file to write, never over another. Default: in the folder.")
+    show = _command(actions, "show", "keys:show", "print the address, name and peer id of a key", has_json=True)
+    show.add_argument("file", type=Path, nargs="?", help="keystore file. Default: the node's.")
+    backup = _command(actions, "backup", "keys:backup", "write an encrypted copy of the node's key, and open it again")
+    backup.add_argument("target", type=Path, help="keystore file to write, never over another")
+    backup.add_argument("--new-password-file", type=Path, help="the copy's own password. Default: the node's.")
+    recover = _command(actions, "recover", "keys:recover", "make a copy, or a private key, the key of this folder")
+    recover.add_argument("source", help="keystore file, or a file with 64 hex digits; - reads standard input")
+    recover.add_argument("--replace", action="store_true", help="put the present key aside, under another name")
+    delegate = _command(actions, "delegate", "keys:delegate", "as an owner: let a node work with the stake behind it")
+    delegate.add_argument("node", metavar="NODE", help="address of the node's key")
+    delegate.add_argument("--key", type=Path, required=True, help="keystore file of the owner")
+    delegate.add_argument("--network", help="name of the network. Default: that of the node in the folder.")
+    delegate.add_argument("--days", type=int, default=365, help="how long it holds (default 365)")
+    delegate.add_argument("--out", type=Path, required=True, help="file to write, for `start --delegation`")
+    for action in (new, show, backup, recover, delegate):
+        _add_password(action)
+
+
+def _add_password(parser: argparse.ArgumentParser) -> None:
+    text = "read the key's password from this file's first line instead of asking"
+    _add(parser, "--password-file", type=Path, dest="key_password_file", help=text)
+
+
+def _add_upkeep(commands: Group, with_settings: bool) -> None:
+    config: argparse.ArgumentParser = commands.add_parser("config", help="the settings in force")
+    shown = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = _with_settings(
+        shown, "show", "settings:show", "every setting, its value and where that came from", with_settings
+    )
+    _add(show, "--json", action="store_true", help="print JSON instead of text")
+    show.add_argument("--changed", action="store_true", help="only those that are not the default")
+    completion = commands.add_parser("completion", help="print a script that completes commands")
+    completion.set_defaults(task="completion:completion")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
