@@ -5,7 +5,6 @@ leases, gives verdicts, and follows commands. Time is this machine's; deadlines 
 estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
 """
 
-from dataclasses import dataclass
 from random import Random
 from typing import Any, assert_never
 
@@ -13,19 +12,24 @@ from prime_node.assignments import Assignments
 from prime_node.events import (
     AuditDone,
     AuditFailed,
+    Drained,
     Effect,
     Event,
+    Finding,
     Generated,
     GenerationFailed,
+    Held,
     KeepHead,
     LoadWeights,
     Memory,
     Parcel,
+    Progressed,
     Refused,
     ReplyReceived,
     Save,
     Send,
     SlashSeen,
+    StakeMissing,
     Started,
     Stop,
     Tick,
@@ -33,11 +37,12 @@ from prime_node.events import (
     WeightsFailed,
     WeightsReady,
 )
+from prime_node.membership import JOIN_LIFE_MS, Membership
+from prime_node.membership import Profile as Profile
 from prime_node.outbox import Outbox, backoff_ms, is_final
 from prime_node.verdicts import Verdicts
 from prime_protocol.entries import (
     Appealed,
-    Delegated,
     LeaseEnded,
     NodeRegistered,
     Role,
@@ -46,16 +51,9 @@ from prime_protocol.entries import (
     VerdictGiven,
 )
 from prime_protocol.exchange import Refusal
-from prime_protocol.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.ids import Digest, RunId, Step
 from prime_protocol.messages import Activity, Command, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Weights
 from prime_protocol.signing import WalletKey
-from prime_protocol.typed_data import EMBEDDED, Domain
-
-JOIN_LIFE_MS = 3_600_000
-"""How long an entry that joins the network is tried."""
-
-STAKE_RETRY_MS = 30_000
-"""Between two tries to stake: the deposit may come later than the node."""
 
 ASK_MS_MAX = 30_000
 """Longest wait between two requests for work that were refused."""
@@ -64,25 +62,6 @@ STOP_MS = 15_000
 """How long a node that was told to stop tries to give back what it holds."""
 
 NEVER_MS = 2**62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """Who this node is, and what its owner wants of it."""
-
-    network: NetworkId
-    run: RunId
-    roles: tuple[Role, ...]
-    hardware: str = ""
-    addresses: tuple[str, ...] = ()
-    """Where others fetch weights from this node; none where it only calls out."""
-    delegation: Delegated | None = None
-    stake_nano: int = 0
-    """What the node stakes of its own balance; 0 where its owner does that."""
-    tokens_per_s: int = 1
-    """Its own measurement."""
-    audits_at_once: int = 1
-    domain: Domain = EMBEDDED
 
 
 class Agent:
@@ -115,13 +94,10 @@ class Agent:
         """By how much the coordinator's clock is ahead of this one."""
         self._command = Command.NONE
         self._stop_ms = NEVER_MS
-        self._is_staked = profile.stake_nano == 0
-        self._stake_ms = 0
-        self._is_known = False
-        """The coordinator has answered a beat."""
-        self._offer = NodeRegistered(roles=profile.roles, hardware=profile.hardware, addresses=profile.addresses)
-        self._registered: NodeRegistered | None = None
-        """What the log says of this node, as far as it knows."""
+        self.held_for = ""
+        """Why the owner, or the machine, wants no more work; empty where work is wanted."""
+        self._is_draining = False
+        self._member = Membership(key.node, profile)
         self.wake_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
@@ -139,18 +115,21 @@ class Agent:
                 self._ask_ms = min(self._ask_ms, now_ms)
             case WeightsFailed(step):
                 self._loading = -1 if self._loading == step else self._loading
-            case Generated(lease, work):
-                self._submit(self.assignments.finish(lease, work, now_ms, self._server_ms(now_ms)))
-            case GenerationFailed(lease, reason):
-                if lease in self.assignments.open:
-                    self.assignments.drop(lease)
-                    self._give_back(LeaseEnded(lease=lease, reason=reason), now_ms)
+            case Generated() | GenerationFailed() | Progressed():
+                self._take_work(event, now_ms)
             case AuditDone(submission, finding):
-                self._judge(self.verdicts.finish(submission, finding))
+                self._judge(self.verdicts.finish(submission, finding), finding)
             case AuditFailed(submission):
-                self.verdicts.break_off(submission)
-            case SlashSeen(submission, appeal_until_ms):
-                self._appeal(submission, appeal_until_ms)
+                self.verdicts.break_off(submission, self._server_ms(now_ms))
+            case SlashSeen(submission, appeal_until_ms, is_own):
+                if is_own or self.assignments.made(submission):
+                    self._appeal(submission, appeal_until_ms)
+            case StakeMissing(amount_nano):
+                self._member.miss_stake(amount_nano)
+            case Held(reason):
+                self.held_for = reason
+            case Drained():
+                self._is_draining = True
             case Tick():
                 pass
             case _:
@@ -162,13 +141,12 @@ class Agent:
     # --- What comes in ----------------------------------------------------------------------------------------------
 
     def _start(self, memory: Memory, now_ms: int) -> None:
-        stale = [p for p in memory.parcels if isinstance(p.entry, NodeRegistered) and p.entry != self._offer]
+        stale = [p for p in memory.parcels if isinstance(p.entry, NodeRegistered) and p.entry != self._member.offer]
         self._outbox = Outbox(parcel for parcel in memory.parcels if parcel not in stale)
-        self._registered = memory.registered
-        if self._registered not in (None, self._offer):
+        self._member.recall(memory.registered, memory.is_staked)
+        if self._member.is_outdated:
             self._join(now_ms)
         self.assignments.answers = {answer.lease: answer for answer in memory.answers}
-        self._is_staked = self._is_staked or memory.is_staked
         for parcel in memory.parcels:
             if isinstance(parcel.entry, VerdictGiven):
                 self.verdicts.remember(parcel.entry.receipt.submission)
@@ -208,7 +186,7 @@ class Agent:
     def _follow(self, reply: HeartbeatReply, now_ms: int) -> None:
         """Everything a heartbeat's reply says."""
         self._beat_failures = 0
-        self._is_known = True
+        self._member.is_known = True
         self._beat_ms = now_ms + int(reply.next_beat_ms * (0.8 + 0.2 * self._dice.random()))
         self._ahead_ms = reply.now_ms - (self._beat_sent_ms + now_ms) // 2
         if reply.head:
@@ -218,7 +196,7 @@ class Agent:
         if self._is_worker:
             self._effects += self.assignments.reconcile(reply.leases, self._beat_sent_ms, now_ms)
         self.verdicts.reconcile(reply.audits)
-        self._is_staked = self._is_staked or bool(reply.leases or reply.audits)
+        self._member.is_staked = self._member.is_staked or bool(reply.leases or reply.audits)
         self._obey(reply.command, now_ms)
 
     def head_kept(self, size: int) -> None:
@@ -255,10 +233,25 @@ class Agent:
             self._put_off_asking(reply.retry_ms, now_ms)
             return
         self._ask_failures = 0
-        self._is_staked = True
+        self._member.is_staked = True
         self.assignments.accept(reply.lease, now_ms)
         if not self.assignments.knows(reply.lease.step):
             self._beat_ms = min(self._beat_ms, now_ms)
+
+    def _take_work(self, event: Generated | GenerationFailed | Progressed, now_ms: int) -> None:
+        """News of a lease that is being generated."""
+        number, server_ms = event.lease, self._server_ms(now_ms)
+        match event:
+            case Generated(_, work):
+                self._submit(self.assignments.finish(number, work, now_ms, server_ms))
+            case GenerationFailed(_, reason) if number in self.assignments.open:
+                self.assignments.drop(number)
+                self._give_back(LeaseEnded(lease=number, reason=reason), now_ms)
+            case Progressed(_, done, rows) if self.assignments.is_hopeless(
+                number, rows_done=done, rows=rows, now_ms=now_ms, server_ms=server_ms
+            ):
+                self._effects += self.assignments.drop(number)
+                self._give_back(LeaseEnded(lease=number, reason="it would not be done before its deadline"), now_ms)
 
     def _put_off_asking(self, retry_ms: int, now_ms: int) -> None:
         wait_ms = retry_ms + backoff_ms(self._ask_failures, self._dice)
@@ -271,10 +264,10 @@ class Agent:
         entry = parcel.entry
         match entry:
             case NodeRegistered() if refusal is None:
-                self._registered = entry
+                self._member.registered = entry
                 self._beat_ms = now_ms
             case Staked():
-                self._is_staked = refusal is None
+                self._member.is_staked = refusal is None
             case Submitted() if refusal is not None and refusal.field != "receipt.lease":
                 # The lease is still open, and this was the only answer it will get.
                 self._give_back(LeaseEnded(lease=entry.receipt.lease, reason="its file was refused"), now_ms)
@@ -287,35 +280,26 @@ class Agent:
 
     def _join(self, now_ms: int) -> None:
         """The coordinator does not know this key."""
-        self._is_known = False
-        if any(isinstance(parcel.entry, NodeRegistered) for parcel in self._outbox.parcels()):
-            return
-        until_ms = self._server_ms(now_ms) + JOIN_LIFE_MS
-        self._push(self._offer, until_ms)
-        if self._profile.delegation is not None:
-            self._push(self._profile.delegation, until_ms)
+        self._push_all(self._member.join(self._outbox.parcels(), self._server_ms(now_ms) + JOIN_LIFE_MS))
 
-    def _stake(self, now_ms: int) -> None:
-        if self._is_staked or not self._is_known or now_ms < self._stake_ms:
-            return
-        self._stake_ms = now_ms + STAKE_RETRY_MS
-        if not any(isinstance(parcel.entry, Staked) for parcel in self._outbox.parcels()):
-            entry = Staked(node=self._key.node, amount_nano=self._profile.stake_nano)
-            self._push(entry, self._server_ms(now_ms) + JOIN_LIFE_MS)
+    def _push_all(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            self._outbox.push(parcel)
+            self._is_unsaved = True
 
     def _submit(self, entry: Submitted | None) -> None:
         if entry is not None:
             deadline_ms = self.assignments.answers[entry.receipt.lease].deadline_ms
             self._push(entry, deadline_ms, entry.receipt.file_digest, self._profile.run)
 
-    def _judge(self, judged: tuple[VerdictGiven, int] | None) -> None:
+    def _judge(self, judged: tuple[VerdictGiven, int] | None, finding: Finding) -> None:
         if judged is not None:
-            self._push(*judged, run=self._profile.run)
+            self._push(*judged, file=finding.evidence if finding.has_bundle else None, run=self._profile.run)
 
     def _appeal(self, submission: Digest, appeal_until_ms: int) -> None:
         """What this node made, it made honestly; what it did not make is not its to defend."""
         told = any(isinstance(p.entry, Appealed) and p.entry.submission == submission for p in self._outbox.parcels())
-        if self.assignments.made(submission) and not told:
+        if not told:
             entry = Appealed(submission=submission, reason="the file was generated as the run asks")
             self._push(entry, appeal_until_ms, run=self._profile.run)
 
@@ -332,18 +316,22 @@ class Agent:
             self._effects += effects
             for entry in returned:
                 self._give_back(entry, now_ms)
-        self._effects += self.verdicts.advance(server_ms)
-        self._stake(now_ms)
+        if not self.is_leaving:
+            self._effects += self.verdicts.advance(server_ms)
+        self._push_all(self._member.stake(self._outbox.parcels(), now_ms, server_ms + JOIN_LIFE_MS))
         if self._parcel is None and self._outbox.drop_stale(server_ms):
             self._is_unsaved = True
         if self._is_unsaved:
             self._is_unsaved = False
             answers = tuple(self.assignments.answers.values())
-            self._effects.append(Save(Memory(self._outbox.parcels(), answers, self._is_staked, self._registered)))
+            member = self._member
+            self._effects.append(Save(Memory(self._outbox.parcels(), answers, member.is_staked, member.registered)))
         ask_ms = self._find_ask_ms(now_ms) if self._ask is None else NEVER_MS
         self._send_what_is_due(now_ms, ask_ms)
         if self._stop_ms != NEVER_MS and (now_ms >= self._stop_ms or not self._outbox):
             self._effects.append(Stop("the coordinator asked for it"))
+        elif self._is_draining and not (self.is_busy or self._outbox or self._ask):
+            self._effects.append(Stop(""))
         self.wake_ms = self._find_wake(now_ms, ask_ms)
 
     def _send_what_is_due(self, now_ms: int, ask_ms: int) -> None:
@@ -351,7 +339,8 @@ class Agent:
             parcel = self._outbox.first()
             self._parcel = self._send(parcel.entry, parcel.run, parcel.file)
         if now_ms >= ask_ms:
-            request = LeaseRequest(checkpoint_step=self.assignments.newest, tokens_per_s=self._profile.tokens_per_s)
+            tokens_per_s = self.assignments.tokens_per_s or self._profile.tokens_per_s
+            request = LeaseRequest(checkpoint_step=self.assignments.newest, tokens_per_s=tokens_per_s)
             self._ask = self._send(request, self._profile.run)
         if self._beat is None and now_ms >= self._beat_ms:
             self._beat_sent_ms = now_ms
@@ -366,7 +355,7 @@ class Agent:
     def _find_ask_ms(self, now_ms: int) -> int:
         """When to ask for work, if nothing happens before."""
         desk, weights = self.assignments, self._weights
-        if not self._is_worker or weights is None or self._command is not Command.NONE:
+        if not self._is_worker or weights is None or self._command is not Command.NONE or self.is_leaving:
             return NEVER_MS
         if not desk.knows(Step(weights.step)) or desk.newest < max(0, weights.step - desk.lag_max):
             return NEVER_MS
@@ -390,11 +379,21 @@ class Agent:
 
     @property
     def activity(self) -> Activity:
-        if self._command is not Command.NONE:
+        if self._command is not Command.NONE or self.is_leaving:
             return Activity.DRAINING
-        if self.assignments.open or self.verdicts.is_busy:
+        if self.is_busy:
             return Activity.WORKING
         return Activity.LOADING if self._loading > self.assignments.newest else Activity.IDLE
+
+    @property
+    def is_busy(self) -> bool:
+        """There is work in hand."""
+        return bool(self.assignments.open) or self.verdicts.is_busy
+
+    @property
+    def is_leaving(self) -> bool:
+        """No more work is wanted, for now or for good."""
+        return self._is_draining or bool(self.held_for)
 
     def _server_ms(self, now_ms: int) -> int:
         return now_ms + self._ahead_ms

@@ -21,6 +21,10 @@ AHEAD_MS = 10_000
 PACE_KEEP = 0.5
 """Weight of what was known of the time per slot when another lease is done."""
 
+HOPELESS = 2
+"""A lease whose rest would be late even at so many times the speed so far is given back. Completions differ in length,
+so the speed so far is a poor guess."""
+
 ANSWERS_KEEP_MS = 600_000
 """An answer is remembered this long after its lease's deadline. No reply that names the lease is on its way then."""
 
@@ -48,6 +52,8 @@ class Assignments:
         """Checkpoints that can be generated with, and their roots."""
         self._beacons: dict[Step, Digest] = {}
         self.lag_max = 0
+        self.tokens_per_s = 0
+        """As measured with the last leases; 0 before the first."""
         self._slot_ms: float | None = None
 
     # --- What is known ----------------------------------------------------------------------------------------------
@@ -141,13 +147,21 @@ class Assignments:
         fit = [held for held in self.held if step - self.lag_max <= held <= step]
         return max(fit, default=None)
 
+    def is_hopeless(self, number: int, *, rows_done: int, rows: int, now_ms: int, server_ms: int) -> bool:
+        """Whether a lease that is being generated cannot be done in time any more."""
+        assignment = self.open.get(number)
+        if assignment is None or assignment.started_ms is None or not rows_done:
+            return False
+        rest_ms = (rows - rows_done) * (now_ms - assignment.started_ms) / rows_done
+        return server_ms + rest_ms / HOPELESS > assignment.lease.deadline_ms
+
     def finish(self, number: int, work: Work, now_ms: int, server_ms: int) -> Submitted | None:
         """The signed answer to a lease; None if it is late, or was dropped."""
         assignment = self.open.pop(number, None)
         if assignment is None or assignment.started_ms is None:
             return None
         lease = assignment.lease
-        self._record_pace((now_ms - assignment.started_ms) / lease.slots)
+        self._record_pace((now_ms - assignment.started_ms) / lease.slots, work.output_tokens / lease.slots)
         if server_ms > lease.deadline_ms:
             return None
         assert number not in self.answers
@@ -174,8 +188,9 @@ class Assignments:
         """Whether this node stands by a submission."""
         return any(answer.submission == submission for answer in self.answers.values())
 
-    def _record_pace(self, slot_ms: float) -> None:
+    def _record_pace(self, slot_ms: float, slot_tokens: float) -> None:
         self._slot_ms = slot_ms if self._slot_ms is None else PACE_KEEP * self._slot_ms + (1 - PACE_KEEP) * slot_ms
+        self.tokens_per_s = max(1, int(1000 * slot_tokens / max(1.0, self._slot_ms)))
 
     def _remember(self, answer: Answer, server_ms: int) -> None:
         forgotten = [n for n, old in self.answers.items() if old.deadline_ms + ANSWERS_KEEP_MS < server_ms]

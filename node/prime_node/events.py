@@ -22,7 +22,7 @@ class Parcel:
     until_ms: int
     """By the coordinator's clock: after this it is no use any more."""
     file: Digest | None = None
-    """The rollout file that has to be with the coordinator before the entry is."""
+    """The file that has to be with the coordinator before the entry is: rollouts, or evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Finding:
     reason: str
     metrics: tuple[Metric, ...]
     evidence: Digest
+    has_bundle: bool = False
+    """`evidence` is a file on this disk, which has to be with the coordinator before the verdict is."""
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReady:
-    """A checkpoint is loaded and can be generated with."""
+    """A checkpoint is on this disk and can be generated with."""
 
     step: Step
     root: Digest
@@ -122,6 +124,15 @@ class GenerationFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """So many rows of a lease are done."""
+
+    lease: int
+    rows_done: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditDone:
     submission: Digest
     finding: Finding
@@ -140,6 +151,27 @@ class SlashSeen:
 
     submission: Digest
     appeal_until_ms: int
+    is_own: bool = False
+    """The journal has the work; the memory of answers is shorter than a judgement may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StakeMissing:
+    """The run asks for so much more stake than the public log has behind this node; 0: for no more."""
+
+    amount_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The owner, or the machine, wants no more work for now; empty: that is over. What is in hand is finished."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The owner wants the node to finish what is in hand, and then to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +188,13 @@ Event = (
     | WeightsFailed
     | Generated
     | GenerationFailed
+    | Progressed
     | AuditDone
     | AuditFailed
     | SlashSeen
+    | StakeMissing
+    | Held
+    | Drained
     | Tick
 )
 
@@ -220,6 +256,7 @@ class Stop:
     """Nothing is left to do; the process may end."""
 
     reason: str
+    """Empty where its owner asked for it."""
 
 
 Effect = Send | LoadWeights | Generate | Abandon | Audit | Save | KeepHead | Stop

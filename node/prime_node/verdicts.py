@@ -14,6 +14,10 @@ from prime_protocol.receipts import VerdictReceipt
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import Domain, sign_document
 
+AGAIN_MS = 5_000
+AGAIN_MS_MAX = 120_000
+"""Before an audit that broke is tried again, doubling: the engine, or the way to the file, may need a while."""
+
 GIVEN_MAX = 1_024
 """Verdicts remembered. A reply that still lists one is at most minutes old, and nobody gives a thousand in that."""
 
@@ -30,6 +34,8 @@ class Verdicts:
         self._waiting: dict[Digest, AuditTask] = {}
         self._running: dict[Digest, AuditTask] = {}
         self._given: dict[Digest, None] = {}
+        self._broken: dict[Digest, tuple[int, int]] = {}
+        """How often an audit broke, and when to try again."""
 
     @property
     def is_busy(self) -> bool:
@@ -37,15 +43,20 @@ class Verdicts:
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follow the coordinator's list, which may be older than the last verdicts."""
+        listed = {task.submission: task for task in tasks}
         busy = self._running.keys() | self._given.keys()
-        self._waiting = {task.submission: task for task in tasks if task.submission not in busy}
+        self._waiting = {name: task for name, task in listed.items() if name not in busy}
+        self._broken = {name: known for name, known in self._broken.items() if name in listed}
 
     def advance(self, server_ms: int) -> list[Effect]:
         """Begin what there is room for, the oldest first."""
         effects: list[Effect] = []
-        while self._waiting and len(self._running) < self._at_once:
-            name = next(iter(self._waiting))
-            task = self._waiting.pop(name)
+        for name, task in list(self._waiting.items()):
+            if len(self._running) >= self._at_once:
+                break
+            if server_ms < self._broken.get(name, (0, 0))[1]:
+                continue
+            del self._waiting[name]
             if server_ms < task.deadline_ms:
                 self._running[name] = task
                 effects.append(Audit(task))
@@ -74,8 +85,11 @@ class Verdicts:
         self.remember(submission)
         return verdict, task.deadline_ms
 
-    def break_off(self, submission: Digest) -> None:
-        self._running.pop(submission, None)
+    def break_off(self, submission: Digest, server_ms: int) -> None:
+        """It is tried again while there is time: the coordinator lists it until then."""
+        if self._running.pop(submission, None) is not None:
+            times, _ = self._broken.get(submission, (0, 0))
+            self._broken[submission] = times + 1, server_ms + min(AGAIN_MS_MAX, AGAIN_MS << min(times, 10))
 
     def remember(self, submission: Digest) -> None:
         """A verdict on this one was signed, now or before a restart."""

@@ -1,5 +1,6 @@
 """What a node decides, event by event. The whole of it under loss and crashes is in tests/sim."""
 
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
 from typing import Any, TypeVar
@@ -10,20 +11,24 @@ from prime_node.events import (
     Audit,
     AuditDone,
     AuditFailed,
+    Drained,
     Effect,
     Event,
     Finding,
     Generate,
     Generated,
     GenerationFailed,
+    Held,
     KeepHead,
     LoadWeights,
     Memory,
+    Progressed,
     Refused,
     ReplyReceived,
     Save,
     Send,
     SlashSeen,
+    StakeMissing,
     Started,
     Stop,
     Tick,
@@ -387,8 +392,24 @@ def test_an_audit_that_breaks_says_nothing_and_is_tried_again() -> None:
     shell.beat(audits=(task(),))
     shell.tell(AuditFailed(shell.pop(Audit)[0].task.submission))
     assert shell.sent(VerdictGiven) == []
-    shell.beat(audits=(task(),))
-    assert len(shell.pop(Audit)) == 1
+    tries_ms = []
+    for _ in range(4):
+        shell.beat(audits=(task(),))
+        for audit in shell.pop(Audit):
+            tries_ms.append(shell.now_ms - START_MS)
+            shell.tell(AuditFailed(audit.task.submission))
+    assert len(tries_ms) == 2, "at the next beat, and then after a longer pause"
+
+
+def test_the_evidence_of_a_rejection_goes_before_its_verdict() -> None:
+    shell = Shell(VALIDATOR, audits_at_once=2)
+    shell.beat(audits=(task("bad"), task("good")))
+    shell.tell(AuditDone(digest("bad"), replace(FINDING, has_bundle=True)))
+    shell.tell(AuditDone(digest("good"), FINDING))
+    (first,) = shell.sent(VerdictGiven)
+    assert first.file == FINDING.evidence
+    shell.reply(first, Logged(index=1, at_ms=START_MS))
+    assert shell.sent(VerdictGiven)[0].file is None
 
 
 def test_a_restarted_validator_does_not_judge_again_what_it_has_signed() -> None:
@@ -415,6 +436,88 @@ def test_a_node_appeals_for_its_own_work_and_for_nobody_elses() -> None:
     shell.tell(SlashSeen(own, START_MS + 60_000))
     shell.tell(SlashSeen(own, START_MS + 60_000))
     assert [send.message.submission for send in shell.sent(Appealed)] == [own]
+
+
+def test_a_node_appeals_for_work_that_only_its_journal_remembers() -> None:
+    shell = Shell().ready()
+    shell.tell(SlashSeen(digest("long ago"), START_MS + 60_000, is_own=True))
+    assert [send.message.submission for send in shell.sent(Appealed)] == [digest("long ago")]
+
+
+def test_a_run_that_asks_for_more_stake_gets_it() -> None:
+    shell = Shell()
+    shell.tell(StakeMissing(9))
+    assert shell.sent(Staked) == [], "not before the coordinator knows this node"
+    shell.beat()
+    (send,) = shell.sent(Staked)
+    assert send.message.amount_nano == 9
+    shell.tell(StakeMissing(0))
+    shell.wait(60_000)
+    assert shell.sent(Staked) == []
+
+
+# --- The owner ------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_node_finishes_what_it_has_and_takes_no_more_until_it_is_released() -> None:
+    shell = Shell((Role.VALIDATOR, Role.WORKER)).ready()
+    shell.lease(grant())
+    shell.tell(Held("it is day"))
+    assert (shell.agent.activity, shell.agent.held_for) == (Activity.DRAINING, "it is day")
+    shell.beat(leases=(grant(),), audits=(task(),))
+    assert (shell.pop(Abandon), shell.pop(Audit)) == ([], [])
+    shell.tell(Generated(0, made()))
+    shell.reply(shell.sent(Submitted)[0], Logged(index=1, at_ms=START_MS))
+    shell.wait(20_000)
+    assert (shell.sent(LeaseRequest), shell.pop(Stop)) == ([], [])
+    shell.tell(Held(""))
+    assert len(shell.sent(LeaseRequest)) == 1
+    assert len(shell.pop(Audit)) == 1
+
+
+def test_a_node_that_drains_ends_when_the_last_answer_is_in_the_log() -> None:
+    shell = Shell().ready()
+    request = shell.sent(LeaseRequest)[0]
+    shell.tell(Drained())
+    shell.reply(request, LeaseReply(lease=grant(), retry_ms=0, reason=""))
+    assert len(shell.pop(Generate)) == 1, "it was on its way, so it is in hand"
+    shell.tell(Generated(0, made()))
+    assert shell.pop(Stop) == []
+    shell.reply(shell.sent(Submitted)[0], Logged(index=1, at_ms=START_MS))
+    assert shell.pop(Stop)[0] == Stop("")
+    assert shell.sent(LeaseRequest) == []
+
+
+def test_an_idle_node_that_drains_ends_at_once() -> None:
+    shell = Shell(VALIDATOR)
+    shell.beat()
+    shell.tell(Drained())
+    assert shell.pop(Stop) == [Stop("")]
+
+
+def test_work_that_falls_too_far_behind_is_given_back_early() -> None:
+    shell = Shell().ready()
+    shell.lease(grant(minutes=4))
+    shell.wait(60_000)
+    shell.tell(Progressed(0, rows_done=0, rows=16))
+    shell.tell(Progressed(0, rows_done=3, rows=16))
+    assert shell.pop(Abandon) == [], "at twice the pace it could still be done"
+    shell.wait(30_000)
+    shell.tell(Progressed(0, rows_done=3, rows=16))
+    assert shell.pop(Abandon) == [Abandon(0)]
+    assert "before its deadline" in shell.sent(LeaseEnded)[0].message.reason
+    shell.tell(Progressed(0, rows_done=4, rows=16))
+    assert shell.sent(LeaseEnded) == []
+
+
+def test_the_speed_that_a_node_names_is_the_one_it_measured() -> None:
+    shell = Shell(tokens_per_s=3).ready()
+    (first,) = shell.sent(LeaseRequest)
+    assert first.message.tokens_per_s == 3
+    shell.reply(first, LeaseReply(lease=grant(), retry_ms=0, reason=""))
+    shell.wait(2_000)
+    shell.tell(Generated(0, made()))
+    assert shell.sent(LeaseRequest)[0].message.tokens_per_s == 5
 
 
 def test_a_drained_node_finishes_what_it_has_begun_and_asks_for_no_more() -> None:
