@@ -6,7 +6,6 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import NETWORK, World
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_coordinator.config import BooksConfig
 from prime_coordinator.log import LogWriter
 from prime_coordinator.recovery import recover
@@ -17,6 +16,7 @@ from prime_protocol.ids import NodeId
 from prime_protocol.ledger import Ledger
 from prime_protocol.merkle import Tree
 from prime_protocol.note import VerifierKey
+from prime_protocol.treehead import ORIGIN_PREFIX
 from prime_runtime.clock import SystemClock
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)

@@ -6,13 +6,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import NETWORK, World
 from mirrors import write_mirror
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.core import Core
 from prime_coordinator.home import Home
 from prime_coordinator.store import open_log_store
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.catalogue import make_card
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 

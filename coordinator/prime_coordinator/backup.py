@@ -18,15 +18,14 @@ from prime_coordinator.backup_manifest import (
     publish_folder,
     write_manifest,
 )
-from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.catalogue import read_letter
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import Home, check_database, database_url, load_log_key, objects_url
 from prime_coordinator.mirroring import extend_mirror
 from prime_coordinator.store import LogStore, open_log_store
+from prime_protocol.catalogue import read_letter
 from prime_protocol.errors import LocalError
 from prime_protocol.merkle import Tree, leaf_hash
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_runtime.objects import open_store
 
 CHUNK = 4_096

@@ -7,15 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NetworkId
 from prime_protocol.ledger import Ledger, replay
 from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.note import Note, VerifierKey
 from prime_protocol.tiles import Tile, encode_tile, tiles_written
-from prime_protocol.treehead import TreeHead, open_tree_head
-
-ORIGIN_PREFIX = "prime-swarm/"
-"""A log's origin is this and the name of its network."""
+from prime_protocol.treehead import TreeHead, network_of, open_tree_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +45,3 @@ def check_log(
             raise RemoteError(tile.path, "does not hold the hashes of the entries")
     assert ledger.state.books.is_conserved()
     return CheckedLog(head, key, given_key is not None, ledger)
-
-
-def network_of(origin: str) -> NetworkId:
-    """The network whose log calls itself by this origin."""
-    if not origin.startswith(ORIGIN_PREFIX):
-        raise RemoteError("tree_head.origin", f"is {origin}, expected {ORIGIN_PREFIX} and a network's name")
-    return NetworkId(origin.removeprefix(ORIGIN_PREFIX))

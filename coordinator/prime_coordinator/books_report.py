@@ -40,6 +40,8 @@ def summarise_node(state: State, name: Any) -> dict[str, Any]:
         "stake_nano": state.stake_of(name),
         "balance_nano": state.books.balances[state.owners[name]],
         "settled": {str(outcome): node.settled[outcome] for outcome in Outcome},
+        "units": node.units,
+        "earned_nano": node.earned_nano,
         "faults": node.faults,
     }
 

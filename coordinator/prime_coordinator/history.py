@@ -6,7 +6,6 @@ The caller has read the leaves. A story is every entry that speaks of one submis
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prime_coordinator.catalogue import read_letter
 from prime_coordinator.rows import (
     AppealRow,
     CheckpointRow,
@@ -20,6 +19,7 @@ from prime_coordinator.rows import (
     VerdictRow,
     to_plain,
 )
+from prime_protocol.catalogue import read_letter
 from prime_protocol.codec import decode
 from prime_protocol.entries import (
     Appealed,

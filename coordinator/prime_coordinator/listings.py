@@ -154,6 +154,8 @@ def node_row(core: Core, name: NodeId) -> NodeRow:
         accepted=node.settled[Outcome.ACCEPT],
         soft=node.settled[Outcome.SOFT],
         hard=node.settled[Outcome.HARD],
+        units=node.units,
+        earned_nano=node.earned_nano,
         faults=node.faults,
     )
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import BooksConfig
 from prime_coordinator.mirroring import extend_mirror, mend_mirror
 from prime_coordinator.store import LogStore, StoredHead
 from prime_protocol import merkle
+from prime_protocol.catalogue import make_card
 from prime_protocol.ids import NetworkId
 from prime_protocol.merkle import Proof, Tree, leaf_hash
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_runtime.clock import Clock
 
 OnHead = Callable[[bytes, int], None]

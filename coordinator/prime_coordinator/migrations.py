@@ -91,7 +91,7 @@ def _create_log(connection: Connection) -> None:
 
 def _create_subjects(connection: Connection) -> None:
     """2: what entries speak of."""
-    from prime_coordinator.catalogue import make_card
+    from prime_protocol.catalogue import make_card
 
     subjects.create(connection)
     for idx, leaf in connection.execute(select(entries.c.idx, entries.c.leaf).order_by(entries.c.idx)):

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from prime_coordinator.mirror import write_whole
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.merkle import Tree
 from prime_protocol.tiles import (
@@ -20,6 +19,7 @@ from prime_protocol.tiles import (
     encode_tile,
     tiles_written,
 )
+from prime_runtime.mirror import write_whole
 
 ReadLeaves = Callable[[int, int], Sequence[bytes]]
 """Leaves from one index up to another."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from prime_coordinator.mirror import read_head, read_tile
 from prime_coordinator.rows import ConsistencyRow, HeadRow
 from prime_protocol.constants import DIGEST_BYTES, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
@@ -20,6 +19,7 @@ from prime_protocol.merkle import (
 from prime_protocol.note import Note
 from prime_protocol.tiles import Tile, nodes_from_tiles
 from prime_protocol.treehead import TreeHead
+from prime_runtime.mirror import read_head, read_tile
 
 
 def read_head_row(folder: Path) -> HeadRow:

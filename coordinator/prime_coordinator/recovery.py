@@ -8,8 +8,6 @@ under it. A log that lost entries is refused: to go on from it would tell two hi
 import logging
 from pathlib import Path
 
-from prime_coordinator.mirror import read_head
-from prime_coordinator.snapshots import read_snapshot
 from prime_coordinator.store import LogStore
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId
@@ -19,6 +17,8 @@ from prime_protocol.note import VerifierKey
 from prime_protocol.state import State
 from prime_protocol.tiles import CHECKPOINT_PATH
 from prime_protocol.treehead import TreeHead, open_tree_head
+from prime_runtime.mirror import read_head
+from prime_runtime.snapshots import read_snapshot
 
 log = logging.getLogger(__name__)
 CHUNK = 4_096

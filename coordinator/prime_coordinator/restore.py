@@ -22,20 +22,20 @@ from prime_coordinator.backup_manifest import (
     read_manifest,
     write_synced,
 )
-from prime_coordinator.books_check import ORIGIN_PREFIX, CheckedLog, check_log
-from prime_coordinator.catalogue import make_card
+from prime_coordinator.books_check import CheckedLog, check_log
 from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.home import Home, database_url, load_log_key, objects_url
 from prime_coordinator.migrations import heads, migrate
-from prime_coordinator.mirror import read_bounded, read_head, read_leaves, read_tile
 from prime_coordinator.setup import render_config
 from prime_coordinator.store import append_entries, explained, get_size, open_engine
+from prime_protocol.catalogue import make_card
 from prime_protocol.constants import NOTE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.merkle import root_of
 from prime_protocol.note import VerifierKey
 from prime_protocol.tiles import nodes_from_tiles
-from prime_protocol.treehead import open_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, open_tree_head
+from prime_runtime.mirror import read_bounded, read_head, read_leaves, read_tile
 from prime_runtime.secret import Secret
 
 CHUNK = 1_000

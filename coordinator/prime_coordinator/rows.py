@@ -152,6 +152,10 @@ class NodeRow:
     accepted: int
     soft: int
     hard: int
+    units: int
+    """Credited so far, in all runs."""
+    earned_nano: int
+    """Paid out so far for its work and its verdicts."""
     faults: int
     """Verdicts that were not what was settled in the end."""
 

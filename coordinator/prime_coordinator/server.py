@@ -14,8 +14,6 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_coordinator.api import add_json_routes
-from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.catalogue import list_subjects, read_letter
 from prime_coordinator.checkers import Checkers
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import SWEEP_MS, TICK_MS
@@ -39,10 +37,10 @@ from prime_coordinator.plants import Plants
 from prime_coordinator.recovery import recover
 from prime_coordinator.settlement import Settlement
 from prime_coordinator.settlement.embedded import EmbeddedSettlement
-from prime_coordinator.snapshots import write_snapshot
 from prime_coordinator.store import LogStore, open_log_store
 from prime_coordinator.submissions import BadFile, Submissions
 from prime_coordinator.uploads import Uploads
+from prime_protocol.catalogue import list_subjects, read_letter
 from prime_protocol.entries import Appealed, CheckpointPublished, LeaseEnded, NodeRegistered, Submitted, VerdictGiven
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import RunId
@@ -63,12 +61,14 @@ from prime_protocol.messages import (
 from prime_protocol.note import VerifierKey
 from prime_protocol.records import RECORDS, SHARE
 from prime_protocol.signing import WalletKey
+from prime_protocol.treehead import ORIGIN_PREFIX
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_server import Caller, HttpServer
 from prime_runtime.lock import Lock
 from prime_runtime.metrics import Metrics, RequestMetrics
 from prime_runtime.objects import ObjectStore, open_store
 from prime_runtime.rates import network_group
+from prime_runtime.snapshots import write_snapshot
 
 log = logging.getLogger(__name__)
 

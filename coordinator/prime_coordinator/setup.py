@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import Home, create_keys, database_url, locked, objects_url, read_password
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.store import open_log_store
+from prime_protocol.catalogue import make_card
 from prime_protocol.entries import NetworkCreated
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
 from prime_protocol.ledger import Ledger
 from prime_protocol.note import VerifierKey
 from prime_protocol.signing import WalletKey
+from prime_protocol.treehead import ORIGIN_PREFIX
 from prime_protocol.typed_data import EMBEDDED
 from prime_runtime import key_file, settings_render
 from prime_runtime.clock import Clock

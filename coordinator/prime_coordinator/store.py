@@ -14,8 +14,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, fu
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from prime_coordinator.catalogue import Card
 from prime_coordinator.migrations import entries, heads, migrate, quarantine, subjects
+from prime_protocol.catalogue import Card
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_runtime.secret import Secret

@@ -26,7 +26,7 @@ from prime_protocol.merkle import Frontier, leaf_hash
 from prime_protocol.messages import AUTHORED, Heartbeat, LeaseRequest
 from prime_protocol.note import VerifierKey
 from prime_protocol.signing import WalletKey
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_simulator.chronicle import Chronicle
 from prime_simulator.files import FileStore, check_file
 
@@ -76,7 +76,7 @@ class Host:
         self._opens_all = opens_all
         """Open also the frames that were sealed in this process a moment ago."""
         self.log_key = Ed25519PrivateKey.from_private_bytes(sha256(b"log key").digest())
-        self.origin = f"prime-swarm/{network}"
+        self.origin = ORIGIN_PREFIX + network
         self.verifier = VerifierKey.of(self.origin, self.log_key)
         self.plants = Plants.of(key)
         self.disk: list[bytes] = []

@@ -35,6 +35,7 @@ def credit(state: State, turn: Turn, entry: Credited) -> None:
         raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
     submission.credited = True
     step.credited.update(submission.slots)
+    state.nodes[submission.node].units += units
     (run.carried_units if step.paid else step.units)[(submission.owner, submission.node)] += units
 
 
@@ -68,8 +69,9 @@ def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
         units=step.units + run.carried_units,
         upheld=step.upheld + run.carried_upheld,
     )
-    for (owner, _), amount_nano in shares.items():
+    for (owner, node), amount_nano in shares.items():
         state.books.pay(name, owner, amount_nano)
+        state.nodes[node].earned_nano += amount_nano
     run.carried_units.clear()
     run.carried_upheld.clear()
     step.paid = True

@@ -36,6 +36,10 @@ class NodeState:
     streak: int = 0
     """Submissions accepted since the last one that was not."""
     settled: Counter[Outcome] = field(default_factory=Counter)
+    units: int = 0
+    """Credited so far, in all runs."""
+    earned_nano: int = 0
+    """Paid out so far for its work and its verdicts, to whoever was its owner then."""
     faults: int = 0
     """Verdicts that were not what was settled in the end."""
 

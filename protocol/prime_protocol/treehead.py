@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NetworkId
 from prime_protocol.merkle import EMPTY_ROOT
 from prime_protocol.note import (
     Note,
@@ -27,6 +27,8 @@ from prime_protocol.note import (
 )
 
 SIZE = re.compile(r"0|[1-9][0-9]{0,18}")
+ORIGIN_PREFIX = "prime-swarm/"
+"""A log's origin is this and the name of its network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,13 @@ class Cosignature:
     witness: VerifierKey
     time_s: int
     """Unix seconds, by the witness's clock."""
+
+
+def network_of(origin: str) -> NetworkId:
+    """The network whose log calls itself by this origin."""
+    if not origin.startswith(ORIGIN_PREFIX):
+        raise RemoteError("tree_head.origin", f"is {origin}, expected {ORIGIN_PREFIX} and a network's name")
+    return NetworkId(origin.removeprefix(ORIGIN_PREFIX))
 
 
 def sign_tree_head(head: TreeHead, key: Ed25519PrivateKey) -> bytes:

@@ -18,7 +18,6 @@ import numpy as np
 from integration.coordinator_process import PASSWORD
 from ledger_world import BUDGET, STAKE, TERMS, TOKEN
 
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import BooksConfig, CoordinatorConfig, FaucetConfig, IntakeConfig
 from prime_coordinator.home import Home, database_url, load_key
 from prime_coordinator.scribe import Scribe
@@ -26,6 +25,7 @@ from prime_coordinator.setup import initialise
 from prime_coordinator.store import open_log_store
 from prime_protocol import entries as e
 from prime_protocol.beacon import slot_task
+from prime_protocol.catalogue import make_card
 from prime_protocol.codec import decode, encode
 from prime_protocol.entries import Outcome, Role
 from prime_protocol.envelope import seal

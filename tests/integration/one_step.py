@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_protocol import entries as e
 from prime_protocol.beacon import audit_seed, sample_seed, slot_task
 from prime_protocol.entries import Outcome, Role
@@ -47,7 +46,7 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.toploc import bits_of_tensor, build_proofs, parse_proofs
 from prime_protocol.toploc_verify import Thresholds, judge, verify_proofs
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_protocol.units import context_tokens
 from prime_trainer import weights
 

@@ -12,7 +12,6 @@ import pytest
 from integration.coordinator_parts import NETWORK, CoordinatorProcess, Party, make_folder, party, running
 from integration.postgres_server import create_database, running_postgres
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_coordinator.config import BooksConfig, CoordinatorConfig
 from prime_coordinator.home import database_url, load_log_key
 from prime_coordinator.store import open_log_store
@@ -24,7 +23,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger import replay
 from prime_protocol.merkle import Tree, leaf_hash, root_of
 from prime_protocol.note import VerifierKey
-from prime_protocol.treehead import open_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, open_tree_head
 
 WRITERS = 6
 KILLS = {"sqlite": 10, "postgresql": 3}

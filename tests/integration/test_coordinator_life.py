@@ -31,13 +31,13 @@ from integration.postgres_server import create_database, running_postgres
 from prime_coordinator.books_check import CheckedLog, check_log
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import Home
-from prime_coordinator.mirror import read_head, read_leaves, read_tile
 from prime_protocol.entries import Outcome, Role, RunFunded
 from prime_protocol.exchange import RefusalCode
 from prime_protocol.ids import Digest, Step
 from prime_protocol.messages import UPLOAD, Purpose
 from prime_protocol.receipts import receipt_id
 from prime_runtime.http_errors import Refused
+from prime_runtime.mirror import read_head, read_leaves, read_tile
 
 VALIDATORS = 3
 

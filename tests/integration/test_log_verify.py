@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import DAY_MS, World
 from mirrors import write_mirror
 
-from prime_coordinator.books_check import ORIGIN_PREFIX
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.note import VerifierKey
-from prime_protocol.treehead import TreeHead, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
 
 COMMAND = Path(sys.executable).with_name("prime-coordinator")
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(sha256(b"log key of this test").digest())

@@ -12,13 +12,13 @@ from prime_coordinator.commands.line import Line
 from prime_coordinator.commands.listing import fetch
 from prime_coordinator.constants import PAGE_ROWS_MAX
 from prime_coordinator.home import check_database, database_url
-from prime_coordinator.mirror import read_head, read_leaves, read_tile
 from prime_coordinator.mirroring import extend_mirror
 from prime_coordinator.store import LogStore, StoredHead, open_log_store
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.note import VerifierKey
 from prime_runtime.clock import SystemClock
+from prime_runtime.mirror import read_head, read_leaves, read_tile
 
 FOLLOW_S = 1.0
 CHUNK = 4_096

@@ -11,10 +11,10 @@ from mirrors import write_mirror
 from small_desk import SmallDesk
 
 from prime_coordinator.asking import Page, read_ask
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.proofs import read_nodes
 from prime_coordinator.questions import QUESTIONS
 from prime_coordinator.rows import Progress, SlashProgress
+from prime_protocol.catalogue import make_card
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.entries import NodeStatus, NodeStatusSet, Outcome, Role
 from prime_protocol.errors import RemoteError

@@ -14,13 +14,13 @@ from prime_coordinator import backup as backup_module
 from prime_coordinator import restore as restore_module
 from prime_coordinator.backup import make_backup
 from prime_coordinator.backup_manifest import MANIFEST_NAME, Manifest, read_manifest
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.home import Home, database_url, load_key
 from prime_coordinator.restore import restore_backup
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.setup import initialise
 from prime_coordinator.store import open_log_store
+from prime_protocol.catalogue import make_card
 from prime_protocol.entries import Deposited
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest

@@ -10,15 +10,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_world import NETWORK
 from log_rig import LOG_KEY, VERIFIER, Rig, make_leaves, make_rig, recovered
 
-from prime_coordinator.books_check import ORIGIN_PREFIX, check_log
-from prime_coordinator.catalogue import make_card
-from prime_coordinator.mirror import read_head, read_leaves, read_tile
+from prime_coordinator.books_check import check_log
 from prime_coordinator.store import StoredHead, open_log_store
+from prime_protocol.catalogue import make_card
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.ledger import Ledger
 from prime_protocol.merkle import Tree, leaf_hash, verify_consistency, verify_inclusion
-from prime_protocol.treehead import TreeHead, open_tree_head, sign_tree_head
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, open_tree_head, sign_tree_head
+from prime_runtime.mirror import read_head, read_leaves, read_tile
 
 
 @pytest.fixture

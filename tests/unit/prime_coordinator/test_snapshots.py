@@ -10,11 +10,11 @@ import pytest
 from ledger_world import NETWORK, World
 from log_rig import Rig, make_leaves, make_rig, recovered
 
-from prime_coordinator import snapshots
-from prime_coordinator.snapshots import MAGIC, code_digest, read_snapshot, write_snapshot
 from prime_coordinator.store import open_log_store
 from prime_protocol.entries import Outcome
 from prime_protocol.ledger import Ledger, replay
+from prime_runtime import snapshots
+from prime_runtime.snapshots import MAGIC, code_digest, read_snapshot, write_snapshot
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from ledger_world import RUN, World
 from sqlalchemy import inspect, text
 
-from prime_coordinator.catalogue import lease_subject, make_card
 from prime_coordinator.migrations import STEPS, get_version, meta, migrate
 from prime_coordinator.store import (
     HEADS_KEPT_MS,
@@ -18,6 +17,7 @@ from prime_coordinator.store import (
     open_engine,
     open_log_store,
 )
+from prime_protocol.catalogue import lease_subject, make_card
 from prime_protocol.entries import Outcome
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest

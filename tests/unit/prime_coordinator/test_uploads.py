@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ledger_world import NETWORK, RUN, World
 
-from prime_coordinator.catalogue import make_card
 from prime_coordinator.config import IntakeConfig
 from prime_coordinator.constants import UNCLAIMED_MS, UPLOADS_PER_WORD_MAX
 from prime_coordinator.core import Core
 from prime_coordinator.store import LogStore, open_log_store
 from prime_coordinator.uploads import Uploads, file_key
+from prime_protocol.catalogue import make_card
 from prime_protocol.codec import encode
 from prime_protocol.entries import Outcome
 from prime_protocol.envelope import open_envelope, seal

@@ -124,3 +124,19 @@ def test_the_reward_goes_to_the_owner() -> None:
     world.pay_out(0)
     assert world.balance("key") == 0
     assert world.balance("owner") == BOND + BUDGET * (10_000 - TERMS.audit_share) // 10_000
+
+
+def test_what_a_node_was_credited_and_earned_is_counted_for_it_for_ever() -> None:
+    world = World.started(lag_max=0)
+    worth = [world.settled("ann", ACCEPT), world.settled("ann", ACCEPT, 1), world.settled("bob", ACCEPT, 2)]
+    for name in worth:
+        world.credit(name)
+    world.settled("bob", SOFT, 3)
+    world.publish()
+    world.publish()
+    world.pay_out(0)
+    ann, bob = (world.state.nodes[world.id(name)] for name in ("ann", "bob"))
+    assert not world.run.steps, "the state has forgotten the step"
+    assert (ann.units, bob.units) == (40, 20)
+    assert ann.earned_nano == 2 * bob.earned_nano == BUDGET * (10_000 - TERMS.audit_share) // 10_000 * 2 // 3
+    assert sum(node.earned_nano for node in world.state.nodes.values()) == 1000 * 10**9 - world.state.books.pools[RUN]

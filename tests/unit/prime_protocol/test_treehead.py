@@ -13,9 +13,11 @@ from prime_protocol.ids import Digest
 from prime_protocol.merkle import EMPTY_ROOT
 from prime_protocol.note import Note, SignatureKind, VerifierKey, sign_text
 from prime_protocol.treehead import (
+    ORIGIN_PREFIX,
     Cosignature,
     TreeHead,
     cosign_tree_head,
+    network_of,
     open_cosigned_tree_head,
     open_tree_head,
     sign_tree_head,
@@ -120,3 +122,11 @@ def test_the_smallest_and_the_largest_head_parse() -> None:
 def test_a_negative_size_is_refused() -> None:
     with pytest.raises(RemoteError, match=r"^tree_head\.size"):
         TreeHead("o", -1, EMPTY_ROOT)
+
+
+def test_a_networks_log_is_named_after_it() -> None:
+    assert network_of(ORIGIN_PREFIX + "testnet") == "testnet"
+    for origin, field in (("testnet", "tree_head.origin"), (ORIGIN_PREFIX + "no name", "NetworkId")):
+        with pytest.raises(RemoteError) as caught:
+            network_of(origin)
+        assert caught.value.field == field

@@ -1,7 +1,7 @@
 """The state after some entry, kept on disk so that a start need not fold the whole log again.
 
 Nothing rests on it. One that is damaged, was made by other code or is not of this log is left alone, and the log is
-folded from its beginning. Whether it is of this log is for recovery.py to find out.
+folded from its beginning. Whether it is of this log is for its reader to find out.
 """
 
 import io
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import prime_protocol
-from prime_coordinator.backup_manifest import write_synced
 from prime_protocol.constants import DIGEST_BYTES
 from prime_protocol.state import State
+from prime_runtime.mirror import write_whole
 
 log = logging.getLogger(__name__)
 MAGIC = b"prime-coordinator state 1\n"
@@ -34,9 +34,7 @@ PLAIN = {
 def write_snapshot(path: Path, state: State) -> None:
     """Whole or not at all, in place of the one before."""
     body = pickle.dumps(state, protocol=5)
-    draft = path.with_name(path.name + ".draft")
-    write_synced(draft, MAGIC + code_digest() + sha256(body).digest() + body)
-    draft.replace(path)
+    write_whole(path, MAGIC + code_digest() + sha256(body).digest() + body, mode=0o600)
 
 
 def read_snapshot(path: Path) -> State | None:

@@ -2,8 +2,8 @@
 
 from ledger_world import RUN, World
 
-from prime_coordinator.catalogue import Card, lease_subject, list_subjects, make_card
 from prime_protocol import entries as e
+from prime_protocol.catalogue import Card, lease_subject, list_subjects, make_card
 from prime_protocol.entries import Outcome, Role
 
 
@@ -54,3 +54,9 @@ def test_subjects_are_sorted_and_named_once() -> None:
     world.convicted("bob")
     for card in cards_of(world):
         assert list(card.subjects) == sorted(set(card.subjects))
+
+
+def test_a_validators_fault_is_found_by_the_validator_and_by_the_submission() -> None:
+    world = World.started()
+    name, validator = world.settled("ann", Outcome.ACCEPT), world.id("val-0")
+    assert list_subjects(RUN, e.ValidatorScored(validator=validator, submission=name)) == [str(name), str(validator)]

@@ -1,7 +1,7 @@
 """A log as a folder of static files, in the C2SP tlog-tiles layout: how it is read, and how one file is written whole.
 
-mirroring.py fills the folder. Reading trusts nothing: sizes are bounded before a file is read, and what the files say
-is checked in books_check.py.
+The coordinator fills such a folder; anybody may copy and serve it. Reading trusts nothing: sizes are bounded before a
+file is read, and what the files say is for the caller to check.
 """
 
 import os
@@ -49,12 +49,12 @@ def read_bounded(path: Path, bytes_max: int) -> bytes:
     return data
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """All of the file or nothing, even if the power goes."""
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """All of the file or nothing, even if the power goes; the umask takes from the mode, as always."""
     draft = path.with_name(path.name + ".draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
