@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from prime_coordinator.tempo import TempoConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NetworkId, RunId
@@ -122,6 +123,7 @@ class CoordinatorConfig:
     log: LogConfig = field(default_factory=LogConfig)
     s3: S3Config = field(default_factory=S3Config)
     books: BooksConfig = field(default_factory=BooksConfig)
+    tempo: TempoConfig = field(default_factory=TempoConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)

@@ -10,7 +10,7 @@ from prime_coordinator.admission import Admission
 from prime_coordinator.attendance import Attendance
 from prime_coordinator.audits import AuditDesk
 from prime_coordinator.conduct import Conduct
-from prime_coordinator.constants import HEAD_MS_MIN, RETRY_MS_MAX
+from prime_coordinator.constants import RETRY_MS_MAX
 from prime_coordinator.intake import Expected, expect
 from prime_coordinator.leases import LeaseDesk, refuse
 from prime_coordinator.liveness import Liveness, Phase
@@ -19,7 +19,7 @@ from prime_coordinator.plants import Plants
 from prime_coordinator.repeats import find_repeat
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.standing import Facts, Row, get_row
-from prime_protocol.constants import HEARTBEAT_MS
+from prime_coordinator.tempo import TempoConfig
 from prime_protocol.entries import (
     Appealed,
     CheckpointPublished,
@@ -67,8 +67,17 @@ COMMANDS = {NodeStatus.ACTIVE: Command.NONE, NodeStatus.DRAINED: Command.DRAIN, 
 class Core:
     """One coordinator."""
 
-    def __init__(self, key: WalletKey, ledger: Ledger, *, now_ms: int, plants: Plants | None = None) -> None:
+    def __init__(
+        self,
+        key: WalletKey,
+        ledger: Ledger,
+        *,
+        now_ms: int,
+        plants: Plants | None = None,
+        tempo: TempoConfig | None = None,
+    ) -> None:
         plants = plants or Plants.of(key)
+        self._tempo = tempo or TempoConfig()
         self.scribe = Scribe(key, ledger)
         self.liveness = Liveness()
         self.conduct = Conduct()
@@ -101,7 +110,7 @@ class Core:
         is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
-            next_beat_ms=HEARTBEAT_MS,
+            next_beat_ms=self._tempo.beat_ms,
             head=self.head if self.head_size > beat.head_size else b"",
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
@@ -225,7 +234,7 @@ class Core:
     def _note_head(self, now_ms: int) -> bool:
         """Where a beacon or a draw waits for one, and not too often."""
         is_wanted = self.audits.without_head or any(run.without_beacon for run in self.state.runs.values())
-        if not is_wanted or now_ms - self._head_ms < HEAD_MS_MIN:
+        if not is_wanted or now_ms - self._head_ms < self._tempo.head_ms:
             return False
         self._head_ms = now_ms
         self.scribe.write(HeadNoted(root=self.state.frontier.root()), None, now_ms)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prime_coordinator.api import add_json_routes
 from prime_coordinator.checkers import Checkers
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.constants import SWEEP_MS, TICK_MS
+from prime_coordinator.constants import SWEEP_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gauges import Gauges
 from prime_coordinator.gossiping import Gossiping
@@ -129,7 +129,7 @@ class CoordinatorServer:
             store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
         )
         plants = Plants.of(key, load_planted(config))
-        core = Core(key, ledger, now_ms=clock.now_ms(), plants=plants)
+        core = Core(key, ledger, now_ms=clock.now_ms(), plants=plants, tempo=config.tempo)
 
         def show(note: bytes, size: int) -> None:
             core.head, core.head_size = note, size
@@ -273,7 +273,7 @@ class CoordinatorServer:
         return [
             self.writer.write_batches(),
             self.writer.sign_heads(),
-            self._repeat(TICK_MS, self.tick),
+            self._repeat(self.config.tempo.tick_ms, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
             self._gossiping.run(port),
         ]

@@ -7,7 +7,9 @@ from core_scene import SECOND_MS, Scene
 from ledger_world import BUDGET, DAY_MS, RUN, TERMS, digest
 
 from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX
+from prime_coordinator.core import Core
 from prime_coordinator.standing import TABLE, Standing
+from prime_coordinator.tempo import TempoConfig
 from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.errors import RemoteError
@@ -42,6 +44,12 @@ def test_a_head_is_told_to_those_who_have_an_older_one(scene: Scene) -> None:
     for size, told in ((4, b"note"), (5, b"")):
         beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=size)
         assert scene.core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).head == told
+
+
+def test_a_small_network_may_go_faster(scene: Scene) -> None:
+    core = Core(scene.world.key("coordinator"), scene.world.ledger, now_ms=0, tempo=TempoConfig(beat_ms=250))
+    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    assert core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).next_beat_ms == 250
 
 
 def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
