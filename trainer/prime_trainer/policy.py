@@ -1,0 +1,160 @@
+"""The model that learns: any causal language model that `transformers` reads from a local folder, in float32.
+
+What it computes in may be less precise; what the optimizer adds to is not, since its steps are smaller than bf16 can
+tell apart. Whether packing is right for an architecture is not believed but tried, once, when it is loaded.
+"""
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from prime_protocol.errors import LocalError
+from prime_protocol.tolerance import Precision
+from prime_trainer import attention
+from prime_trainer.loss import Tokens
+from prime_trainer.packing import Pack, Sample, make_pack
+from prime_trainer.scores import score_tokens
+
+log = logging.getLogger(__name__)
+
+Tensor = Any
+
+PLAIN = "eager"
+"""Attention as `transformers` writes it out, for reference and for what cannot be packed."""
+PROBE_LENGTHS = (9, 7, 9)
+PROBE_ERROR_MAX = 1e-4
+"""Most by which packing may change a logit, as a share of the largest. Rounding makes a millionth of it."""
+
+
+class Policy:
+    """A model and how to ask it."""
+
+    def __init__(self, model: Any, *, is_packed: bool, device: str, precision: Precision) -> None:
+        self.model = model
+        self.is_packed = is_packed
+        """False: something passes from one sample to the next in a pack, so each sample is computed alone."""
+        self.device = torch.device(device)
+        self._precision = precision
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        precision: Precision = Precision.FLOAT32,
+        gradient_checkpointing: bool = False,
+    ) -> Self:
+        """LocalError where the folder does not hold exactly the weights of a causal language model."""
+        attention.register()
+        model = _open(folder)
+        is_packed = keeps_samples_apart(model)
+        if not is_packed:
+            log.warning("the model in %s cannot be packed: its samples are computed one by one", folder)
+        _quieten(model)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return cls(model.to(device).train(), is_packed=is_packed, device=device, precision=precision)
+
+    def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        """Log-prob of each trained token, and the entropy of the choice it was."""
+        with self._autocast():
+            logits_TV = compute_logits(self.model, pack, self.device)
+        return score_tokens(logits_TV, self._put(pack.targets_T), self._put(pack.temperature_T))
+
+    def read(self, pack: Pack, start_logp_T: Tensor | None = None, reference_logp_T: Tensor | None = None) -> Tokens:
+        """All that the loss is made of. Without a start, the present weights are the step's first."""
+        logp_T, entropy_T = self.score(pack)
+        return Tokens(
+            logp_T=logp_T,
+            entropy_T=entropy_T,
+            start_logp_T=logp_T.detach() if start_logp_T is None else start_logp_T,
+            sampled_logp_T=self._put(pack.sampled_logp_T),
+            advantage_T=self._put(pack.advantage_T),
+            counts_T=self._put(pack.counts_T),
+            reference_logp_T=reference_logp_T,
+        )
+
+    def _put(self, values: Any) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._precision is Precision.FLOAT32:
+            return nullcontext()
+        context: AbstractContextManager[Any] = torch.autocast(self.device.type, torch.bfloat16)
+        return context
+
+
+def compute_logits(model: Any, pack: Pack, device: Any) -> Tensor:
+    """Of the trained tokens only: the vocabulary is large, and prompts are not learnt."""
+    out = model(
+        input_ids=torch.from_numpy(pack.tokens_L)[None].to(device),
+        position_ids=torch.from_numpy(pack.positions_L)[None].to(device),
+        use_cache=False,
+        logits_to_keep=torch.from_numpy(pack.places_T).to(device),
+        **{attention.BOUNDS: pack.bounds},
+    )
+    return out.logits[0]
+
+
+def _open(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=PLAIN,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise LocalError(f"cannot read a causal language model from {folder}: {error}") from None
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[problem]:
+            names = ", ".join(map(str, sorted(found[problem])[:3]))
+            raise LocalError(f"the tensors in {folder} are not this model's: {problem.replace('_', ' ')} {names}")
+    return model
+
+
+def _quieten(model: Any) -> None:
+    """No dropout: a policy that answers differently each time has no ratio to its former self."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def keeps_samples_apart(model: Any) -> bool:
+    """Whether samples give the same logits in a pack, with our attention, as alone with the model's own.
+
+    If so, the model is left with ours. A recurrent model passes on its state, and some have more in their attention
+    than ours knows of.
+    """
+    model.eval()
+    dice, device = np.random.default_rng(0), torch.device("cpu")
+    vocabulary = model.config.get_text_config().vocab_size
+    samples = [
+        Sample(tokens[:1], tokens[1:], np.zeros(length, np.float32), 0.0, 1.0)
+        for length in PROBE_LENGTHS
+        for tokens in [dice.integers(0, vocabulary, length + 1, dtype=np.int32)]
+    ]
+    with torch.no_grad():
+        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), device) for sample in samples])
+        model.set_attn_implementation(attention.NAME)
+        try:
+            error_TV = compute_logits(model, make_pack(samples), device) - alone_TV
+            is_apart = bool(error_TV.abs().max() <= PROBE_ERROR_MAX * alone_TV.abs().max())
+        except LocalError:
+            is_apart = False
+    if not is_apart:
+        model.set_attn_implementation(PLAIN)
+    return is_apart
