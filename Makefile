@@ -40,6 +40,10 @@ oracle: .oracle/ready  ## the public packages that vectors and benchmarks compar
 	bash tests/oracle/install_shardcast.sh
 	touch $@
 
+.vllm/ready: tests/oracle/install_vllm.sh tests/oracle/vllm_packages.txt
+	sh tests/oracle/install_vllm.sh
+	touch $@
+
 $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.sh $(KERNELS)
 	sh tests/install_packages.sh build
 	$(PYTHON) -m venv .venv
@@ -48,4 +52,4 @@ $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.s
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .oracle tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage
+	rm -rf .venv .oracle .vllm tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage
