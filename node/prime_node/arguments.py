@@ -34,7 +34,7 @@ def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
     parser.set_defaults(folder=None, json=False, key=None, key_password_file=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_life(commands, with_settings)
-    _add_looks(commands)
+    _add_looks(commands, with_settings)
     _add_keys(commands)
     _add_upkeep(commands, with_settings)
     return parser
@@ -79,9 +79,13 @@ def _add_life(commands: Group, with_settings: bool) -> None:
     _command(commands, "stop", "local:stop", "stop now and wait until it has; leases are given back")
 
 
-def _add_looks(commands: Group) -> None:
+def _add_looks(commands: Group, with_settings: bool) -> None:
     status = _command(commands, "status", "local:show_status", "what the running node does and holds", has_json=True)
     status.add_argument("--watch", action="store_true", help="the whole screen, every second, until interrupted")
+    doctor = _with_settings(
+        commands, "doctor", "doctor:check", "check this machine, line by line, and say what to do", with_settings
+    )
+    _add(doctor, "--json", action="store_true", help="print JSON instead of text")
 
 
 def _add_keys(commands: Group) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from prime_node.engine.engine_config import EngineConfig
 from prime_node.policy_config import PolicyConfig
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId, RunId
@@ -103,6 +104,7 @@ class NodeConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     page: PageConfig = field(default_factory=PageConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
