@@ -143,8 +143,27 @@ async def read_story(desk: Desk, submission: Digest, kinds: Sequence[str] = ()) 
 
 
 async def list_submissions(desk: Desk, ask: Ask) -> Page:
+    """Those of a step that is not over come from the state: a trainer asks for them every second."""
+    run = desk.core.state.runs.get(ask.run) if ask.run is not None else None
+    if run is not None and ask.run is not None and ask.step in run.steps:
+        found = list(islice(_step_submissions(ask.run, run, ask), ask.limit + 1))
+        return Page(tuple(found[: ask.limit]), str(found[ask.limit - 1].index) if len(found) > ask.limit else None)
     taken, cursor = await read_page(desk, ask, ["Submitted"], author=ask.node)
-    return Page(tuple([await _submission_row(desk, opened) for opened in taken]), cursor)
+    found = [await _submission_row(desk, opened) for opened in taken]
+    return Page(tuple(row for row in found if ask.step in (None, row.step) and _has_progress(ask, row)), cursor)
+
+
+def _step_submissions(name: RunId, run: RunState, ask: Ask) -> Iterator[rows.SubmissionRow]:
+    assert ask.step is not None
+    for digest in reversed(run.steps[ask.step].submissions):
+        row = listings.submission_row(name, digest, run.submissions[digest], run.submissions[digest].place.index)
+        is_after = ask.cursor is None or row.index < ask.cursor[0]
+        if is_after and (ask.node is None or row.node == str(ask.node)) and _has_progress(ask, row):
+            yield row
+
+
+def _has_progress(ask: Ask, row: rows.SubmissionRow) -> bool:
+    return ask.progress in (None, row.progress)
 
 
 async def _submission_row(desk: Desk, opened: Opened) -> rows.SubmissionRow:

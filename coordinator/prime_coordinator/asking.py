@@ -12,10 +12,11 @@ from typing import Any
 from prime_coordinator.constants import PAGE_ROWS, PAGE_ROWS_MAX
 from prime_coordinator.desk import Desk
 from prime_coordinator.liveness import Phase
+from prime_coordinator.rows import Progress
 from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.entries import NodeStatus, Role
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.ids import Digest, NodeId, RunId, Step
 from prime_protocol.ledger import ENTRY_TYPES
 
 CURSOR = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?")
@@ -32,6 +33,8 @@ class Ask:
     owner: NodeId | None = None
     author: NodeId | None = None
     submission: Digest | None = None
+    step: Step | None = None
+    progress: Progress | None = None
     subject: str | None = None
     kind: str | None = None
     status: NodeStatus | None = None
@@ -93,6 +96,7 @@ def _read_subject(text: str) -> str:
 ADDRESS = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
 DIGEST = {"type": "string", "pattern": "^0x[0-9a-f]{64}$"}
 SIZE_MAX = LOG_ENTRIES_MAX
+STEP_MAX = 2**53
 
 PARAMS: dict[str, Param] = {
     "run": Param(RunId, {"type": "string"}, "Name of a run."),
@@ -102,6 +106,8 @@ PARAMS: dict[str, Param] = {
     "submission": Param(Digest.parse, DIGEST, "Name of a submission."),
     "subject": Param(_read_subject, {"type": "string"}, "Address or digest that the entry speaks of."),
     "kind": Param(_read_kind, {"type": "string", "enum": sorted(ENTRY_TYPES)}, "Kind of entry."),
+    "step": _number(0, STEP_MAX, "Number of a step."),
+    "progress": _word(Progress),
     "status": _word(NodeStatus),
     "phase": _word(Phase),
     "role": _word(Role),

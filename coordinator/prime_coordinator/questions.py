@@ -35,7 +35,7 @@ QUESTIONS: dict[str, Question] = {
         row=rows.SubmissionRow,
         answer=answers.list_submissions,
         is_paged=True,
-        filters=("run", "node"),
+        filters=("run", "node", "step", "progress"),
         help="Submissions, newest first.",
     ),
     "submission": Question(

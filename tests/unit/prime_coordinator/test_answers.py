@@ -197,6 +197,30 @@ async def test_submission_of_a_step_that_is_over_is_told_from_the_log(tmp_path: 
     assert (after.file_digest, after.checkpoint_step) == (before.file_digest, before.checkpoint_step)
 
 
+async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_and_after(tmp_path: Path) -> None:
+    world = World.started(lag_max=0)
+    accepted = [world.settled("ann", Outcome.ACCEPT, slot) for slot in range(3)]
+    soft = world.settled("bob", Outcome.SOFT, 3)
+    for name in accepted:
+        world.credit(name)
+    async with desk_of(world, tmp_path) as desk:
+        given = {"run": RUN, "step": "0", "limit": "2"}
+        open_rows = await ask_all(desk, "submissions", **given, progress="accepted")
+        of_bob = await ask_all(desk, "submissions", **given, node=str(world.id("bob")))
+        every = await ask_all(desk, "submissions", **given)
+        assert await ask_all(desk, "submissions", run=RUN, step="1") == []
+        world.publish(*accepted)
+        world.pay_out(0)
+        assert not world.run.steps, "the state has let the step go"
+        await desk.save()
+        after = await ask_all(desk, "submissions", **given, progress="accepted")
+    assert [row.submission for row in open_rows] == [str(name) for name in reversed(accepted)]
+    assert [(row.credited, row.trained_into, row.slots) for row in open_rows] == [(True, None, 1)] * 3
+    assert [row.submission for row in of_bob] == [str(soft)]
+    assert [row.submission for row in every] == [str(soft), *(str(name) for name in reversed(accepted))]
+    assert [(row.submission, row.index) for row in after] == [(row.submission, row.index) for row in open_rows]
+
+
 async def test_overturned_slash_of_a_step_that_is_over_shows_no_blame(tmp_path: Path) -> None:
     world = World.started(lag_max=0)
     name = world.convicted("bob")
