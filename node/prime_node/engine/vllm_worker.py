@@ -1,0 +1,198 @@
+"""What vLLM loads into its worker by name: it draws the tokens, and sees the hidden states of every step.
+
+vLLM calls the model once a step for all requests, with a few tokens of each. Their hidden states are taken right after
+that, outside of every graph and compiled part: those that give a token where completions are written, those of all
+output tokens where texts are read. This needs the layout of vLLM's first model runner; see `check_runner`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prime_node.engine.base import Reading, Sampling, Text
+from prime_node.engine.torch_weights import FolderTensors
+from prime_node.engine.vllm_record import ReadingSoFar, Writing
+from prime_node.engine.vllm_sampling import SeededSampling
+from prime_protocol.errors import LocalError
+from prime_protocol.sampling_torch import choose_torch, replay_margins_torch, signed_seed
+from prime_protocol.toploc import bits_of_tensor
+
+NAME = f"{__name__}.PrimeWorker"
+LOGITS_MAX = 2**24
+"""Logits worked on at once: 64 MiB in float32."""
+RUNNER_NEEDS = (
+    "execute_model",
+    "execute_model_state",
+    "input_batch",
+    "requests",
+    "query_start_loc",
+    "discard_request_mask",
+)
+INPUT_BATCH_NEEDS = ("req_ids", "num_computed_tokens_cpu", "logitsprocs")
+
+
+class PrimeWorker:
+    """Methods added to vLLM's worker, called by name. Each begins with prime_, so that none hides one of its own."""
+
+    model_runner: Any
+
+    def prime_install(self, hidden: int) -> None:
+        """Begin to see. Called once, before the first request."""
+        runner = self.model_runner
+        check_runner(runner)
+        self.prime_hidden = hidden
+        self.prime_sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
+        self.prime_seeds: dict[str, int] = {}
+        self.prime_writings: dict[str, Writing] = {}
+        self.prime_readings: dict[str, ReadingSoFar] = {}
+        self.prime_states: Tensor | None = None
+        execute = runner.execute_model
+
+        def execute_and_see(*args: Any, **kwargs: Any) -> Any:
+            output = execute(*args, **kwargs)
+            if (state := runner.execute_model_state) is not None:
+                self.prime_states = state.sample_hidden_states
+                self.prime_see(state.hidden_states)
+            return output
+
+        runner.execute_model = execute_and_see
+        find_sampling(runner).draw = self.prime_draw
+
+    def prime_load(self, tensors: FolderTensors, names: frozenset[str] | None) -> None:
+        """Take weights in place. `names` must hold whole layers, as vLLM keeps some of their tensors as one."""
+        worker: Any = self
+        wanted = [name for name in tensors.tensors if names is None or name in names]
+        worker.reload_weights(weights_iterator=((name, tensors.get(name)) for name in wanted))
+        # An output layer that shares the embedding's tensor is not in the checkpoint, so vLLM does not prepare it
+        # again; on a CPU it would go on with the old weights, which were packed when the model was started.
+        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        if head is not None and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def prime_begin(self, sampling: Sampling) -> None:
+        """What holds for the requests to come. Nothing is left of those before."""
+        self.prime_sampling = sampling
+        for table in (self.prime_seeds, self.prime_writings, self.prime_readings):
+            table.clear()
+
+    def prime_write(self, name: str, seed: int) -> None:
+        """A request whose tokens are drawn here."""
+        self.prime_seeds[name] = signed_seed(seed)
+        self.prime_writings[name] = Writing(self.prime_hidden)
+
+    def prime_take(self, name: str) -> Writing:
+        """What was seen of a request that is done."""
+        del self.prime_seeds[name]
+        return self.prime_writings.pop(name)
+
+    def prime_draw(self, logits: Tensor) -> Tensor | None:
+        """The tokens of this step, one for each row."""
+        if not self.prime_seeds:
+            return None
+        runner, states = self.model_runner, self.prime_states
+        names = runner.input_batch.req_ids
+        if states is None or not len(names) == len(logits) == len(states):
+            raise LocalError("vLLM draws other than one token for each request: this version is not supported")
+        drawn = [len(runner.requests[name].output_token_ids) for name in names]
+        positions = torch.tensor(drawn, device=logits.device)
+        seeds = torch.tensor([self.prime_seeds[name] for name in names], device=logits.device)
+        tokens = choose_torch(logits, self.prime_sampling.temperature, seeds, positions)
+        logprobs = get_logprobs(logits, tokens, self.prime_sampling)[0].tolist()
+        hidden_bits = bits_of_tensor(states.to(torch.bfloat16))
+        # A request whose prompt is not read to its end gets a token too, which vLLM throws away.
+        unread = runner.discard_request_mask.np[: len(names)].tolist()
+        for row, (name, token) in enumerate(zip(names, tokens.tolist(), strict=True)):
+            if not unread[row]:
+                self.prime_writings[name].add(
+                    position=drawn[row], token=token, logprob=logprobs[row], hidden_bits=hidden_bits[row]
+                )
+        return tokens
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def prime_read(self, name: str, text: Text) -> None:
+        """A request that feeds a text."""
+        self.prime_readings[name] = ReadingSoFar(text)
+
+    def prime_take_reading(self, name: str) -> Reading:
+        return self.prime_readings.pop(name).finish()
+
+    def prime_see(self, states: Tensor) -> None:
+        """Take what this step says of the output tokens of texts."""
+        batch, starts = self.model_runner.input_batch, self.model_runner.query_start_loc.np
+        parts: list[tuple[ReadingSoFar, range, int]] = []
+        for row, name in enumerate(batch.req_ids):
+            if (reading := self.prime_readings.get(name)) is None:
+                continue
+            first, count = int(batch.num_computed_tokens_cpu[row]), int(starts[row + 1] - starts[row])
+            wanted = reading.wanted(first, first + count)
+            if len(wanted):
+                parts.append((reading, wanted, int(starts[row]) + wanted.start + reading.first - first))
+        if not parts:
+            return
+        places = np.concatenate([np.arange(start, start + len(wanted)) for _, wanted, start in parts])
+        rows = states[torch.from_numpy(places).to(states.device)]
+        numbers = self.prime_judge(rows, [(reading.text, wanted) for reading, wanted, _ in parts])
+        hidden_bits = bits_of_tensor(rows.to(torch.bfloat16))
+        cuts = np.cumsum([len(wanted) for _, wanted, _ in parts])[:-1]
+        for (reading, _, _), bits, part in zip(
+            parts, np.split(hidden_bits, cuts), np.split(numbers, cuts, axis=1), strict=True
+        ):
+            reading.add(bits, part)
+
+    def prime_judge(self, rows: Tensor, parts: Sequence[tuple[Text, range]]) -> NDArray[np.float32]:
+        """Margins, log-probs and end log-probs of the output tokens that these hidden states gave."""
+        tokens = np.concatenate([text.output[wanted.start : wanted.stop] for text, wanted in parts])
+        seeds = np.concatenate([np.full(len(wanted), signed_seed(text.seed)) for text, wanted in parts])
+        positions = np.concatenate([np.arange(wanted.start, wanted.stop) for _, wanted in parts])
+        columns = [torch.from_numpy(column.astype(np.int64)).to(rows.device) for column in (tokens, seeds, positions)]
+        step = max(1, LOGITS_MAX // self.model_runner.model_config.get_vocab_size())
+        model = self.model_runner.get_model()
+        numbers = []
+        for start in range(0, len(rows), step):
+            drawn, seed, position = (column[start : start + step] for column in columns)
+            logits = model.compute_logits(rows[start : start + step]).float()
+            margins = replay_margins_torch(logits, drawn, seed, position, self.prime_sampling.temperature)
+            numbers.append(torch.stack([margins.float(), *get_logprobs(logits, drawn, self.prime_sampling)]))
+        seen: NDArray[np.float32] = torch.cat(numbers, dim=1).cpu().numpy()
+        return seen
+
+
+def get_logprobs(logits: Tensor, tokens: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Log-probs of the tokens and of the likeliest end token, in float32 and never above 0.
+
+    Where a model has no end token, the lowest number there is stands for never.
+    """
+    own, ends = torch.empty_like(logits[:, 0]), torch.full_like(logits[:, 0], torch.finfo(torch.float32).min)
+    step = max(1, LOGITS_MAX // logits.shape[1])
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        scores = logits[rows] / sampling.temperature if sampling.temperature else logits[rows]
+        totals = scores.logsumexp(dim=1)
+        own[rows] = scores.gather(1, tokens[rows, None])[:, 0] - totals
+        if sampling.eos:
+            ends[rows] = scores[:, sorted(sampling.eos)].amax(dim=1) - totals
+    return own.clamp_(max=0), ends.clamp_(max=0)
+
+
+def check_runner(runner: Any) -> None:
+    """Refuse a vLLM whose worker is laid out in another way than what is read here."""
+    lacks = [name for name in RUNNER_NEEDS if not hasattr(runner, name)]
+    lacks += [name for name in INPUT_BATCH_NEEDS if not lacks and not hasattr(runner.input_batch, name)]
+    if lacks:
+        raise LocalError(
+            f"this vLLM keeps its work elsewhere (no {lacks[0]}): install vllm 0.32, or use --engine torch"
+        )
+
+
+def find_sampling(runner: Any) -> SeededSampling:
+    for processor in runner.input_batch.logitsprocs.all:
+        if isinstance(processor, SeededSampling):
+            return processor
+    raise LocalError("vLLM did not take our logits processor: install vllm 0.32, or use --engine torch")
