@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.policy_config import PolicyConfig
+from prime_protocol.entries import Role
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
@@ -33,7 +34,14 @@ class NodeRole(StrEnum):
 
     WORKER = "worker"
     VALIDATOR = "validator"
+    BOTH = "both"
+    """Worker and validator, with one engine."""
     RELAY = "relay"
+
+    @property
+    def entries(self) -> tuple[Role, ...]:
+        """As the log has it."""
+        return (Role.VALIDATOR, Role.WORKER) if self is NodeRole.BOTH else (Role(self),)
 
 
 @dataclass(frozen=True, kw_only=True)

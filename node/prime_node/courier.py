@@ -1,15 +1,25 @@
-"""Carries the agent's messages to the coordinator and brings back what became of them, as events."""
+"""Carries the agent's messages to the coordinator and brings back what became of them, as events.
 
+A file that an entry names goes first. Whether it could be brought is for the entry's own answer to show: a coordinator
+that has logged the entry before takes no more files for it, and says so.
+"""
+
+import asyncio
 import logging
 from typing import Any
 
 from prime_node.events import Event, Refused, ReplyReceived, Send, TimedOut
+from prime_node.outbox import is_final
+from prime_node.shelf import Shelf
+from prime_protocol.entries import Submitted, VerdictGiven
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.exchange import Endpoint
-from prime_protocol.messages import ENTRY_ENDPOINTS, HEARTBEAT, LEASE
+from prime_protocol.ids import Digest
+from prime_protocol.messages import ENTRY_ENDPOINTS, HEARTBEAT, LEASE, Purpose, Upload
 from prime_runtime import http_errors
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient, Server
+from prime_runtime.sending_files import send_file
 
 log = logging.getLogger(__name__)
 
@@ -17,23 +27,30 @@ KNOWN: tuple[Endpoint[Any, Any], ...] = (HEARTBEAT, LEASE, *ENTRY_ENDPOINTS)
 ENDPOINTS = {endpoint.request: endpoint for endpoint in KNOWN}
 SEND_MS = 15_000
 """Time for one message, retries included. The agent tries again by its own rules."""
+UPLOAD_MS = 600_000
+"""Time for a file: 100 MB on a line of 2 Mbit/s."""
 
 
 class Courier:
     """Also knows whether the coordinator can be reached."""
 
-    def __init__(self, client: HttpClient, server: Server, clock: Clock) -> None:
+    def __init__(self, client: HttpClient, server: Server, shelf: Shelf, clock: Clock) -> None:
         self._client = client
         self._server = server
+        self._shelf = shelf
         self._clock = clock
         self.problem = "nothing was sent yet"
         """Why the last message got no answer; empty where it got one."""
         self.answered_ms: int | None = None
         """When an answer last came, on the wall clock."""
+        self.sent_bytes = 0
+        """Of files, in this process."""
 
     async def deliver(self, send: Send) -> Event:
         endpoint = ENDPOINTS[type(send.message)]
         try:
+            if send.file is not None:
+                await self._bring(send, send.file)
             answer = await self._client.call(self._server, endpoint, send.message, run=send.run, deadline_ms=SEND_MS)
         except http_errors.Refused as error:
             self._note("")
@@ -45,6 +62,23 @@ class Courier:
         self._note("")
         return ReplyReceived(send.request, answer.message)
 
+    async def _bring(self, send: Send, digest: Digest) -> None:
+        """The file that the entry names. What refuses the file for good says nothing of the entry."""
+        assert send.run is not None, "files belong to runs"
+        data = await asyncio.to_thread(self._shelf.get, digest)
+        if data is None:
+            log.warning("the file %s is not on this disk any more; its entry is sent without it", digest)
+            return
+        upload = describe_upload(send.message, digest, len(data))
+        try:
+            await send_file(self._client, self._server, upload, data, run=send.run, deadline_ms=UPLOAD_MS)
+        except http_errors.Refused as error:
+            if not is_final(error.refusal):
+                raise
+            log.info("the file %s was not taken: %s", digest, error)
+            return
+        self.sent_bytes += len(data)
+
     def _note(self, problem: str) -> None:
         if problem and problem != self.problem:
             log.warning("the coordinator does not answer: %s", problem)
@@ -53,3 +87,15 @@ class Courier:
                 log.info("the coordinator answers again")
             self.answered_ms = self._clock.now_ms()
         self.problem = problem
+
+
+def describe_upload(entry: Submitted | VerdictGiven, digest: Digest, size_bytes: int) -> Upload:
+    """Rollouts for a lease, evidence for a submission."""
+    is_work = isinstance(entry, Submitted)
+    return Upload(
+        digest=digest,
+        size_bytes=size_bytes,
+        purpose=Purpose.ROLLOUTS if is_work else Purpose.EVIDENCE,
+        lease=entry.receipt.lease if isinstance(entry, Submitted) else None,
+        submission=None if isinstance(entry, Submitted) else entry.receipt.submission,
+    )

@@ -12,16 +12,18 @@ from collections.abc import Coroutine
 from typing import Any
 
 from prime_node.agent import Agent, Profile
-from prime_node.config import NodeConfig
+from prime_node.config import NodeConfig, NodeRole
 from prime_node.courier import Courier
+from prime_node.delegation_file import read_delegation
 from prime_node.events import (
     Abandon,
     Audit,
-    AuditFailed,
+    Drained,
     Effect,
     Event,
     Generate,
-    GenerationFailed,
+    Generated,
+    Held,
     KeepHead,
     LoadWeights,
     Save,
@@ -34,11 +36,13 @@ from prime_node.events import (
 )
 from prime_node.home import Home, keep_trainer
 from prime_node.memory_file import MemoryFile
+from prime_node.shelf import Shelf
 from prime_node.swarm import Swarm
-from prime_protocol.entries import Role
+from prime_node.workshop import Workshop
+from prime_protocol.entries import LeaseGranted
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
-from prime_protocol.messages import Weights
+from prime_protocol.messages import AuditTask, Weights
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
@@ -59,8 +63,19 @@ class Daemon:
         self._dice = random.Random(secrets.randbits(64))
         self.swarm = Swarm(config, key, client, trainer, clock=clock, dice=self._dice)
         self.swarm.heads.on_kept = self._head_kept
-        self.courier = Courier(client, config.server, clock)
+        shelf = Shelf(Home(config.folder).files)
+        self.courier = Courier(client, config.server, shelf, clock)
+        self.workshop: Workshop | None = None
+        """None on a relay, which needs no engine."""
+        if config.role is not NodeRole.RELAY:
+            self.workshop = Workshop(config, key.node, client, self.swarm, shelf, tell=self._tell, clock=clock)
         self._memory = MemoryFile(Home(config.folder).memory)
+        self._jobs: dict[int, tuple[LeaseGranted, asyncio.Task[None]]] = {}
+        """What is being generated, by lease."""
+        self._holds: dict[str, str] = {}
+        self._is_draining = False
+        self.leases_done = 0
+        """Answered since this process began."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._group = asyncio.TaskGroup()
         self._stop = asyncio.Event()
@@ -72,6 +87,8 @@ class Daemon:
         self.stopped_for = ""
         """Why this process ends, where nobody on this machine asked for it."""
         parts = [Part("agent", self._run_agent), *self.swarm.parts(), Part("trainer", self._watch_trainer)]
+        if self.workshop is not None:
+            parts.append(Part("outcomes", self.workshop.outcomes.run))
         self.supervisor = Supervisor(parts, clock)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -81,7 +98,31 @@ class Daemon:
             await self.swarm.start()
             await self.supervisor.run_until(stop.wait())
         finally:
+            if self.workshop is not None:
+                await self.workshop.close()
             await self.swarm.stop()
+
+    # --- What the owner wants ---------------------------------------------------------------------------------------
+
+    def hold(self, reason: str, by: str = "owner") -> None:
+        """No more work is taken while somebody has a reason; an empty one takes it back."""
+        before = self.held_for
+        self._holds[by] = reason
+        if self.held_for != before:
+            log.info("no more work is taken: %s", self.held_for) if self.held_for else log.info("work is taken again")
+            self._tell(Held(self.held_for))
+
+    @property
+    def held_for(self) -> str:
+        return "; ".join(reason for reason in self._holds.values() if reason)
+
+    def drain(self) -> None:
+        """Finish what is in hand, then end."""
+        self._is_draining = True
+        self._tell(Drained())
+
+    def _tell(self, event: Event) -> None:
+        self._events.put_nowait(event)
 
     def _end(self, reason: str) -> None:
         self.stopped_for = self.stopped_for or reason
@@ -101,24 +142,53 @@ class Daemon:
 
     async def _run_agent(self) -> None:
         """From what is on disk, also after a failure."""
-        profile = Profile(
-            network=self.config.network_id,
-            run=self.config.run_id,
-            roles=(Role(self.config.role),),
-            hardware=self.config.hardware,
-            addresses=self.swarm.urls,
-        )
-        agent = self.agent = Agent(self.key, profile, self._dice)
+        agent = self.agent = Agent(self.key, self._make_profile(), self._dice)
+        memory = self._memory.load()
+        if self.workshop is not None:
+            self.workshop.tidy(memory)
         self._events = asyncio.Queue()
+        self._jobs = {}
         if self.swarm.heads.kept is not None:
             agent.head_kept(self.swarm.heads.kept.size)
         # A bug in what was begun for the agent ends the agent too, or it would wait for an event that never comes.
         async with asyncio.TaskGroup() as self._group:
-            event: Event = Started(self._memory.load())
+            if self.held_for:
+                self._tell(Held(self.held_for))
+            if self._is_draining:
+                self._tell(Drained())
+            event: Event = Started(memory)
             while True:
                 for effect in agent.handle(event, self._clock.now_ms()):
                     self._carry_out(effect)
+                self._note(event, agent)
                 event = await self._next_event(agent.wake_ms - self._clock.now_ms())
+
+    def _make_profile(self) -> Profile:
+        config, now_ms = self.config, self._clock.now_ms()
+        delegation = None
+        if config.delegation is not None:
+            delegation = read_delegation(
+                config.delegation, network=config.network_id, node=self.key.node, now_ms=now_ms
+            )
+        return Profile(
+            network=config.network_id,
+            run=config.run_id,
+            roles=config.role.entries,
+            hardware=config.hardware,
+            addresses=self.swarm.urls,
+            delegation=delegation,
+            tokens_per_s=self.workshop.find_pace() if self.workshop else 1,
+            audits_at_once=config.engine.audits_at_once,
+        )
+
+    def _note(self, event: Event, agent: Agent) -> None:
+        """A file that came too late is no answer."""
+        if isinstance(event, Generated) and self.workshop is not None:
+            lease, _ = self._jobs.pop(event.lease)
+            if event.lease in agent.assignments.answers:
+                self.leases_done += 1
+            else:
+                self.workshop.worker.note_given_back(lease, "it was done after its deadline")
 
     async def _next_event(self, wait_ms: int) -> Event:
         try:
@@ -141,17 +211,58 @@ class Daemon:
             case Stop(reason):
                 self._end(reason)
             case Generate(lease):
-                self._events.put_nowait(GenerationFailed(lease.lease, "this node has no engine"))
-            case Audit(task):
-                self._events.put_nowait(AuditFailed(task.submission))
-            case Abandon():
-                pass
+                task = self._begin(self._generate(effect, self._events))
+                self._jobs[lease.lease] = lease, task
+            case Abandon(number):
+                self._abandon(number)
+            case Audit(audit_task):
+                self._begin(self._audit(audit_task, self._events))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._group.create_task(work)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._group.create_task(work)
 
     async def _deliver(self, send: Send, events: asyncio.Queue[Event]) -> None:
-        events.put_nowait(await self.courier.deliver(send))
+        event = await self.courier.deliver(send)
+        if self.workshop is not None:
+            self.workshop.note_sent(send, event)
+        events.put_nowait(event)
+
+    # --- Work -------------------------------------------------------------------------------------------------------
+
+    async def _generate(self, wanted: Generate, events: asyncio.Queue[Event]) -> None:
+        assert self.workshop is not None, "a relay asks for no leases"
+        event = await self.workshop.worker.generate(wanted, events.put_nowait)
+        if not isinstance(event, Generated):
+            del self._jobs[wanted.lease.lease]
+        self._mind_engine(self.workshop)
+        events.put_nowait(event)
+
+    def _abandon(self, number: int) -> None:
+        """The agent has no more use for it: the coordinator ended it, or it is late."""
+        if number in self._jobs and self.workshop is not None:
+            lease, task = self._jobs.pop(number)
+            task.cancel()
+            self.workshop.worker.note_given_back(lease, "it was late, or the coordinator had ended it")
+
+    async def _audit(self, task: AuditTask, events: asyncio.Queue[Event]) -> None:
+        assert self.workshop is not None, "a relay is not drawn"
+        event = await self.workshop.auditor.audit(task)
+        self._mind_engine(self.workshop)
+        events.put_nowait(event)
+
+    def _mind_engine(self, workshop: Workshop) -> None:
+        """No work is taken while the engine is broken; then it gets another chance."""
+        if workshop.keeper.is_broken and not self._holds.get("engine"):
+            self.hold(f"the engine keeps failing: {workshop.keeper.last_error}", by="engine")
+            self._begin(self._try_engine_again(workshop))
+
+    async def _try_engine_again(self, workshop: Workshop) -> None:
+        try:
+            await self._clock.sleep_ms(workshop.keeper.wait_ms())
+        finally:
+            self.hold("", by="engine")
+
+    # --- Weights ----------------------------------------------------------------------------------------------------
 
     async def _load(self, weights: Weights, events: asyncio.Queue[Event]) -> None:
         try:

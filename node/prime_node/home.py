@@ -4,6 +4,8 @@ config.toml   settings                      memory      what must survive a cras
 key.json      wallet key, encrypted         run.json    what the node knows of its coordinator and its run
 password      the key's, if it was drawn    journal.db  what became of every file the node made
 weights/      manifests and shards          heads/      tree heads it was shown, and evidence if they disagree
+files/        rollouts and evidence         datasets/   problem files of task sets
+engine/       caches of the engine
 paused.json   what its owner has paused     node.log    the log, as JSON lines; older ones beside it
 lock          who is running here, and how the other commands reach it
 """
@@ -66,6 +68,18 @@ class Home:
     @property
     def journal(self) -> Path:
         return self.folder / "journal.db"
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "files"
+
+    @property
+    def datasets(self) -> Path:
+        return self.folder / "datasets"
+
+    @property
+    def engine(self) -> Path:
+        return self.folder / "engine"
 
     @property
     def paused(self) -> Path:

@@ -192,12 +192,19 @@ class HttpClient:
         request = Digest(sha256(frame).digest())
         return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
 
-    async def get(self, server: Server, path: str, *, bytes_max: int) -> bytes | None:
-        """A page that anybody may read; None where there is none. It is not signed: what is in it must prove itself."""
-        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_ms / 1000, connect=self._limits.connect_ms / 1000)
+    async def get(
+        self, server: Server, path: str, *, bytes_max: int, deadline_ms: int | None = None, redirects_max: int = 0
+    ) -> bytes | None:
+        """A page that anybody may read; None where there is none. It is not signed: what is in it must prove itself.
+
+        `redirects_max`: a coordinator sends who asks for a file to its bucket.
+        """
+        timeout = self._timeout(deadline_ms)
         url, raw = server.url.rstrip("/") + path, bytearray()
         try:
-            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+            async with self._session.get(
+                url, timeout=timeout, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1
+            ) as response:
                 async for chunk in response.content.iter_any():
                     raw += chunk
                     if len(raw) > bytes_max:
@@ -211,9 +218,13 @@ class HttpClient:
             raise Unreachable(f"{server.url} answers HTTP {status} to {path}")
         return bytes(raw)
 
-    async def put_elsewhere(self, url: str, data: bytes) -> None:
+    def _timeout(self, deadline_ms: int | None) -> aiohttp.ClientTimeout:
+        total_ms = deadline_ms or self._limits.deadline_ms
+        return aiohttp.ClientTimeout(total=total_ms / 1000, connect=self._limits.connect_ms / 1000)
+
+    async def put_elsewhere(self, url: str, data: bytes, deadline_ms: int | None = None) -> None:
         """To a bucket, under a URL that the server has signed. LocalError where it is not taken."""
-        timeout = aiohttp.ClientTimeout(total=self._limits.deadline_ms / 1000, connect=self._limits.connect_ms / 1000)
+        timeout = self._timeout(deadline_ms)
         place = URL(url, encoded=True)
         try:
             async with self._session.put(place, data=data, timeout=timeout, allow_redirects=False) as response:

@@ -98,7 +98,8 @@ class StopWanted:
 class Ready:
     """The process runs and can be asked."""
 
-    engine: str
+    software: Annotated[tuple[str, ...], Size(0, 32)]
+    """Names and versions of what computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

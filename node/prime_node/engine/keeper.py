@@ -55,6 +55,10 @@ class Seat:
     process: EngineProcess
     facts: EngineFacts
 
+    @property
+    def software(self) -> tuple[str, ...]:
+        return self.process.software
+
 
 class EngineKeeper:
     """One node's engine."""

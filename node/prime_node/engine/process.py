@@ -110,6 +110,7 @@ class EngineProcess:
         self._stall_ms = stall_ms
         self._load_ms = load_ms
         self._job = 0
+        self.software: tuple[str, ...] = ()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._listening = asyncio.create_task(self._listen(process.stderr))
 
@@ -141,6 +142,7 @@ class EngineProcess:
             why = text_of(reply) if isinstance(reply, Failed) else f"it began with {type(reply).__name__}"
             await engine.kill()
             raise LocalError(f"the engine does not start: {why}")
+        engine.software = reply.software
         return engine
 
     # --- Asking -----------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ keyframe. A checkpoint appears under its name only after every tensor had the di
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from prime_node.shardcast.assemble import Assembler
@@ -86,6 +88,8 @@ class WeightsFetcher:
         self._busy: dict[Digest, asyncio.Lock] = {}
         self._running: dict[Digest, Fetcher] = {}
         self._background: asyncio.Task[None] | None = None
+        self._in_use: Counter[Digest] = Counter()
+        """Checkpoints that somebody works with, whatever their age."""
         self.corrupt = 0
 
     # --- What comes in ----------------------------------------------------------------------------------------------
@@ -151,6 +155,16 @@ class WeightsFetcher:
         self._retire()
         if not self._is_relay:
             self._background = asyncio.create_task(asyncio.to_thread(self.assembler.prepare))
+
+    @asynccontextmanager
+    async def using(self, root: Digest, manifest: Digest | None = None) -> AsyncIterator[Path]:
+        """The folder of a checkpoint, fetched where it is not here; it is not removed while the caller has it."""
+        self._in_use[root] += 1
+        try:
+            await self.obtain(root, manifest)
+            yield self.store.checkpoint_path(root)
+        finally:
+            self._in_use[root] -= 1
 
     def _held(self) -> set[Digest]:
         """Roots that need no fetching: of checkpoints, or on a relay of manifests whose shards are all here."""
@@ -229,7 +243,7 @@ class WeightsFetcher:
         for digest in choose_removable(self._all(), versions=self._versions):
             if digest not in self._running:
                 self.store.remove(digest)
-        self.assembler.retire()
+        self.assembler.retire(set(+self._in_use))
 
     def _check_room(self, signed: SignedManifest) -> None:
         if self._disk_bytes_max is None or signed.digest in self.store.stocks:

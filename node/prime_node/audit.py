@@ -1,0 +1,132 @@
+"""A validator's audit: fetch the file and the checkpoint, read it again, grade it, and put evidence on disk.
+
+Whatever breaks on this machine, or on the way to it, is no verdict: only the file itself can be found bad.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from prime_node.briefing import Briefings, fetch_file
+from prime_node.checks import Judgement
+from prime_node.engine.keeper import EngineKeeper
+from prime_node.events import AuditDone, AuditFailed, Finding
+from prime_node.evidence import build_evidence, check_receipt, digest_metrics
+from prime_node.examination import Examination, examine
+from prime_node.grading import grade_rows
+from prime_node.shelf import Shelf
+from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.entries import Outcome
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, NetworkId, RunId
+from prime_protocol.messages import AuditTask
+from prime_protocol.receipts import SubmissionReceipt
+from prime_protocol.signing import Signature
+from prime_runtime.clock import Clock
+from prime_runtime.http_client import HttpClient, Server
+from prime_runtime.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+FindReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] | None]]
+"""The worker's signed word for a submission, from the public log; None where it cannot be had."""
+
+
+class Auditor:
+    """Carries out Audit."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        server: Server,
+        network: NetworkId,
+        run: RunId,
+        *,
+        briefings: Briefings,
+        keeper: EngineKeeper,
+        shelf: Shelf,
+        sandbox: Sandbox,
+        find_receipt: FindReceipt,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._network = network
+        self._run = run
+        self._briefings = briefings
+        self._keeper = keeper
+        self._shelf = shelf
+        self._sandbox = sandbox
+        self._find_receipt = find_receipt
+        self._clock = clock
+        self.given: Counter[str] = Counter()
+        """Findings of this process by outcome, and how many audits broke."""
+        self.problem = ""
+        """Why the last audit broke; empty where it did not."""
+
+    async def audit(self, task: AuditTask) -> AuditDone | AuditFailed:
+        left_ms = max(1, task.deadline_ms - self._clock.now_ms())
+        try:
+            async with asyncio.timeout(left_ms / 1000):
+                finding = await self._find(task)
+        except TimeoutError:
+            return self._break_off(task, "it was not done in time")
+        except (LocalError, RemoteError) as error:
+            return self._break_off(task, str(error))
+        self.problem = ""
+        self.given[str(finding.outcome)] += 1
+        log.info("submission %s: %s %s", task.submission, finding.outcome, finding.reason)
+        return AuditDone(task.submission, finding)
+
+    def _break_off(self, task: AuditTask, problem: str) -> AuditFailed:
+        self.problem = problem
+        self.given["broken"] += 1
+        log.warning("no verdict on %s: %s", task.submission, problem)
+        return AuditFailed(task.submission)
+
+    async def _find(self, task: AuditTask) -> Finding:
+        path = f"/objects/{task.file_digest}"
+        data = await fetch_file(self._client, self._server, path, task.file_digest, bytes_max=ROLLOUT_FILE_BYTES_MAX)
+        async with self._briefings.about(task.step, task.checkpoint_root) as briefing:
+            header = briefing.header(task.lease, task.node)
+            limits = briefing.limits(task.first_slot, task.slots)
+            examined = await examine(data, briefing, header, limits, self._keeper, task.seed)
+            rewards = None
+            if examined.is_good and examined.file is not None:
+                rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
+            judged = examined.judge(rewards)
+            if judged.outcome is Outcome.ACCEPT:
+                return as_finding(judged, digest_metrics(judged.metrics))
+            return as_finding(judged, await self._keep(task, data, examined, judged), has_bundle=True)
+
+    async def _keep(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:
+        """The evidence, on this disk before the verdict is signed."""
+        signed = await self._find_receipt(task.submission)
+        if signed is not None:
+            try:
+                check_receipt(signed[0], task)
+            except RemoteError as error:
+                log.warning("the log's receipt for %s is left out of the evidence: %s", task.submission, error)
+                signed = None
+        bundle = build_evidence(
+            network=self._network,
+            run=self._run,
+            task=task,
+            facts=await self._briefings.facts(task.step, task.checkpoint_root),
+            file=data,
+            signed=signed,
+            examined=examined,
+            judged=judged,
+        )
+        return await asyncio.to_thread(self._shelf.put, bundle)
+
+
+def as_finding(judged: Judgement, evidence: Digest, *, has_bundle: bool = False) -> Finding:
+    return Finding(
+        outcome=judged.outcome,
+        reason=judged.reason,
+        metrics=judged.metrics,
+        evidence=evidence,
+        has_bundle=has_bundle,
+    )

@@ -1,0 +1,198 @@
+"""What the work of a step, or an audit of it, goes by: terms, beacon, tasks, the model's files and its checkpoint.
+
+`Briefing` is what the pure parts need, put together; `Briefings` gets it from the coordinator and the swarm, and
+remembers the last few.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.checks import Rules
+from prime_node.engine.base import Sampling
+from prime_node.engine.model_files import ModelFiles
+from prime_node.home import write_whole
+from prime_node.shardcast.weights import WeightsFetcher
+from prime_protocol.constants import DATASET_BYTES_MAX
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
+from prime_protocol.messages import STEP, StepFacts, StepWanted
+from prime_protocol.rollouts import RolloutFile, RolloutHeader, RolloutLimits
+from prime_protocol.tasks.family import Family
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.spec import TaskSetSpec
+from prime_protocol.terms import ANY_MODEL_FILES, RunTerms
+from prime_runtime.http_client import HttpClient, Server
+
+log = logging.getLogger(__name__)
+
+KEPT = 4
+"""Steps, task sets and models remembered: the present one, and those that are still judged."""
+FETCH_MS = 600_000
+"""Time for a file to arrive from the coordinator."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Briefing:
+    """Everything about one step and one checkpoint."""
+
+    run: RunId
+    step: Step
+    terms: RunTerms
+    beacon: Digest
+    root: Digest
+    folder: Path
+    """The checkpoint's."""
+    family: Family
+    model: ModelFiles
+
+    def __post_init__(self) -> None:
+        if self.terms.model_files not in (ANY_MODEL_FILES, self.model.digest):
+            raise LocalError(f"the files beside the tensors of {self.root} are not those that the run names")
+        if self.model.vocabulary > self.terms.vocabulary:
+            raise LocalError(f"the model has {self.model.vocabulary} tokens, the run says {self.terms.vocabulary}")
+
+    @property
+    def sampling(self) -> Sampling:
+        terms = self.terms
+        return Sampling(temperature=terms.temperature, eos=self.model.eos, tokens_max=terms.output_tokens_max)
+
+    def header(self, lease: int, node: NodeId) -> RolloutHeader:
+        return RolloutHeader(run=self.run, step=self.step, checkpoint_root=self.root, lease=lease, node=node)
+
+    def limits(self, first_slot: int, slots: int) -> RolloutLimits:
+        return RolloutLimits(
+            first_slot=Slot(first_slot),
+            slots=slots,
+            samples_per_slot=self.terms.samples_per_slot,
+            vocab_size=self.terms.vocabulary,
+            prompt_tokens_max=self.terms.prompt_tokens_max,
+            output_tokens_max=self.terms.output_tokens_max,
+        )
+
+    def encode_prompt(self, task: int) -> NDArray[np.int32]:
+        return np.array(self.model.encode_prompt(self.family.make(task).prompt), np.int32)
+
+    def rules(self, file: RolloutFile) -> Rules:
+        return Rules(
+            prompts={task: self.encode_prompt(task) for task in {row.task for row in file.rows}},
+            eos=self.model.eos,
+            tokens_max=self.terms.output_tokens_max,
+            vocabulary=self.model.vocabulary,
+            tolerance=self.terms.tolerance,
+        )
+
+
+class Recent(Generic[K, V]):
+    """The last few values."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self._values[key] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+
+
+class Briefings:
+    """One node's."""
+
+    def __init__(self, client: HttpClient, server: Server, run: RunId, fetcher: WeightsFetcher, datasets: Path) -> None:
+        self._client = client
+        self._server = server
+        self._run = run
+        self._fetcher = fetcher
+        self._datasets = datasets
+        self._facts: Recent[tuple[Step, Digest], StepFacts] = Recent(KEPT)
+        self._families: Recent[str, Family] = Recent(KEPT)
+        self._models: Recent[Digest, ModelFiles] = Recent(KEPT)
+
+    @asynccontextmanager
+    async def about(self, step: Step, root: Digest) -> AsyncIterator[Briefing]:
+        """For work on `step` with the checkpoint `root`, which stays on disk meanwhile. LocalError, RemoteError."""
+        facts = await self.facts(step, root)
+        if facts.beacon is None:
+            raise LocalError(f"step {step} has no beacon yet")
+        family = await self._open_family(facts.terms.task_set)
+        async with self._fetcher.using(root, facts.weights.manifest) as folder:
+            yield Briefing(
+                run=self._run,
+                step=step,
+                terms=facts.terms,
+                beacon=facts.beacon,
+                root=root,
+                folder=folder,
+                family=family,
+                model=await self._open_model(root, folder),
+            )
+
+    async def facts(self, step: Step, root: Digest) -> StepFacts:
+        """What the coordinator says of a step and a checkpoint."""
+        known = self._facts.get((step, root))
+        if known is None:
+            wanted = StepWanted(step=step, root=root)
+            known = (await self._client.call(self._server, STEP, wanted, run=self._run)).message
+            if known.weights.root != root:
+                raise RemoteError("StepFacts.weights.root", f"is {known.weights.root}, asked for was {root}")
+            # The terms of a step are settled with its first lease, and this node asks when it has one.
+            if known.beacon is not None:
+                self._facts.put((step, root), known)
+        return known
+
+    async def _open_family(self, task_set: str) -> Family:
+        family = self._families.get(task_set)
+        if family is None:
+            spec = TaskSetSpec.parse(task_set)
+            name = dict(spec.parameters).get("dataset")
+            data = await self._read_dataset(Digest.parse(name)) if name else b""
+            family = await asyncio.to_thread(open_family, spec, data)
+            self._families.put(task_set, family)
+        return family
+
+    async def _read_dataset(self, digest: Digest) -> bytes:
+        """From this disk, else from the coordinator."""
+        path = self._datasets / digest.hex()
+        if path.exists():
+            data = await asyncio.to_thread(path.read_bytes)
+            if sha256(data).digest() == digest:
+                return data
+            log.warning("the problem file %s on this disk is damaged and is fetched again", digest)
+        data = await fetch_file(self._client, self._server, f"/datasets/{digest}", digest, bytes_max=DATASET_BYTES_MAX)
+        await asyncio.to_thread(write_whole, path, data)
+        return data
+
+    async def _open_model(self, root: Digest, folder: Path) -> ModelFiles:
+        model = self._models.get(root)
+        if model is None:
+            model = await asyncio.to_thread(ModelFiles.open, folder)
+            self._models.put(root, model)
+        return model
+
+
+async def fetch_file(client: HttpClient, server: Server, path: str, digest: Digest, *, bytes_max: int) -> bytes:
+    """A file by its digest, from whoever has it. LocalError: it is not there, or not within the time."""
+    data = await client.get(server, path, bytes_max=bytes_max, deadline_ms=FETCH_MS, redirects_max=1)
+    if data is None:
+        raise LocalError(f"the coordinator has no {path}")
+    if await asyncio.to_thread(lambda: sha256(data).digest()) != digest:
+        raise RemoteError(path, "is not what its digest says")
+    return data

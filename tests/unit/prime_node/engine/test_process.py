@@ -1,0 +1,229 @@
+"""The engine's process and its keeper: real processes, a small engine behind the real pipe."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import EOS, make_checkpoint
+
+from prime_node.engine.base import Order, Sampling, Text
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine.frames import HEAD_BYTES, PIPE_BYTES_MAX, Done, pack, read_body, read_head
+from prime_node.engine.keeper import DEATHS_MAX, EngineBroken, EngineKeeper, EngineState, Seat
+from prime_node.engine.measuring import Claim
+from prime_node.engine.process import EngineDied, EngineProcess, environment_of
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.tolerance import Precision
+from prime_runtime.clock import SystemClock
+from prime_runtime.settings import ConfigError
+
+DOUBLE = str(Path(__file__).parents[3] / "engine_double.py")
+ROOT, OTHER = Digest(sha256(b"a checkpoint").digest()), Digest(sha256(b"another").digest())
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=40)
+SEED = Digest(sha256(b"an audit").digest())
+
+
+def command(config: EngineConfig, precision: Precision) -> Sequence[str]:
+    return [sys.executable, DOUBLE, "--precision", precision]
+
+
+def orders(count: int = 3) -> list[Order]:
+    return [Order(number=n, prompt=np.array([1, 2, 3 + n], np.int32), seed=2**64 - 1 - n) for n in range(count)]
+
+
+class Fixture:
+    """A keeper, and a checkpoint folder whose behaviour can be set."""
+
+    def __init__(self, folder: Path, **settings: int) -> None:
+        self.checkpoint = make_checkpoint(folder / "checkpoint", hidden=32)
+        self.changes: list[tuple[Digest, Digest]] = []
+        config = EngineConfig(**{"start_ms": 30_000, "stall_ms": 20_000, **settings})
+        self.keeper = EngineKeeper(config, folder / "engine", SystemClock(), changes=self._note_change, command=command)
+
+    def _note_change(self, old: Digest, new: Digest) -> None:
+        self.changes.append((old, new))
+
+    def behave(self, how: str) -> None:
+        (self.checkpoint / "behaviour").write_text(how)
+
+    @asynccontextmanager
+    async def turn(self, root: Digest = ROOT) -> AsyncIterator[Seat]:
+        async with self.keeper.turn(root, self.checkpoint, Precision.FLOAT32) as seat:
+            yield seat
+
+
+@pytest.fixture
+async def fixture(tmp_path: Path) -> AsyncIterator[Fixture]:
+    made = Fixture(tmp_path)
+    yield made
+    await made.keeper.close()
+
+
+async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altered_does_not(fixture: Fixture) -> None:
+    async with fixture.turn() as seat:
+        assert (seat.facts.hidden, seat.facts.vocabulary) == (32, 32)
+        steps: list[int] = []
+        made = await seat.process.generate(orders(), SAMPLING, lambda progress: steps.append(progress.steps))
+        assert [each.number for each in made] == [0, 1, 2]
+        assert steps, "progress is told"
+        claims = [
+            Claim(
+                text=Text(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
+                logprobs=each.logprobs,
+                proofs=each.proofs,
+            )
+            for order, each in zip(orders(), made, strict=True)
+        ]
+        numbers = await seat.process.check(claims, SAMPLING, SEED)
+        assert [row.row for row in numbers] == [0, 1, 2]
+        assert max(row.margin_max for row in numbers) == 0.0
+        assert max(row.logprob_error_max for row in numbers) < 1e-5
+        assert all(report.exponent_mismatches == 0 for row in numbers for report in row.chunks)
+        wrong = Claim(text=claims[0].text, logprobs=claims[0].logprobs, proofs=b"\xff" * len(claims[0].proofs))
+        mixed = Claim(
+            text=Text(number=1, prompt=orders()[1].prompt, output=made[1].tokens[::-1].copy(), seed=orders()[1].seed),
+            logprobs=made[1].logprobs,
+            proofs=made[1].proofs,
+        )
+        numbers = await seat.process.check([wrong, mixed], SAMPLING, SEED)
+        assert "modulus" in numbers[0].proof_problem
+        assert numbers[0].chunks == ()
+        assert numbers[1].margin_max > 0.5
+        assert numbers[1].chunks[0].exponent_mismatches > 30
+
+
+async def test_a_checkpoint_is_loaded_once_and_the_next_one_told_as_a_change(fixture: Fixture) -> None:
+    async with fixture.turn() as first:
+        pid = first.process.pid
+    async with fixture.turn() as again:
+        assert again.process.pid == pid
+    assert fixture.changes == []
+    async with fixture.turn(OTHER) as other:
+        assert other.process.pid == pid
+    assert fixture.changes == [(ROOT, OTHER)]
+    assert fixture.keeper.report()["loaded"] == str(OTHER)
+
+
+async def test_a_killed_engine_fails_its_job_alone_and_is_started_again(fixture: Fixture) -> None:
+    with pytest.raises(EngineDied, match="signal 9"):
+        async with fixture.turn() as seat:
+            pid = seat.process.pid
+            os.kill(pid, signal.SIGKILL)
+            await seat.process.generate(orders(), SAMPLING)
+    assert fixture.keeper.state is EngineState.OFF
+    assert "signal 9" in fixture.keeper.report()["last_error"]
+    async with fixture.turn() as seat:
+        assert seat.process.pid != pid
+        assert len(await seat.process.generate(orders(), SAMPLING)) == 3
+    assert fixture.keeper.restarts == 1
+
+
+async def test_an_engine_that_keeps_dying_is_left_alone_and_its_last_words_are_kept(fixture: Fixture) -> None:
+    fixture.behave("die")
+    for _ in range(DEATHS_MAX):
+        with pytest.raises(EngineDied, match="out of memory, says the device"):
+            async with fixture.turn() as seat:
+                await seat.process.generate(orders(), SAMPLING)
+    with pytest.raises(EngineBroken, match=r"3 times in a row.*exit code 7.*says the device"):
+        async with fixture.turn():
+            pass
+    report = fixture.keeper.report()
+    assert (report["state"], report["pid"]) == ("broken", None)
+    assert 0 < report["retry_ms"] <= 2_000
+
+
+async def test_an_engine_without_progress_is_ended(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path, stall_ms=300)
+    fixture.behave("hang")
+    with pytest.raises(EngineDied, match="no progress for 300 ms"):
+        async with fixture.turn() as seat:
+            await seat.process.generate(orders(), SAMPLING)
+    assert not seat.process.is_alive
+
+
+async def test_what_the_engine_refuses_leaves_it_alive_and_what_nobody_foresaw_does_not(fixture: Fixture) -> None:
+    fixture.behave("refuse")
+    async with fixture.turn() as seat:
+        with pytest.raises(LocalError, match="not enough memory for one row"):
+            await seat.process.generate(orders(), SAMPLING)
+        assert seat.process.is_alive
+    fixture.behave("raise")
+    async with fixture.turn(OTHER) as seat:
+        with pytest.raises(LocalError, match="RuntimeError: nobody foresaw this"):
+            await seat.process.generate(orders(), SAMPLING)
+        with pytest.raises(EngineDied):
+            await seat.process.generate(orders(), SAMPLING)
+
+
+async def test_a_cancelled_caller_leaves_an_engine_that_can_be_asked_again(fixture: Fixture) -> None:
+    long = Sampling(temperature=1.0, eos=frozenset(), tokens_max=100_000)
+    began = asyncio.Event()
+
+    async def work() -> None:
+        async with fixture.turn() as seat:
+            await seat.process.generate(orders(), long, lambda progress: began.set())
+
+    task = asyncio.create_task(work())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with fixture.turn() as seat:
+        assert len(await seat.process.generate(orders(), SAMPLING)) == 3
+    assert fixture.keeper.restarts == 0, "it was not ended for that"
+
+
+async def test_an_engine_ends_with_its_node(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    async with fixture.turn() as seat:
+        seat.process._input.close()
+        await seat.process._process.wait()
+        assert seat.process._process.returncode == 0
+    await fixture.keeper.close()
+
+
+async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot start the engine with /nowhere/python"):
+        await EngineProcess.start(["/nowhere/python"], {}, tmp_path, start_ms=1000, stall_ms=1000)
+
+
+def test_the_engine_sees_nothing_of_the_nodes_environment(tmp_path: Path) -> None:
+    found = environment_of(EngineConfig(threads=3, variables=("CUDA_VISIBLE_DEVICES=1", "X=a=b")), tmp_path)
+    assert {
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "3",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "X": "a=b",
+    }.items() <= found.items()
+    assert "PRIME_PASSWORD" not in found
+    assert sorted(path.name for path in Path(found["PYTHONPATH"]).iterdir()) == [
+        "prime_node",
+        "prime_protocol",
+        "prime_runtime",
+    ]
+
+
+@pytest.mark.parametrize("bad", [{"device": "gpu one"}, {"variables": ("NAME",)}])
+def test_a_setting_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head", [bytes([99, 0, 0, 0, 1]), bytes([0]) + (PIPE_BYTES_MAX + 1).to_bytes(4, "big")])
+def test_a_frame_of_no_kind_or_beyond_the_limit_is_refused_before_it_is_read(head: bytes) -> None:
+    with pytest.raises(RemoteError):
+        read_head(head)
+
+
+def test_a_frame_comes_back_as_it_went() -> None:
+    frame = pack(Done(job=3))
+    kind, length = read_head(frame[:HEAD_BYTES])
+    assert (length, read_body(kind, frame[HEAD_BYTES:])) == (len(frame) - HEAD_BYTES, Done(job=3))
