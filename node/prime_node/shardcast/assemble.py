@@ -6,7 +6,7 @@ Nothing here waits for the network; it is run in a thread. A base is only read, 
 import logging
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from prime_protocol.errors import LocalError, RemoteError
@@ -103,11 +103,12 @@ class Assembler:
                 lost += 1
         return lost
 
-    def retire(self) -> None:
+    def retire(self, in_use: Collection[Digest] = ()) -> None:
         """Keep the newest few checkpoints. Others are removed, not written over: somebody may still read them."""
         newest_first = sorted(self._store.checkpoints().values(), key=lambda signed: -signed.manifest.step)
         for signed in newest_first[self._kept :]:
-            self._store.remove_checkpoint(signed.root)
+            if signed.root not in in_use:
+                self._store.remove_checkpoint(signed.root)
 
     def prepare(self) -> None:
         """Take the room for the next checkpoint while nothing is urgent. Without it the next one takes its own."""
