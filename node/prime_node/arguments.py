@@ -35,6 +35,7 @@ def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_life(commands, with_settings)
     _add_looks(commands, with_settings)
+    _add_audit(commands)
     _add_keys(commands)
     _add_upkeep(commands, with_settings)
     return parser
@@ -86,6 +87,17 @@ def _add_looks(commands: Group, with_settings: bool) -> None:
         commands, "doctor", "doctor:check", "check this machine, line by line, and say what to do", with_settings
     )
     _add(doctor, "--json", action="store_true", help="print JSON instead of text")
+
+
+def _add_audit(commands: Group) -> None:
+    text = "run a verdict again from its evidence, and say whether this machine finds the same"
+    audit = _command(commands, "audit", "audit:audit", text, has_json=True)
+    audit.add_argument("verdict", nargs="?", help="name of the submission, or digest of the evidence")
+    audit.add_argument("--coordinator", help="where to get it. Default: that of the node in the folder.")
+    audit.add_argument("--bundle", type=Path, help="evidence bundle, instead of fetching it")
+    audit.add_argument("--weights", type=Path, help="checkpoint folder. Default: the node's own copy.")
+    audit.add_argument("--file", type=Path, help="rollout file, where it is too large for its bundle")
+    audit.add_argument("--dataset", type=Path, help="problem file of the run's task set, where it has one")
 
 
 def _add_keys(commands: Group) -> None:

@@ -1,0 +1,107 @@
+"""A verdict run again from its evidence bundle, on this machine, with the same code as an audit. No node is needed.
+
+What the bundle says of itself is compared with its digests; the weights must have the root that the submission names.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prime_node.briefing import Briefing
+from prime_node.checks import Judgement
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine.keeper import EngineKeeper
+from prime_node.engine.model_files import ModelFiles
+from prime_node.evidence import Evidence
+from prime_node.examination import examine
+from prime_protocol.entries import Metric
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.manifest_build import build_keyframe
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.spec import TaskSetSpec
+from prime_protocol.tolerance import Tolerance
+from prime_runtime.clock import Clock
+from prime_runtime.shardcast.checkpoint import map_checkpoint
+
+LIMITS = {
+    "margin_max": "margin_max",
+    "margin_mean": "margin_mean_max",
+    "logprob_error_max": "logprob_error_max",
+    "logprob_error_mean": "logprob_error_mean_max",
+    "exponent_mismatches_max": "exponent_mismatches_max",
+    "sign_mismatches_max": "sign_mismatches_max",
+    "mantissa_error_mean_max": "mantissa_error_mean_max",
+    "mantissa_error_median_max": "mantissa_error_median_max",
+}
+"""Which of the run's limits a number is held to. TOPLOC's decoys, collisions and zeros have limits of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One number of a verdict: what the validator found, and what was found here."""
+
+    name: str
+    limit: float | None
+    then: float | None
+    here: float | None
+
+
+def find_root(folder: Path) -> Digest:
+    """The checkpoint root of a folder's tensors; every byte is read. Slow: use a thread."""
+    files = [file.source for file in map_checkpoint(folder).files]
+    return build_keyframe(RunId("any"), Step(0), files).root
+
+
+def find_dataset(evidence: Evidence) -> Digest | None:
+    """The problem file that grading would need; None for task sets without one."""
+    name = dict(TaskSetSpec.parse(evidence.facts.terms.task_set).parameters).get("dataset")
+    return Digest.parse(name) if name else None
+
+
+async def replay(
+    evidence: Evidence, *, file: bytes, weights: Path, dataset: bytes, engine: EngineConfig, folder: Path, clock: Clock
+) -> Judgement:
+    """What this machine finds. `folder` is for the engine's caches."""
+    task, facts = evidence.task, evidence.facts
+    root = await asyncio.to_thread(find_root, weights)
+    if root != task.checkpoint_root:
+        raise LocalError(f"{weights} holds the checkpoint {root}, the submission names {task.checkpoint_root}")
+    if facts.beacon is None:
+        raise LocalError("the bundle names no beacon, so no seed can be derived")
+    briefing = Briefing(
+        run=evidence.run,
+        step=task.step,
+        terms=facts.terms,
+        beacon=facts.beacon,
+        root=root,
+        folder=weights.absolute(),
+        family=await asyncio.to_thread(open_family, TaskSetSpec.parse(facts.terms.task_set), dataset),
+        model=ModelFiles.open(weights),
+    )
+    keeper = EngineKeeper(engine, folder, clock)
+    try:
+        header, limits = briefing.header(task.lease, task.node), briefing.limits(task.first_slot, task.slots)
+        examined = await examine(file, briefing, header, limits, keeper, task.seed)
+    finally:
+        await keeper.close()
+    return examined.judge()
+
+
+def list_checks(evidence: Evidence, judged: Judgement) -> Iterator[CheckRow]:
+    """Both sides' numbers, in the order of the verdict."""
+    then, here = as_table(evidence.metrics), as_table(judged.metrics)
+    for name in dict.fromkeys([*then, *here]):
+        limit = find_limit(name, evidence.facts.terms.tolerance)
+        yield CheckRow(name=name, limit=limit, then=then.get(name), here=here.get(name))
+
+
+def as_table(metrics: tuple[Metric, ...]) -> dict[str, float]:
+    return {metric.name: metric.value for metric in metrics}
+
+
+def find_limit(name: str, tolerance: Tolerance) -> float | None:
+    if name == "flaws":
+        return 0.0
+    return float(getattr(tolerance, LIMITS[name])) if name in LIMITS else None
