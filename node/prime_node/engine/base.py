@@ -1,7 +1,8 @@
 """What an engine is to the node: the values that go in and come out, and the few things it can be asked to do.
 
 An engine runs in a child process (see child.py), so nothing here knows of the daemon. Tokens are int32, log-probs
-float32, hidden states bf16 patterns; the sampling is prime_protocol.sampling's, position 0 being the first output token.
+float32, hidden states bf16 patterns; the sampling is prime_protocol.sampling's, position 0 being the first output
+token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +88,7 @@ class Reading:
     """By how much each token loses against the replayed winner."""
     logprobs: NDArray[np.float32]
     eos_logprobs: NDArray[np.float32]
-    """Log-prob of the likeliest end token at each place."""
+    """Log-prob of the likeliest end token at each place; the lowest finite number where there is no end token."""
 
 
 class Engine(Protocol):

@@ -1,0 +1,166 @@
+"""The dense decoder family, computed here: one pass takes decoding rows and whole sequences together.
+
+What transformers spreads over modules is joined: queries, keys and values are one product, gate and up another. Tokens
+lie end to end without padding; only attention knows which of them belong together. Dropout, other activations and
+sliding windows are left out: dense_shape.py lets no model in that has them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prime_node.engine.dense_shape import DenseShape
+from prime_node.engine.row_order import Stripe
+from prime_node.engine.torch_cache import KvCache
+from prime_node.engine.torch_rope import Rotation, get_frequencies
+
+MLP_TOKENS = 512
+"""Tokens that go through the wide part at once: its activations stay in the cache of a CPU, and bounded on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Sequences of one length, end to end, that start from nothing."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """What goes through the model at once: first a token for each decoding row, then runs of whole sequences."""
+
+    tokens: Tensor
+    positions: Tensor
+    stripes: list[tuple[Stripe, Tensor | None]]
+    """Decoding rows that attend together, each with its mask; None where all are equally long."""
+    runs: list[Run]
+    places: Tensor | None
+    """Where the cache takes the tokens' keys and values; None: nowhere, they are read once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer's weights. Biases and norms that a model does not have are None."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """(heads and key heads, size): each head's own copy, so that one product does for all."""
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class DenseDecoder:
+    """The computation, over weights that somebody else puts into `embedding`, `layers`, `norm` and `head`."""
+
+    def __init__(self, shape: DenseShape, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.device = device
+        self.dtype = dtype
+        self.frequencies = get_frequencies(shape.rope, shape.head_dim).to(device)
+        self.embedding = self._empty(shape.vocabulary, shape.hidden)
+        self.norm = self._empty(shape.hidden)
+        self.head = self.embedding if shape.is_tied else self._empty(shape.vocabulary, shape.hidden)
+        self.layers = [self._make_layer() for _ in range(shape.layers)]
+
+    def _empty(self, *size: int) -> Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def _make_layer(self) -> Layer:
+        shape = self.shape
+        qkv, queries = shape.qkv_heads * shape.head_dim, shape.heads * shape.head_dim
+        return Layer(
+            input_norm=self._empty(shape.hidden),
+            qkv=self._empty(qkv, shape.hidden),
+            qkv_bias=self._empty(qkv) if shape.has_qkv_bias else None,
+            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head_dim) if shape.has_qk_norm else None,
+            out=self._empty(shape.hidden, queries),
+            out_bias=self._empty(shape.hidden) if shape.has_out_bias else None,
+            mlp_norm=self._empty(shape.hidden),
+            gate_up=self._empty(2 * shape.intermediate, shape.hidden),
+            gate_up_bias=self._empty(2 * shape.intermediate) if shape.has_mlp_bias else None,
+            down=self._empty(shape.hidden, shape.intermediate),
+            down_bias=self._empty(shape.hidden) if shape.has_mlp_bias else None,
+        )
+
+    def forward(self, todo: Pass, wanted: Tensor | None, cache: KvCache | None = None) -> Tensor:
+        """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
+        states = functional.embedding(todo.tokens, self.embedding)
+        rotation = Rotation(self.frequencies, todo.positions, self.dtype)
+        for number, layer in enumerate(self.layers):
+            queries, keys, values = self._project(states, layer, rotation)
+            if cache is not None and todo.places is not None:
+                cache.write(number, todo.places, keys, values)
+            mixed = self._attend(todo, queries, keys, values, number, cache)
+            add_product(states, mixed, layer.out, layer.out_bias)
+            for part in states.split(MLP_TOKENS):
+                self._widen(part, layer)
+        if wanted is not None:
+            states = states.index_select(0, wanted)
+        return functional.rms_norm(states, (self.shape.hidden,), self.norm, self.shape.epsilon)
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.head).float()
+
+    def _project(self, states: Tensor, layer: Layer, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        shape = self.shape
+        normed = functional.rms_norm(states, (shape.hidden,), layer.input_norm, shape.epsilon)
+        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(-1, shape.qkv_heads, shape.head_dim)
+        turned, values = heads[:, : -shape.kv_heads], heads[:, -shape.kv_heads :]
+        if layer.qk_norm is not None:
+            turned = functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon) * layer.qk_norm
+        turned = rotation.apply(turned)
+        return turned[:, : shape.heads], turned[:, shape.heads :], values
+
+    def _attend(
+        self, todo: Pass, queries: Tensor, keys: Tensor, values: Tensor, number: int, cache: KvCache | None
+    ) -> Tensor:
+        shape = self.shape
+        mixed = queries.new_empty((len(queries), shape.heads * shape.head_dim))
+        groups = (shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
+        for stripe, mask in todo.stripes:
+            assert cache is not None, "decoding rows live in a cache"
+            rows = slice(stripe.start, stripe.stop)
+            # The queries that share a key head stand where a longer query would: its keys are read once for all.
+            found = functional.scaled_dot_product_attention(
+                queries[rows].unflatten(1, groups[:2]),
+                cache.keys[number][rows, :, : stripe.length],
+                cache.values[number][rows, :, : stripe.length],
+                attn_mask=mask,
+            )
+            mixed[rows] = found.flatten(1)
+        for run in todo.runs:
+            query, key, value = (
+                tensor[run.start : run.stop].unflatten(0, (run.count, run.length)).transpose(1, 2)
+                for tensor in (queries, keys, values)
+            )
+            found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            mixed[run.start : run.stop] = found.transpose(1, 2).flatten(2).flatten(0, 1)
+        return mixed
+
+    def _widen(self, states: Tensor, layer: Layer) -> None:
+        """The wide part, added to the states in place."""
+        normed = functional.rms_norm(states, (self.shape.hidden,), layer.mlp_norm, self.shape.epsilon)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        add_product(states, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+
+def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """states += factor @ weight.T + bias, in place."""
+    states.addmm_(factor, weight.t())
+    if bias is not None:
+        states.add_(bias)

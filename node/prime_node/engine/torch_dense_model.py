@@ -1,0 +1,168 @@
+"""The fast way: a DenseDecoder with its weights by their public names, its batches, and its reading."""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prime_node.engine.dense_shape import DenseShape
+from prime_node.engine.row_order import Stripe, plan_stripes
+from prime_node.engine.torch_cache import KvCache
+from prime_node.engine.torch_dense import DenseDecoder, Pass, Run
+from prime_node.engine.torch_weights import FolderTensors, choose_names
+from prime_node.engine.writing import Writing
+
+JOINING_TOKENS = 2048
+"""Most tokens that newcomers bring into one pass, so that those who are decoding do not wait long."""
+
+
+class DenseModel:
+    """Weights of the dense family on a device, of tensors that were checked: a hostile shape could ask for any size."""
+
+    def __init__(self, shape: DenseShape, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.decoder = DenseDecoder(shape, device=device, dtype=dtype)
+        self.places = get_places(self.decoder)
+        self.is_whole = False
+        self.swap(tensors, None)
+
+    def swap(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        tensors.check(self.shape.get_tensors())
+        names = choose_names(self.places, changed if self.is_whole else None)
+        self.is_whole = False
+        tensors.copy_into(self.places, names)
+        self.is_whole = True
+
+    def open_batch(self, *, rows: int, length_max: int, cache_bytes: int | None) -> "DenseBatch":
+        decoder = self.decoder
+        cache = KvCache(self.shape, rows=rows, device=decoder.device, dtype=decoder.dtype, bytes_max=cache_bytes)
+        return DenseBatch(decoder, cache, length_max)
+
+    def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
+        lengths = [len(sequence) for sequence in sequences]
+        starts = np.cumsum([0, *lengths[:-1]])
+        wanted = [
+            np.arange(start + first, start + length)
+            for start, first, length in zip(starts, firsts, lengths, strict=True)
+        ]
+        todo = Pass(
+            tokens=self._send(np.concatenate(sequences)),
+            positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
+            stripes=[],
+            runs=plan_runs(lengths, 0),
+            places=None,
+        )
+        return self.decoder.forward(todo, self._send(np.concatenate(wanted)))
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.get_logits(hidden)
+
+    def _send(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self.decoder.device)
+
+
+class DenseBatch:
+    """Rows in a cache, without gaps: sequences join at the end and leave anywhere."""
+
+    def __init__(self, decoder: DenseDecoder, cache: KvCache, length_max: int) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.length_max = length_max
+        """Longest that any sequence can get."""
+        self.length = 0
+        """Tokens that the longest row has in the cache."""
+
+    def pick(self, waiting: deque[Writing], room: int) -> list[Writing]:
+        joining: list[Writing] = []
+        tokens = 0
+        while waiting and len(joining) < room and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
+            joining.append(waiting.popleft())
+            tokens += joining[-1].length
+        # The longest first, as all rows are; equal ones stand together and are attended together.
+        return sorted(joining, key=lambda writing: -writing.length)
+
+    def advance(self, running: Sequence[Writing], joined: int) -> Tensor:
+        decoding, joining = running[: len(running) - joined], running[len(running) - joined :]
+        lengths = [writing.length for writing in running]
+        self.length = max(lengths)
+        self.cache.make_room(self.length, self.length_max)
+        tokens = [writing.output[-1] for writing in decoding]
+        positions = [length - 1 for length in lengths[: len(decoding)]]
+        rows = list(range(len(decoding)))
+        for row, writing in enumerate(joining, len(decoding)):
+            tokens += writing.tokens
+            positions += range(writing.length)
+            rows += [row] * writing.length
+        todo = Pass(
+            tokens=self._send(tokens),
+            positions=self._send(positions),
+            stripes=[(stripe, self._mask(stripe, lengths)) for stripe in plan_stripes(lengths[: len(decoding)])],
+            runs=plan_runs(lengths[len(decoding) :], len(decoding)),
+            places=self.cache.get_places(self._send(rows), self._send(positions)),
+        )
+        last = np.cumsum([1] * len(decoding) + lengths[len(decoding) :]) - 1
+        return self.decoder.forward(
+            todo, torch.from_numpy(last).to(self.decoder.device) if joined else None, self.cache
+        )
+
+    def keep(self, order: Sequence[int]) -> None:
+        moves = [(place, row) for place, row in enumerate(order) if place != row]
+        if moves:
+            targets, sources = zip(*moves, strict=True)
+            self.cache.move(targets, sources, self.length)
+
+    def _send(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.decoder.device)
+
+    def _mask(self, stripe: Stripe, lengths: Sequence[int]) -> Tensor | None:
+        """What to add to the scores of a stripe's tokens: minus infinity behind each row's end."""
+        if stripe.is_even:
+            return None
+        ends = self._send(lengths[stripe.start : stripe.stop])
+        behind = torch.arange(stripe.length, device=self.decoder.device) >= ends[:, None]
+        mask = torch.zeros(behind.shape, dtype=self.decoder.dtype, device=self.decoder.device)
+        return mask.masked_fill_(behind, float("-inf"))[:, None, None]
+
+
+def plan_runs(lengths: Sequence[int], start: int) -> list[Run]:
+    """Neighbours of equal length are one run."""
+    runs = []
+    for length, same in groupby(lengths):
+        run = Run(start, len(list(same)), length)
+        runs.append(run)
+        start = run.stop
+    return runs
+
+
+def get_places(decoder: DenseDecoder) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint goes: views into the joined weights."""
+    shape = decoder.shape
+    places = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
+    if not shape.is_tied:
+        places["lm_head.weight"] = decoder.head
+    sizes = [heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    for number, layer in enumerate(decoder.layers):
+        here = {
+            "input_layernorm.weight": layer.input_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.bias": layer.out_bias,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        for kind, joined in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+            parts = [None] * 3 if joined is None else joined.split(sizes)
+            here |= {f"self_attn.{name}_proj.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        for kind, joined in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
+            parts = [None] * 2 if joined is None else joined.chunk(2)
+            here |= {f"mlp.{name}_proj.{kind}": part for name, part in zip(("gate", "up"), parts, strict=True)}
+        if layer.qk_norm is not None:
+            here["self_attn.q_norm.weight"] = layer.qk_norm[: shape.heads]
+            here["self_attn.k_norm.weight"] = layer.qk_norm[shape.heads :]
+        places |= {f"model.layers.{number}.{name}": place for name, place in here.items() if place is not None}
+    assert places.keys() == shape.get_tensors().keys()
+    return places

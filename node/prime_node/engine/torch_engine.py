@@ -1,0 +1,197 @@
+"""Causal language models on torch, on a CPU or one GPU: continuous batching, our sampling, proofs, weights in place.
+
+What runs next and what happens when memory is short is decided here. How a model is computed is in torch_dense*.py for
+the dense family and in torch_generic_model.py for the rest.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
+from prime_node.engine.dense_shape import Unfit, parse_dense_shape
+from prime_node.engine.model_files import ModelFiles
+from prime_node.engine.torch_dense_model import DenseModel
+from prime_node.engine.torch_device import choose_device, choose_precision, get_cache_bytes, is_out_of_memory
+from prime_node.engine.torch_generation import Generation
+from prime_node.engine.torch_model import Batch, Model
+from prime_node.engine.torch_proofs import ProofMaker
+from prime_node.engine.torch_reading import check_texts, get_length, plan_groups, read_group
+from prime_node.engine.torch_weights import FolderTensors
+from prime_node.engine.writing import check_orders
+from prime_protocol.errors import LocalError
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = {"cpu": 64, "cuda": 256}
+"""Sequences at once where the owner names no number. Past it a CPU gains nothing, and a GPU little."""
+READ_TOKENS = {"cpu": 4096, "cuda": 32768}
+"""Tokens of texts that are read in one pass."""
+
+
+class TorchEngine:
+    """One model on one device."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        threads: int = 1,
+        batch_max: int | None = None,
+        cache_bytes: int | None = None,
+        proofs: type[ProofMaker] = ProofMaker,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._device = choose_device(device)
+        self._dtype = choose_precision(precision, self._device)
+        self._room = batch_max or BATCH_MAX[self._device.type]
+        """Sequences at once. It shrinks where memory runs out, and does not grow again."""
+        self._read_tokens = READ_TOKENS[self._device.type]
+        """The same for tokens that are read at once."""
+        self._cache_bytes = cache_bytes
+        self._proofs = proofs
+        self._thread = ThreadPoolExecutor(1, "proofs")
+        self._model: Model | None = None
+        self._files: ModelFiles | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        files = self._get_files()
+        return EngineFacts(
+            engine="torch",
+            device=str(self._device),
+            precision=str(self._dtype).removeprefix("torch."),
+            hidden=files.hidden,
+            vocabulary=files.vocabulary,
+            context_max=files.context_max,
+        )
+
+    def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
+        files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
+        try:
+            with torch.inference_mode():
+                self._take(files, tensors, changed)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise LocalError(f"the weights in {checkpoint} do not fit into the memory of {self._device}") from None
+
+    def _take(self, files: ModelFiles, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        """Into the same storage where the model is the same."""
+        if self._model is not None and self._files is not None and files.config == self._files.config:
+            self._model.swap(tensors, changed)
+        else:
+            make = plan_model(files, tensors, device=self._device, dtype=self._dtype)
+            # What can be checked is. The old one goes before the new one comes, as two rarely fit.
+            self._model = None
+            self._model = make()
+        self._files = files
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        model, facts = self._get_model(), self.facts
+        check_orders(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        if not orders:
+            return
+        slots = min(self._room, len(orders))
+        length_max = max(len(order.prompt) for order in orders) + sampling.tokens_max
+        proofs = self._proofs(slots=slots, hidden=facts.hidden, device=self._device, thread=self._thread)
+        generation = Generation(orders, sampling, proofs, slots)
+        batch: Batch | None = None
+        while generation.is_busy and is_wanted():
+            if batch is None:
+                cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
+                rows = min(self._room, slots)
+                batch = model.open_batch(rows=rows, length_max=length_max, cache_bytes=cache_bytes)
+            try:
+                with torch.inference_mode():
+                    generation.step(model, batch, min(self._room, slots))
+            except (RuntimeError, MemoryError) as error:
+                self._shrink_room(error, len(generation.running))
+                generation.requeue()
+                batch = None
+            yield from generation.take_ready()
+        if not generation.is_busy:
+            yield from generation.take_ready(is_last=True)
+
+    def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
+        model, facts = self._get_model(), self.facts
+        check_texts(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        groups = deque(plan_groups(texts, self._read_tokens))
+        while groups:
+            group = groups.popleft()
+            readings: list[Reading] = []
+            try:
+                with torch.inference_mode():
+                    readings = list(read_group(model, group, sampling, vocabulary=facts.vocabulary))
+            except (RuntimeError, MemoryError) as error:
+                self._shrink_reading(error, group)
+                groups.extendleft(reversed(plan_groups(group, self._read_tokens)))
+            yield from readings
+
+    # --- Short of memory --------------------------------------------------------------------------------------------
+
+    def _shrink_room(self, error: Exception, running: int) -> None:
+        """Half as many at once from here on, if that is what the error is about."""
+        if not is_out_of_memory(error):
+            raise error
+        if running <= 1:
+            raise LocalError(
+                f"out of memory on {self._device} with a single sequence: {error}; "
+                "free some memory, use another device, or leave this run to larger machines"
+            ) from None
+        self._room = running // 2
+        log.warning("out of memory with %d sequences at once, going on with %d: %s", running, self._room, error)
+        self._free()
+
+    def _shrink_reading(self, error: Exception, group: list[Text]) -> None:
+        if not is_out_of_memory(error):
+            raise error
+        if len(group) == 1:
+            raise LocalError(
+                f"out of memory on {self._device} reading one text of {get_length(group[0])} tokens: {error}; "
+                "free some memory, or use another device"
+            ) from None
+        self._read_tokens = max(1, sum(map(get_length, group)) // 2)
+        log.warning("out of memory reading %d texts at once, going on with %d tokens", len(group), self._read_tokens)
+        self._free()
+
+    def _free(self) -> None:
+        """What torch holds back of a GPU's memory may be in pieces that do not fit any more."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- What is loaded ---------------------------------------------------------------------------------------------
+
+    def _get_files(self) -> ModelFiles:
+        if self._files is None:
+            raise LocalError("no checkpoint is loaded yet")
+        return self._files
+
+    def _get_model(self) -> Model:
+        if self._model is None or not self._model.is_whole:
+            raise LocalError("no checkpoint is loaded whole: load one")
+        return self._model
+
+
+def plan_model(
+    files: ModelFiles, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype
+) -> Callable[[], Model]:
+    """How to make the model: the fast way where it is of the dense family, else the general one."""
+    try:
+        shape = parse_dense_shape(files)
+    except Unfit as reason:
+        log.info("%s runs through transformers: %s", files.architecture, reason)
+        # Importing transformers takes seconds, and most models do not need it.
+        from prime_node.engine.torch_generic_model import GenericModel, plan_generic
+
+        return partial(GenericModel, plan_generic(files, tensors), tensors, device=device, dtype=dtype)
+    tensors.check(shape.get_tensors())
+    return partial(DenseModel, shape, tensors, device=device, dtype=dtype)

@@ -1,0 +1,83 @@
+"""One call of generate: who is writing, who waits in line, who is done and waits for proofs.
+
+Sequences that finish leave their row at once and the next in line take it, so that long completions hold nobody up.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from prime_node.engine.base import Completion, Order, Sampling
+from prime_node.engine.row_order import close_gaps
+from prime_node.engine.torch_model import Batch, Model
+from prime_node.engine.torch_proofs import ProofMaker
+from prime_node.engine.torch_sampling import Draws, choose_tokens
+from prime_node.engine.writing import Writing
+from prime_protocol.rollouts import Finish
+
+
+class Generation:
+    """Orders on their way. `proofs` has a slot for each sequence that is in a batch."""
+
+    def __init__(self, orders: Sequence[Order], sampling: Sampling, proofs: ProofMaker, slots: int) -> None:
+        self.sampling = sampling
+        self.proofs = proofs
+        self.waiting = deque(Writing(order, order.prompt.tolist()) for order in orders)
+        self.running: list[Writing] = []
+        """By row of the batch."""
+        self.ending: deque[tuple[Writing, Finish]] = deque()
+        self._slots = list(range(slots))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self, model: Model, batch: Batch, room: int) -> None:
+        """One token for everybody. If memory runs out, nobody has got one, and `requeue` is all that is left to do."""
+        joining = batch.pick(self.waiting, room - len(self.running))
+        self.running += joining
+        for writing in joining:
+            # Who was in a batch before still has its slot: half a chunk lies there.
+            writing.slot = self._slots.pop() if writing.slot is None else writing.slot
+        hidden = batch.advance(self.running, len(joining))
+        tokens, logprobs = choose_tokens(model.get_logits(hidden), self._get_draws())
+        self.proofs.note(self.running, hidden)
+        for writing, token, logprob in zip(self.running, tokens, logprobs, strict=True):
+            writing.append(token, logprob)
+        self._let_go(batch)
+
+    def requeue(self) -> None:
+        """Everybody back to the front of the line, with what they have written."""
+        self.waiting.extendleft(reversed(self.running))
+        self.running = []
+
+    def take_ready(self, *, is_last: bool = False) -> Iterator[Completion]:
+        """Completions whose proofs are made; with `is_last` all, however long that takes."""
+        for _ in range(len(self.ending)):
+            writing, finish = self.ending.popleft()
+            if is_last or self.proofs.is_ready(writing):
+                yield writing.complete(finish, self.proofs.take(writing))
+            else:
+                self.ending.append((writing, finish))
+
+    def _get_draws(self) -> Draws:
+        return Draws(
+            self.sampling.temperature,
+            np.array([writing.order.seed for writing in self.running], np.uint64),
+            np.array([len(writing.output) for writing in self.running], np.int64),
+        )
+
+    def _let_go(self, batch: Batch) -> None:
+        gone = []
+        for row, writing in enumerate(self.running):
+            finish = writing.get_finish(self.sampling)
+            if finish is None:
+                continue
+            gone.append(row)
+            self.ending.append((writing, finish))
+            self._slots.append(self.proofs.finish(writing))
+        if gone:
+            order = close_gaps(len(self.running), gone)
+            self.running = [self.running[row] for row in order]
+            batch.keep(order)

@@ -1,0 +1,80 @@
+"""Proofs made while sequences are written: hidden states wait until they are a chunk, another thread does the rest.
+
+The kernels let go of the interpreter, so a machine with a second core, or a GPU, goes on with the next token meanwhile.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from prime_node.engine.writing import Writing
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_PROOF_BYTES
+from prime_protocol.toploc import bits_of_tensor, build_proofs
+
+CHUNKS_AT_ONCE = 16
+"""Whole chunks collected for one call, which costs about as much as two of them."""
+
+Part = tuple["Future[bytes]", int]
+"""Proofs of some chunks end to end, and which of them is meant."""
+
+
+class ProofMaker:
+    """Hidden states of `slots` sequences at a time, on the model's device."""
+
+    def __init__(self, *, slots: int, hidden: int, device: torch.device, thread: ThreadPoolExecutor) -> None:
+        self._states = torch.empty((slots, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
+        self._thread = thread
+        self._collected: list[tuple[Writing, Tensor]] = []
+        self._parts: dict[Writing, list[Part]] = {}
+
+    def note(self, running: Sequence[Writing], hidden: Tensor) -> None:
+        """The states that give each sequence its next token, before it has it. Noting them again is no harm."""
+        filled = [len(writing.output) % TOPLOC_CHUNK_TOKENS for writing in running]
+        places = [get_slot(writing) * TOPLOC_CHUNK_TOKENS + fill for writing, fill in zip(running, filled, strict=True)]
+        where = torch.tensor(places, device=hidden.device)
+        self._states.flatten(0, 1).index_copy_(0, where, hidden.to(torch.bfloat16))
+        whole = [w for w, fill in zip(running, filled, strict=True) if fill == TOPLOC_CHUNK_TOKENS - 1]
+        if whole:
+            slots = torch.tensor([get_slot(writing) for writing in whole], device=hidden.device)
+            self._collected += zip(whole, self._states.index_select(0, slots).cpu(), strict=True)
+        if len(self._collected) >= CHUNKS_AT_ONCE:
+            self._hand_over()
+
+    def finish(self, writing: Writing) -> int:
+        """Its last chunk, whole or not; the slot that is free now."""
+        slot = get_slot(writing)
+        if rest := len(writing.output) % TOPLOC_CHUNK_TOKENS:
+            tail = self._states[slot, :rest].to("cpu", copy=True)
+            self._hand_over()
+            self._parts.setdefault(writing, []).append((self._thread.submit(build, [tail]), 0))
+        elif any(w is writing for w, _ in self._collected):
+            self._hand_over()
+        return slot
+
+    def is_ready(self, writing: Writing) -> bool:
+        return all(future.done() for future, _ in self._parts[writing])
+
+    def take(self, writing: Writing) -> bytes:
+        """All proofs of a finished sequence; waits for them."""
+        spans = [(future.result(), number * TOPLOC_PROOF_BYTES) for future, number in self._parts.pop(writing)]
+        return b"".join(proofs[start : start + TOPLOC_PROOF_BYTES] for proofs, start in spans)
+
+    def _hand_over(self) -> None:
+        if not self._collected:
+            return
+        future = self._thread.submit(build, [chunk for _, chunk in self._collected])
+        for number, (writing, _) in enumerate(self._collected):
+            self._parts.setdefault(writing, []).append((future, number))
+        self._collected = []
+
+
+def get_slot(writing: Writing) -> int:
+    assert writing.slot is not None, "who is in a batch has a slot"
+    return writing.slot
+
+
+def build(chunks: list[Tensor]) -> bytes:
+    """Proofs of chunks end to end; whichever sequences they are of, each proof covers its own chunk."""
+    return build_proofs(bits_of_tensor(torch.cat(chunks))).blob
