@@ -1,0 +1,222 @@
+"""What a checkpoint folder says of its model beside the tensors: shape, end tokens, tokenizer, prompt.
+
+The files come from the run's trainer and are hostile until read: bounded, strict JSON, and nothing in them may name
+code to run. Neither torch nor transformers is needed, so the daemon can turn prompts into tokens without an engine.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prime_protocol.constants import CHECKPOINT_BYTES_MAX, TENSORS_MAX, VOCAB_SIZE_MAX
+from prime_protocol.digests import digest_fields
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.json_text import parse_json
+
+CONFIG, GENERATION, TOKENIZER, PROMPT = "config.json", "generation_config.json", "tokenizer.json", "prompt.txt"
+BYTES_MAX = {CONFIG: 2**20, GENERATION: 2**16, TOKENIZER: 64 * 2**20, PROMPT: 2**16}
+"""The largest public tokenizer.json, of 262,000 tokens, has 33 MB; a configuration rarely has 10 kB."""
+OPTIONAL = frozenset({GENERATION, PROMPT})
+
+PLACE = "{prompt}"
+"""Where prompt.txt takes the task's own prompt."""
+
+EOS_MAX = 64
+"""Most end tokens. Public models name up to five."""
+
+CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+# The same number has other names in some families.
+VOCABULARY_KEYS = ("vocab_size",)
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one folder, read and checked."""
+
+    folder: Path
+    config: dict[str, Any]
+    """config.json; nothing in it names code."""
+    architecture: str
+    family: str
+    """The configuration's model_type."""
+    eos: frozenset[int]
+    vocabulary: int
+    hidden: int
+    layers: int
+    context_max: int
+    """Most tokens of prompt and output together."""
+    digest: Digest
+    tokenizer_json: bytes
+    prompt_text: str | None
+
+    @classmethod
+    def open(cls, folder: Path) -> "ModelFiles":
+        """LocalError, naming the file, where one is missing, broken or not allowed."""
+        contents = read_files(folder)
+        try:
+            return cls.parse(folder, contents)
+        except RemoteError as error:
+            raise LocalError(f"the checkpoint in {folder} cannot be used: {error}") from None
+
+    @classmethod
+    def parse(cls, folder: Path, contents: dict[str, bytes]) -> "ModelFiles":
+        config = parse_object(CONFIG, contents[CONFIG])
+        generation = parse_object(GENERATION, contents.get(GENERATION, b"{}"))
+        refuse_code(config)
+        vocabulary = take_number(config, VOCABULARY_KEYS, VOCAB_SIZE_MAX)
+        return cls(
+            folder=folder,
+            config=config,
+            architecture=take_architecture(config),
+            family=take_name(config, "model_type"),
+            eos=take_eos(generation, config, vocabulary),
+            vocabulary=vocabulary,
+            hidden=take_number(config, HIDDEN_KEYS, CHECKPOINT_BYTES_MAX),
+            layers=take_number(config, LAYERS_KEYS, TENSORS_MAX),
+            context_max=take_number(config, CONTEXT_KEYS, CHECKPOINT_BYTES_MAX),
+            digest=digest_contents(contents),
+            tokenizer_json=contents[TOKENIZER],
+            prompt_text=parse_prompt(contents[PROMPT]) if PROMPT in contents else None,
+        )
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokens of a task's prompt, put into prompt.txt where there is one."""
+        if self.prompt_text is not None:
+            text = self.prompt_text.replace(PLACE, text)
+        try:
+            tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # boundary: the tokenizers library raises nothing narrower
+            raise LocalError(f"{TOKENIZER} of {self.folder} cannot encode the prompt {text[:80]!r}: {error}") from None
+        if not tokens:
+            raise LocalError(f"{TOKENIZER} of {self.folder} gives no tokens for the prompt {text[:80]!r}")
+        if max(tokens) >= self.vocabulary:
+            raise LocalError(f"{TOKENIZER} of {self.folder} gives token {max(tokens)}, the model has {self.vocabulary}")
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, the end token's included."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Parsed when first wanted: an engine never needs it, and a large one takes a second."""
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_buffer(self.tokenizer_json)
+        except Exception as error:  # boundary: the tokenizers library raises nothing narrower
+            raise LocalError(f"{TOKENIZER} of {self.folder} cannot be read: {error}") from None
+        # A prompt is never cut or padded, whatever the file was saved with.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+def digest_model_files(folder: Path) -> Digest:
+    """What a run's terms bind: names and bytes of the files that are there."""
+    return digest_contents(read_files(folder))
+
+
+def digest_contents(contents: dict[str, bytes]) -> Digest:
+    fields = [part for name in sorted(contents) for part in (name.encode(), contents[name])]
+    return digest_fields("model-files/1", *fields)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    contents = {name: read_bounded(folder / name, BYTES_MAX[name]) for name in BYTES_MAX}
+    for name, content in contents.items():
+        if content is None and name not in OPTIONAL:
+            raise LocalError(f"{folder} has no {name}; a checkpoint needs it beside its tensors")
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(bytes_max + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > bytes_max:
+        raise LocalError(f"{path} is larger than {bytes_max} bytes")
+    return content
+
+
+def parse_object(name: str, text: bytes) -> dict[str, Any]:
+    value = parse_json(name, text)
+    if not isinstance(value, dict):
+        raise RemoteError(name, "is not an object")
+    return value
+
+
+def parse_prompt(text: bytes) -> str:
+    try:
+        prompt = text.decode()
+    except UnicodeDecodeError:
+        raise RemoteError(PROMPT, "is not UTF-8") from None
+    if prompt.count(PLACE) != 1:
+        raise RemoteError(PROMPT, f"must hold {PLACE} exactly once")
+    return prompt
+
+
+def refuse_code(config: dict[str, Any]) -> None:
+    """A configuration may name code to fetch and run, or another form of the weights. Neither is followed."""
+    for key in CODE_KEYS:
+        if key in config:
+            raise RemoteError(f"{CONFIG}.{key}", "asks for code that comes with the model, which is never run")
+    for key in QUANTIZATION_KEYS:
+        if config.get(key) is not None:
+            raise RemoteError(f"{CONFIG}.{key}", "asks for quantized weights; publish them in bfloat16")
+
+
+def take_architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
+        raise RemoteError(f"{CONFIG}.architectures", "must be a list with one name")
+    return take_name({"architectures": names[0]}, "architectures")
+
+
+def take_name(config: dict[str, Any], key: str) -> str:
+    name = config.get(key)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RemoteError(f"{CONFIG}.{key}", "must be a plain name")
+    return name
+
+
+def take_number(config: dict[str, Any], keys: tuple[str, ...], most: int) -> int:
+    for key in keys:
+        if key in config:
+            return check_number(f"{CONFIG}.{key}", config[key], least=1, most=most)
+    raise RemoteError(f"{CONFIG}.{keys[0]}", "is missing")
+
+
+def check_number(field: str, value: Any, *, least: int, most: int) -> int:
+    # `type is`, because JSON's true is an int to isinstance.
+    if type(value) is not int or not least <= value <= most:
+        raise RemoteError(field, f"must be a whole number from {least} to {most}")
+    return value
+
+
+def take_eos(generation: dict[str, Any], config: dict[str, Any], vocabulary: int) -> frozenset[int]:
+    """generation_config.json's end tokens, else config.json's; none at all is allowed."""
+    for name, source in ((GENERATION, generation), (CONFIG, config)):
+        value, field = source.get("eos_token_id"), f"{name}.eos_token_id"
+        if value is None:
+            continue
+        tokens = value if isinstance(value, list) else [value]
+        if len(tokens) > EOS_MAX:
+            raise RemoteError(field, f"names {len(tokens)} tokens, the limit is {EOS_MAX}")
+        return frozenset(check_number(field, token, least=0, most=vocabulary - 1) for token in tokens)
+    return frozenset()
