@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from prime_node.checks import Rules
 from prime_node.engine.base import Sampling
-from prime_node.engine.model_files import ModelFiles
 from prime_node.home import write_whole
 from prime_node.shardcast.weights import WeightsFetcher
 from prime_protocol.constants import DATASET_BYTES_MAX
@@ -32,6 +31,7 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.terms import ANY_MODEL_FILES, RunTerms
 from prime_runtime.http_client import HttpClient, Server
+from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 

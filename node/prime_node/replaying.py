@@ -12,7 +12,6 @@ from prime_node.briefing import Briefing
 from prime_node.checks import Judgement
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
-from prime_node.engine.model_files import ModelFiles
 from prime_node.evidence import Evidence
 from prime_node.examination import examine
 from prime_protocol.entries import Metric
@@ -23,6 +22,7 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.tolerance import Tolerance
 from prime_runtime.clock import Clock
+from prime_runtime.model_files import ModelFiles
 from prime_runtime.shardcast.checkpoint import map_checkpoint
 
 LIMITS = {

@@ -7,7 +7,7 @@ such a model runs through transformers' own modules instead.
 from dataclasses import dataclass
 from typing import Any
 
-from prime_node.engine.model_files import ModelFiles
+from prime_runtime.model_files import ModelFiles
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -15,7 +15,6 @@ import torch
 
 from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.dense_shape import Unfit, parse_dense_shape
-from prime_node.engine.model_files import ModelFiles
 from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_device import choose_device, choose_precision, get_cache_bytes, is_out_of_memory
 from prime_node.engine.torch_generation import Generation
@@ -25,6 +24,7 @@ from prime_node.engine.torch_reading import check_texts, get_length, plan_groups
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.writing import check_orders
 from prime_protocol.errors import LocalError
+from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from prime_node.engine.model_files import ModelFiles
 from prime_node.engine.torch_weights import FolderTensors, list_names
 from prime_node.engine.writing import Writing
 from prime_protocol.errors import LocalError
+from prime_runtime.model_files import ModelFiles
 
 PROBE = (0, 1, 2, 3)
 """A text on which the head is tried out."""

@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
-from prime_node.engine.model_files import ModelFiles
 from prime_node.engine.torch_device import is_out_of_memory
+from prime_node.engine.torch_reading import check_texts
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.vllm_record import ReadingSoFar, Writing
 from prime_node.engine.vllm_start import BATCH_MAX, Limits, start
 from prime_node.engine.vllm_weights import whole_layers
+from prime_node.engine.writing import check_orders
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest
 from prime_protocol.rollouts import Finish
-from prime_protocol.sampling import check_tokens
+from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,7 @@ class VllmEngine:
         self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         facts = self.facts
-        for order in orders:
-            check_fits(order.prompt, sampling.tokens_max, facts)
+        check_orders(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._ask("prime_begin", sampling)
         params = SamplingParams(
             temperature=0.0,
@@ -113,8 +112,7 @@ class VllmEngine:
 
     def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
         facts = self.facts
-        for text in texts:
-            check_fits(np.concatenate([text.prompt, text.output]), 0, facts)
+        check_texts(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._ask("prime_begin", sampling)
         # Where the cache already has the tokens, as after writing them, vLLM would not compute their hidden states.
         params = SamplingParams(
@@ -205,12 +203,3 @@ def to_completion(order: Order, tokens: list[int], seen: Writing, sampling: Samp
         finish=Finish.EOS if is_ended else Finish.LENGTH,
         proofs=seen.finish(),
     )
-
-
-def check_fits(tokens: NDArray[np.int32], more: int, facts: EngineFacts) -> None:
-    """Whether the model can take these tokens and as many more. vLLM looks up any number it is given."""
-    if not len(tokens):
-        raise LocalError("a prompt without tokens cannot be continued")
-    check_tokens(int(tokens.min()), int(tokens.max()), facts.vocabulary)
-    if len(tokens) + more > facts.context_max:
-        raise LocalError(f"{len(tokens)} tokens and {more} more, vLLM has room for {facts.context_max} here")
