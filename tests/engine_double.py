@@ -2,13 +2,14 @@
 
 It is honest: a recurrent model whose hidden states give logits, proofs and margins as those of any engine. Its weights
 follow from the bytes of the checkpoint's `model.safetensors`, its width and end tokens from its config.json. A file
-`behaviour` in the checkpoint's folder makes it misbehave: `die`, `hang`, `raise` or `refuse` with the first job.
+`behaviour` in the checkpoint's folder makes it misbehave: `die`, `hang`, `raise` or `refuse` with each job, or `slow`.
 """
 
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +26,8 @@ from prime_protocol.sampling import choose, replay_margin
 from prime_protocol.toploc import build_proofs
 
 Floats = NDArray[np.float32]
+SLOW_S = 0.02
+"""For each token."""
 
 
 def to_bits(values: Floats) -> NDArray[np.uint16]:
@@ -89,6 +92,8 @@ class NumpyEngine:
         while len(tokens) < sampling.tokens_max and (not tokens or tokens[-1] not in sampling.eos):
             if not is_wanted():
                 return None
+            if self._behaviour == "slow":
+                time.sleep(SLOW_S)
             states.append(self._out @ state)
             place = np.array([len(tokens)], np.uint32)
             seeds = np.array([order.seed], np.uint64)

@@ -1,0 +1,122 @@
+"""Parts for tests of nodes at work: a coordinator with a run for a tiny model, published weights, workers, validators.
+
+Every party is the command that a user types. The engine is torch, or where a test is about something else the small
+one of engine_double.py, which starts in a fraction of the time.
+"""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from integration.coordinator_parts import make_folder, running
+from integration.swarm_parts import Relay, Swarm, run_command
+from tiny_models import make_checkpoint
+
+from prime_coordinator.config import BooksConfig
+from prime_coordinator.tempo import TempoConfig
+from prime_node.journal import Journal, Piece
+from prime_protocol.tolerance import Precision, Tolerance
+from prime_runtime.json_client import JsonClient, open_json_client
+
+TESTS = Path(__file__).parents[1]
+VOCABULARY = 64
+TOLERANCE = Tolerance(
+    precision=Precision.FLOAT32,
+    margin_max=0.05,
+    margin_mean_max=0.01,
+    logprob_error_max=0.05,
+    logprob_error_mean_max=0.01,
+)
+TERMS: dict[str, Any] = {
+    "task_set": "sort-digits",
+    "slots_per_step": 4,
+    "samples_per_slot": 2,
+    "vocabulary": VOCABULARY,
+    "prompt_tokens_max": 16,
+    "output_tokens_max": 48,
+    "tolerance": TOLERANCE,
+}
+TEMPO = TempoConfig(beat_ms=300, head_ms=100, tick_ms=50)
+
+
+def write_interpreter(path: Path) -> Path:
+    """A stand-in for the interpreter that runs the engine's module: it runs the small engine instead."""
+    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {TESTS / "engine_double.py"} "$@"\n')
+    path.chmod(0o700)
+    return path
+
+
+class Node(Relay):
+    """One `prime-node start` in a folder of its own, as worker or validator."""
+
+    def __init__(self, swarm: Swarm, name: str, role: str, *flags: str) -> None:
+        super().__init__(swarm, name, *flags)
+        words = list(self.command.words)
+        words[words.index("--role") + 1] = role
+        self.command.words = tuple(words)
+
+    def pieces(self) -> list[Piece]:
+        """The journal, as another process reads it; the newest first."""
+        path = self.folder / "journal.db"
+        if not path.exists():
+            return []
+        journal = Journal(path)
+        try:
+            return journal.list()
+        finally:
+            journal.close()
+
+    @property
+    def engine_pids(self) -> list[int]:
+        """Of every engine it has started, as its log tells."""
+        mark = "the engine runs, process "
+        return [int(line.partition(mark)[2].split('"')[0]) for line in self.command.lines if mark in line]
+
+
+class Network(Swarm):
+    """A swarm whose nodes work."""
+
+    def __init__(self, folder: Path, *others: Any) -> None:
+        super().__init__(folder, *others)
+        self.double = write_interpreter(folder / "interpreter")
+        self.checkpoint = folder / "step-0"
+
+    async def node(self, name: str, role: str, *flags: str, engine: str = "double") -> Node:
+        """Started, not yet joined."""
+        chosen = ("--engine-python", str(self.double)) if engine == "double" else ("--engine-engine", engine)
+        node = Node(self, name, role, *chosen, *flags)
+        await self._start(node.command)
+        return node
+
+    async def audit(self, *words: str) -> tuple[int, str]:
+        """`prime-node audit` with the small engine, from a folder where no node ever was."""
+        folder = ("--folder", str(self.folder / "nobody"))
+        return await run_command("prime-node", "audit", *words, *folder, PRIME_ENGINE_PYTHON=str(self.double))
+
+    @asynccontextmanager
+    async def api(self) -> AsyncIterator[JsonClient]:
+        async with open_json_client(self.coordinator.server.url) as client:
+            yield client
+
+    async def entries(self, kind: str) -> list[dict[str, Any]]:
+        """Bodies of the log's entries of a kind, oldest first."""
+        async with self.api() as api:
+            page = await api.get("/log/entries", kind=kind, limit="200")
+        return [row["body"] for row in reversed(page["rows"])]
+
+
+@asynccontextmanager
+async def running_network(folder: Path, *, behaviour: str = "", **terms: Any) -> AsyncIterator[Network]:
+    """A coordinator with one run, and an origin that serves its first checkpoint. `behaviour` is the small engine's."""
+    books, settings = BooksConfig(head_ms=100), {"tempo": TEMPO}
+    config = await make_folder(folder / "coordinator", books=books, settings=settings, **{**TERMS, **terms})
+    async with running(config) as coordinator, AsyncExitStack() as stack:
+        network = Network(folder, coordinator, stack)
+        make_checkpoint(network.checkpoint, vocabulary=VOCABULARY)
+        if behaviour:
+            (network.checkpoint / "behaviour").write_text(behaviour)
+        await network.publish(network.checkpoint, 0)
+        await network.origin()
+        yield network
