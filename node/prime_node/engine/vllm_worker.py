@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prime_node.engine.base import Reading, Sampling, Text
+from prime_node.engine.torch_sampling import Draws, choose_tokens, get_logprobs, get_margins, take_likeliest, take_own
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.vllm_record import ReadingSoFar, Writing
 from prime_node.engine.vllm_sampling import SeededSampling
 from prime_protocol.errors import LocalError
-from prime_protocol.sampling_torch import choose_torch, replay_margins_torch, signed_seed
 from prime_protocol.toploc import bits_of_tensor
 
 NAME = f"{__name__}.PrimeWorker"
 LOGITS_MAX = 2**24
-"""Logits worked on at once: 64 MiB in float32."""
+"""Logits of texts at once: 64 MiB in float32."""
 RUNNER_NEEDS = (
     "execute_model",
     "execute_model_state",
@@ -83,7 +83,7 @@ class PrimeWorker:
 
     def prime_write(self, name: str, seed: int) -> None:
         """A request whose tokens are drawn here."""
-        self.prime_seeds[name] = signed_seed(seed)
+        self.prime_seeds[name] = seed
         self.prime_writings[name] = Writing(self.prime_hidden)
 
     def prime_take(self, name: str) -> Writing:
@@ -99,20 +99,19 @@ class PrimeWorker:
         names = runner.input_batch.req_ids
         if states is None or not len(names) == len(logits) == len(states):
             raise LocalError("vLLM draws other than one token for each request: this version is not supported")
-        drawn = [len(runner.requests[name].output_token_ids) for name in names]
-        positions = torch.tensor(drawn, device=logits.device)
-        seeds = torch.tensor([self.prime_seeds[name] for name in names], device=logits.device)
-        tokens = choose_torch(logits, self.prime_sampling.temperature, seeds, positions)
-        logprobs = get_logprobs(logits, tokens, self.prime_sampling)[0].tolist()
+        positions = [len(runner.requests[name].output_token_ids) for name in names]
+        seeds = np.array([self.prime_seeds[name] for name in names], np.uint64)
+        draws = Draws(self.prime_sampling.temperature, seeds, np.array(positions, np.int64))
+        tokens, logprobs = choose_tokens(logits, draws)
         hidden_bits = bits_of_tensor(states.to(torch.bfloat16))
         # A request whose prompt is not read to its end gets a token too, which vLLM throws away.
         unread = runner.discard_request_mask.np[: len(names)].tolist()
-        for row, (name, token) in enumerate(zip(names, tokens.tolist(), strict=True)):
+        for row, name in enumerate(names):
             if not unread[row]:
                 self.prime_writings[name].add(
-                    position=drawn[row], token=token, logprob=logprobs[row], hidden_bits=hidden_bits[row]
+                    position=positions[row], token=tokens[row], logprob=logprobs[row], hidden_bits=hidden_bits[row]
                 )
-        return tokens
+        return torch.tensor(tokens, device=logits.device)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -148,37 +147,22 @@ class PrimeWorker:
 
     def prime_judge(self, rows: Tensor, parts: Sequence[tuple[Text, range]]) -> NDArray[np.float32]:
         """Margins, log-probs and end log-probs of the output tokens that these hidden states gave."""
-        tokens = np.concatenate([text.output[wanted.start : wanted.stop] for text, wanted in parts])
-        seeds = np.concatenate([np.full(len(wanted), signed_seed(text.seed)) for text, wanted in parts])
+        tokens = np.concatenate([text.output[wanted.start : wanted.stop] for text, wanted in parts]).astype(np.int64)
+        seeds = np.concatenate([np.full(len(wanted), text.seed, np.uint64) for text, wanted in parts])
         positions = np.concatenate([np.arange(wanted.start, wanted.stop) for _, wanted in parts])
-        columns = [torch.from_numpy(column.astype(np.int64)).to(rows.device) for column in (tokens, seeds, positions)]
+        sampling, model = self.prime_sampling, self.model_runner.get_model()
         step = max(1, LOGITS_MAX // self.model_runner.model_config.get_vocab_size())
-        model = self.model_runner.get_model()
         numbers = []
         for start in range(0, len(rows), step):
-            drawn, seed, position = (column[start : start + step] for column in columns)
-            logits = model.compute_logits(rows[start : start + step]).float()
-            margins = replay_margins_torch(logits, drawn, seed, position, self.prime_sampling.temperature)
-            numbers.append(torch.stack([margins.float(), *get_logprobs(logits, drawn, self.prime_sampling)]))
+            part = slice(start, start + step)
+            logits = model.compute_logits(rows[part]).float()
+            drawn = torch.from_numpy(tokens[part]).to(rows.device)
+            margins = get_margins(logits, drawn, Draws(sampling.temperature, seeds[part], positions[part]))
+            logprobs = get_logprobs(logits, sampling.temperature)
+            own, ends = take_own(logprobs, drawn), take_likeliest(logprobs, sampling.eos)
+            numbers.append(torch.stack([margins, own, ends]))
         seen: NDArray[np.float32] = torch.cat(numbers, dim=1).cpu().numpy()
         return seen
-
-
-def get_logprobs(logits: Tensor, tokens: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Log-probs of the tokens and of the likeliest end token, in float32 and never above 0.
-
-    Where a model has no end token, the lowest number there is stands for never.
-    """
-    own, ends = torch.empty_like(logits[:, 0]), torch.full_like(logits[:, 0], torch.finfo(torch.float32).min)
-    step = max(1, LOGITS_MAX // logits.shape[1])
-    for start in range(0, len(logits), step):
-        rows = slice(start, start + step)
-        scores = logits[rows] / sampling.temperature if sampling.temperature else logits[rows]
-        totals = scores.logsumexp(dim=1)
-        own[rows] = scores.gather(1, tokens[rows, None])[:, 0] - totals
-        if sampling.eos:
-            ends[rows] = scores[:, sorted(sampling.eos)].amax(dim=1) - totals
-    return own.clamp_(max=0), ends.clamp_(max=0)
 
 
 def check_runner(runner: Any) -> None:
