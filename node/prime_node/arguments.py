@@ -37,6 +37,7 @@ def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
     _add_looks(commands, with_settings)
     _add_audit(commands)
     _add_keys(commands)
+    _add_stake(commands)
     _add_upkeep(commands, with_settings)
     return parser
 
@@ -77,16 +78,31 @@ def _add_life(commands: Group, with_settings: bool) -> None:
         with_settings,
     )
     start.epilog = "Every flag is also a variable and a line in config.toml: see docs/operating/settings.md."
-    _command(commands, "stop", "local:stop", "stop now and wait until it has; leases are given back")
+    for name, text in (
+        ("pause", "take no more work until it is resumed; what is begun is finished"),
+        ("resume", "take work again"),
+    ):
+        parser = _command(commands, name, f"local:{name}", text)
+        parser.add_argument("--gpu", metavar="GPU", help="only on this GPU, by number or UUID as `doctor` shows it")
+    _command(commands, "drain", "local:drain", "finish what is begun, then stop")
+    _command(commands, "stop", "local:stop", "stop now and wait until it has; the next start goes on with its leases")
 
 
 def _add_looks(commands: Group, with_settings: bool) -> None:
     status = _command(commands, "status", "local:show_status", "what the running node does and holds", has_json=True)
     status.add_argument("--watch", action="store_true", help="the whole screen, every second, until interrupted")
+    rollouts = _command(
+        commands, "rollouts", "rollouts:show", "what became of the node's work, newest first; or of one", has_json=True
+    )
+    rollouts.add_argument("id", nargs="?", metavar="ID", help="a submission or lease, for all that is known of it")
+    rollouts.add_argument("--limit", type=int, default=20, metavar="N", help="most rows (default 20)")
     doctor = _with_settings(
         commands, "doctor", "doctor:check", "check this machine, line by line, and say what to do", with_settings
     )
     _add(doctor, "--json", action="store_true", help="print JSON instead of text")
+    logs = _command(commands, "logs", "logs:show", "the node's log", has_json=True)
+    logs.add_argument("--follow", action="store_true", help="keep printing, until interrupted")
+    logs.add_argument("--lines", type=int, default=50, metavar="N", help="how many to begin with (default 50)")
 
 
 def _add_audit(commands: Group) -> None:
@@ -128,7 +144,36 @@ def _add_password(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--password-file", type=Path, dest="key_password_file", help=text)
 
 
+def _add_stake(commands: Group) -> None:
+    stake = _command(
+        commands, "stake", "stake:show", "stake, what the run asks for, balance; or change it", has_json=True
+    )
+    actions = stake.add_subparsers(dest="action", metavar="ACTION")
+    add = _command(actions, "add", "stake:add", "put tokens of the balance behind the node")
+    remove = _command(actions, "remove", "stake:remove", "ask tokens back; they stay slashable until the delay is over")
+    release = _command(
+        actions, "release", "stake:release", "put what was asked back, and has matured, into the balance"
+    )
+    for action in (add, remove):
+        action.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    for action in (stake, add, remove, release):
+        _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
+        _add_password(action)
+
+
 def _add_upkeep(commands: Group, with_settings: bool) -> None:
+    diagnose = _command(
+        commands, "diagnose", "diagnose:write", "write what helps to find a fault, without secrets, signed, to a file"
+    )
+    diagnose.add_argument("--out", type=Path, help="file to write. Default: prime-node-diagnosis-TIME.tar.gz here.")
+    service: argparse.ArgumentParser = commands.add_parser("service", help="start the node with the machine (systemd)")
+    actions = service.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("install", "write and start a systemd user unit for the node in the folder"),
+        ("uninstall", "stop it and remove the unit"),
+    ):
+        action = _command(actions, name, f"service:{name}", text)
+        action.add_argument("--name", default="prime-node", help="of the unit (default prime-node)")
     config: argparse.ArgumentParser = commands.add_parser("config", help="the settings in force")
     shown = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = _with_settings(

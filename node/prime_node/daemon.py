@@ -26,6 +26,7 @@ from prime_node.events import (
     Held,
     KeepHead,
     LoadWeights,
+    Progressed,
     Save,
     Send,
     Started,
@@ -72,6 +73,8 @@ class Daemon:
         self._memory = MemoryFile(Home(config.folder).memory)
         self._jobs: dict[int, tuple[LeaseGranted, asyncio.Task[None]]] = {}
         """What is being generated, by lease."""
+        self.progress: dict[int, Progressed] = {}
+        """How far what is being generated is, by lease."""
         self._holds: dict[str, str] = {}
         self._is_draining = False
         self.leases_done = 0
@@ -231,9 +234,15 @@ class Daemon:
 
     async def _generate(self, wanted: Generate, events: asyncio.Queue[Event]) -> None:
         assert self.workshop is not None, "a relay asks for no leases"
-        event = await self.workshop.worker.generate(wanted, events.put_nowait)
+        number = wanted.lease.lease
+
+        def note_progress(progress: Progressed) -> None:
+            self.progress = {number: progress}
+            events.put_nowait(progress)
+
+        event = await self.workshop.worker.generate(wanted, note_progress)
         if not isinstance(event, Generated):
-            del self._jobs[wanted.lease.lease]
+            del self._jobs[number]
         self._mind_engine(self.workshop)
         events.put_nowait(event)
 

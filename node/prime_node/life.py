@@ -2,19 +2,28 @@
 
 import asyncio
 import logging
+import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from prime_node.config import NodeConfig
+from prime_node.config import NodeConfig, NodeRole
 from prime_node.daemon import Daemon
+from prime_node.doctor.examination import describe_hardware
+from prime_node.doctor.gpus import load_nvml
+from prime_node.gauges import make_metrics
 from prime_node.home import Home, keep_config, keep_pins, keep_trainer, locked, make_folder, read_trainer
 from prime_node.joining import complete, read_greeting
 from prime_node.local_server import LocalServer
 from prime_node.node_key import OpenedKey, open_key
-from prime_node.status import make_report, make_waiting_report
+from prime_node.owner import Owner
+from prime_node.page.routes import make_pages
+from prime_node.site import DaemonSite
+from prime_node.status import Place, make_report, make_waiting_report
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.exchange import RefusalCode
 from prime_protocol.ids import NodeId
@@ -25,6 +34,8 @@ from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_client import HttpClient, open_client
 from prime_runtime.http_errors import Refused, Unreachable
 from prime_runtime.json_client import open_json_client
+from prime_runtime.lock import Lock
+from prime_runtime.supervision import Part, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +62,49 @@ class NodeProcess:
         self._daemon: Daemon | None = None
         self._problem = ""
         self._is_first = read_trainer(config) is None
-        self.door = LocalServer(self.report, {"stop": self._take_stop}, config.page)
+        self._owner = Owner(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
+        self._parts = Supervisor([Part("owner", self._owner.run)], clock)
+        self._url = ""
+        orders = {"stop": self._take_stop, "pause": self._pause, "resume": self._resume, "drain": self._drain}
+        pages = make_pages(self.report, make_metrics(self.report))
+        self._door = LocalServer(self.report, orders, config.page, pages)
+
+    async def open_door(self, lock: Lock, stack: AsyncExitStack) -> None:
+        """From then on the other commands of this machine are answered."""
+        self._url = await self._door.start()
+        stack.push_async_callback(self._door.close)
+        lock.note_url(self._url, token=self._door.token)
 
     # --- What the door is asked -------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
+        place = Place(
+            folder=self._config.folder,
+            key=self._key,
+            owner=self._owner,
+            started_ms=self._started_ms,
+            page_url=self._url if self._config.page.enabled else None,
+            parts=self._parts.parts,
+        )
         now_ms = self._clock.now_ms()
         if self._daemon is None:
-            return make_waiting_report(self._problem, started_ms=self._started_ms, now_ms=now_ms)
-        return make_report(self._daemon, started_ms=self._started_ms, now_ms=now_ms)
+            return make_waiting_report(self._problem, place, now_ms=now_ms)
+        return make_report(self._daemon, place, now_ms=now_ms)
 
     def _take_stop(self, given: dict[str, str]) -> str:
         self._stop.set()
         return "stopping"
+
+    def _pause(self, given: dict[str, str]) -> str:
+        return self._owner.pause(given.get("gpu"))
+
+    def _resume(self, given: dict[str, str]) -> str:
+        return self._owner.resume(given.get("gpu"))
+
+    def _drain(self, given: dict[str, str]) -> str:
+        if self._daemon is None:
+            return self._take_stop(given)  # there is nothing to finish yet
+        return self._owner.drain()
 
     # --- From the first question to the last word -------------------------------------------------------------------
 
@@ -86,8 +127,20 @@ class NodeProcess:
             if trainer is None:
                 return ""
             self._keep(config, trainer)
-            daemon = self._daemon = Daemon(config, self._key, client, trainer, self._clock)
+            return await self._work(config, client, trainer)
+
+    async def _work(self, config: NodeConfig, client: HttpClient, trainer: NodeId) -> str:
+        hardware = config.hardware or describe_hardware(self._owner.listing)
+        daemon = self._daemon = Daemon(replace(config, hardware=hardware), self._key, client, trainer, self._clock)
+        self._owner.site = DaemonSite(daemon)
+        looking = asyncio.create_task(self._parts.run())
+        self._say(f"joined {config.run} as {config.role}, on {hardware}")
+        self._say(f"  look at it: prime-node status --watch{f', or {self._url}' if config.page.enabled else ''}")
+        try:
             await daemon.run(self._stop)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         return daemon.stopped_for
 
     async def _find_out(self) -> NodeConfig | None:
@@ -106,7 +159,8 @@ class NodeProcess:
             raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
         found = complete(config, greeting)
         self._say(f"network {found.network}, run {found.run}")
-        self._say(f"coordinator {found.coordinator_id}, log key {found.log_key}")
+        self._say(f"coordinator {found.coordinator_id}")
+        self._say(f"log key {found.log_key}")
         self._say("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
         return found
 
@@ -131,7 +185,7 @@ class NodeProcess:
                 if self._is_first and not may_pass(error):
                     raise
                 self._note(str(error))
-            await self._pause(wait_ms)
+            await self._wait(wait_ms)
             wait_ms = min(ASK_MS_MAX, 2 * wait_ms)
         return None
 
@@ -141,7 +195,7 @@ class NodeProcess:
             self._say(f"not joined yet: {problem}. Trying again until it works.")
         self._problem = problem
 
-    async def _pause(self, wait_ms: int) -> None:
+    async def _wait(self, wait_ms: int) -> None:
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._stop.wait()
@@ -166,8 +220,20 @@ def introduce(opened: OpenedKey, config: NodeConfig, say: Say) -> None:
         say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
 
 
+def check_engine(config: NodeConfig) -> None:
+    """Refuse a role that this installation cannot fill, before anything is made."""
+    if config.role is NodeRole.RELAY or config.engine.python is not None:
+        return
+    if find_spec("torch") is None:
+        raise LocalError(
+            f"the role {config.role} needs an engine, and torch is not installed here: pip install 'prime-swarm[node]'."
+            " Without one a node can still pass weights on: --role relay"
+        )
+
+
 async def run(config: NodeConfig, say: Say) -> int:
     """0: stopped when asked to. 1: the coordinator, or a change of the run, ended it."""
+    check_engine(config)
     make_folder(config.folder)
     clock = SystemClock()
     with locked(config.folder) as lock:
@@ -175,9 +241,7 @@ async def run(config: NodeConfig, say: Say) -> int:
         introduce(opened, config, say)
         process = NodeProcess(config, opened, clock, say)
         async with AsyncExitStack() as stack:
-            url = await process.door.start()
-            stack.push_async_callback(process.door.close)
-            lock.note_url(url, token=process.door.token)
+            await process.open_door(lock, stack)
             log.info("node %s, process of %s", opened.key.node, config.folder)
             reason = await process.run()
     if reason:

@@ -125,7 +125,7 @@ class Policy:
         if not self._config.idle_only:
             return ""
         if seen.cpu_others_percent is None:
-            return "policy.idle_only is set, and this system does not tell what others use"
+            return "policy.idle_only is set, and what others use is not known yet"
         if self._idle_since_ms is None:
             return f"others use the machine: {self._describe_use(seen)}"
         left_ms = self._idle_since_ms + self._config.idle_ms - seen.monotonic_ms

@@ -4,13 +4,20 @@ Made from the parts of a running daemon; shown by view.py. Names of the fields a
 """
 
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from prime_node.daemon import Daemon
+from prime_node.owner import Owner
 from prime_node.shardcast.weights import Transfer
+from prime_node.work_status import describe_work
 from prime_protocol.constants import PROTOCOL_VERSION
+from prime_protocol.names import friendly_name
+from prime_protocol.signing import WalletKey
 from prime_runtime.shardcast.stock import Stock
+from prime_runtime.supervision import Part
 
 BAR_CELLS = 40
 
@@ -59,6 +66,19 @@ class TransferRow:
     """Shards that came wrong and were fetched again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a node's process lives, and whose it is."""
+
+    folder: Path
+    key: WalletKey
+    owner: Owner
+    started_ms: int
+    page_url: str | None
+    parts: tuple[Part, ...]
+    """Of the process, beside the daemon's."""
+
+
 def held_row(stock: Stock) -> HeldRow:
     manifest = stock.manifest
     return HeldRow(
@@ -91,21 +111,21 @@ def transfer_row(transfer: Transfer) -> TransferRow:
     )
 
 
-def make_report(daemon: Daemon, *, started_ms: int, now_ms: int) -> dict[str, Any]:
+def make_report(daemon: Daemon, place: Place, *, now_ms: int) -> dict[str, Any]:
     """Everything, as plain values."""
     config, swarm = daemon.config, daemon.swarm
     return {
         "state": "running",
-        "node": str(daemon.key.node),
-        "peer_id": daemon.key.peer_id(),
+        "problem": "",
+        **describe_place(place, now_ms),
         "role": str(config.role),
         "network": config.network,
         "run": config.run,
         "trainer": str(swarm.trainer),
-        "protocol_version": PROTOCOL_VERSION,
-        "started_ms": started_ms,
-        "now_ms": now_ms,
         "coordinator": _coordinator(daemon, now_ms),
+        "owner": {**place.owner.describe(), "hold": daemon.held_for},
+        "gpus": place.owner.describe_gpus(),
+        **describe_work(daemon),
         "p2p": _p2p(daemon),
         "serving": _serving(daemon),
         "weights": _weights(daemon),
@@ -118,14 +138,35 @@ def make_report(daemon: Daemon, *, started_ms: int, now_ms: int) -> dict[str, An
                 "restarts": part.restarts,
                 "last_error": part.last_error,
             }
-            for part in daemon.supervisor.parts
+            for part in (*daemon.supervisor.parts, *place.parts)
         ],
     }
 
 
-def make_waiting_report(problem: str, *, started_ms: int, now_ms: int) -> dict[str, Any]:
+def make_waiting_report(problem: str, place: Place, *, now_ms: int) -> dict[str, Any]:
     """Before the run's trainer is known."""
-    return {"state": "joining", "problem": problem, "started_ms": started_ms, "now_ms": now_ms}
+    return {"state": "joining", "problem": problem, **describe_place(place, now_ms)}
+
+
+def describe_place(place: Place, now_ms: int) -> dict[str, Any]:
+    return {
+        "node": str(place.key.node),
+        "name": friendly_name(place.key.node),
+        "peer_id": place.key.peer_id(),
+        "protocol_version": PROTOCOL_VERSION,
+        "program_version": find_version(),
+        "folder": str(place.folder),
+        "page": place.page_url,
+        "started_ms": place.started_ms,
+        "now_ms": now_ms,
+    }
+
+
+def find_version() -> str:
+    try:
+        return version("prime-swarm")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:

@@ -34,12 +34,18 @@ class Verdicts:
         self._waiting: dict[Digest, AuditTask] = {}
         self._running: dict[Digest, AuditTask] = {}
         self._given: dict[Digest, None] = {}
+        self.given = 0
+        """Verdicts since this process began."""
         self._broken: dict[Digest, tuple[int, int]] = {}
         """How often an audit broke, and when to try again."""
 
     @property
     def is_busy(self) -> bool:
         return bool(self._running)
+
+    def list_open(self) -> list[AuditTask]:
+        """Those in hand first."""
+        return [*self._running.values(), *self._waiting.values()]
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follow the coordinator's list, which may be older than the last verdicts."""
@@ -83,6 +89,7 @@ class Verdicts:
             metrics=finding.metrics,
         )
         self.remember(submission)
+        self.given += 1
         return verdict, task.deadline_ms
 
     def break_off(self, submission: Digest, server_ms: int) -> None:

@@ -54,8 +54,9 @@ class Screen:
         lines = captured.get().split("\n")
         self.write("\n".join(line if self.is_terminal else line.rstrip() for line in lines))
 
-    def live(self) -> Live:
-        return Live(console=self._console, auto_refresh=False, transient=False)
+    def live(self, *, full: bool = False) -> Live:
+        """Something that is drawn again and again; `full` takes the whole terminal and gives it back at the end."""
+        return Live(console=self._console, auto_refresh=False, transient=False, screen=full)
 
     def working(self, text: str) -> AbstractContextManager[Any]:
         """A spinner while something takes its time; nothing in a pipe."""

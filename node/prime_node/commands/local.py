@@ -1,18 +1,20 @@
 """`prime-node status`, `pause`, `resume`, `drain`, `stop`: what the running node is asked and told over its door."""
 
 import asyncio
-import json
 from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
 
 from prime_node.commands.context import Context, NotRunning
 from prime_node.commands.door import call
+from prime_node.full_screen import draw
 from prime_node.home import Home
 from prime_node.view import render
 from prime_runtime.lock import is_held
 
 WATCH_MS = 1_000
 STOP_MS = 30_000
-CLEAR = "\x1b[H\x1b[2J"
 
 
 def show_status(context: Context) -> int:
@@ -43,21 +45,35 @@ def _order(context: Context, path: str) -> int:
 
 
 async def _show(context: Context) -> int:
-    context.screen.say(_text(context, await call(context.folder, "GET", "/status")))
+    _print(context, await call(context.folder, "GET", "/status"))
     return 0
 
 
 async def _watch(context: Context) -> int:
-    while True:
-        text = _text(context, await call(context.folder, "GET", "/status"))
-        context.screen.say(text if context.args.json else CLEAR + text)
-        await asyncio.sleep(WATCH_MS / 1000)
+    """On a terminal the whole screen; in a pipe one report after the other."""
+    if context.args.json or not context.screen.is_terminal:
+        while True:
+            _print(context, await call(context.folder, "GET", "/status"), in_one_line=True)
+            await asyncio.sleep(WATCH_MS / 1000)
+    with context.screen.live(full=True) as live:
+        while True:
+            live.update(await _draw(context), refresh=True)
+            await asyncio.sleep(WATCH_MS / 1000)
 
 
-def _text(context: Context, report: dict[str, Any]) -> str:
+async def _draw(context: Context) -> RenderableType:
+    """A node that is away for a moment, or is started again, does not end the view."""
+    try:
+        return draw(await call(context.folder, "GET", "/status"))
+    except NotRunning as error:
+        return Text(f"{error}\n\nCtrl-C leaves this view", style="bold red")
+
+
+def _print(context: Context, report: dict[str, Any], *, in_one_line: bool = False) -> None:
     if context.args.json:
-        return json.dumps(report, indent=None if context.args.watch else 2)
-    return render(report).rstrip("\n")
+        context.screen.print_json(report, in_one_line=in_one_line)
+    else:
+        context.screen.write(render(report))
 
 
 async def _stop(context: Context) -> int:

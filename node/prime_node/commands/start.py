@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prime_node.commands.context import Context, with_pins
 from prime_node.config import NodeConfig
-from prime_node.home import Home
+from prime_node.home import Home, make_folder
 from prime_node.life import run
 from prime_protocol.errors import LocalError
 from prime_runtime.logs import LogLevel, set_up_logs
@@ -26,6 +26,7 @@ def start(context: Context) -> int:
         )
     if Home(config.folder).key.exists():
         config = context.with_password(config)
+    make_folder(config.folder)  # before the log does, and with other rights
     logs = config.log if config.log.file else replace(config.log, file=Home(config.folder).log)
     # On a terminal the few lines for people are not drowned; the file has everything.
     is_quiet = sys.stderr.isatty() and resolved.sources["log.level"] == DEFAULT

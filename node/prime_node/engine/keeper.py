@@ -171,6 +171,12 @@ class EngineKeeper:
         await process.close()
         self._forget()
 
+    async def renew(self) -> None:
+        """Have the next caller start another process: the devices of this machine have changed."""
+        async with self._alone:
+            if self._process is not None:
+                await self._end(self._process)
+
     async def close(self) -> None:
         """End it, also in the middle of a job."""
         if self._process is not None:

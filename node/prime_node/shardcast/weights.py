@@ -91,6 +91,7 @@ class WeightsFetcher:
         self._in_use: Counter[Digest] = Counter()
         """Checkpoints that somebody works with, whatever their age."""
         self.corrupt = 0
+        self._received_bytes = 0
 
     # --- What comes in ----------------------------------------------------------------------------------------------
 
@@ -110,6 +111,11 @@ class WeightsFetcher:
             log.debug("a child's record is refused: %s", error)
             return
         self.directory.learn(gossip)
+
+    @property
+    def received_bytes(self) -> int:
+        """Of shards, since the start, right or wrong."""
+        return self._received_bytes + sum(fetcher.received_bytes for fetcher in self._running.values())
 
     def transfers(self) -> list[Transfer]:
         """What is arriving just now."""
@@ -273,3 +279,4 @@ class WeightsFetcher:
         finally:
             del self._running[digest]
             self.corrupt += fetcher.corrupt
+            self._received_bytes += fetcher.received_bytes

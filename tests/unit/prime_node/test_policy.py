@@ -161,7 +161,7 @@ def test_work_begins_when_others_have_left_the_machine_alone_for_a_while() -> No
 
 
 def test_idle_only_where_nothing_is_known_holds_rather_than_disturbs() -> None:
-    assert "does not tell" in hold(PolicyConfig(idle_only=True), cpu_others_percent=None)
+    assert "not known yet" in hold(PolicyConfig(idle_only=True), cpu_others_percent=None)
     gpus = (GpuSeen(number=0, uuid="GPU-00000000", others_percent=None),)
     assert hold(PolicyConfig(idle_only=True), gpus=gpus) == ""
 

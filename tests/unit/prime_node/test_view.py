@@ -1,83 +1,234 @@
-"""The terminal shows what the report says: where it stands, what it holds, what arrives, and a fork before all else."""
+"""What an owner is shown: the same facts in the terminal, on the full screen and on the page, what is wrong first."""
 
+import io
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from node_report import JOINING, PIECE, RELAY, REPORT, TRANSFER, changed
+from rich.console import Console
 
+from prime_node.full_screen import draw
+from prime_node.outline import Fact, Tone, make_outline
+from prime_node.page.html_page import render_page
 from prime_node.status import bar
-from prime_node.view import render, show_bytes, show_time
+from prime_node.troubles import list_troubles
+from prime_node.view import draw_bar, render
 
-REPORT: dict[str, Any] = {
-    "state": "running",
-    "node": "0xab",
-    "peer_id": "16Uiu2",
-    "role": "relay",
-    "network": "devnet",
-    "run": "demo",
-    "started_ms": 0,
-    "now_ms": 61_000,
-    "coordinator": {"url": "http://c:1", "is_reachable": True, "problem": ""},
-    "p2p": {"text": "off: p2p.enabled is false; records come from the coordinator over HTTP", "addresses": []},
-    "serving": {"urls": [], "text": "outbound only", "nodes_in_run": 2},
-    "weights": {"problem": "", "held": [], "transfers": []},
-    "upload": {"slots": 4, "slots_free": 3, "bytes_per_s_max": None, "bytes_per_day_max": None, "bytes_today": 0},
-    "heads": {"size": 7, "compared": 2, "unproven": 0, "forks": []},
-    "parts": [{"name": "agent", "restarts": 0, "last_error": ""}],
-}
+GPU = {"number": 0, "uuid": "GPU-1", "name": "RTX", "problem": "", "is_paused": False}
 
 
-def test_a_node_at_rest_says_where_it_stands() -> None:
-    text = render(REPORT)
-    assert "0xab  (relay, up 1 min 1 s)" in text
-    assert "http://c:1  reached" in text
-    assert "records come from the coordinator over HTTP" in text
-    assert "weights      none yet" in text
-    assert "head over 7 entries, heads of others that agree: 2" in text
+def screen_of(report: dict[str, Any], width: int = 120) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, height=60, force_terminal=False, legacy_windows=False).print(draw(report))
+    return file.getvalue()
 
 
-def test_a_download_is_shown_with_its_bar_rate_sources_and_end() -> None:
-    row = {
-        "step": 3,
-        "kind": "delta",
-        "bar": "##+.",
-        "shards": 4,
-        "shards_held": 2,
-        "held_bytes": 2_000_000,
-        "total_bytes": 4_000_000,
-        "bytes_per_s": 1_500_000,
-        "sources": 2,
-        "finish_ms": 2_000,
-        "corrupt": 1,
-    }
-    held = {"step": 2, "kind": "keyframe", "total_bytes": 9_000_000_000, "root": "0x01", "is_complete": True}
-    weights = {"problem": "no room", "transfers": [row], "held": [held, held | {"is_complete": False}]}
-    text = render(REPORT | {"weights": weights})
-    assert "step 3       delta     [##+.] 2/4 shards, 2.0 MB of 4.0 MB" in text
-    assert "1.5 MB/s from 2 nodes, done in 2 s, 1 shards came wrong" in text
-    assert text.count("keyframe  held, 9.0 GB, root 0x01") == 1
-    assert "weights      no room" in text
+def text_of(page: str) -> str:
+    """What a page shows, without its tags."""
+    found: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_data(self, data: str) -> None:
+            found.append(data)
+
+    Reader().feed(page)
+    return " ".join(" ".join(found).split())
 
 
-def test_trouble_is_told_first_or_in_capitals() -> None:
-    coordinator = REPORT["coordinator"] | {"is_reachable": False, "problem": "connection refused"}
-    upload = REPORT["upload"] | {"bytes_per_day_max": 10**9, "bytes_per_s_max": 10**6}
-    heads = REPORT["heads"] | {"forks": ["fork-1.txt"], "unproven": 1}
-    parts = [{"name": "heads", "restarts": 2, "last_error": "no key"}]
-    p2p = {"text": "on: 3 peers, 9 known", "addresses": ["/ip4/1.2.3.4/tcp/1/p2p/16U"]}
-    changes = {"coordinator": coordinator, "upload": upload, "heads": heads, "parts": parts, "p2p": p2p}
-    text = render(REPORT | changes)
-    assert text.startswith("!!! THE LOG TELLS TWO HISTORIES")
-    assert "NOT REACHED: connection refused" in text
-    assert "0 B today of 1.0 GB, at most 1.0 MB/s" in text
-    assert "unproven: 1" in text
-    assert "heads        began again 2 times; last: no key" in text
-    assert "/ip4/1.2.3.4/tcp/1/p2p/16U" in text
+@pytest.mark.parametrize("show", [render, screen_of, lambda report: text_of(render_page(report))])
+def test_a_worker_at_work_says_where_it_stands(show: Any) -> None:
+    text = " ".join(show(REPORT).split())
+    for fact in (
+        "quiet-amber-otter",
+        REPORT["node"],
+        "working on lease 42",
+        "worker, up 1 min 1 s",
+        "demo of devnet, 2 nodes serve it",
+        "http://c:1 reached",
+        "ready",
+        "earned 1, balance 2.5, staked 100",
+        "ready: torch on cpu in float32",
+        "step 3: 8/32 rollouts of 4 slots, due in 60 s",
+        "1 leases in hand after it",
+        "812 tokens/s",
+        "1 credited",
+        "0x5f5f5f5f5f5f",
+        "delta, 2.0 MB of 4.0 MB, 1.5 MB/s from 2 nodes, done in 2 s",
+        "keyframe, 9.0 GB",
+        "head over 7 entries, heads of others that agree: 2",
+        "outbound only",
+        "3 of 4 slots free, 0 B today",
+    ):
+        assert fact in text, f"{fact!r} is not in: {text}"
 
 
-def test_a_node_that_has_not_joined_says_what_it_waits_for() -> None:
-    waiting = {"state": "joining", "problem": "connection refused", "started_ms": 0, "now_ms": 3_600_000}
-    assert render(waiting) == "joining for 1 h 0 min: connection refused\n"
-    assert render(waiting | {"problem": ""}) == "joining for 1 h 0 min: asking the coordinator\n"
+def test_a_relay_shows_no_work_and_a_joining_node_what_it_waits_for() -> None:
+    relay = render(RELAY)
+    assert "keeping weights" in relay
+    assert not any(word in relay for word in ("engine", "standing", "lease", "verdicts"))
+    assert render(JOINING).splitlines() == [
+        "!!! not joined yet: cannot reach http://c:1: connection refused",
+        f"quiet-amber-otter  {REPORT['node']}",
+        "joining for 1 h 0 min",
+    ]
+    assert "not joined yet" in screen_of(JOINING)
+    assert "not joined yet" in render_page(JOINING)
+    assert list_troubles(JOINING | {"problem": ""}) == []
+
+
+TROUBLES = [
+    (changed(heads={"forks": ["fork-1.txt"]}), "THE LOG TELLS TWO HISTORIES"),
+    (
+        changed(coordinator={"is_reachable": False, "problem": "connection refused", "answered_ms_ago": 603_000}),
+        "the coordinator was last heard 10 min 3 s ago: connection refused. The node goes on trying",
+    ),
+    (
+        changed(coordinator={"is_reachable": False, "problem": "refused", "answered_ms_ago": None}),
+        "the coordinator has not answered yet: refused",
+    ),
+    (changed(books={"standing": "outdated", "works": False}), "pip install --upgrade prime-swarm"),
+    (changed(books={"standing": "unstaked", "works": False}), "prime-node stake"),
+    (
+        changed(engine={"state": "broken", "last_error": "CUDA out of memory"}),
+        "CUDA out of memory. Try: prime-node doctor",
+    ),
+    (REPORT | {"gpus": [GPU | {"problem": "it does not answer any more"}]}, "GPU 0 is lost"),
+    (changed(weights={"problem": "no room"}), "weights cannot be had: no room"),
+    (
+        changed(pieces={"last": [PIECE | {"state": "rejected", "reason": "soft: late"}]}),
+        "lease 41 was rejected: soft: late. See: prime-node rollouts 41",
+    ),
+    (REPORT | {"parts": [{"name": "heads", "restarts": 3, "last_error": "no key"}]}, "the part heads fails again"),
+]
+
+
+@pytest.mark.parametrize(("report", "expected"), TROUBLES)
+def test_what_is_wrong_is_told_first_with_what_to_do(report: dict[str, Any], expected: str) -> None:
+    assert expected in render(report).splitlines()[0]
+    assert expected in text_of(render_page(report))
+    assert "what is wrong" in screen_of(report)
+
+
+def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
+    held = changed(owner={"hold": "outside the hours"}, books={"standing": "leaving", "works": False})
+    for report in (
+        REPORT,
+        RELAY,
+        held,
+        changed(books={"standing": "probing", "works": True}),
+        REPORT | {"books": None},
+    ):
+        assert list_troubles(report) == []
+    assert list_troubles(REPORT | {"parts": [{"name": "heads", "restarts": 2, "last_error": "x"}]}) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "state"),
+    [
+        (changed(owner={"hold": "paused by its owner"}), "holding: paused by its owner"),
+        (changed(owner={"stop": "it is 07:00", "hold": "it is 07:00"}), "finishing, then stopping: it is 07:00"),
+        (changed(work={"current": None}), "working, waiting for work"),
+        (
+            changed(
+                work={"current": None},
+                audits={"open": [{"submission": "0x1", "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}]},
+            ),
+            "checking the work of others",
+        ),
+        (RELAY | {"serving": RELAY["serving"] | {"urls": ["http://a:1"]}}, "serving weights"),
+    ],
+)
+def test_the_first_line_says_what_it_does(report: dict[str, Any], state: str) -> None:
+    assert make_outline(report).state == state
+
+
+def test_details_appear_when_they_are_there() -> None:
+    report = changed(
+        engine={"engine": "", "state": "starting", "restarts": 2},
+        upload={"bytes_per_day_max": 10**9, "bytes_per_s_max": 10**6},
+        heads={"unproven": 1},
+        audits={
+            "done": 5,
+            "open": [{"submission": "0x" + "9" * 64, "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}],
+        },
+        weights={"transfers": [TRANSFER | {"corrupt": 1}], "held": []},
+        work={"current": REPORT["work"]["current"] | {"rows": None, "rows_done": 0}},
+    )
+    report |= {"gpus": [GPU, GPU | {"number": 1, "is_paused": True}], "page": None}
+    report |= {"parts": [{"name": "heads", "restarts": 1, "last_error": "no key"}]}
+    text = render(report)
+    for fact in (
+        "starting: not loaded yet, began again 2 times",
+        "0 B today of 1.0 GB, at most 1.0 MB/s",
+        "unproven: 1",
+        "5 given, 1 in hand",
+        "step 3, 4 slots, due in 10 s",
+        "1 shards came wrong",
+        "0/? rollouts",
+        "GPU 1        RTX, paused",
+        "heads        began again 1 times; last: no key",
+    ):
+        assert fact in text, fact
+    assert "page " not in text
+    assert "none yet" in render(changed(weights={"transfers": [], "held": []}))
+
+
+def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
+    def tone(**parts: Any) -> Tone:
+        (fact,) = (
+            part
+            for section in make_outline(changed(**parts)).sections
+            for part in section.parts
+            if isinstance(part, Fact) and part.name == "standing"
+        )
+        return fact.tone
+
+    idle = {"standing": "not a worker", "works": False}
+    assert tone(books=idle, role="validator") is Tone.GOOD
+    assert tone(books=idle, role="worker") is Tone.BAD
+    assert tone(books=idle, role="both") is Tone.BAD
+
+
+# --- Text of strangers ----------------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[2J<script>alert(1)</script>[red]\u202e&"
+
+
+def test_text_of_strangers_commands_neither_terminal_nor_browser() -> None:
+    report = changed(
+        coordinator={"is_reachable": False, "problem": HOSTILE},
+        books={"standing": HOSTILE, "way_out": HOSTILE},
+        pieces={"last": [PIECE | {"reason": HOSTILE, "state": "rejected"}]},
+        p2p={"text": HOSTILE},
+        owner={"hold": HOSTILE},
+    )
+    for text in (render(report), screen_of(report), render_page(report)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    page = render_page(report)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 4
+    assert "[red]" in screen_of(report), "markup is text"
+
+
+def test_the_page_runs_no_scripts_and_comes_again_by_itself() -> None:
+    page = render_page(REPORT)
+    assert "<script" not in page
+    assert "style=" not in page
+    assert "onclick" not in page
+    assert '<meta http-equiv="refresh"' in page
+    assert "<title>quiet-amber-otter</title>" in page
+    assert "<title>! quiet-amber-otter</title>" in render_page(TROUBLES[0][0])
+
+
+def test_a_narrow_screen_loses_nothing_but_the_ends_of_reasons() -> None:
+    text = "".join(line.strip() for line in screen_of(REPORT, width=50).splitlines())
+    assert "demo of devnet, 2 nodes serve it" in text
+    assert "credited" in text
+
+
+# --- Drawing --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,12 +247,6 @@ def test_a_bar_shows_how_far_each_part_is(held: int, coming: int, shards: int, c
     assert bar(held.to_bytes(size, "little"), coming.to_bytes(size, "little"), shards, cells) == shown
 
 
-def test_numbers_are_for_people() -> None:
-    assert [show_bytes(count) for count in (0, 999, 1000, 2_500_000, 10**16)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "2.5 MB",
-        "10000.0 TB",
-    ]
-    assert [show_time(each) for each in (None, 900, 61_000, 7_260_000)] == ["unknown", "0 s", "1 min 1 s", "2 h 1 min"]
+@pytest.mark.parametrize(("share", "shown"), [(0, "...."), (0.5, "##.."), (1, "####"), (7.0, "####"), (-1, "....")])
+def test_a_share_is_drawn_inside_its_bar(share: float, shown: str) -> None:
+    assert draw_bar(share, 4) == shown

@@ -1,0 +1,88 @@
+"""How much of the processors others use, and how many bytes a day the node moves: measured between two looks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DAY_MS = 24 * 3_600_000
+PROC = Path("/proc")
+IDLE = (3, 4)
+"""Places of idle and iowait in the first line of /proc/stat."""
+PPID, OWN_TIMES, CHILD_TIMES = 1, (11, 12), (13, 14)
+"""Places in /proc/PID/stat, counted after the name in brackets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """Processor time since boot, in the kernel's ticks."""
+
+    total: int
+    busy: int
+    own: int
+    """Of a process and all below it."""
+
+
+class CpuMeter:
+    """What others use, as percent of all cores, since the last look."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid = pid
+        self._proc = proc
+        self._last: Ticks | None = None
+
+    def measure(self) -> float | None:
+        """None at the first look, and where the system does not tell."""
+        ticks = read_ticks(self._pid, self._proc)
+        last, self._last = self._last, ticks
+        if ticks is None or last is None or ticks.total <= last.total:
+            return None
+        others = (ticks.busy - last.busy) - (ticks.own - last.own)
+        return max(0.0, min(100.0, 100 * others / (ticks.total - last.total)))
+
+
+def read_ticks(pid: int, proc: Path = PROC) -> Ticks | None:
+    try:
+        words = (proc / "stat").read_text().split("\n", 1)[0].split()
+        # Guest time is part of user time, so only the first eight columns add up.
+        columns = [int(word) for word in words[1:9]]
+        idle = sum(columns[place] for place in IDLE)
+        own = sum(_read_tree(pid, proc).values())
+    except (OSError, ValueError, IndexError):
+        return None
+    return Ticks(sum(columns), sum(columns) - idle, own)
+
+
+def list_tree(pid: int, proc: Path = PROC) -> frozenset[int]:
+    """A process and all below it."""
+    return frozenset(_read_tree(pid, proc))
+
+
+def _read_tree(pid: int, proc: Path) -> dict[int, int]:
+    """Ticks by process. Those of children that ended are their parent's."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(words[PPID])
+            ticks[int(folder.name)] = sum(int(words[place]) for place in (*OWN_TIMES, *CHILD_TIMES))
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+    tree = {pid}
+    while found := {child for child, parent in parents.items() if parent in tree} - tree:
+        tree |= found
+    return {each: ticks[each] for each in tree if each in ticks}
+
+
+class DayMeter:
+    """How much a rising count has risen since midnight UTC. A restart begins again at nothing."""
+
+    def __init__(self) -> None:
+        self._day = -1
+        self._before = 0
+        self._last = 0
+
+    def measure(self, count: int, now_ms: int) -> int:
+        if now_ms // DAY_MS != self._day:
+            self._day, self._before = now_ms // DAY_MS, self._last
+        self._last = count
+        return count - self._before
