@@ -233,7 +233,7 @@ def parse_options(argv: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="prime_node.engine.child", description="One engine behind a pipe.")
     parser.add_argument("--engine", choices=("auto", "torch", "vllm"), default="auto")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "bfloat16-imitated"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-max", type=int, default=0)
     parser.add_argument("--memory-mb-max", type=int, default=0)

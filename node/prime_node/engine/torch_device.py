@@ -10,6 +10,8 @@ CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Instructions for bfloat16 products on x86 and ARM. Without one of them a product takes 12 to 20 times as long."""
+IMITATED = "bfloat16-imitated"
+"""bfloat16 whatever it costs: how a machine without those instructions sees the noise of one that has them."""
 MEMORY_SHARE = 0.5
 """Of the free memory, what the cache of keys and values may take. The rest is for activations and for others."""
 
@@ -29,7 +31,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
-    """What was asked for, but float32 where the device would have to imitate bfloat16."""
+    """What was asked for, but float32 where the device would have to imitate bfloat16 and nobody insists."""
+    if wanted == IMITATED:
+        return torch.bfloat16
     if wanted not in ("auto", "float32", "bfloat16"):
         raise LocalError(f"precision is {wanted!r}; use auto, float32 or bfloat16")
     if wanted == "float32" or not has_bf16(device):

@@ -18,11 +18,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
-from prime_node.engine.torch_device import is_out_of_memory
+from prime_node.engine.torch_device import choose_precision, is_out_of_memory
 from prime_node.engine.torch_reading import check_texts
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.vllm_record import ReadingSoFar, Writing
-from prime_node.engine.vllm_start import BATCH_MAX, Limits, start
+from prime_node.engine.vllm_start import BATCH_MAX, Limits, choose_vllm_device, start
 from prime_node.engine.vllm_weights import whole_layers
 from prime_node.engine.writing import check_orders
 from prime_protocol.errors import LocalError
@@ -49,8 +49,8 @@ class VllmEngine:
         cache_bytes: int | None = None,
     ) -> None:
         torch.set_num_threads(threads)
-        self._device = device
-        self._precision = precision
+        self._device = choose_vllm_device(device)
+        self._dtype = choose_precision(precision, self._device)
         self._limits = Limits(batch_max=batch_max, step_tokens=step_tokens, cache_bytes=cache_bytes)
         self._room = batch_max or BATCH_MAX
         """Requests at once. It shrinks where memory runs out, and does not grow again."""
@@ -64,8 +64,8 @@ class VllmEngine:
         config = self._loaded().model_config
         return EngineFacts(
             engine="vllm",
-            device=self._loaded().vllm_config.device_config.device_type,
-            precision=self._precision,
+            device=str(self._device),
+            precision=str(self._dtype).removeprefix("torch."),
             hidden=config.get_hidden_size(),
             vocabulary=config.get_vocab_size(),
             context_max=config.max_model_len,
@@ -74,7 +74,7 @@ class VllmEngine:
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
         if self._llm is None:
-            self._llm = start(checkpoint, device=self._device, precision=self._precision, limits=self._limits)
+            self._llm = start(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
             self._try_out(checkpoint)
             self._files = files.digest
             self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}

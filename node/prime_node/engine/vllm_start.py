@@ -41,17 +41,16 @@ class Limits:
     """For keys and values. Where they do not fit, requests are put aside and taken up later."""
 
 
-def start(checkpoint: Path, *, device: str, precision: str, limits: Limits) -> LLMEngine:
+def start(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, limits: Limits) -> LLMEngine:
     """vLLM with the model of a checkpoint folder. LocalError where it does not start."""
     settle()
-    check_device(device)
     is_cpu = current_platform.is_cpu()
     batch_max = limits.batch_max or BATCH_MAX
     step_tokens = limits.step_tokens or (max(CPU_STEP_TOKENS, batch_max) if is_cpu else None)
     try:
         args = EngineArgs(
             model=str(checkpoint),
-            dtype=precision,
+            dtype=dtype,
             load_format="safetensors",
             skip_tokenizer_init=True,
             generation_config="vllm",
@@ -71,8 +70,8 @@ def start(checkpoint: Path, *, device: str, precision: str, limits: Limits) -> L
         config = args.create_engine_config()
         if is_cpu and limits.cache_bytes is None:
             config.cache_config.kv_cache_memory_bytes = get_cpu_cache_bytes(config.model_config, batch_max)
-        if ":" in device:
-            config.device_config.device = torch.device(device)
+        if device.index is not None:
+            config.device_config.device = device
         engine = LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
     except (ValueError, RuntimeError, OSError) as error:
         raise LocalError(f"vLLM does not start with the model in {checkpoint}: {error}") from error
@@ -96,13 +95,15 @@ def hush() -> None:
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
-def check_device(device: str) -> None:
-    kind = device.partition(":")[0]
-    if kind not in ("auto", current_platform.device_type):
+def choose_vllm_device(name: str) -> torch.device:
+    """A build of vLLM is for one kind of device. A GPU's number counts among those that the process sees."""
+    kind, built_for = name.partition(":")[0], current_platform.device_type
+    if kind not in ("auto", built_for) or not built_for:
         raise LocalError(
-            f"this vLLM runs on {current_platform.device_type or 'no device here'}, not on {kind}: "
+            f"this vLLM runs on {built_for or 'no device here'}, not on {kind}: "
             "install the build for it, or use the torch engine"
         )
+    return torch.device(built_for if kind == "auto" else name)
 
 
 def get_cpu_cache_bytes(model: Any, batch_max: int) -> int:
