@@ -100,6 +100,7 @@ REPORT: dict[str, Any] = {
         },
         "waiting": 1,
         "tokens_per_s": 812,
+        "idle_for": "",
     },
     "audits": {"done": 0, "open": []},
     "pieces": {"counts": {"credited": 1}, "last": [PIECE]},

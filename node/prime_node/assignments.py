@@ -127,6 +127,7 @@ class Assignments:
             if reason:
                 del self.open[lease.lease]
                 returned.append(LeaseEnded(lease=lease.lease, reason=reason))
+                self._doubt_pace()
                 continue
             step = self._checkpoint_for(lease.step)
             if step is None or lease.step not in self._beacons:
@@ -191,6 +192,12 @@ class Assignments:
     def _record_pace(self, slot_ms: float, slot_tokens: float) -> None:
         self._slot_ms = slot_ms if self._slot_ms is None else PACE_KEEP * self._slot_ms + (1 - PACE_KEEP) * slot_ms
         self.tokens_per_s = max(1, int(1000 * slot_tokens / max(1.0, self._slot_ms)))
+
+    def _doubt_pace(self) -> None:
+        """After a lease that was given back unbegun. The first pace has the engine's start in it: who believed it for
+        ever would give back every lease for ever."""
+        if self._slot_ms is not None:
+            self._slot_ms *= PACE_KEEP
 
     def _remember(self, answer: Answer, server_ms: int) -> None:
         forgotten = [n for n, old in self.answers.items() if old.deadline_ms + ANSWERS_KEEP_MS < server_ms]

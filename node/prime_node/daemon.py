@@ -27,6 +27,7 @@ from prime_node.events import (
     KeepHead,
     LoadWeights,
     Progressed,
+    ReplyReceived,
     Save,
     Send,
     Started,
@@ -40,10 +41,10 @@ from prime_node.memory_file import MemoryFile
 from prime_node.shelf import Shelf
 from prime_node.swarm import Swarm
 from prime_node.workshop import Workshop
-from prime_protocol.entries import LeaseGranted
+from prime_protocol.entries import LeaseEnded, LeaseGranted
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
-from prime_protocol.messages import AuditTask, Weights
+from prime_protocol.messages import AuditTask, LeaseReply, LeaseRequest, Weights
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
@@ -75,6 +76,8 @@ class Daemon:
         """What is being generated, by lease."""
         self.progress: dict[int, Progressed] = {}
         """How far what is being generated is, by lease."""
+        self.idle_for = ""
+        """Why the last request for work brought none."""
         self._holds: dict[str, str] = {}
         self._is_draining = False
         self.leases_done = 0
@@ -228,7 +231,16 @@ class Daemon:
         event = await self.courier.deliver(send)
         if self.workshop is not None:
             self.workshop.note_sent(send, event)
+        self._note_idle(send, event)
         events.put_nowait(event)
+
+    def _note_idle(self, send: Send, event: Event) -> None:
+        """Why there is no work, where somebody says so."""
+        match send.message, event:
+            case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
+                self.idle_for = reason if lease is None else ""
+            case LeaseEnded(lease=number, reason=reason), _:
+                self.idle_for = f"lease {number} was given back: {reason}"
 
     # --- Work -------------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,8 @@ def _state(report: dict[str, Any]) -> tuple[str, Tone]:
         return "checking the work of others", Tone.GOOD
     if report["role"] == "relay":
         return "serving weights" if report["serving"]["urls"] else "keeping weights", Tone.GOOD
-    return f"{report['coordinator']['activity']}, waiting for work", Tone.PLAIN
+    why = f": {printable(work['idle_for'])}" if work and work["idle_for"] else ""
+    return f"{report['coordinator']['activity']}, waiting for work{why}", Tone.PLAIN
 
 
 # --- Sections -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def describe_work(daemon: Daemon) -> dict[str, Any]:
 def _work(daemon: Daemon) -> dict[str, Any]:
     agent = daemon.agent
     if agent is None:
-        return {"current": None, "waiting": 0, "tokens_per_s": 0}
+        return {"current": None, "waiting": 0, "tokens_per_s": 0, "idle_for": ""}
     current, desk = agent.assignments.current, agent.assignments
     shown = None
     if current is not None:
@@ -50,6 +50,7 @@ def _work(daemon: Daemon) -> dict[str, Any]:
         "current": shown,
         "waiting": len(desk.open) - (current is not None),
         "tokens_per_s": desk.tokens_per_s,
+        "idle_for": daemon.idle_for if current is None else "",
     }
 
 

@@ -130,6 +130,10 @@ def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
         (changed(owner={"stop": "it is 07:00", "hold": "it is 07:00"}), "finishing, then stopping: it is 07:00"),
         (changed(work={"current": None}), "working, waiting for work"),
         (
+            changed(work={"current": None, "idle_for": "all slots are taken"}, coordinator={"activity": "idle"}),
+            "idle, waiting for work: all slots are taken",
+        ),
+        (
             changed(
                 work={"current": None},
                 audits={"open": [{"submission": "0x1", "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}]},
