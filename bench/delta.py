@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "protocol"))
 
-from prime_protocol.delta import apply_record, encode_record
+from prime_protocol.delta import as_bytes, encode_record, patch_blocks
 from prime_protocol.delta_lanes import get_kernels
 
 TENSORS = 16
@@ -80,7 +80,9 @@ def measure(dice: np.random.Generator, old: list[Lanes], kind: str) -> dict[str,
     resident = reset_peak()
     started = time.perf_counter()
     for record, target in zip(records, old, strict=True):
-        apply_record(record, target, 2)
+        lanes = as_bytes(target)
+        for _ in patch_blocks(record, lanes.size, 2, lambda start, stop, lanes=lanes: lanes[start:stop]):
+            pass
     decode_s = time.perf_counter() - started
     decode_extra = read_status("VmHWM") - resident
 

@@ -1,8 +1,8 @@
 """Sparse lossless patches between two tensors of one shape and dtype: the delta record, written and applied.
 
-A record is a header and one block per DELTA_BLOCK_LANES lanes; docs/protocol/weights.md gives the bytes. A record is
-checked whole before the first byte of the target changes. Which base it belongs to, and whether the result is right, is
-the manifest's business: see manifest.verify_tensor.
+A record is a header and one block per DELTA_BLOCK_LANES lanes; docs/protocol/weights.md gives the bytes. A block is
+checked before a byte of the target changes. Which base a record belongs to, and whether the result is right, is the
+manifest's business: see manifest.rebuild_tensor.
 """
 
 import struct
@@ -96,40 +96,18 @@ def encode_streams(compressor: zstandard.ZstdCompressor, streams: list[Bytes]) -
     return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
 
 
-def apply_record(record: Buffer, target: Buffer, width: int) -> None:
-    """Patch `target` in place, or raise RemoteError and leave it as it was.
-
-    A wrong or damaged base gives a wrong result, not an error: compare the tensor's digest afterwards. If the process
-    dies in here the target is half patched, which the digest shows too.
-    """
-    lanes = as_bytes(target)
-    blocks = parse_record(record, lanes.size, width)
-    decompressor = zstandard.ZstdDecompressor()
-    # Twice over the streams, which are small, so that memory stays at one block and a bad record changes nothing.
-    for block in blocks:
-        decode_block(decompressor, block, width)
-    for block in blocks:
-        apply_block(lanes[block.start : block.stop], block, decode_block(decompressor, block, width), width)
-
-
 def patch_blocks(record: Buffer, tensor_bytes: int, width: int, read: Callable[[int, int], Bytes]) -> Iterator[Bytes]:
     """The new tensor block by block, each made of what `read(start, stop)` gives of the old one.
 
-    The block that is given is patched and handed on, so `read` may use one buffer for all. A bad record is a
-    RemoteError as soon as it shows; what came before it is of no use then.
+    The block that is given is patched and handed on: `read` may use one buffer for all, or give the old tensor itself.
+    A bad record is a RemoteError, before the first block where its framing shows it, else before the block that is bad.
+    A wrong or damaged base gives a wrong result, not an error: compare the tensor's digest afterwards.
     """
     decompressor = zstandard.ZstdDecompressor()
     for block in parse_record(record, tensor_bytes, width):
         target = read(block.start, block.stop)
         apply_block(target, block, decode_block(decompressor, block, width), width)
         yield target
-
-
-def check_record(record: Buffer, tensor_bytes: int, width: int) -> None:
-    """Every check of apply_record, without a target."""
-    decompressor = zstandard.ZstdDecompressor()
-    for block in parse_record(record, tensor_bytes, width):
-        decode_block(decompressor, block, width)
 
 
 def apply_block(target: Bytes, block: Block, streams: list[Bytes], width: int) -> None:

@@ -23,7 +23,7 @@ from prime_protocol.constants import (
     TENSOR_DIMS_MAX,
     TENSORS_MAX,
 )
-from prime_protocol.delta import HEADER, Buffer, apply_record, as_bytes, patch_blocks, record_bytes_max
+from prime_protocol.delta import HEADER, Buffer, as_bytes, patch_blocks, record_bytes_max
 from prime_protocol.delta_lanes import Bytes
 from prime_protocol.digests import digest_fields
 from prime_protocol.dtypes import Dtype
@@ -255,13 +255,11 @@ def rebuild_tensor(
 
 
 def patch_tensor(tensor: TensorEntry, record: Buffer, target: Buffer) -> None:
-    """Apply a delta's record in place and check the result.
-
-    A RemoteError about the digest means that the target is lost: it was not the base the delta was made from. Fetch a
-    keyframe.
-    """
-    apply_record(record, target, tensor.dtype.lane_bytes)
-    verify_tensor(tensor, target)
+    """The same in place. After a RemoteError the target is lost."""
+    lanes = as_bytes(target)
+    if lanes.size != tensor.size:
+        raise RemoteError(f"tensors.{tensor.name}.size", f"is {tensor.size}, got {lanes.size} bytes")
+    rebuild_tensor(tensor, record, lambda start, stop: lanes[start:stop], lambda start, block: None)
 
 
 def verify_layout(manifest: Manifest, file: int, header: Header) -> None:

@@ -10,7 +10,7 @@ from fuzz.harness import assert_survives
 
 from prime_protocol.codec import decode, encode
 from prime_protocol.constants import SHARD_BYTES_MIN
-from prime_protocol.delta import HEADER, Mode, apply_record, encode_record
+from prime_protocol.delta import HEADER, Mode, encode_record, patch_blocks
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import RunId, Step
 from prime_protocol.manifest import Manifest
@@ -25,8 +25,10 @@ GUARD = b"\xa5" * 64
 def patch_guarded(record: bytes, width: int) -> bytes:
     """Apply to zeros between two guards; a refused record must leave everything as it was."""
     whole = bytearray(GUARD + bytes(SIZE) + GUARD)
+    target = np.frombuffer(whole, np.uint8)[64:-64]
     try:
-        apply_record(record, memoryview(whole)[64:-64], width)
+        for _ in patch_blocks(record, SIZE, width, lambda start, stop: target[start:stop]):
+            pass
     except RemoteError:
         assert whole == GUARD + bytes(SIZE) + GUARD
         raise

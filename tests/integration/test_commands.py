@@ -89,7 +89,7 @@ def test_damaged_key_file_is_told_and_left_alone(tmp_path: Path, damage, hint: s
             "password is empty",
         ),
         (["prime-coordinator", "log", "verify", "absent"], "is this a complete copy of a log?"),
-        (["prime-trainer", "weights", "root", "absent"], "neither a safetensors file nor a folder"),
+        (["prime-trainer", "weights", "root", "absent"], "neither a .safetensors file nor a folder"),
     ],
 )
 def test_missing_input_is_one_clear_line(words: list[str], hint: str) -> None:

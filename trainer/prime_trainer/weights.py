@@ -1,8 +1,9 @@
-"""Checkpoints on disk: name them by their root, write the delta between two, and patch one into the other.
+"""Checkpoints on disk: name them by their root, write the delta between two, and make one out of the other.
 
 A checkpoint is one safetensors file or a folder of them. Files are mapped, not read: a tensor at a time is in memory.
 """
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from prime_protocol.codec import decode, encode
 from prime_protocol.constants import FRAME_BYTES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import RunId, Step
-from prime_protocol.manifest import Kind, Manifest, TensorEntry, patch_tensor, verify_base, verify_shard
+from prime_protocol.manifest import Kind, Manifest, TensorEntry, verify_base, verify_shard
 from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
-from prime_runtime.shardcast.checkpoint import MappedFile, map_file
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, map_checkpoint, map_file
+from prime_runtime.shardcast.patching import patch_checkpoint
 
 MANIFEST_FILE = "manifest.msgpack"
+THREADS = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +26,16 @@ class Checkpoint:
     """Mapped files and the keyframe manifest that describes them."""
 
     manifest: Manifest
-    files: tuple[MappedFile, ...]
+    mapped: MappedCheckpoint
 
     def tensor(self, entry: TensorEntry) -> memoryview:
-        return memoryview(self.files[entry.file].data)[entry.offset : entry.offset + entry.length]
+        return memoryview(self.mapped.files[entry.file].data)[entry.offset : entry.offset + entry.length]
 
 
-def list_files(path: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in the order of their names."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise LocalError(f"{path} is neither a safetensors file nor a folder of them")
-    return files
-
-
-def open_checkpoint(path: Path, run: RunId, step: Step, *, writable: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, run: RunId, step: Step) -> Checkpoint:
     """Map and describe a checkpoint; every byte is hashed once."""
-    files = tuple(map_file(file, writable=writable, has_tensors=True) for file in list_files(path))
-    return Checkpoint(build_keyframe(run, step, [file.source for file in files]), files)
+    mapped = map_checkpoint(path)
+    return Checkpoint(build_keyframe(run, step, [file.source for file in mapped.files]), mapped)
 
 
 def write_delta(old: Checkpoint, new: Checkpoint, step: Step, folder: Path) -> Manifest:
@@ -57,43 +52,25 @@ def write_delta(old: Checkpoint, new: Checkpoint, step: Step, folder: Path) -> M
 
 
 def patch(base: Path, delta: Path, out: Path, run: RunId, base_step: Step) -> Manifest:
-    """A copy of `base` at `out`, patched in place; every shard and every resulting tensor is checked."""
+    """What `base` becomes, at `out`; every shard and every resulting tensor is checked, and `base` is only read."""
     manifest = decode(Manifest, read_manifest(delta))
     if manifest.kind is not Kind.DELTA:
         raise LocalError(f"{delta} holds a {manifest.kind}, not a delta")
     if out.exists():
         raise LocalError(f"{out} exists and is kept; choose another name")
-    view = memoryview(map_file(delta / DELTA_FILE, writable=False, has_tensors=False).data)
+    records = memoryview(map_file(delta / DELTA_FILE).data)
     for index, shard in enumerate(manifest.shards):
-        verify_shard(manifest, index, view[shard.offset : shard.offset + shard.length])
+        verify_shard(manifest, index, records[shard.offset : shard.offset + shard.length])
+    verify_base(manifest, open_checkpoint(base, run, base_step).manifest)
     draft = out.with_name(out.name + ".draft")
-    remove(draft)
-    (shutil.copytree if base.is_dir() else shutil.copyfile)(base, draft)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
     try:
-        apply_records(draft, manifest, view, run, base_step)
-        draft.rename(out)
+        patch_checkpoint(base, draft, manifest, records, threads=THREADS)
+        (draft if base.is_dir() else draft / base.name).rename(out)
     finally:
-        remove(draft)
+        shutil.rmtree(draft, ignore_errors=True)
     return manifest
-
-
-def apply_records(draft: Path, manifest: Manifest, view: memoryview, run: RunId, base_step: Step) -> None:
-    target = open_checkpoint(draft, run, base_step, writable=True)
-    verify_base(manifest, target.manifest)
-    places = {entry.name: entry for entry in target.manifest.tensors}
-    for entry in manifest.tensors:
-        record = view[entry.offset : entry.offset + entry.length]
-        patch_tensor(entry, record, target.tensor(places[entry.name]))
-    for file in target.files:
-        file.data.flush()
-
-
-def remove(path: Path) -> None:
-    """What an attempt left behind, if anything."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def read_manifest(folder: Path) -> bytes:

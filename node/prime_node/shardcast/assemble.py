@@ -13,13 +13,8 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.manifest import Kind, verify_base, verify_layout
 from prime_protocol.signed_manifest import SignedManifest
-from prime_runtime.shardcast.checkpoint import (
-    allocate_like,
-    link_or_copy,
-    map_checkpoint,
-    patch_checkpoint,
-    verify_checkpoint,
-)
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
+from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, prepare_folder
 from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
 
 log = logging.getLogger(__name__)
@@ -36,7 +31,9 @@ class Assembler:
         self._threads = threads
         self._kept = kept
         self._alone = threading.Lock()
-        """The room for the next checkpoint is taken in the background; whoever builds waits until it is there."""
+        """The room for the next checkpoint is made in the background; whoever builds waits until it is there."""
+        self._copy: tuple[Digest, MappedCheckpoint] | None = None
+        """What the room holds a copy of. Kept until the next room: giving its pages back takes a while, too."""
 
     def build(self, path: Sequence[SignedManifest]) -> None:
         """Along a chain whose shards are all here, each link on what the one before gave.
@@ -72,11 +69,22 @@ class Assembler:
             raise RemoteError("base", f"{base} is not here")
         verify_base(signed.manifest, held.manifest)
         draft = self._start_draft(signed.root)
-        with self._alone:
-            self._store.room.rename(draft) if self._store.room.exists() else draft.mkdir()
+        copy = self._take_room(draft, base)
         records = self._store.stocks[signed.digest].view_file(0)
-        patch_checkpoint(self._store.checkpoint_path(base), draft, signed.manifest, records, threads=self._threads)
+        if copy is not None:
+            patch_copy(copy, signed.manifest, records, threads=self._threads)
+        else:
+            patch_checkpoint(self._store.checkpoint_path(base), draft, signed.manifest, records, threads=self._threads)
         self._store.publish(draft, signed)
+
+    def _take_room(self, draft: Path, base: Digest) -> MappedCheckpoint | None:
+        """The room becomes the draft; what is in it, where that is a copy of the base."""
+        with self._alone:
+            if not self._store.room.exists():
+                draft.mkdir()
+                return None
+            self._store.room.rename(draft)
+            return self._copy[1] if self._copy is not None and self._copy[0] == base else None
 
     def _start_draft(self, root: Digest) -> Path:
         draft = self._store.draft_path(root)
@@ -111,16 +119,23 @@ class Assembler:
                 self._store.remove_checkpoint(signed.root)
 
     def prepare(self) -> None:
-        """Take the room for the next checkpoint while nothing is urgent. Without it the next one takes its own."""
+        """Make room for the next checkpoint while nothing is urgent. Without it the next one takes its own."""
         newest = max(self._store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
         with self._alone:
-            if newest is None or self._store.room.exists():
+            if newest is None or self._is_room_good(newest.root):
                 return
+            self._copy = None
+            shutil.rmtree(self._store.room, ignore_errors=True)
             draft = self._store.room.with_name("room.new" + DRAFT_SUFFIX)
-            shutil.rmtree(draft, ignore_errors=True)
             try:
-                allocate_like(self._store.checkpoint_path(newest.root), draft)
+                copy = prepare_folder(self._store.checkpoint_path(newest.root), draft)
                 draft.rename(self._store.room)
-            except OSError as error:
-                log.info("no room is taken ahead: %s", error)
+            except (OSError, LocalError) as error:
+                log.info("no room is made ahead: %s", error)
                 shutil.rmtree(draft, ignore_errors=True)
+            else:
+                self._copy = (newest.root, copy) if copy is not None else None
+
+    def _is_room_good(self, newest: Digest) -> bool:
+        """It is there; and where it holds a copy, then of what the next delta is most likely based on."""
+        return self._store.room.exists() and (self._copy is None or self._copy[0] == newest)

@@ -1,4 +1,4 @@
-"""Delta records: what they cost, that they are exact, and that a bad one is refused before it changes anything."""
+"""Delta records: what they cost, that they are exact, and that a bad block is refused before it changes anything."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from prime_protocol.constants import DELTA_BLOCK_LANES
-from prime_protocol.delta import HEADER, Mode, apply_record, check_record, encode_record, record_bytes_max
+from prime_protocol.delta import HEADER, Buffer, Mode, encode_record, patch_blocks, record_bytes_max
 from prime_protocol.errors import RemoteError
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "vectors" / "delta.json").read_text())[
@@ -22,6 +22,13 @@ HEAD = HEADER.pack(1, 2, 2000)
 
 def encode(old: bytes, new: bytes, width: int = 2) -> bytes:
     return b"".join(encode_record(old, new, width))
+
+
+def apply_record(record: bytes, target: Buffer, width: int) -> None:
+    """In place."""
+    lanes = np.frombuffer(target, np.uint8)
+    for _ in patch_blocks(record, lanes.size, width, lambda start, stop: lanes[start:stop]):
+        pass
 
 
 def apply(record: bytes, old: bytes, width: int = 2) -> bytes:
@@ -64,14 +71,11 @@ def assert_refused(record: bytes, field: str) -> None:
         apply_record(record, target, 2)
     assert caught.value.field == field, caught.value
     assert target == bytes(2000)
-    with pytest.raises(RemoteError):
-        check_record(record, 2000, 2)
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_records_of_the_independent_encoder_apply_and_ours_do_the_same(vector: dict[str, Any]) -> None:
     old, new, record = (bytes.fromhex(vector[name]) for name in ("old", "new", "record"))
-    check_record(record, len(old), vector["width"])
     assert apply(record, old, vector["width"]) == new
     assert apply(encode(old, new, vector["width"]), old, vector["width"]) == new
 

@@ -265,10 +265,13 @@ def test_a_patched_tensor_is_proven_equal_or_refused() -> None:
     target = bytearray(old)
     patch_tensor(tensor, record, target)
     assert target == new
-    with pytest.raises(RemoteError, match=r"tensors\.a\.digest"):
-        patch_tensor(tensor, record, bytearray(b"\x01" * 5900))
-    with pytest.raises(RemoteError, match=r"tensors\.a\.size"):
-        verify_tensor(tensor, new[:-2])
+    verify_tensor(tensor, target)
+    for wrong in (lambda: verify_tensor(tensor, old), lambda: patch_tensor(tensor, record, bytearray(b"\x01" * 5900))):
+        with pytest.raises(RemoteError, match=r"tensors\.a\.digest"):
+            wrong()
+    for check in (lambda: verify_tensor(tensor, new[:-2]), lambda: patch_tensor(tensor, record, target[:-2])):
+        with pytest.raises(RemoteError, match=r"tensors\.a\.size"):
+            check()
 
 
 def test_a_tensor_rebuilt_in_blocks_is_proven_equal_or_refused() -> None:

@@ -1,7 +1,6 @@
-"""Checkpoints on disk: mapped, copied, patched, proven."""
+"""Checkpoints on disk: mapped and proven."""
 
 import os
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,42 +10,18 @@ import pytest
 from shard_hosts import TRAINER, ShardHost, change, make_tensors, write_checkpoint
 
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.manifest_build import DELTA_FILE
-from prime_runtime.shardcast.checkpoint import (
-    allocate_like,
-    is_in_memory,
-    list_files,
-    map_checkpoint,
-    patch_checkpoint,
-    verify_checkpoint,
-)
+from prime_runtime.shardcast.checkpoint import list_files, map_checkpoint, verify_checkpoint
 from prime_runtime.shardcast.publish import map_in_order
 
 
-async def test_a_patched_copy_is_the_next_checkpoint_and_the_base_stays(tmp_path: Path) -> None:
+async def test_a_checkpoint_is_what_its_manifest_says_or_is_refused(tmp_path: Path) -> None:
     origin = ShardHost(tmp_path, "origin", key=TRAINER)
     tensors = make_tensors(1)
     old, new = write_checkpoint(tmp_path / "c0", tensors), write_checkpoint(tmp_path / "c1", change(tensors, 2))
     (first,) = origin.publish(old, 0)
-    before = (old / "model.safetensors").read_bytes()
-    (delta,) = origin.publish(new, 1)
-    records = memoryview((origin.store.stocks[delta.digest].folder / DELTA_FILE).read_bytes())
-    allocate_like(old, tmp_path / "copy")
-    (tmp_path / "copy" / "other").write_text("goes")
-    patch_checkpoint(old, tmp_path / "copy", delta.manifest, records, threads=2)
-    assert not (tmp_path / "copy" / "other").exists()
-    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (new / "model.safetensors").read_bytes()
-    assert (tmp_path / "copy" / "config.json").read_bytes() == (old / "config.json").read_bytes()
-    assert (old / "model.safetensors").read_bytes() == before
-    verify_checkpoint(tmp_path / "copy", delta.manifest, threads=2)
     verify_checkpoint(old, first.manifest, threads=2)
     with pytest.raises(RemoteError, match="digest"):
-        verify_checkpoint(old, delta.manifest, threads=2)
-    with pytest.raises(RemoteError, match="digest"):
-        patch_checkpoint(new, tmp_path / "copy", delta.manifest, records, threads=2)
-    os.truncate(tmp_path / "c1" / "model.safetensors", 5000)
-    with pytest.raises(LocalError, match="not a safetensors file"):
-        patch_checkpoint(new, tmp_path / "copy", delta.manifest, records, threads=2)
+        verify_checkpoint(new, first.manifest, threads=2)
     fewer = replace(first.manifest, tensors=first.manifest.tensors[1:])
     with pytest.raises(RemoteError, match="not in both"):
         verify_checkpoint(old, fewer, threads=2)
@@ -85,14 +60,3 @@ def test_results_come_in_order_and_only_so_many_wait() -> None:
         assert next(results) == 0
         assert len(taken) == 4
         assert list(results) == list(range(1, 20))
-
-
-def test_room_in_memory_is_touched_ahead_and_only_there(tmp_path: Path) -> None:
-    assert is_in_memory(Path("/dev/shm"))
-    assert not is_in_memory(Path("/proc"))
-    folder = write_checkpoint(tmp_path / "c0", make_tensors(1, size=100_000))
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        allocate_like(folder, Path(name) / "room")
-        (made,) = (Path(name) / "room").iterdir()
-        assert made.stat().st_size == (folder / "model.safetensors").stat().st_size
-        assert not any(made.read_bytes())

@@ -49,7 +49,7 @@ async def test_other_tensors_make_a_keyframe(origin: ShardHost, tmp_path: Path) 
 
 
 async def test_what_cannot_be_published_says_why(origin: ShardHost, tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="no folder"):
+    with pytest.raises(LocalError, match="neither a .safetensors file nor a folder"):
         origin.publish(tmp_path / "nowhere", 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(LocalError, match=r"no \.safetensors"):

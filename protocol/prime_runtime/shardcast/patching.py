@@ -1,0 +1,125 @@
+"""The next checkpoint out of an old one and a delta, every tensor proven; and the room for it, made ahead.
+
+Where a folder is in memory, the room is a copy of the old checkpoint, mapped, and the delta is applied to it in place:
+nothing is left to do then but to change some bytes and to hash all. On a disk that would write everything twice, so
+there the room is only allocated, and blocks go from file to file through one small buffer for each thread.
+"""
+
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from prime_protocol.constants import DELTA_BLOCK_LANES
+from prime_protocol.delta_lanes import Bytes
+from prime_protocol.errors import RemoteError
+from prime_protocol.manifest import Manifest, TensorEntry, patch_tensor, rebuild_tensor
+from prime_protocol.safetensors_header import get_head_bytes
+from prime_runtime.shardcast.checkpoint import (
+    PREFIX_BYTES,
+    TENSOR_SUFFIX,
+    Job,
+    MappedCheckpoint,
+    compare_names,
+    link_or_copy,
+    list_files,
+    map_checkpoint,
+    run_all,
+)
+
+
+def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
+    """From one folder into another; the base is only read. After a RemoteError `target` is of no use.
+
+    `target` is empty or has files that were allocated ahead. Whatever else is in it goes.
+    """
+    entries = {entry.name: entry for entry in delta.tensors}
+    mapped = map_checkpoint(base)
+    _clear(target, {file.path.name for file in mapped.files if file.header is not None})
+    compare_names(entries.keys(), [span.name for span, _ in mapped.tensors()])
+    jobs: list[Job] = []
+    with ExitStack() as stack:
+        for file in mapped.files:
+            place = target / file.path.name
+            if file.header is None:
+                link_or_copy(file.path, place)
+                continue
+            reader = stack.enter_context(file.path.open("rb")).fileno()
+            writer = stack.enter_context(place.open("r+b" if place.exists() else "wb")).fileno()
+            os.truncate(writer, len(file.data))
+            os.pwrite(writer, file.data[: get_head_bytes(file.data[:PREFIX_BYTES])], 0)
+            for span in file.header.tensors:
+                entry = entries[span.name]
+                record = records[entry.offset : entry.offset + entry.length]
+                jobs.append((span.size, partial(_rebuild, entry, record, reader, writer, span.offset)))
+        run_all(jobs, threads)
+
+
+def patch_copy(copy: MappedCheckpoint, delta: Manifest, records: memoryview, *, threads: int) -> None:
+    """In place, for a copy of the base that nobody reads yet. After a RemoteError it is of no use."""
+    entries = {entry.name: entry for entry in delta.tensors}
+    found = list(copy.tensors())
+    compare_names(entries.keys(), [span.name for span, _ in found])
+    jobs: list[Job] = []
+    for span, view in found:
+        entry = entries[span.name]
+        record = records[entry.offset : entry.offset + entry.length]
+        jobs.append((span.size, partial(patch_tensor, entry, record, view)))
+    run_all(jobs, threads)
+
+
+def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
+    """A folder for the checkpoint after this one: a copy to be patched, or None and files of the right size.
+
+    OSError: there is no room.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    is_copied = is_in_memory(folder)
+    for path in list_files(checkpoint):
+        if is_copied:
+            shutil.copyfile(path, folder / path.name)
+        elif path.suffix == TENSOR_SUFFIX:
+            with (folder / path.name).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return map_checkpoint(folder, writable=True) if is_copied else None
+
+
+def is_in_memory(folder: Path) -> bool:
+    """The folder is on a file system that has no disk behind it."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    # Fields of a line: id, parent, device, ..., a dash, type, source, options.
+    return any(line.split()[2] == wanted and " - tmpfs " in line for line in lines)
+
+
+def _clear(folder: Path, names: Collection[str]) -> None:
+    """Only files of these names stay."""
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def _rebuild(tensor: TensorEntry, record: memoryview, reader: int, writer: int, offset: int) -> None:
+    buffer = np.empty(min(tensor.size, DELTA_BLOCK_LANES * tensor.dtype.lane_bytes), np.uint8)
+
+    def read(start: int, stop: int) -> Bytes:
+        block = buffer[: stop - start]
+        if os.preadv(reader, [block.data], offset + start) != stop - start:
+            raise RemoteError(f"tensors.{tensor.name}", "is cut short in the base")
+        return block
+
+    def write(start: int, block: Bytes) -> None:
+        view, done = block.data, 0
+        while done < len(view):
+            done += os.pwrite(writer, view[done:], offset + start + done)
+
+    rebuild_tensor(tensor, record, read, write)

@@ -1,0 +1,104 @@
+"""The next checkpoint out of an old one and a delta: from file to file, and in a copy; on a disk and in memory."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shard_hosts import TRAINER, ShardHost, change, make_tensors, write_checkpoint
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.manifest import Manifest
+from prime_protocol.manifest_build import DELTA_FILE
+from prime_runtime.shardcast import patching
+from prime_runtime.shardcast.checkpoint import map_checkpoint, verify_checkpoint
+from prime_runtime.shardcast.patching import is_in_memory, patch_checkpoint, patch_copy, prepare_folder
+
+MODEL = "model.safetensors"
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder that has no disk behind it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+class Step:
+    """Two checkpoints and the delta between them."""
+
+    def __init__(self, folder: Path) -> None:
+        origin = ShardHost(folder, "origin", key=TRAINER)
+        tensors = make_tensors(1)
+        self.old = write_checkpoint(folder / "c0", tensors)
+        self.new = write_checkpoint(folder / "c1", change(tensors, 2))
+        origin.publish(self.old, 0)
+        (signed,) = origin.publish(self.new, 1)
+        self.manifest: Manifest = signed.manifest
+        self.records = memoryview((origin.store.stocks[signed.digest].folder / DELTA_FILE).read_bytes())
+
+    def assert_next(self, folder: Path) -> None:
+        assert (folder / MODEL).read_bytes() == (self.new / MODEL).read_bytes()
+        assert (folder / "config.json").read_bytes() == (self.old / "config.json").read_bytes()
+        verify_checkpoint(folder, self.manifest, threads=2)
+
+
+@pytest.fixture
+async def step(tmp_path: Path) -> Step:
+    return Step(tmp_path)
+
+
+async def test_from_file_to_file_and_the_base_stays(
+    step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patching, "is_in_memory", lambda folder: False)
+    before, target = (step.old / MODEL).read_bytes(), tmp_path / "next"
+    assert prepare_folder(step.old, target) is None
+    assert (target / MODEL).stat().st_size == len(before)
+    (target / "other").write_text("goes")
+    patch_checkpoint(step.old, target, step.manifest, step.records, threads=2)
+    assert not (target / "other").exists()
+    step.assert_next(target)
+    assert (step.old / MODEL).read_bytes() == before
+
+
+async def test_what_is_not_the_base_gives_nothing(step: Step, tmp_path: Path) -> None:
+    target = tmp_path / "next"
+    target.mkdir()
+    with pytest.raises(RemoteError, match="digest"):
+        patch_checkpoint(step.new, target, step.manifest, step.records, threads=2)
+    os.truncate(step.new / MODEL, 5000)
+    with pytest.raises(LocalError, match="not a safetensors file"):
+        patch_checkpoint(step.new, target, step.manifest, step.records, threads=2)
+
+
+async def test_in_memory_a_copy_is_made_ahead_and_patched_in_place(step: Step, memory: Path) -> None:
+    before = (step.old / MODEL).read_bytes()
+    (memory / "next").mkdir()
+    (memory / "next" / "other").write_text("of an attempt before: goes")
+    copy = prepare_folder(step.old, memory / "next")
+    assert copy is not None
+    assert (memory / "next" / MODEL).read_bytes() == before
+    patch_copy(copy, step.manifest, step.records, threads=2)
+    step.assert_next(memory / "next")
+    assert sorted(path.name for path in (memory / "next").iterdir()) == ["config.json", MODEL]
+    assert (step.old / MODEL).read_bytes() == before
+
+
+async def test_a_copy_of_something_else_is_refused(step: Step, memory: Path) -> None:
+    copy = prepare_folder(step.new, memory / "other")
+    assert copy is not None
+    with pytest.raises(RemoteError, match="digest"):
+        patch_copy(copy, step.manifest, step.records, threads=2)
+    longer = write_checkpoint(memory / "longer", make_tensors(1, size=300_002))
+    with pytest.raises(RemoteError, match="size"):
+        patch_copy(map_checkpoint(longer, writable=True), step.manifest, step.records, threads=2)
+    fewer = write_checkpoint(memory / "fewer", make_tensors(1, tensors=3))
+    with pytest.raises(RemoteError, match="not in both"):
+        patch_copy(map_checkpoint(fewer, writable=True), step.manifest, step.records, threads=2)
+
+
+def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
+    assert is_in_memory(Path("/dev/shm"))
+    assert not is_in_memory(Path("/proc"))
