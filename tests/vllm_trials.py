@@ -1,8 +1,9 @@
 """vLLM put under pressure, in its own interpreter: run by tests/unit/prime_node/engine/test_vllm_engine.py.
 
-    .vllm/bin/python tests/vllm_trials.py FOLDER
+    .vllm/bin/python tests/vllm_trials.py FOLDER CHANGED
 
-Prints what happened as one line of JSON. Nothing is judged here.
+FOLDER holds the checkpoints; CHANGED names the tensor that differs between `first` and `partly`. Prints what happened
+as one line of JSON. Nothing is judged here.
 """
 
 import json
@@ -12,18 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_models import EOS, make_checkpoint, make_tensors, write_safetensors
 
 from prime_node.engine.base import Completion, Order, Sampling, Text
 from prime_node.engine.measuring import Claim, measure
 from prime_node.engine.vllm_engine import VllmEngine
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
+from prime_runtime.model_files import ModelFiles
 
-SHAPE: dict[str, Any] = {"heads": 2, "kv_heads": 1}
-"""vLLM's attention on CPUs wants at least 32 values in a head."""
-CHANGED = "model.layers.1.self_attn.k_proj.weight"
-SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=40)
+EOS = frozenset({12})
+"""As in the checkpoints."""
+SAMPLING = Sampling(temperature=1.0, eos=EOS, tokens_max=40)
 LONG = Sampling(temperature=1.0, eos=frozenset(), tokens_max=100)
 STEP_TOKENS = 48
 CACHE_BYTES = 640 * 512
@@ -101,27 +101,10 @@ def refusal(act: Any) -> str:
     return ""
 
 
-def make_partly_changed(folder: Path) -> Path:
-    """The first checkpoint with one tensor of another."""
-    make_checkpoint(folder, seed=0, **SHAPE)
-    shapes = {name: tensor.shape for name, tensor in load(folder).items()}
-    tensors = make_tensors(shapes, seed=0, spread=1.0)
-    tensors[CHANGED] = make_tensors(shapes, seed=1, spread=1.0)[CHANGED]
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
-
-
-def load(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
-
-
-def main(folder: Path) -> None:
-    first = make_checkpoint(folder / "first", seed=0, **SHAPE)
-    second = make_checkpoint(folder / "second", seed=1, **SHAPE)
-    partly = make_partly_changed(folder / "partly")
-    orders, found = make_orders(), {}
+def main(folder: Path, changed: str) -> None:
+    first = folder / "first"
+    orders: list[Order] = make_orders()
+    found: dict[str, Any] = {"eos": sorted(ModelFiles.open(first).eos)}
     engine = VllmEngine(device="cpu", batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES)
     engine.load(first)
     core = engine._llm.engine_core.engine_core
@@ -137,7 +120,7 @@ def main(folder: Path) -> None:
     found["first"], found["finishes"] = get_tokens(done), sorted({completion.finish.name for completion in done})
     found["read"] = read(engine, orders, done, SAMPLING)
 
-    greedy = Sampling(temperature=0.0, eos=frozenset({EOS}), tokens_max=20)
+    greedy = Sampling(temperature=0.0, eos=EOS, tokens_max=20)
     found["greedy_read"] = read(engine, orders, list(engine.generate(orders, greedy)), greedy)
 
     turns = iter([True] * 20)
@@ -152,25 +135,23 @@ def main(folder: Path) -> None:
     found["no_memory"] = refusal(lambda: list(engine.generate(orders[:1], SAMPLING)))
     runner.execute_model = execute
 
-    engine.load(second)
+    engine.load(folder / "second")
     found["second"] = get_tokens(list(engine.generate(orders, SAMPLING)))
     engine.load(first)
     found["first_again"] = get_tokens(list(engine.generate(orders, SAMPLING)))
-    engine.load(partly, frozenset({CHANGED}))
+    engine.load(folder / "partly", frozenset({changed}))
     found["partly"] = get_tokens(list(engine.generate(orders, SAMPLING)))
-    engine.load(partly)
+    engine.load(folder / "partly")
     found["partly_whole"] = get_tokens(list(engine.generate(orders, SAMPLING)))
 
-    deeper = make_checkpoint(folder / "deeper", layers=3, **SHAPE)
-    found["other_model"] = refusal(lambda: engine.load(deeper))
+    found["other_model"] = refusal(lambda: engine.load(folder / "deeper"))
     foreign = Text(number=0, prompt=orders[0].prompt, output=np.array([32], np.int32), seed=0)
     found["foreign_token"] = refusal(lambda: list(engine.read([foreign], SAMPLING)))
     long = Order(number=0, prompt=np.zeros(700, np.int32), seed=0)
     found["too_long"] = refusal(lambda: list(engine.generate([long], SAMPLING)))
-    small_heads = make_checkpoint(folder / "small_heads", heads=4)
-    found["small_heads"] = refusal(lambda: VllmEngine(device="cpu").load(small_heads))
+    found["small_heads"] = refusal(lambda: VllmEngine(device="cpu").load(folder / "small_heads"))
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

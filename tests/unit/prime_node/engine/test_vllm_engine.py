@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spliced_weights import splice_checkpoint
+from tiny_models import EOS, make_checkpoint
 
 TESTS = Path(__file__).parents[3]
 PYTHON = TESTS.parent / ".vllm/bin/python"
+SHAPE: dict[str, Any] = {"heads": 2, "kv_heads": 1}
+"""vLLM's attention on CPUs wants at least 32 values in a head."""
+CHANGED = "model.layers.1.self_attn.k_proj.weight"
 TINY = 1e-4
 """More than float32 gives on any machine, less than any other program would."""
 
@@ -35,7 +40,13 @@ def run_trials(folder: Path) -> dict[str, Any]:
         # What vLLM finds out about a class of models takes it seconds, once.
         "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
     }
-    command = [str(PYTHON), str(TESTS / "vllm_trials.py"), str(folder)]
+    first, second = (
+        make_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate(("first", "second"))
+    )
+    splice_checkpoint(folder / "partly", first, second, [CHANGED])
+    make_checkpoint(folder / "deeper", layers=3, **SHAPE)
+    make_checkpoint(folder / "small_heads", heads=4)
+    command = [str(PYTHON), str(TESTS / "vllm_trials.py"), str(folder), CHANGED]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     sys.stderr.write(run.stderr[-4000:])
     assert run.returncode == 0
@@ -45,6 +56,7 @@ def run_trials(folder: Path) -> dict[str, Any]:
 
 def check_records(found: dict[str, Any]) -> None:
     """Prompts read in parts, requests put aside and a cache that knows the text: each token has its one state."""
+    assert found["eos"] == [EOS]
     assert found["put_aside"] > 0, "the cache was meant to be too small"
     assert found["longest_prompt"] > found["step_tokens"]
     assert found["finishes"] == ["EOS", "LENGTH"]

@@ -1,0 +1,121 @@
+"""What one engine writes, every other one verifies: torch and vLLM, float32 and bfloat16, each in its own process.
+
+The same pipe and the same checks as in a node. One test, as vLLM takes seconds to start.
+"""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spliced_weights import splice_checkpoint
+from tiny_models import EOS, make_checkpoint
+
+from prime_node.checks import find_model_flaws
+from prime_node.engine.base import Order, Sampling, Text
+from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_node.engine.measuring import Claim
+from prime_node.engine.process import EngineProcess, command_of, environment_of
+from prime_protocol.ids import Digest
+from prime_protocol.tolerance import Precision, Tolerance
+
+VLLM = Path(__file__).parents[2] / ".vllm"
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=70)
+AUDIT = Digest(bytes(range(32)))
+FLOAT32 = Tolerance(
+    precision=Precision.FLOAT32,
+    exponent_mismatches_max=8,
+    sign_mismatches_max=4,
+    mantissa_error_mean_max=2.0,
+    mantissa_error_median_max=2,
+    margin_max=1e-3,
+    margin_mean_max=1e-5,
+    logprob_error_max=1e-3,
+    logprob_error_mean_max=1e-5,
+)
+"""Far tighter than the defaults, which are for bfloat16 on any machine."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of running the model."""
+
+    engine: EngineKind
+    precision: str
+
+    def config(self) -> EngineConfig:
+        python = VLLM / "bin/python" if self.engine is EngineKind.VLLM else None
+        variables = (f"VLLM_CACHE_ROOT={VLLM / 'cache'}",)
+        return EngineConfig(engine=self.engine, device="cpu", python=python, variables=variables)
+
+    def command(self) -> list[str]:
+        words = list(command_of(self.config(), Precision.FLOAT32))
+        words[words.index("--precision") + 1] = self.precision
+        return words
+
+
+TORCH = Kind(EngineKind.TORCH, "float32")
+TORCH_BF16 = Kind(EngineKind.TORCH, "bfloat16-imitated")
+VLLM_KIND = Kind(EngineKind.VLLM, "float32")
+KINDS = (TORCH, TORCH_BF16, VLLM_KIND)
+CHANGED = frozenset({"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"})
+"""The embedding is the output layer too, and vLLM keeps the other tensor together with its neighbour."""
+
+
+def make_orders(count: int) -> list[Order]:
+    dice = np.random.default_rng(11)
+    return [
+        Order(number=n, prompt=dice.integers(0, 32, int(dice.integers(1, 50))).astype(np.int32), seed=2**63 + n)
+        for n in range(count)
+    ]
+
+
+async def start(kind: Kind, folder: Path, stack: AsyncExitStack) -> EngineProcess:
+    place = folder / f"{kind.engine}-{kind.precision}"
+    environment = environment_of(kind.config(), place)
+    process = await EngineProcess.start(kind.command(), environment, place, start_ms=200_000, stall_ms=100_000)
+    stack.push_async_callback(process.close)
+    return process
+
+
+async def write(process: EngineProcess, orders: list[Order]) -> list[Claim]:
+    done = await process.generate(orders, SAMPLING)
+    return [
+        Claim(
+            text=Text(number=order.number, prompt=order.prompt, output=completion.tokens, seed=order.seed),
+            logprobs=completion.logprobs,
+            proofs=completion.proofs,
+        )
+        for order, completion in zip(orders, done, strict=True)
+    ]
+
+
+@pytest.mark.skipif(not (VLLM / "bin/python").exists(), reason="vLLM is not installed: make .vllm/ready")
+async def test_what_one_engine_writes_every_other_one_verifies_before_and_after_new_weights(tmp_path: Path) -> None:
+    first, other = (make_checkpoint(tmp_path / f"{seed}", seed=seed, heads=2, kv_heads=1) for seed in (0, 1))
+    second = splice_checkpoint(tmp_path / "second", first, other, CHANGED)
+    orders = make_orders(24)
+    async with AsyncExitStack() as stack:
+        processes = {kind: await start(kind, tmp_path, stack) for kind in KINDS}
+        for process in processes.values():
+            await process.load(first)
+        stale = {kind: await write(process, orders) for kind, process in processes.items()}
+        await check_all_pairs(processes, stale)
+        for process in processes.values():
+            await process.load(second, CHANGED)
+        await check_all_pairs(processes, {kind: await write(process, orders) for kind, process in processes.items()})
+        for writer in KINDS:
+            for reader in (TORCH, VLLM_KIND):
+                rows = await processes[reader].check(stale[writer], SAMPLING, AUDIT)
+                assert find_model_flaws(rows, Tolerance()), f"{reader} takes what {writer} wrote with the old weights"
+
+
+async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kind, list[Claim]]) -> None:
+    for reader, process in processes.items():
+        for writer in KINDS:
+            rows = await process.check(claims[writer], SAMPLING, AUDIT)
+            is_exact = TORCH_BF16 not in (writer, reader)
+            flaws = find_model_flaws(rows, FLOAT32 if is_exact else Tolerance())
+            assert not flaws, f"{writer} -> {reader}: {flaws[0].text}"
+            assert sum(row.tokens for row in rows) == sum(len(claim.text.output) for claim in claims[writer])
