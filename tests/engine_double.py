@@ -2,7 +2,8 @@
 
 It is honest: a recurrent model whose hidden states give logits, proofs and margins as those of any engine. Its weights
 follow from the bytes of the checkpoint's `model.safetensors`, its width and end tokens from its config.json. A file
-`behaviour` in the checkpoint's folder makes it misbehave: `die`, `hang`, `raise` or `refuse` with each job, or `slow`.
+`behaviour` in the checkpoint's folder makes it misbehave: `die`, `die once`, `hang`, `raise` or `refuse` with a job,
+work `slow`, or give `wrong` log-probs.
 """
 
 import json
@@ -63,8 +64,8 @@ class NumpyEngine:
         self._embedding = dice.standard_normal((vocabulary, hidden), dtype=np.float32)
         self._out = dice.standard_normal((hidden, hidden), dtype=np.float32) / np.sqrt(hidden)
         self._head = dice.standard_normal((hidden, vocabulary), dtype=np.float32) / np.sqrt(hidden)
-        path = checkpoint / "behaviour"
-        self._behaviour = path.read_text() if path.exists() else ""
+        self._mark = checkpoint / "behaviour"
+        self._behaviour = self._mark.read_text() if self._mark.exists() else ""
         self._facts = EngineFacts(
             engine="numpy",
             device="cpu",
@@ -100,10 +101,11 @@ class NumpyEngine:
             tokens.append(int(choose(self._logits(states[-1][None]), sampling.temperature, seeds, place)[0]))
             state = self._advance(state, tokens[-1])
         hidden, chosen = np.stack(states), np.array(tokens, np.int32)
+        error = 1.0 if self._behaviour == "wrong" else 0.0
         return Completion(
             number=order.number,
             tokens=chosen,
-            logprobs=self._logprobs(hidden, chosen, sampling),
+            logprobs=self._logprobs(hidden, chosen, sampling) - np.float32(error),
             finish=Finish.EOS if tokens[-1] in sampling.eos else Finish.LENGTH,
             proofs=build_proofs(to_bits(hidden)).blob,
         )
@@ -147,6 +149,9 @@ class NumpyEngine:
         match self._behaviour:
             case "die":
                 print("out of memory, says the device", file=sys.stderr, flush=True)
+                os._exit(7)
+            case "die once":
+                self._mark.unlink()
                 os._exit(7)
             case "hang":
                 threading.Event().wait()

@@ -12,7 +12,7 @@ from prime_node.briefing import Briefings, fetch_file
 from prime_node.checks import Judgement
 from prime_node.engine.keeper import EngineKeeper
 from prime_node.events import AuditDone, AuditFailed, Finding
-from prime_node.evidence import build_evidence, check_receipt, digest_metrics
+from prime_node.evidence import build_evidence, check_receipt, digest_metrics, open_evidence
 from prime_node.examination import Examination, examine
 from prime_node.grading import grade_rows
 from prime_node.shelf import Shelf
@@ -119,6 +119,8 @@ class Auditor:
             examined=examined,
             judged=judged,
         )
+        # What nobody can read is no evidence, and without evidence there is no rejection.
+        await asyncio.to_thread(open_evidence, bundle)
         return await asyncio.to_thread(self._shelf.put, bundle)
 
 

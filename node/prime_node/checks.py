@@ -152,7 +152,12 @@ def _number_flaws(row: RowNumbers, tolerance: Tolerance) -> Iterator[Flaw]:
                 f"{fault.check} of row {row.row}, chunk {fault.chunk} is {fault.value:g}, the limit is {fault.limit:g}"
             )
             yield Flaw(
-                check=fault.check, row=row.row, place=fault.chunk, value=fault.value, limit=fault.limit, text=text
+                check=fault.check,
+                row=row.row,
+                place=fault.chunk,
+                value=float(fault.value),
+                limit=float(fault.limit),
+                text=text,
             )
     for name, value, at, limit in (
         ("margin", row.margin_max, row.margin_at, tolerance.margin_max),

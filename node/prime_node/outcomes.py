@@ -100,7 +100,7 @@ class Outcomes:
         async with open_json_client(self._url, self._authority) as api:
             while True:
                 try:
-                    changed = await self._look(api)
+                    changed = await self.look(api)
                     self.problem = ""
                 except (LocalError, RemoteError) as error:
                     self.problem, changed = str(error), False
@@ -121,7 +121,7 @@ class Outcomes:
 
     # --- One look ---------------------------------------------------------------------------------------------------
 
-    async def _look(self, api: JsonClient) -> bool:
+    async def look(self, api: JsonClient) -> bool:
         """Whether anything moved."""
         run = public_log.read("run", await api.get(f"/runs/{self._run}"), public_log.to_run)
         changed = await self._look_at_node(api, run)

@@ -1,0 +1,256 @@
+"""A validator's audit, with a real engine process: what it finds, what it keeps, and when it says nothing."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+import pytest_asyncio
+from work_scene import KEY, NETWORK, RUN, Scene, digest, grant, wanted
+
+from prime_node.audit import Auditor
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.events import AuditDone, AuditFailed, Finding, Generated
+from prime_node.evidence import Evidence, check_signature, digest_metrics, open_evidence
+from prime_node.replaying import find_root, list_checks, replay
+from prime_protocol.codec import encode
+from prime_protocol.entries import Outcome
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_protocol.receipts import SubmissionReceipt
+from prime_protocol.rollout_file import read_rollouts, write_rollouts
+from prime_protocol.rollouts import Finish, Rollout
+from prime_protocol.signing import Signature
+from prime_protocol.typed_data import EMBEDDED, sign_document
+from prime_runtime.clock import SystemClock
+from prime_runtime.http_client import Server
+from prime_runtime.sandbox import Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Shop:
+    """Serves one file, as a coordinator would, or another one, or none."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+
+    async def get(self, server: Server, path: str, **limits: object) -> bytes | None:
+        return self.data
+
+
+class Bench:
+    """A validator and the honest file of a lease."""
+
+    def __init__(self, scene: Scene, data: bytes) -> None:
+        self.scene = scene
+        self.data = data
+        self.lease = grant()
+        self.signed: tuple[SubmissionReceipt, Signature] | None = None
+
+    async def audit(self, data: bytes | None, **changes: object) -> AuditDone | AuditFailed:
+        """`data` is what the coordinator hands out for it; None: nothing."""
+        given = self.data if data is None else data
+        auditor = Auditor(
+            Shop(data),  # type: ignore[arg-type]
+            Server("http://127.0.0.1:1", KEY.node),
+            NETWORK,
+            RUN,
+            briefings=self.scene,  # type: ignore[arg-type]
+            keeper=self.scene.keeper,
+            shelf=self.scene.shelf,
+            sandbox=Sandbox(),
+            find_receipt=self._find_receipt,
+            clock=SystemClock(),
+        )
+        self.auditor = auditor
+        return await auditor.audit(replace(self.scene.task(given, self.lease), **changes))
+
+    async def find(self, data: bytes, *, is_signed: bool = True) -> Finding:
+        receipt = self.scene.receipt(data, self.lease)
+        if is_signed:
+            self.signed = receipt, sign_document(KEY, receipt, EMBEDDED)
+        event = await self.audit(data)
+        assert isinstance(event, AuditDone), self.auditor.problem
+        return event.finding
+
+    async def _find_receipt(self, submission: Digest) -> tuple[SubmissionReceipt, Signature] | None:
+        return self.signed
+
+    def forge(self, change: Callable[[Rollout], Rollout]) -> bytes:
+        """The honest file with its second row changed."""
+        file = read_rollouts(self.data, self.scene.briefing.limits(2, 1))
+        rows = [file.rows[0], change(file.rows[1])]
+        return write_rollouts(file.header, rows)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    scene = Scene(tmp_path_factory.mktemp("scene"))
+    event = await scene.worker.generate(wanted(), lambda progress: None)
+    assert isinstance(event, Generated)
+    data = scene.shelf.get(event.work.file_digest)
+    assert data is not None
+    scene.shelf.remove(event.work.file_digest)
+    yield Bench(scene, data)
+    await scene.keeper.close()
+
+
+def swap_token(row: Rollout) -> Rollout:
+    tokens = row.output_tokens.copy()
+    tokens[0] = (tokens[0] + 1) % 10
+    return replace(row, output_tokens=tokens)
+
+
+def cut_short(row: Rollout) -> Rollout:
+    kept = max(1, len(row.output_tokens) - 1)
+    return replace(
+        row,
+        finish=Finish.LENGTH,
+        output_tokens=row.output_tokens[:kept],
+        output_logprobs=row.output_logprobs[:kept],
+        proofs=row.proofs[: 258 * -(-kept // 32)],
+    )
+
+
+FORGERIES: dict[str, Callable[[Rollout], Rollout]] = {
+    "another token": swap_token,
+    "cut short": cut_short,
+    "log-probs of another temperature": lambda row: replace(row, output_logprobs=row.output_logprobs / 2),
+    "proofs of something else": lambda row: replace(row, proofs=bytes([0x90, 0]) * (len(row.proofs) // 2)),
+    "proofs that are none": lambda row: replace(row, proofs=bytes(len(row.proofs))),
+    "another prompt": lambda row: replace(row, prompt_tokens=row.prompt_tokens[::-1].copy()),
+}
+
+
+async def test_honest_work_is_accepted_with_its_numbers(bench: Bench) -> None:
+    finding = await bench.find(bench.data)
+    assert (finding.outcome, finding.reason, finding.has_bundle) == (Outcome.ACCEPT, "", False)
+    assert finding.evidence == digest_metrics(finding.metrics)
+    metrics = {metric.name: metric.value for metric in finding.metrics}
+    assert metrics["margin_max"] == 0.0
+    assert 0 <= metrics["reward_mean"] <= 1
+    assert bench.auditor.given == {"accept": 1}
+
+
+async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
+    assert isinstance(await bench.audit(None), AuditFailed)
+    assert "the coordinator has no /objects/" in bench.auditor.problem
+    assert isinstance(await bench.audit(bench.data, file_digest=digest("other")), AuditFailed)
+    assert "not what its digest says" in bench.auditor.problem
+    assert isinstance(await bench.audit(bench.data, deadline_ms=0), AuditFailed)
+    assert "not done in time" in bench.auditor.problem
+    await bench.scene.keeper.close()
+    bench.scene.behave("die")
+    assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert "exit code 7" in bench.auditor.problem
+    (bench.scene.checkpoint / "behaviour").unlink()
+    assert not list((bench.scene.folder / "files").iterdir()), "and nothing is kept of it"
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_forgery_is_hard_and_its_evidence_says_where(bench: Bench, name: str) -> None:
+    forged = bench.forge(FORGERIES[name])
+    finding = await bench.find(forged)
+    assert finding.outcome is Outcome.HARD
+    assert "row 1" in finding.reason
+    assert finding.has_bundle
+    bundle = bench.scene.shelf.get(finding.evidence)
+    assert bundle is not None
+    evidence = open_evidence(bundle)
+    assert (evidence.file, evidence.reason, evidence.metrics) == (forged, finding.reason, finding.metrics)
+    assert check_signature(evidence, EMBEDDED)
+    assert evidence.flaws[0].row == 1
+
+
+async def test_a_file_that_is_not_in_order_is_soft(bench: Bench) -> None:
+    finding = await bench.find(bench.data[:-9] + b"x" + bench.data[-8:])
+    assert finding.outcome is Outcome.SOFT
+    assert "the file is not in order: footer" in finding.reason
+
+
+async def test_a_receipt_of_another_submission_stays_out_of_the_evidence(bench: Bench) -> None:
+    forged = bench.forge(FORGERIES["another token"])
+    other = bench.scene.receipt(b"another file", bench.lease)
+    bench.signed = other, sign_document(KEY, other, EMBEDDED)
+    bundle = bench.scene.shelf.get((await bench.find(forged, is_signed=False)).evidence)
+    assert bundle is not None
+    evidence = open_evidence(bundle)
+    assert evidence.receipt is None
+    assert not check_signature(evidence, EMBEDDED)
+
+
+# --- Run again ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bundle_is_run_again_with_the_weights_it_names_and_no_others(bench: Bench) -> None:
+    scene = bench.scene
+    root = find_root(scene.checkpoint)
+    forged = bench.forge(FORGERIES["log-probs of another temperature"])
+    evidence = open_evidence(bench.scene.shelf.get((await bench.find(forged)).evidence) or b"")
+    with pytest.raises(LocalError, match="holds the checkpoint"):
+        await run_again(scene, evidence)
+    judged = await run_again(scene, with_root(evidence, root))
+    assert judged.outcome is Outcome.SOFT, "the file's own header names the other root"
+    checks = {row.name: row for row in list_checks(evidence, judged)}
+    assert checks["logprob_error_max"].then is not None
+    assert checks["logprob_error_max"].limit == 0.05
+    assert checks["flaws"].limit == 0.0
+
+
+async def run_again(scene: Scene, evidence: Evidence):  # type: ignore[no-untyped-def]
+    return await replay(
+        evidence,
+        file=evidence.file,
+        weights=scene.checkpoint,
+        dataset=b"",
+        engine=EngineConfig(),
+        folder=scene.folder / "again",
+        clock=SystemClock(),
+    )
+
+
+def with_root(evidence: Evidence, root: Digest) -> Evidence:
+    weights = replace(evidence.facts.weights, root=root)
+    return replace(
+        evidence, task=replace(evidence.task, checkpoint_root=root), facts=replace(evidence.facts, weights=weights)
+    )
+
+
+# --- The bundle -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda e: replace(e, file=b"another file"), "Evidence.file"),
+        (lambda e: replace(e, task=replace(e.task, checkpoint_root=digest("x"))), "Evidence.facts.weights.root"),
+        (lambda e: replace(e, task=replace(e.task, submission=digest("x"))), "receipt"),
+        (lambda e: replace(e, task=replace(e.task, lease=5)), "receipt.lease"),
+    ],
+)
+async def test_a_bundle_that_contradicts_itself_is_refused(
+    bench: Bench, change: Callable[[Evidence], Evidence], field: str
+) -> None:
+    forged = bench.forge(FORGERIES["another token"])
+    raw = bench.scene.shelf.get((await bench.find(forged)).evidence) or b""
+    with pytest.raises(RemoteError) as caught:
+        open_evidence(encode(change(open_evidence(raw))))
+    assert caught.value.field == field
+    for damaged in (raw[:-1], raw + b"\0", b"", raw[:40] + bytes([raw[40] ^ 1]) + raw[41:]):
+        with pytest.raises(RemoteError):
+            open_evidence(damaged)
+
+
+async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prime_node.evidence.FILE_BYTES_MAX", 1_000)
+    scene, large = bench.scene, bytes(1_001)
+    task = scene.task(large, bench.lease)
+    event = await bench.audit(large)
+    assert isinstance(event, AuditDone)
+    evidence = open_evidence(scene.shelf.get(event.finding.evidence) or b"")
+    assert (evidence.file, evidence.task) == (b"", task)
+    assert evidence.task.file_digest == sha256(large).digest()
+    assert evidence.numbers == ()

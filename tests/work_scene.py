@@ -1,0 +1,152 @@
+"""A step, a tiny checkpoint and the small engine, for tests of what is done with a lease or an audit. No network."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ledger_world import TERMS
+from tiny_models import make_checkpoint
+
+from prime_node.briefing import Briefing
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine.keeper import EngineKeeper
+from prime_node.events import Generate
+from prime_node.journal import Journal
+from prime_node.shelf import Shelf
+from prime_node.worker import Worker
+from prime_protocol.entries import LeaseGranted
+from prime_protocol.ids import Digest, NetworkId, RunId, Slot, Step
+from prime_protocol.messages import AuditTask, StepFacts, Weights
+from prime_protocol.receipts import SubmissionReceipt, receipt_id
+from prime_protocol.signing import WalletKey
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.spec import TaskSetSpec
+from prime_protocol.tolerance import Precision, Tolerance
+from prime_runtime.clock import SystemClock
+from prime_runtime.model_files import ModelFiles
+
+NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
+KEY = WalletKey.from_secret(sha256(b"a worker").digest())
+VALIDATOR = WalletKey.from_secret(sha256(b"a validator").digest())
+DOUBLE = str(Path(__file__).parent / "engine_double.py")
+SCENE_TERMS = replace(
+    TERMS,
+    task_set="sort-digits",
+    output_tokens_max=40,
+    tolerance=Tolerance(
+        precision=Precision.FLOAT32,
+        margin_max=0.05,
+        margin_mean_max=0.01,
+        logprob_error_max=0.05,
+        logprob_error_mean_max=0.01,
+    ),
+)
+FOREVER_MS = 2**50
+
+
+def digest(text: str) -> Digest:
+    return Digest(sha256(text.encode()).digest())
+
+
+BEACON, ROOT, SEED = digest("beacon"), digest("root"), digest("seed")
+
+
+def run_double(config: EngineConfig, precision: Precision) -> Sequence[str]:
+    return [sys.executable, DOUBLE, "--precision", precision]
+
+
+def grant(lease: int = 0, slots: int = 1) -> LeaseGranted:
+    return LeaseGranted(
+        lease=lease,
+        node=KEY.node,
+        step=Step(0),
+        first_slot=Slot(2),
+        slots=slots,
+        deadline_ms=FOREVER_MS,
+        speculative=False,
+    )
+
+
+def wanted(lease: int = 0, slots: int = 1) -> Generate:
+    return Generate(grant(lease, slots), Step(0), ROOT, BEACON)
+
+
+class Scene:
+    """Everything on one disk."""
+
+    def __init__(self, folder: Path, **engine: Any) -> None:
+        self.folder = folder
+        self.checkpoint = make_checkpoint(folder / "checkpoint", vocabulary=TERMS.vocabulary, hidden=32)
+        self.clock = SystemClock()
+        self.shelf = Shelf(folder / "files")
+        self.journal = Journal(folder / "journal.db")
+        config = EngineConfig(**{"start_ms": 30_000, "stall_ms": 20_000, **engine})
+        self.keeper = EngineKeeper(config, folder / "engine", self.clock, command=run_double)
+        self.briefing = Briefing(
+            run=RUN,
+            step=Step(0),
+            terms=SCENE_TERMS,
+            beacon=BEACON,
+            root=ROOT,
+            folder=self.checkpoint,
+            family=open_family(TaskSetSpec.parse(SCENE_TERMS.task_set)),
+            model=ModelFiles.open(self.checkpoint),
+        )
+        self.worker = Worker(
+            KEY.node,
+            NETWORK,
+            RUN,
+            briefings=self,
+            keeper=self.keeper,
+            shelf=self.shelf,
+            journal=self.journal,
+            clock=self.clock,
+        )
+
+    def behave(self, how: str) -> None:
+        """From the next load on."""
+        (self.checkpoint / "behaviour").write_text(how)
+
+    # --- As Briefings ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def about(self, step: Step, root: Digest) -> AsyncIterator[Briefing]:
+        assert (step, root) == (0, ROOT)
+        yield self.briefing
+
+    async def facts(self, step: Step, root: Digest) -> StepFacts:
+        weights = Weights(step=step, root=root, manifest=digest("manifest"), beacon=BEACON)
+        return StepFacts(terms=SCENE_TERMS, beacon=BEACON, weights=weights)
+
+    # --- What a validator is given ------------------------------------------------------------------------------------
+
+    def receipt(self, data: bytes, lease: LeaseGranted) -> SubmissionReceipt:
+        return SubmissionReceipt(
+            network=NETWORK,
+            run=RUN,
+            step=lease.step,
+            lease=lease.lease,
+            node=KEY.node,
+            checkpoint_root=ROOT,
+            file_digest=Digest(sha256(data).digest()),
+            rollout_root=digest("rows"),
+        )
+
+    def task(self, data: bytes, lease: LeaseGranted) -> AuditTask:
+        return AuditTask(
+            submission=receipt_id(self.receipt(data, lease)),
+            round=0,
+            seed=SEED,
+            file_digest=Digest(sha256(data).digest()),
+            lease=lease.lease,
+            node=KEY.node,
+            step=lease.step,
+            checkpoint_root=ROOT,
+            first_slot=lease.first_slot,
+            slots=lease.slots,
+            deadline_ms=FOREVER_MS,
+        )
