@@ -275,10 +275,18 @@ class Party:
             raise Refused(f"{refusal.field}: {refusal.problem}", refusal)
         return decode(UploadReply, open_reply(raw, kind=UPLOAD.kind + REPLY, **named))
 
-    def answer(self, lease: e.LeaseGranted, *, beacon: Digest, root: Digest, wanted: RunTerms) -> tuple[bytes, Any]:
+    def answer(
+        self,
+        lease: e.LeaseGranted,
+        *,
+        beacon: Digest,
+        root: Digest,
+        wanted: RunTerms,
+        rows: list[Rollout] | None = None,
+    ) -> tuple[bytes, Any]:
         """A file that passes intake, and the entry that names it. No model stands behind it."""
         header = RolloutHeader(run=RUN, step=lease.step, checkpoint_root=root, lease=lease.lease, node=self.node)
-        rows = make_rows(lease, beacon, wanted)
+        rows = rows or make_rows(lease, beacon, wanted)
         data = write_rollouts(header, rows)
         limits = RolloutLimits(
             first_slot=lease.first_slot,

@@ -3,6 +3,7 @@
 Each step may be done again: after a crash the same command goes on, and publishes nothing twice.
 """
 
+import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,22 +74,21 @@ def name_one(made: tuple[SignedManifest, ...]) -> SignedManifest:
 
 
 async def publish(
-    config: PublishConfig, checkpoint: Path, step: Step, *, keyframe: bool, trained_on: tuple[Digest, ...], clock: Clock
+    config: PublishConfig,
+    key: WalletKey,
+    checkpoint: Path,
+    step: Step,
+    *,
+    keyframe: bool,
+    trained_on: tuple[Digest, ...],
+    clock: Clock,
 ) -> Publication:
     """All of it, or LocalError or RemoteError; what was done by then is found done the next time."""
-    key, sequence = config.load_key(), Sequence()
-    store = ShardStore(config.store, network=config.network_id, run=config.run_id, trainer=key.node)
-    with lock_file(config.store / LOCK_NAME, "publish", advice="give --store a folder"):
-        made = publish_checkpoint(
-            store,
-            checkpoint,
-            key=key,
-            step=step,
-            sequence=sequence,
-            now_ms=clock.now_ms(),
-            keyframe=keyframe,
-            shard_bytes=config.shard_bytes,
-        )
+    sequence = Sequence()
+    # A thread, since hashing takes a while and a trainer's loop has others to serve.
+    store, made = await asyncio.to_thread(
+        fill_store, config, key, checkpoint, step, sequence=sequence, keyframe=keyframe, now_ms=clock.now_ms()
+    )
     named = name_one(made)
     entry = CheckpointPublished(step=step, root=named.root, manifest=named.digest, trained_on=trained_on)
     async with open_client(
@@ -110,6 +110,32 @@ async def publish(
         logged = (await client.call(config.server, PUBLISHED, entry, run=config.run_id)).message
         announced = await announce(config, key, client, sequence, made, clock)
     return Publication(made, named, logged, announced, retire(store, config.keep))
+
+
+def fill_store(
+    config: PublishConfig,
+    key: WalletKey,
+    checkpoint: Path,
+    step: Step,
+    *,
+    sequence: Sequence,
+    keyframe: bool,
+    now_ms: int,
+) -> tuple[ShardStore, tuple[SignedManifest, ...]]:
+    """The checkpoint's shards and signed manifests into the store."""
+    store = ShardStore(config.store, network=config.network_id, run=config.run_id, trainer=key.node)
+    with lock_file(config.store / LOCK_NAME, "publish", advice="give --store a folder"):
+        made = publish_checkpoint(
+            store,
+            checkpoint,
+            key=key,
+            step=step,
+            sequence=sequence,
+            now_ms=now_ms,
+            keyframe=keyframe,
+            shard_bytes=config.shard_bytes,
+        )
+    return store, made
 
 
 async def announce(

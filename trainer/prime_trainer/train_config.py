@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from prime_protocol.tolerance import Precision
-from prime_runtime.http_listener import ListenConfig
 from prime_runtime.settings import Between
 from prime_trainer.config import PublishConfig
 
@@ -98,13 +97,14 @@ class TrainConfig(PublishConfig):
     """Threads of torch in each rank, on a CPU."""
     gradient_checkpointing: bool = False
     """Compute activations again instead of keeping them: a third slower, far less memory."""
-    checkpoints_kept: Annotated[int, Between(1, 1000)] = 2
-    """Checkpoints to resume from that are kept in the folder."""
+    checkpoints_kept: Annotated[int, Between(2, 1000)] = 2
+    """Checkpoints to resume from that are kept; the newest one may still be on its way out."""
     poll_ms: Annotated[int, Between(10, 600_000)] = 1_000
     """Between two looks at what was accepted."""
     jobs: Annotated[int, Between(1, 256)] = 2
     """Sandboxed gradings at once."""
-    listen: ListenConfig = field(default_factory=ListenConfig)
+    port: Annotated[int, Between(0, 65_535)] = 0
+    """Port on 127.0.0.1 for status, orders and metrics; 0 takes a free one."""
     loss: LossConfig = field(default_factory=LossConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

@@ -1,0 +1,127 @@
+"""A program's door for its own machine, on loopback: orders and status for other commands, pages for people.
+
+Orders and status need the token, which stands in the lock file that only its owner can read. Pages show no secrets and
+take no orders, so they need none; but a name that a stranger's web page points at this machine is not let in.
+"""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from prime_protocol.errors import LocalError
+from prime_runtime.lock import is_held, read_facts
+
+TOKEN_BYTES = 24
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+BODY_BYTES_MAX = 4096
+CALL_S = 10.0
+LOOK_S = 0.05
+
+Report = Callable[[], dict[str, Any]]
+Order = Callable[[], str]
+"""Does it, and says in words what was done; LocalError where it cannot be."""
+Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class NotRunning(LocalError):
+    """No process runs in the folder, or it does not answer."""
+
+
+class Door:
+    """The side of the running program."""
+
+    def __init__(self, report: Report, orders: Mapping[str, Order], pages: Mapping[str, Page]) -> None:
+        self._report = report
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        app = web.Application(middlewares=[_check_name], client_max_size=BODY_BYTES_MAX)
+        app.router.add_get("/status", self._tell_status)
+        for name, order in orders.items():
+            app.router.add_post(f"/{name}", self._take(order))
+        for path, show in pages.items():
+            app.router.add_get(path, show)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
+
+    async def open(self, port: int) -> str:
+        """Its URL; port 0 takes a free one."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, HOST, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise LocalError(f"cannot listen on {HOST}, port {port}: {error.strerror}; choose another") from None
+        return f"http://{HOST}:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _tell_status(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.json_response(self._report())
+
+    def _take(self, order: Order) -> Page:
+        async def take(request: web.Request) -> web.Response:
+            self._check(request)
+            try:
+                return web.json_response({"text": order()})
+            except LocalError as error:
+                raise web.HTTPConflict(text=f"{error}\n") from None
+
+        return take
+
+    def _check(self, request: web.Request) -> None:
+        """Not even a web page on this machine may ask: it cannot know the token."""
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise web.HTTPForbidden(text="the token is in the lock file\n")
+
+
+@web.middleware
+async def _check_name(request: web.Request, handler: Page) -> web.StreamResponse:
+    """A foreign name that resolves to 127.0.0.1 would give a foreign page this page's origin."""
+    if request.host.rpartition(":")[0] not in NAMES:
+        raise web.HTTPMisdirectedRequest(text=f"ask for {HOST} by that name\n")
+    return await handler(request)
+
+
+# --- The side of other commands ---------------------------------------------------------------------------------------
+
+
+async def call_door(lock: Path, who: str, method: str, path: str) -> dict[str, Any]:
+    """One question or order to the program whose lock file that is; `who` is what people call it."""
+    facts = read_facts(lock) if is_held(lock) else {}
+    if "url" not in facts:
+        state = "is just starting; try again" if facts else "is not running"
+        raise NotRunning(f"the {who} in {lock.parent} {state}")
+    headers = {"Authorization": f"Bearer {facts['token']}"}
+    timeout = aiohttp.ClientTimeout(total=CALL_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+            session.request(method, f"{facts['url']}{path}", headers=headers) as response,
+        ):
+            if response.status == 409:
+                raise LocalError((await response.text()).strip())
+            if response.status != 200:
+                raise NotRunning(f"the {who} answers HTTP {response.status}: {(await response.text()).strip()}")
+            report: dict[str, Any] = await response.json()
+            return report
+    except (aiohttp.ClientError, OSError) as error:
+        problem = str(error) or type(error).__name__
+        raise NotRunning(f"the {who}, process {facts.get('pid')}, does not answer: {problem}") from None
+
+
+async def wait_until_gone(lock: Path, who: str, wait_ms: int) -> None:
+    """Until no process holds the lock."""
+    try:
+        async with asyncio.timeout(wait_ms / 1000):
+            while is_held(lock):
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise NotRunning(f"the {who} in {lock.parent} was told to stop, and has not after {wait_ms} ms") from None

@@ -1,0 +1,64 @@
+"""`prime-trainer start` beside a real coordinator: it learns from what was accepted, and from nothing else."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+from integration.swarm_parts import Command, run_command, until
+from integration.trainer_scene import Scene, running_scene
+
+from prime_runtime.lock import read_facts
+
+
+async def check_lineage(scene: Scene, steps: int) -> None:
+    """Steps in order, each from submissions that were accepted, none of them twice, the bad one never."""
+    published = await scene.entries("CheckpointPublished")
+    assert [entry["step"] for entry in published] == list(range(steps + 1))
+    assert len({entry["root"] for entry in published}) == steps + 1, "every step has moved the weights"
+    trained = [name for entry in published for name in entry["trained_on"]]
+    assert published[0]["trained_on"] == []
+    assert all(entry["trained_on"] for entry in published[1:])
+    assert len(set(trained)) == len(trained)
+    bad = {str(name) for lease, name in scene.hands.submitted.items() if lease in scene.hands.bad}
+    assert bad, "the bad file was never sent"
+    accepted = {entry["submission"] for entry in await scene.entries("Settled") if entry["outcome"] == "accept"}
+    assert bad <= accepted, "its validator let it pass"
+    assert set(trained) <= accepted - bad
+
+
+async def test_trainer_learns_publishes_answers_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
+        scene.hands.bad.add(1)
+        trainer = Command(("prime-trainer", *scene.words()))
+        await trainer.start()
+        await until(lambda: len(scene.steps()) >= 3, "three steps", lambda: trainer.tail)
+        code, text = await run_command("prime-trainer", *scene.words())
+        assert code == 1, text
+        assert "another trainer runs in" in text
+        code, text = await run_command("prime-trainer", "status", "--folder", str(scene.trainer), "--json")
+        assert code == 0, text
+        report = json.loads(text)
+        assert report["step"] >= 3
+        assert report["submissions_refused"] == {"prompt_tokens": 1}
+        async with aiohttp.ClientSession() as session:
+            url = read_facts(scene.trainer / "lock")["url"]
+            async with session.get(f"{url}/metrics") as response:
+                assert "prime_trainer_last_mismatch_kl" in await response.text()
+            async with session.post(f"{url}/stop") as response:
+                assert response.status == 403, "not without the token"
+        code, text = await run_command("prime-trainer", "stop", "--folder", str(scene.trainer))
+        assert (code, text) == (0, "stopped")
+        assert await trainer.finish() == 0, trainer.tail
+        steps = scene.steps()[-1]["step"]
+        await check_lineage(scene, steps)
+        again = Command(("prime-trainer", *scene.words("--steps", str(steps + 1))))
+        await again.start()
+        assert await again.finish() == 0, again.tail
+        await check_lineage(scene, steps + 1)
+    facts = scene.steps()
+    assert [each["step"] for each in facts] == list(range(1, steps + 2))
+    assert all(each["is_applied"] and each["tokens"] > 0 and each["lag_max"] <= 2 for each in facts)
+    assert all(before["at_ms"] <= after["at_ms"] for before, after in pairwise(facts))
+    code, text = await run_command("prime-trainer", "status", "--folder", str(scene.trainer))
+    assert (code, "is not running" in text) == (4, True)

@@ -1,0 +1,118 @@
+"""Checkpoints: what is loaded is what was saved, and what is not as it was written is not loaded."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import make_checkpoint
+from trainer_parts import make_sample
+
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, Step
+from prime_trainer.checkpoints import Position, find_newest, list_checkpoints, load_optimizer, save
+from prime_trainer.learning import Learner
+from prime_trainer.optimizer import GradientGuard, make_optimizer
+from prime_trainer.policy import Policy
+from prime_trainer.publication import make_copy
+from prime_trainer.ranks import Ranks
+from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
+
+SAMPLES = [make_sample(number, prompt=3, output=2 + number % 5) for number in range(6)]
+NAMES = tuple(Digest(sha256(text.encode()).digest()) for text in ("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), hidden=32, layers=1, prompt="{prompt}")
+
+
+def make_learner(folder: Path, norms: tuple[float, ...] = (), updates: int = 0) -> Learner:
+    policy, schedule = Policy.load(folder), OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
+    return Learner(
+        policy=policy,
+        optimizer=make_optimizer(policy.model, schedule),
+        guard=GradientGuard(schedule.outlier, norms),
+        ranks=Ranks(),
+        loss=LossConfig(),
+        batch=BatchConfig(),
+        schedule=schedule,
+        updates=updates,
+    )
+
+
+def keep(learner: Learner, folder: Path, model: Path, step: int) -> Path:
+    position = Position(
+        step=Step(step),
+        trained_on=NAMES,
+        updates=learner.updates,
+        norms=learner.guard.norms,
+        facts={"step": step, "loss": 0.5},
+    )
+    return save(folder, model, learner.policy.model, learner.optimizer, position, learner.ranks, keep=2)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path, tmp_path: Path) -> None:
+    learner = make_learner(model)
+    for step in (1, 2):
+        learner.learn(SAMPLES, step)
+    keep(learner, tmp_path, model, 2)
+    saved = find_newest(tmp_path)
+    assert saved is not None
+    position = saved.position
+    assert (position.step, position.trained_on, position.facts["loss"]) == (2, NAMES, 0.5)
+    again = make_learner(saved.model, position.norms, position.updates)
+    load_optimizer(saved, again.policy.model, again.optimizer)
+    for step in (3, 4):
+        assert learner.learn(SAMPLES, step) == again.learn(SAMPLES, step)
+    for mine, other in zip(learner.policy.model.parameters(), again.policy.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tmp_path: Path) -> None:
+    learner = make_learner(model)
+    assert find_newest(tmp_path) is None
+    (tmp_path / "step-00000009.draft").mkdir()
+    for step in range(4):
+        keep(learner, tmp_path, model, step)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    saved = find_newest(tmp_path)
+    assert saved is not None
+    assert saved.position.step == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["model/model.safetensors", "optimizer.safetensors", "position.json", "model/config.json"]
+)
+def test_damaged_file_is_named_and_nothing_is_loaded(model: Path, tmp_path: Path, name: str) -> None:
+    learner = make_learner(model)
+    learner.learn(SAMPLES, 1)
+    path = keep(learner, tmp_path, model, 1) / name
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(LocalError, match=name.replace(".", r"\.")):
+        find_newest(tmp_path)
+
+
+def test_missing_file_is_named_too(model: Path, tmp_path: Path) -> None:
+    (keep(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
+    with pytest.raises(LocalError, match=r"optimizer\.safetensors: is not as it was written"):
+        find_newest(tmp_path)
+
+
+def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_the_same(
+    model: Path, tmp_path: Path
+) -> None:
+    learner = make_learner(model)
+    saved = keep(learner, tmp_path, model, 0)
+    copy = make_copy(saved / "model", tmp_path / "outgoing")
+    given, made = load_file(model / "model.safetensors"), load_file(copy / "model.safetensors")
+    assert given.keys() == made.keys()
+    for name, tensor in given.items():
+        assert torch.equal(tensor, made[name]), "bf16 weights that nobody moved come out as they went in"
+    for name in ("config.json", "tokenizer.json", "generation_config.json", "prompt.txt"):
+        assert (copy / name).read_bytes() == (model / name).read_bytes()
+    once = (copy / "model.safetensors").read_bytes()
+    assert (make_copy(saved / "model", tmp_path / "outgoing") / "model.safetensors").read_bytes() == once

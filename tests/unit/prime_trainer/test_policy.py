@@ -1,0 +1,53 @@
+"""Which models are taken, and which of them can be packed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import make_checkpoint
+from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
+
+from prime_protocol.errors import LocalError
+from prime_trainer.policy import Policy
+
+TINY = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1}
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot read a causal language model"):
+        Policy.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected"])
+def test_tensors_of_another_model_are_refused_by_name(tmp_path: Path, change: str) -> None:
+    """`transformers` would fill in random numbers and go on."""
+    folder = make_checkpoint(tmp_path, hidden=32, layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    if change == "missing":
+        del tensors["model.norm.weight"]
+    else:
+        tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(LocalError, match=f"{change} keys"):
+        Policy.load(folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(**TINY),
+        Gemma2Config(**TINY, num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=64),
+    ],
+    ids=["recurrent", "capped"],
+)
+def test_model_that_packing_would_change_is_computed_sample_by_sample(tmp_path: Path, config: object) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert not Policy.load(tmp_path).is_packed
+
+
+def test_model_is_trained_in_float32_whatever_its_files_are_in(tmp_path: Path) -> None:
+    policy = Policy.load(make_checkpoint(tmp_path, hidden=32, layers=1))
+    assert policy.is_packed
+    assert {each.dtype for each in policy.model.parameters()} == {torch.float32}

@@ -1,0 +1,77 @@
+"""The numbers of each step, written down: a line of JSON for programs and people, and gauges for Prometheus."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prime_runtime.metrics import Metrics
+
+STEPS_NAME = "steps.jsonl"
+GAUGES = {
+    "step": "Checkpoint that was made last.",
+    "loss": "Mean loss of a trained token.",
+    "reward_mean": "Mean task reward of all rollouts of the step, those of groups without a signal included.",
+    "groups": "Groups with a signal in the step.",
+    "groups_dropped": "Groups in which all rewards were equal.",
+    "samples": "Completions trained on.",
+    "tokens": "Tokens trained on.",
+    "length_mean": "Mean length of a completion, in tokens.",
+    "length_max": "Longest completion, in tokens.",
+    "lag_mean": "Mean age of the weights that drew the rollouts, in steps.",
+    "lag_max": "Oldest of them.",
+    "mismatch_kl": "Distance between the worker's policy and the one that the step started from.",
+    "tail": "Share of tokens whose probability changed by more than a factor of 2 since they were drawn.",
+    "truncated": "Share of tokens whose correction was cut off.",
+    "clipped": "Share of tokens that the clip or its bound took hold of.",
+    "entropy": "Mean entropy of the policy, in nats.",
+    "kl": "Distance to the weights of step 0.",
+    "gradient_norm": "Before it is scaled down.",
+    "learning_rate": "Of the step.",
+    "learnt_s": "Seconds of forward, backward and update.",
+    "saved_s": "Seconds until the checkpoint was on disk.",
+}
+COUNTERS = {
+    "steps": "Steps made.",
+    "steps_skipped": "Steps whose gradient was not applied.",
+    "starved_s": "Seconds spent waiting for rollouts.",
+    "trained_tokens": "Tokens trained on.",
+}
+
+
+class Notes:
+    """One trainer's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STEPS_NAME
+        self.metrics = Metrics("trainer")
+        self._gauges = {name: self.metrics.gauge(f"last_{name}", text) for name, text in GAUGES.items()}
+        self._counters = {name: self.metrics.counter(name, text) for name, text in COUNTERS.items()}
+        self.last: dict[str, Any] = {}
+
+    def write(self, facts: dict[str, Any]) -> None:
+        """After the step's checkpoint is on disk."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+        self.show(facts)
+        self._counters["steps"].at().inc()
+        self._counters["steps_skipped"].at().inc(0 if facts["is_applied"] else 1)
+        self._counters["starved_s"].at().inc(facts["waited_s"])
+        self._counters["trained_tokens"].at().inc(facts["tokens"] if facts["is_applied"] else 0)
+
+    def show(self, facts: dict[str, Any]) -> None:
+        self.last = facts
+        for name, gauge in self._gauges.items():
+            if isinstance(facts.get(name), int | float):
+                gauge.at().set(facts[name])
+
+    def mend(self, facts: dict[str, Any]) -> None:
+        """At a start: drop half a line, and write what was lost between a checkpoint and its line."""
+        lines = self._path.read_text().split("\n") if self._path.exists() else [""]
+        whole = [line for line in lines[:-1] if line]
+        if lines[-1]:
+            self._path.write_text("".join(line + "\n" for line in whole))
+        written = json.loads(whole[-1])["step"] if whole else 0
+        if facts and facts["step"] > written:
+            self.write({**facts, "saved_s": None})
+        elif facts:
+            self.show(facts)

@@ -1,0 +1,32 @@
+"""A report as lines for a terminal. Pure: what is shown follows from the report alone."""
+
+from typing import Any
+
+from prime_runtime.wording import show_span
+
+
+def render(report: dict[str, Any]) -> str:
+    """For a terminal. Pure."""
+    up = show_span(report["now_ms"] - report["started_ms"])
+    lines = [f"run         {report['run']} of {report['network']}, {report['state']}, up {up}"]
+    if "step" not in report:
+        return "\n".join(lines)
+    lines.append(f"step        {report['step']}, published {report['published']}")
+    lines.append(f"groups      {report['groups_waiting']} of {report['groups_wanted']} that make a step")
+    if report["submissions_refused"]:
+        reasons = ", ".join(f"{count} for {field}" for field, count in report["submissions_refused"].items())
+        lines.append(f"left out    {reasons}")
+    if report["submissions_expired"]:
+        lines.append(f"too old     {report['submissions_expired']} submissions")
+    if report["problem"]:
+        lines.append(f"PROBLEM     {report['problem']}")
+    last = report["last"]
+    if last:
+        lines.append(
+            f"last step   reward {last['reward_mean']:.3f}, {last['tokens']} tokens of {last['samples']} samples, "
+            f"lag {last['lag_mean']:.1f}, entropy {last['entropy']:.3f}, mismatch {last['mismatch_kl']:.4f}"
+        )
+        lines.append(f"            waited {last['waited_s']:.1f} s, learnt {last['learnt_s']:.1f} s")
+        if last["problem"]:
+            lines.append(f"            not applied: {last['problem']}")
+    return "\n".join(lines)
