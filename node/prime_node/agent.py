@@ -20,6 +20,7 @@ from prime_node.events import (
     GenerationFailed,
     Held,
     KeepHead,
+    Leaving,
     LoadWeights,
     Memory,
     Parcel,
@@ -41,6 +42,8 @@ from prime_node.membership import JOIN_LIFE_MS, Membership
 from prime_node.membership import Profile as Profile
 from prime_node.outbox import Outbox, backoff_ms, is_final
 from prime_node.verdicts import Verdicts
+from prime_node.wishes import NEVER_MS, Wishes
+from prime_node.wishes import STOP_MS as STOP_MS
 from prime_protocol.entries import (
     Appealed,
     LeaseEnded,
@@ -58,10 +61,9 @@ from prime_protocol.signing import WalletKey
 ASK_MS_MAX = 30_000
 """Longest wait between two requests for work that were refused."""
 
-STOP_MS = 15_000
-"""How long a node that was told to stop tries to give back what it holds."""
-
-NEVER_MS = 2**62
+FAILED_MS = 5_000
+FAILED_MS_MAX = 600_000
+"""Before work is asked for after a lease that could not be done here, doubling: what hindered it may be there still."""
 
 
 class Agent:
@@ -92,11 +94,8 @@ class Agent:
         self._head_size = 0
         self._ahead_ms = 0
         """By how much the coordinator's clock is ahead of this one."""
-        self._command = Command.NONE
-        self._stop_ms = NEVER_MS
-        self.held_for = ""
-        """Why the owner, or the machine, wants no more work; empty where work is wanted."""
-        self._is_draining = False
+        self._work_failures = 0
+        self.wishes = Wishes()
         self._member = Membership(key.node, profile)
         self.wake_ms = 0
 
@@ -127,9 +126,12 @@ class Agent:
             case StakeMissing(amount_nano):
                 self._member.miss_stake(amount_nano)
             case Held(reason):
-                self.held_for = reason
+                self.wishes.held_for = reason
             case Drained():
-                self._is_draining = True
+                self.wishes.is_draining = True
+            case Leaving():
+                self.wishes.is_ending = True
+                self._obey(Command.STOP, now_ms)
             case Tick():
                 pass
             case _:
@@ -147,6 +149,7 @@ class Agent:
         if self._member.is_outdated:
             self._join(now_ms)
         self.assignments.answers = {answer.lease: answer for answer in memory.answers}
+        self.assignments.returned = {p.entry.lease for p in memory.parcels if isinstance(p.entry, LeaseEnded)}
         for parcel in memory.parcels:
             if isinstance(parcel.entry, VerdictGiven):
                 self.verdicts.remember(parcel.entry.receipt.submission)
@@ -217,11 +220,7 @@ class Agent:
             self._effects.append(LoadWeights(weights))
 
     def _obey(self, command: Command, now_ms: int) -> None:
-        self._command = command
-        if command is Command.STOP:
-            self._stop_ms = min(self._stop_ms, now_ms + STOP_MS)
-        else:
-            self._stop_ms = NEVER_MS
+        command = self.wishes.obey(command, now_ms)
         if command is not Command.NONE:
             kept = self.assignments.current if command is Command.DRAIN else None
             for number in [number for number, each in self.assignments.open.items() if each is not kept]:
@@ -243,10 +242,13 @@ class Agent:
         number, server_ms = event.lease, self._server_ms(now_ms)
         match event:
             case Generated(_, work):
+                self._work_failures = 0
                 self._submit(self.assignments.finish(number, work, now_ms, server_ms))
             case GenerationFailed(_, reason) if number in self.assignments.open:
                 self.assignments.drop(number)
                 self._give_back(LeaseEnded(lease=number, reason=reason), now_ms)
+                self._ask_ms = now_ms + min(FAILED_MS_MAX, FAILED_MS << min(self._work_failures, 10))
+                self._work_failures += 1
             case Progressed(_, done, rows) if self.assignments.is_hopeless(
                 number, rows_done=done, rows=rows, now_ms=now_ms, server_ms=server_ms
             ):
@@ -304,6 +306,7 @@ class Agent:
             self._push(entry, appeal_until_ms, run=self._profile.run)
 
     def _give_back(self, entry: LeaseEnded, now_ms: int) -> None:
+        self.assignments.returned.add(entry.lease)
         self._push(entry, self._server_ms(now_ms) + JOIN_LIFE_MS, run=self._profile.run)
 
     # --- What is due ------------------------------------------------------------------------------------------------
@@ -316,7 +319,7 @@ class Agent:
             self._effects += effects
             for entry in returned:
                 self._give_back(entry, now_ms)
-        if not self.is_leaving:
+        if self.wishes.takes_work:
             self._effects += self.verdicts.advance(server_ms)
         self._push_all(self._member.stake(self._outbox.parcels(), now_ms, server_ms + JOIN_LIFE_MS))
         if self._parcel is None and self._outbox.drop_stale(server_ms):
@@ -328,10 +331,9 @@ class Agent:
             self._effects.append(Save(Memory(self._outbox.parcels(), answers, member.is_staked, member.registered)))
         ask_ms = self._find_ask_ms(now_ms) if self._ask is None else NEVER_MS
         self._send_what_is_due(now_ms, ask_ms)
-        if self._stop_ms != NEVER_MS and (now_ms >= self._stop_ms or not self._outbox):
-            self._effects.append(Stop("the coordinator asked for it"))
-        elif self._is_draining and not (self.is_busy or self._outbox or self._ask):
-            self._effects.append(Stop(""))
+        end = self.wishes.find_end(now_ms, is_idle=not self.is_busy and self._ask is None, is_told=not self._outbox)
+        if end is not None:
+            self._effects.append(Stop(end))
         self.wake_ms = self._find_wake(now_ms, ask_ms)
 
     def _send_what_is_due(self, now_ms: int, ask_ms: int) -> None:
@@ -355,7 +357,7 @@ class Agent:
     def _find_ask_ms(self, now_ms: int) -> int:
         """When to ask for work, if nothing happens before."""
         desk, weights = self.assignments, self._weights
-        if not self._is_worker or weights is None or self._command is not Command.NONE or self.is_leaving:
+        if not self._is_worker or weights is None or not self.wishes.takes_work:
             return NEVER_MS
         if not desk.knows(Step(weights.step)) or desk.newest < max(0, weights.step - desk.lag_max):
             return NEVER_MS
@@ -363,7 +365,7 @@ class Agent:
         return NEVER_MS if room_ms is None else max(room_ms, self._ask_ms)
 
     def _find_wake(self, now_ms: int, ask_ms: int) -> int:
-        wake_ms = self._stop_ms
+        wake_ms = self.wishes.stop_ms
         if self._beat is None:
             wake_ms = min(wake_ms, self._beat_ms)
         if self._ask is None:
@@ -379,7 +381,7 @@ class Agent:
 
     @property
     def activity(self) -> Activity:
-        if self._command is not Command.NONE or self.is_leaving:
+        if not self.wishes.takes_work:
             return Activity.DRAINING
         if self.is_busy:
             return Activity.WORKING
@@ -389,11 +391,6 @@ class Agent:
     def is_busy(self) -> bool:
         """There is work in hand."""
         return bool(self.assignments.open) or self.verdicts.is_busy
-
-    @property
-    def is_leaving(self) -> bool:
-        """No more work is wanted, for now or for good."""
-        return self._is_draining or bool(self.held_for)
 
     def _server_ms(self, now_ms: int) -> int:
         return now_ms + self._ahead_ms

@@ -36,6 +36,8 @@ class Assignment:
     lease: LeaseGranted
     heard_ms: int
     started_ms: int | None = None
+    began_ms: int | None = None
+    """When the engine began with it: starting one, and loading weights, is not its pace."""
 
 
 class Assignments:
@@ -48,6 +50,8 @@ class Assignments:
         self._domain = domain
         self.open: dict[int, Assignment] = {}
         self.answers: dict[int, Answer] = {}
+        self.returned: set[int] = set()
+        """Leases given back. A reply that is older than the log may still list them."""
         self.held: dict[Step, Digest] = {}
         """Checkpoints that can be generated with, and their roots."""
         self._beacons: dict[Step, Digest] = {}
@@ -97,8 +101,8 @@ class Assignments:
     # --- What happens -----------------------------------------------------------------------------------------------
 
     def accept(self, lease: LeaseGranted, now_ms: int) -> None:
-        """Take a lease in hand, unless it was answered before."""
-        if lease.lease not in self.answers and lease.lease not in self.open:
+        """Take a lease in hand, unless it was answered or given back before."""
+        if lease.lease not in self.answers and lease.lease not in self.open and lease.lease not in self.returned:
             self.open[lease.lease] = Assignment(lease, now_ms)
 
     def reconcile(self, leases: Iterable[LeaseGranted], asked_ms: int, now_ms: int) -> list[Effect]:
@@ -107,6 +111,7 @@ class Assignments:
         for lease in leases:
             listed.add(lease.lease)
             self.accept(lease, now_ms)
+        self.returned &= listed | self.open.keys()
         # A lease that came after the question was asked may be missing in the answer.
         gone = [number for number, each in self.open.items() if number not in listed and each.heard_ms < asked_ms]
         return [effect for number in gone for effect in self.drop(number)]
@@ -151,9 +156,13 @@ class Assignments:
     def is_hopeless(self, number: int, *, rows_done: int, rows: int, now_ms: int, server_ms: int) -> bool:
         """Whether a lease that is being generated cannot be done in time any more."""
         assignment = self.open.get(number)
-        if assignment is None or assignment.started_ms is None or not rows_done:
+        if assignment is None or assignment.started_ms is None:
             return False
-        rest_ms = (rows - rows_done) * (now_ms - assignment.started_ms) / rows_done
+        if assignment.began_ms is None:
+            assignment.began_ms = now_ms
+        if not rows_done:
+            return False
+        rest_ms = (rows - rows_done) * (now_ms - assignment.began_ms) / rows_done
         return server_ms + rest_ms / HOPELESS > assignment.lease.deadline_ms
 
     def finish(self, number: int, work: Work, now_ms: int, server_ms: int) -> Submitted | None:
@@ -162,7 +171,8 @@ class Assignments:
         if assignment is None or assignment.started_ms is None:
             return None
         lease = assignment.lease
-        self._record_pace((now_ms - assignment.started_ms) / lease.slots, work.output_tokens / lease.slots)
+        began_ms = assignment.began_ms or assignment.started_ms
+        self._record_pace((now_ms - began_ms) / lease.slots, work.output_tokens / lease.slots)
         if server_ms > lease.deadline_ms:
             return None
         assert number not in self.answers

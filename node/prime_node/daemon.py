@@ -25,6 +25,7 @@ from prime_node.events import (
     Generated,
     Held,
     KeepHead,
+    Leaving,
     LoadWeights,
     Progressed,
     ReplyReceived,
@@ -53,6 +54,8 @@ from prime_runtime.supervision import Part, Supervisor
 log = logging.getLogger(__name__)
 
 LOOK_MS = 1_000
+LEAVE_MS = 5_000
+"""How long a node that is stopped tries to give back its leases."""
 
 
 class Daemon:
@@ -85,6 +88,8 @@ class Daemon:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._group = asyncio.TaskGroup()
         self._stop = asyncio.Event()
+        self._gone = asyncio.Event()
+        """The agent has nothing left to do."""
         self.agent: Agent | None = None
         self.wanted: Weights | None = None
         """The checkpoint that the coordinator last named."""
@@ -102,7 +107,7 @@ class Daemon:
         self._stop = stop
         try:
             await self.swarm.start()
-            await self.supervisor.run_until(stop.wait())
+            await self.supervisor.run_until(self._wait(stop))
         finally:
             if self.workshop is not None:
                 await self.workshop.close()
@@ -129,6 +134,16 @@ class Daemon:
 
     def _tell(self, event: Event) -> None:
         self._events.put_nowait(event)
+
+    async def _wait(self, stop: asyncio.Event) -> None:
+        """Until told to stop, and then for the agent to hand back what it holds, while that takes no time."""
+        await stop.wait()
+        self._tell(Leaving())
+        try:
+            async with asyncio.timeout(LEAVE_MS / 1000):
+                await self._gone.wait()
+        except TimeoutError:
+            log.warning("stopping with work in hand, or words unsaid; the next start goes on with them")
 
     def _end(self, reason: str) -> None:
         self.stopped_for = self.stopped_for or reason
@@ -216,6 +231,7 @@ class Daemon:
                 self.swarm.heads.show(head)
             case Stop(reason):
                 self._end(reason)
+                self._gone.set()
             case Generate(lease):
                 task = self._begin(self._generate(effect, self._events))
                 self._jobs[lease.lease] = lease, task

@@ -175,6 +175,11 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The owner wants the node to stop now: what is in hand is given back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """`Agent.wake_ms` has come."""
 
@@ -195,6 +200,7 @@ Event = (
     | StakeMissing
     | Held
     | Drained
+    | Leaving
     | Tick
 )
 

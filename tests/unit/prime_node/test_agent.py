@@ -20,6 +20,7 @@ from prime_node.events import (
     GenerationFailed,
     Held,
     KeepHead,
+    Leaving,
     LoadWeights,
     Memory,
     Progressed,
@@ -463,7 +464,7 @@ def test_a_held_node_finishes_what_it_has_and_takes_no_more_until_it_is_released
     shell = Shell((Role.VALIDATOR, Role.WORKER)).ready()
     shell.lease(grant())
     shell.tell(Held("it is day"))
-    assert (shell.agent.activity, shell.agent.held_for) == (Activity.DRAINING, "it is day")
+    assert (shell.agent.activity, shell.agent.wishes.held_for) == (Activity.DRAINING, "it is day")
     shell.beat(leases=(grant(),), audits=(task(),))
     assert (shell.pop(Abandon), shell.pop(Audit)) == ([], [])
     shell.tell(Generated(0, made()))
@@ -495,11 +496,69 @@ def test_an_idle_node_that_drains_ends_at_once() -> None:
     assert shell.pop(Stop) == [Stop("")]
 
 
+def test_a_node_that_is_stopped_gives_back_what_it_holds_whatever_the_coordinator_says() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(Leaving())
+    assert shell.pop(Abandon) == [Abandon(0)]
+    assert shell.pop(Stop) == []
+    shell.beat(leases=(grant(),))
+    assert shell.pop(Generate)[1:] == [], "a reply that is older than the log lists it still"
+    shell.reply(shell.sent(LeaseEnded)[0], Logged(index=1, at_ms=START_MS))
+    assert shell.pop(Stop)[0] == Stop("")
+    assert shell.sent(LeaseRequest) == []
+
+
+def test_a_node_that_is_stopped_with_nothing_in_hand_ends_at_once() -> None:
+    shell = Shell(VALIDATOR)
+    shell.tell(Leaving())
+    assert shell.pop(Stop) == [Stop("")]
+
+
+def test_a_lease_that_was_given_back_is_not_taken_up_again_even_after_a_restart() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    shell.tell(GenerationFailed(0, "out of memory"))
+    memory = shell.memory()
+    shell.beat(leases=(grant(),))
+    assert len(shell.pop(Generate)) == 1
+    after = Shell(memory=memory)
+    after.beat(leases=(grant(),))
+    after.tell(WeightsReady(Step(0), digest("root 0")))
+    assert after.pop(Generate) == []
+
+
+def test_a_node_that_cannot_do_its_work_asks_less_and_less_often() -> None:
+    shell = Shell().ready()
+    gaps = []
+    for number in range(5):
+        asked_ms = shell.now_ms
+        shell.lease(grant(number, minutes=90))
+        shell.tell(GenerationFailed(number, "no memory"))
+        shell.reply(shell.sent(LeaseEnded)[0], Logged(index=1, at_ms=shell.now_ms))
+        while not [each for each in shell.effects if isinstance(each, Send) and isinstance(each.message, LeaseRequest)]:
+            shell.wait(500)
+        gaps.append(shell.now_ms - asked_ms)
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 8 * gaps[0]
+
+
+def test_the_time_that_an_engine_takes_to_start_is_not_a_nodes_pace() -> None:
+    shell = Shell().ready()
+    shell.lease(grant(0))
+    shell.wait(50_000)
+    shell.tell(Progressed(0, rows_done=0, rows=2))
+    shell.wait(1_000)
+    shell.tell(Generated(0, made()))
+    shell.lease(grant(1, slots=100, minutes=3))
+    assert len(shell.pop(Generate)) == 2, "a hundred seconds of work, and two minutes of time"
+
+
 def test_work_that_falls_too_far_behind_is_given_back_early() -> None:
     shell = Shell().ready()
     shell.lease(grant(minutes=4))
-    shell.wait(60_000)
     shell.tell(Progressed(0, rows_done=0, rows=16))
+    shell.wait(60_000)
     shell.tell(Progressed(0, rows_done=3, rows=16))
     assert shell.pop(Abandon) == [], "at twice the pace it could still be done"
     shell.wait(30_000)
