@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from prime_coordinator.asking import Ask, Question, read_ask
-from prime_coordinator.constants import READER_BURST, READER_RATE, READERS_KNOWN_MAX, READERS_MAX, STATUS_MS
+from prime_coordinator.constants import READERS_KNOWN_MAX, READERS_MAX, STATUS_MS
 from prime_coordinator.desk import Desk
 from prime_coordinator.openapi import ROOT, describe_api
 from prime_coordinator.questions import QUESTIONS
@@ -46,7 +46,10 @@ class Reader:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._rates = TokenBuckets(Rate(per_second=READER_RATE, burst=READER_BURST), keys_max=READERS_KNOWN_MAX)
+        reading = desk.config.reading
+        self._rates = TokenBuckets(
+            Rate(per_second=reading.per_second, burst=reading.burst), keys_max=READERS_KNOWN_MAX
+        )
         self._gate = Gate(total_max=READERS_MAX, key_max=READERS_MAX // 4)
         self._status: tuple[int, bytes] | None = None
 

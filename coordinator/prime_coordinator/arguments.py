@@ -23,6 +23,13 @@ Group = Any
 """argparse gives no public name to what add_subparsers returns."""
 
 
+PASSED_ON = {
+    "devnet": ("prime_devnet", "run a whole network on this machine and train a tiny model with it"),
+    "simulate": ("prime_simulator", "run the whole network in a seeded simulator"),
+}
+"""Commands that another package of ours carries out."""
+
+
 def build_parser(*, with_settings: bool = False, with_terms: bool = False) -> argparse.ArgumentParser:
     """`with_settings` and `with_terms` add the flags of the config and of a run's terms."""
     parser = argparse.ArgumentParser(
@@ -106,7 +113,11 @@ def _add_runs(commands: Group, with_terms: bool) -> None:
     run: argparse.ArgumentParser = commands.add_parser("run", help="create, change and end training runs")
     actions = run.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = _command(actions, "create", "orders:create_run", "begin a run", calls=True)
-    create.add_argument("--model-config", type=Path, help="config.json of the model: vocabulary and cost per token")
+    create.add_argument(
+        "--model-config",
+        type=Path,
+        help="the model's folder, or its config.json: vocabulary, cost per token, and which files describe it",
+    )
     update = _command(actions, "update", "orders:update_run", "change the terms of a run's next steps", calls=True)
     for parser in (create, update):
         parser.add_argument("run", metavar="NAME")
@@ -206,10 +217,9 @@ def _add_copies(commands: Group) -> None:
 
 def _add_others(commands: Group) -> None:
     _command(commands, "explorer", "others:explorer", "web pages over the log (not built yet)")
-    simulate: argparse.ArgumentParser = commands.add_parser(
-        "simulate", help="run the whole network in a seeded simulator; all that follows is passed on"
-    )
-    simulate.set_defaults(task="others:simulate", words=[])
+    for name, (program, text) in PASSED_ON.items():
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
+        parser.set_defaults(task="others:pass_on", program=program, words=[])
     completion: argparse.ArgumentParser = commands.add_parser(
         "completion", help="print a script that completes commands"
     )

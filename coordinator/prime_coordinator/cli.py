@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from prime_coordinator.arguments import build_parser
+from prime_coordinator.arguments import PASSED_ON, build_parser
 
 EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
 
@@ -18,9 +18,9 @@ EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), "")
-    if words[:1] == ["simulate"]:
-        # All that follows is the simulator's, flags and --help too.
-        return argparse.Namespace(task="others:simulate", words=words[1:])
+    if command in PASSED_ON and words[0] == command:
+        # All that follows is the other program's, flags and --help too.
+        return argparse.Namespace(task="others:pass_on", program=PASSED_ON[command][0], words=words[1:])
     return build_parser(with_settings=command in ("init", "start"), with_terms=command == "run").parse_args(words)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from prime_coordinator.constants import READER_BURST, READER_RATE
 from prime_coordinator.tempo import TempoConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
@@ -57,6 +58,16 @@ class IntakeConfig:
     """Time for the checks of one file."""
     memory_mb_max: Annotated[int, Between(256, 2**20)] = 4_096
     """Address space of one checking process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingConfig:
+    """The section [reading]: the JSON API and the pages, which anybody may read."""
+
+    per_second: Annotated[float, Between(0.1, 1e6)] = READER_RATE
+    """Questions a second from one address, for ever."""
+    burst: Annotated[int, Between(1, 10**6)] = READER_BURST
+    """Questions at once from one address after a pause: a page of the explorer asks several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +136,7 @@ class CoordinatorConfig:
     books: BooksConfig = field(default_factory=BooksConfig)
     tempo: TempoConfig = field(default_factory=TempoConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     origin: OriginConfig = field(default_factory=OriginConfig)

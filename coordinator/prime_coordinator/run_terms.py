@@ -24,6 +24,7 @@ from prime_protocol.ids import Digest, NodeId
 from prime_protocol.terms import ANY_MODEL_FILES, RunTerms, SlashTo
 from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
+from prime_runtime.model_files import CONFIG, digest_model_files
 from prime_runtime.settings import Between, ConfigError, load_config
 
 TOKEN = 10**9
@@ -162,8 +163,12 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
         raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
 
 
-def read_model_config(path: Path) -> dict[str, int]:
-    """What follows from a model's config.json: vocabulary and the two FLOP factors."""
+def read_model_config(path: Path) -> dict[str, Any]:
+    """What follows from a model's config.json: vocabulary and the two FLOP factors. From its folder also what binds
+    the run to the files in it.
+    """
+    if path.is_dir():
+        return {**read_model_config(path / CONFIG), "model_files": str(digest_model_files(path))}
     try:
         with path.open("rb") as file:
             raw = file.read(MODEL_CONFIG_BYTES_MAX + 1)

@@ -15,10 +15,9 @@ def explorer(context: Context) -> int:
     )
 
 
-def simulate(context: Context) -> int:
-    """In a process of its own: the simulator also runs the node's code, which this program does not import."""
-    command = [sys.executable, "-m", "prime_simulator", *context.args.words]
-    return subprocess.run(command, check=False).returncode
+def pass_on(context: Context) -> int:
+    """In a process of its own: what it runs uses the node's code too, which this program does not import."""
+    return subprocess.run([sys.executable, "-m", context.args.program, *context.args.words], check=False).returncode
 
 
 def completion(context: Context) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import make_checkpoint
 
 from prime_coordinator.rows import to_plain
 from prime_coordinator.run_terms import TermsConfig, change_terms, read_model_config, read_terms, terms_from_plain
@@ -13,6 +14,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.terms import RunTerms
 from prime_protocol.tolerance import Precision
 from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
+from prime_runtime.model_files import digest_model_files
 from prime_runtime.settings import ConfigError
 
 LEAST = {
@@ -143,3 +145,13 @@ def test_wrong_words_about_model_and_noise_are_named() -> None:
         read_terms(LEAST | {"tolerance.margin_max": "500"}, {}, None, None, is_devnet=True)
     with pytest.raises(ConfigError, match="model_files is 'abc'"):
         read(**LEAST, model_files="abc")
+
+
+def test_a_models_folder_binds_the_run_to_its_files(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    terms = read(None, folder, **{name: LEAST[name] for name in ("trainer", "model", "task_set")})
+    assert terms.vocabulary == 32
+    assert terms.model_files == digest_model_files(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(LocalError, match=r"has no tokenizer\.json"):
+        read(None, folder, **LEAST)

@@ -1,0 +1,120 @@
+"""Command line of the devnet: `python -m prime_devnet`, `prime-coordinator devnet`, and `make demo`.
+
+Exit codes: 0 everything went as promised, 1 it did not (the text says what), 2 bad arguments, 130 interrupted.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FOLDER = "prime-devnet"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    from prime_devnet.cheats import CHEATS
+
+    parser = argparse.ArgumentParser(
+        prog="prime-coordinator devnet",
+        description="A whole network on this machine: coordinator, trainer, relay, workers, validators and a cheater, "
+        "each a process of its own. It trains a tiny model, and ends with what came of it.",
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="honest workers (default 3)")
+    parser.add_argument("--validators", type=int, default=2, help="validators (default 2)")
+    parser.add_argument("--cheaters", type=int, default=1, help="workers that cheat (default 1)")
+    parser.add_argument("--attack", choices=sorted(CHEATS), default="answer-sheet", help="how they cheat")
+    parser.add_argument("--model", type=Path, help="folder of a model to train instead of the tiny one")
+    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the tiny model (default 0)")
+    parser.add_argument(
+        "--folder", type=Path, help="where everybody's files go; default: one that is removed at the end"
+    )
+    parser.add_argument("--limit-s", type=int, default=900, help="give up after so many seconds (default 900)")
+    parser.add_argument("--exit", action="store_true", help="end when all is done, with a line for scripts")
+    return parser
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.nodes < 1 or args.validators < 2 or args.cheaters < 0 or args.steps < 1:
+        parser.error("there must be at least 1 worker, 2 validators (one for an appeal) and 1 step")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    from prime_protocol.errors import LocalError, RemoteError
+
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = args.folder
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{FOLDER}-")))
+            return asyncio.run(run(args, folder))
+    except KeyboardInterrupt:
+        return 130
+    except (LocalError, RemoteError) as error:
+        print(f"the devnet failed: {error}", file=sys.stderr)
+        return 1
+
+
+async def run(args: argparse.Namespace, folder: Path) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from prime_devnet import view
+    from prime_devnet.plan import Plan
+    from prime_devnet.run import Devnet, play
+    from prime_devnet.summary import describe, list_failures, result_line
+    from prime_devnet.watch import Look
+
+    plan = Plan(
+        folder=folder.absolute(),
+        seed=args.seed,
+        workers=args.nodes,
+        validators=args.validators,
+        cheaters=args.cheaters,
+        attack=args.attack,
+        steps=args.steps,
+        model=args.model,
+        limit_s=args.limit_s,
+    )
+    console, began_s = Console(), time.monotonic()
+    told = [-1]
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(Live(console=console, transient=True)) if console.is_terminal else None
+
+        def show(look: Look, phase: str) -> None:
+            elapsed_s = time.monotonic() - began_s
+            if live is not None:
+                live.update(view.render(look, devnet.names, steps=plan.steps, elapsed_s=elapsed_s, phase=phase))
+            elif look.step // 10 > told[0]:
+                told[0] = look.step // 10
+                console.print(view.one_line(look, plan.steps, elapsed_s, phase), highlight=False)
+
+        devnet = Devnet(plan, lambda text: console.print(text, highlight=False), show)
+        async with contextlib.AsyncExitStack() as running:
+            running.push_async_callback(devnet.stop)
+            summary = await play(devnet)
+            if live is not None:
+                live.stop()
+            for line in describe(summary):
+                console.print(line, highlight=False)
+            failures = list(list_failures(summary))
+            for failure in failures:
+                console.print(f"NOT AS PROMISED: {failure}", style="red")
+            if args.exit:
+                console.print(result_line(summary), highlight=False)
+            else:
+                console.print(f"explorer   {devnet.url}   (Ctrl-C ends everything)", highlight=False)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""A whole network on one machine, before anything runs: who takes part, where each keeps its files, which words start
+it. Pure.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+RUN = "demo"
+PASSWORD_NAME = "password"
+
+
+class Part(StrEnum):
+    """What a party is to the network."""
+
+    COORDINATOR = "coordinator"
+    TRAINER = "trainer"
+    RELAY = "relay"
+    WORKER = "worker"
+    VALIDATOR = "validator"
+    CHEATER = "cheater"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the person at the keyboard wants."""
+
+    folder: Path
+    seed: int = 0
+    workers: int = 3
+    validators: int = 2
+    relays: int = 1
+    cheaters: int = 1
+    attack: str = "answer-sheet"
+    steps: int = 60
+    model: Path | None = None
+    """A model folder to begin with instead of the tiny one."""
+    limit_s: int = 900
+    """When a network that does not get there is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """One process."""
+
+    name: str
+    part: Part
+    words: tuple[str, ...]
+    """The command as a user types it."""
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.name}.log"
+
+    @property
+    def command(self) -> list[str]:
+        """The same command with this very interpreter, so that no PATH decides what runs."""
+        program, *words = self.words
+        return [sys.executable, "-m", f"{program.replace('-', '_')}.cli", *words]
+
+
+def password_file(plan: Plan) -> Path:
+    return plan.folder / PASSWORD_NAME
+
+
+def coordinator_folder(plan: Plan) -> Path:
+    return plan.folder / "coordinator"
+
+
+def list_nodes(plan: Plan, url: str) -> list[Party]:
+    """Relay first: the others find weights nearer."""
+    wanted = (
+        (Part.RELAY, plan.relays),
+        (Part.VALIDATOR, plan.validators),
+        (Part.WORKER, plan.workers),
+        (Part.CHEATER, plan.cheaters),
+    )
+    return [make_node(plan, url, part, number) for part, count in wanted for number in range(1, count + 1)]
+
+
+def make_node(plan: Plan, url: str, part: Part, number: int) -> Party:
+    name = f"{part}-{number}"
+    folder = plan.folder / name
+    role = Part.WORKER if part is Part.CHEATER else part
+    words = ["prime-node", "start", "--folder", str(folder), "--coordinator", url, "--role", role]
+    words += ["--announce", "http://127.0.0.1:0", "--weights-allow-private", "--no-page-enabled"]
+    words += ["--p2p-enabled", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]
+    if part is Part.CHEATER:
+        words += ["--engine-python", str(interpreter_path(plan, name))]
+    return Party(name=name, part=part, words=tuple(words), folder=folder)
+
+
+def interpreter_path(plan: Plan, name: str) -> Path:
+    """What a cheater has swapped in for its engine's interpreter."""
+    return plan.folder / f"{name}.engine"

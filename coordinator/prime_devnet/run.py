@@ -1,0 +1,250 @@
+"""The life of a network on one machine: set up, started, watched until the model has learnt, judged, stopped.
+
+Every party is the command that a user types, in a process of its own. This file holds the order of things.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from prime_coordinator.books_check import check_log
+from prime_coordinator.uploads import file_key
+from prime_devnet import recipe
+from prime_devnet.cheating_child import write_interpreter
+from prime_devnet.outcome import Story, read_story
+from prime_devnet.plan import RUN, Part, Party, Plan, coordinator_folder, interpreter_path, list_nodes, password_file
+from prime_devnet.processes import PartyFailed, Running, run_command
+from prime_devnet.settings import NETWORK, coordinator_words, origin_words, run_words, trainer_words
+from prime_devnet.summary import Summary
+from prime_devnet.watch import Look, Watch
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.manifest import Kind
+from prime_protocol.signed_manifest import open_manifest
+from prime_runtime.lock import read_facts
+from prime_runtime.mirror import read_head, read_leaves, read_tile
+
+LOOK_S = 1.0
+UP_S = 60.0
+"""How long a party may take until it can be talked to."""
+SETTLE_S = 20.0
+"""How long slashes and audits that are open at the end may take."""
+
+Show = Callable[[Look, str], None]
+
+
+@dataclass(slots=True)
+class Devnet:
+    """One network, from its folder to its end."""
+
+    plan: Plan
+    say: Callable[[str], None]
+    show: Show
+    names: dict[NodeId, str] = field(default_factory=dict)
+    """Which node is which party."""
+    url: str = ""
+    running: list[Running] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+
+    # --- Setting up -------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> Path:
+        """Keys, books and a model that is right now and then; the model's folder."""
+        plan = self.plan
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        if any(plan.folder.iterdir()):
+            raise LocalError(f"{plan.folder} is not empty; name another folder")
+        password_file(plan).write_text(secrets.token_urlsafe(24) + "\n")
+        password_file(plan).chmod(0o600)
+        await self._do("coordinator-init", *coordinator_words(plan))
+        key = plan.folder / "trainer.key"
+        await self._do("keys", "prime-node", "keys", "new", "--out", str(key), *self._password)
+        return plan.model or await self._warm_up()
+
+    async def _warm_up(self) -> Path:
+        from prime_devnet.tiny_model import make_checkpoint
+
+        self.say("warming a tiny model up, so that some of its answers are right")
+        start, model = self.plan.folder / "model-0", self.plan.folder / "model"
+        make_checkpoint(start, seed=self.plan.seed, spread=0.3)
+        words = ["--model", str(start), "--out", str(model), "--task-set", recipe.TASK_SET]
+        words += ["--steps", str(recipe.WARM_STEPS), "--seed", str(self.plan.seed)]
+        await self._do("sft", "prime-trainer", "sft", *words)
+        return model
+
+    async def evaluate(self, model: Path, name: str) -> float:
+        """Mean reward on held-out problems."""
+        words = ["--model", str(model), "--task-set", recipe.HELD_OUT, "--tasks", str(recipe.EVALUATED)]
+        text = await self._do(
+            name, "prime-trainer", "eval", *words, "--tokens-max", str(recipe.OUTPUT_TOKENS), "--json"
+        )
+        return float(json.loads(text)["reward_mean"])
+
+    # --- Running ----------------------------------------------------------------------------------------------------
+
+    async def start(self, model: Path) -> None:
+        """Everybody, in the order in which they need each other."""
+        plan = self.plan
+        folder = coordinator_folder(plan)
+        words = ("prime-coordinator", "start", "--folder", str(folder))
+        await self._start(Party(name="coordinator", part=Part.COORDINATOR, words=words, folder=folder))
+        self.url = await self._until_listening(folder / "lock")
+        await self._do("run-create", *run_words(plan, model, str(self.read_trainer())))
+        await self._operate("deposit", "deposit", "coordinator", "100000", "--reference", "devnet")
+        await self._operate("fund", "run", "fund", RUN, "100000")
+        identity = await self._ask_identity()
+        for name, part_words in (
+            ("origin", origin_words(plan, self.url, identity)),
+            ("trainer", trainer_words(plan, self.url, identity, model)),
+        ):
+            await self._start(Party(name=name, part=Part.TRAINER, words=part_words, folder=plan.folder / name))
+        for party in list_nodes(plan, self.url):
+            if party.part is Part.CHEATER:
+                write_interpreter(interpreter_path(plan, party.name), plan.attack)
+            await self._start(party)
+
+    async def watch(self) -> Look:
+        """Until the trainer has made its last step; PartyFailed where anybody ended before."""
+        trainer = next(each for each in self.running if each.party.name == "trainer")
+        async with aiohttp.ClientSession() as session:
+            watch = Watch(session, self.url, self.plan.folder / "trainer")
+            while True:
+                look = await watch.look()
+                self._learn_names()
+                self.show(look, "training")
+                if trainer.code == 0 or look.step >= self.plan.steps:
+                    return look
+                for each in self.running:
+                    each.check()
+                if time.monotonic() - self.began_s > self.plan.limit_s:
+                    raise LocalError(f"step {look.step} of {self.plan.steps} after {self.plan.limit_s} s: given up")
+                await asyncio.sleep(LOOK_S)
+
+    async def settle(self) -> None:
+        """What is being judged is judged, and a slash that was proposed is decided."""
+        async with aiohttp.ClientSession() as session:
+            watch = Watch(session, self.url, self.plan.folder / "trainer")
+            deadline_s = time.monotonic() + SETTLE_S
+            while time.monotonic() < deadline_s:
+                look = await watch.look()
+                self.show(look, "settling")
+                if not look.status["slashes_open"]:
+                    return
+                await asyncio.sleep(LOOK_S)
+
+    async def stop(self) -> None:
+        """Nodes first, the coordinator last: it writes down what the others say."""
+        for each in reversed(self.running):
+            await each.stop()
+        self.running.clear()
+
+    def read_story(self) -> Story:
+        """Replay the log as a stranger would: signatures, rules, tiles; RemoteError where anything does not hold."""
+        mirror = coordinator_folder(self.plan) / "mirror"
+        checked = check_log(
+            read_head(mirror), lambda size: read_leaves(mirror, size), lambda tile: read_tile(mirror, tile), None
+        )
+        return read_story(read_leaves(mirror, checked.head.size), recipe.SAMPLES)
+
+    def nodes_of(self, part: Part) -> list[NodeId]:
+        return [node for node, name in self.names.items() if name.startswith(part)]
+
+    # --- Small parts ------------------------------------------------------------------------------------------------
+
+    @property
+    def _password(self) -> tuple[str, str]:
+        return ("--password-file", str(password_file(self.plan)))
+
+    async def _do(self, name: str, *words: str) -> str:
+        """A short command."""
+        party = Party(name=name, part=Part.COORDINATOR, words=words, folder=self.plan.folder / name)
+        return await run_command(party)
+
+    async def _operate(self, name: str, *words: str) -> None:
+        """A command of the operator."""
+        await self._do(name, "prime-coordinator", *words, "--folder", str(coordinator_folder(self.plan)))
+
+    async def _start(self, party: Party) -> None:
+        self.running.append(await Running.start(party))
+
+    async def _until_listening(self, lock: Path) -> str:
+        coordinator = self.running[0]
+        deadline_s = time.monotonic() + UP_S
+        while time.monotonic() < deadline_s:
+            coordinator.check()
+            url = read_facts(lock).get("url") if lock.exists() else None
+            if url:
+                return str(url)
+            await asyncio.sleep(0.05)
+        raise PartyFailed(f"the coordinator does not listen after {UP_S:.0f} s; see {coordinator.party.log}")
+
+    async def _ask_identity(self) -> str:
+        async with aiohttp.ClientSession() as session:
+            look = await Watch(session, self.url, self.plan.folder).look()
+            return str(look.status["coordinator"])
+
+    def read_trainer(self) -> NodeId:
+        """The address of the trainer's key, which stands in its file in clear."""
+        return read_address(self.plan.folder / "trainer.key")
+
+    def _learn_names(self) -> None:
+        """Each node's key lies in its folder, with the address in clear."""
+        for each in self.running:
+            key = each.party.folder / "key.json"
+            if each.party.name not in self.names.values() and key.exists():
+                self.names[read_address(key)] = each.party.name
+
+
+def read_address(keystore: Path) -> NodeId:
+    return NodeId.parse("0x" + str(json.loads(keystore.read_text())["address"]).removeprefix("0x"))
+
+
+async def play(devnet: Devnet) -> Summary:
+    """All of it, up to what came of it. The network still runs afterwards: whoever made it stops it."""
+    model = await devnet.prepare()
+    before = await devnet.evaluate(model, "eval-before")
+    devnet.say(f"right before training: {before:.0%} of held-out problems; starting everybody")
+    await devnet.start(model)
+    look = await devnet.watch()
+    await devnet.settle()
+    after = await devnet.evaluate(find_last_model(devnet.plan), "eval-after")
+    story = devnet.read_story()
+    full_bytes, delta_bytes = count_bytes(devnet.plan, story.manifests, devnet.read_trainer())
+    return Summary(
+        before=before,
+        after=after,
+        story=story,
+        names=devnet.names,
+        steps=look.step,
+        seconds=time.monotonic() - devnet.began_s,
+        full_bytes=full_bytes,
+        delta_bytes=delta_bytes,
+        learns=devnet.plan.model is None,
+    )
+
+
+def find_last_model(plan: Plan) -> Path:
+    folders = sorted((plan.folder / "trainer" / "checkpoints").glob("step-*[0-9]"))
+    if not folders:
+        raise LocalError("the trainer left no checkpoint")
+    return folders[-1] / "model"
+
+
+def count_bytes(plan: Plan, manifests: list[Digest], trainer: NodeId) -> tuple[int, int]:
+    """What one node fetched of all checkpoints if it took each whole, and if it took changes where there are any."""
+    objects = coordinator_folder(plan) / "objects"
+    full = moved = whole = 0
+    for digest in manifests:
+        frame = (objects / file_key(digest)).read_bytes()
+        manifest = open_manifest(frame, network=NetworkId(NETWORK), run=RunId(RUN), trainer=trainer).manifest
+        if manifest.kind is Kind.KEYFRAME:
+            whole = manifest.transport_bytes
+        full += whole
+        moved += manifest.transport_bytes
+    return full, moved
