@@ -5,6 +5,7 @@ Nothing here decides; the daemon hands in what the agent wants, and gets back on
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from prime_node.audit import Auditor
 from prime_node.briefing import Briefings
@@ -51,40 +52,36 @@ class Workshop:
         self.journal = Journal(home.journal)
         self.keeper = EngineKeeper(config.engine, home.engine, clock, changes=self._find_changes)
         self.sandbox = Sandbox()
-        self.outcomes = Outcomes(
-            config.coordinator,
-            config.authority,
-            node=node,
-            run=run,
-            domain=EMBEDDED,
-            journal=self.journal,
-            shelf=shelf,
-            stakes=config.stake and config.delegation is None,
-            tell=tell,
-            clock=clock,
-        )
-        briefings = Briefings(client, server, run, swarm.fetcher, home.datasets)
-        self.worker = Worker(
-            node,
-            config.network_id,
-            run,
-            briefings=briefings,
-            keeper=self.keeper,
-            shelf=shelf,
-            journal=self.journal,
-            clock=clock,
-        )
+        self.outcomes = self._open_outcomes(config, node, tell)
+        tools: dict[str, Any] = {
+            "briefings": Briefings(client, server, run, swarm.fetcher, home.datasets),
+            "keeper": self.keeper,
+            "shelf": shelf,
+            "clock": clock,
+        }
+        self.worker = Worker(node, config.network_id, run, journal=self.journal, **tools)
         self.auditor = Auditor(
             client,
             server,
             config.network_id,
             run,
-            briefings=briefings,
-            keeper=self.keeper,
-            shelf=shelf,
             sandbox=self.sandbox,
             find_receipt=self.outcomes.find_receipt,
-            clock=clock,
+            **tools,
+        )
+
+    def _open_outcomes(self, config: NodeConfig, node: NodeId, tell: Callable[[Event], None]) -> Outcomes:
+        return Outcomes(
+            config.coordinator,
+            config.authority,
+            node=node,
+            run=config.run_id,
+            domain=EMBEDDED,
+            journal=self.journal,
+            shelf=self._shelf,
+            stakes=config.stake and config.delegation is None,
+            tell=tell,
+            clock=self._clock,
         )
 
     def _find_changes(self, old: Digest, new: Digest) -> frozenset[str] | None:

@@ -24,7 +24,7 @@ from prime_runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 PAUSE_MS = 500
-PAUSE_MS_MAX = 60_000
+PAUSE_MS_MAX = 600_000
 """Before a process that died is started again, doubling with each death that followed no success."""
 DEATHS_MAX = 3
 """After so many deaths without a success between them the engine is taken for broken: nobody waits for it any more."""
@@ -115,7 +115,10 @@ class EngineKeeper:
 
     async def _open(self, precision: Precision) -> EngineProcess:
         """The process that runs, or another one."""
-        if self._process is not None and (not self._process.is_alive or precision is not self._precision):
+        if self._process is not None and not self._process.is_alive:
+            self.restarts += 1
+            await self._end(self._process)
+        elif self._process is not None and precision is not self._precision:
             await self._end(self._process)
         if self._process is not None:
             return self._process

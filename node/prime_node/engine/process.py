@@ -52,6 +52,9 @@ TAIL_LINE_BYTES = 400
 ABANDON_MS = 5_000
 """How long an engine may take to let go of a job, or to leave when told to."""
 
+READ_BYTES = 2**20
+"""Buffered of what the engine writes, so that a long frame comes in few pieces."""
+
 OnProgress = Callable[[Progress], None]
 
 
@@ -126,6 +129,7 @@ class EngineProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                limit=READ_BYTES,
                 env=environment,
                 cwd=folder,
                 start_new_session=True,
