@@ -10,11 +10,17 @@ from typing import Any
 
 from prime_node.config import NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.exchange import RefusalCode
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
 from prime_protocol.statuses import RunStatus
+from prime_runtime.http_errors import Refused, Unreachable
+from prime_runtime.wording import show_span
 
 ACTIVE = str(RunStatus.ACTIVE)
+FINAL = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
+"""Refusals that asking again does not change; a first start that gets one has a wrong setting."""
+VERSION_FIELD = "Letter.version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ def complete(config: NodeConfig, greeting: Greeting) -> NodeConfig:
             f"{greeting.coordinator} answers at {config.coordinator}, and coordinator_id is {config.coordinator_id}:"
             " that is another coordinator. Ask the operator before you trust it"
         )
+    if config.run and config.run not in [run.name for run in greeting.runs]:
+        raise LocalError(f"there is no run {config.run} on {greeting.network}; there are: {_list(greeting)}")
     return replace(
         config,
         network=str(greeting.network),
@@ -85,7 +93,37 @@ def choose_run(greeting: Greeting) -> RunSeen:
     if active:
         names = ", ".join(run.name for run in active)
         raise LocalError(f"{len(active)} runs are active on {greeting.network}: {names}; choose one with --run")
-    known = ", ".join(f"{run.name} ({run.status})" for run in greeting.runs) or "none at all"
+    known = _list(greeting)
     raise LocalError(
-        f"no run is active on {greeting.network} (there are: {known}); ask its operator, or name one: --run"
+        f"no run is active on {greeting.network}; ask its operator, or name one with --run. There are: {known}"
     )
+
+
+def _list(greeting: Greeting) -> str:
+    return ", ".join(f"{run.name} ({run.status})" for run in greeting.runs) or "none at all"
+
+
+# --- When it does not work --------------------------------------------------------------------------------------------
+
+
+def may_pass(error: LocalError | RemoteError) -> bool:
+    """Whether waiting can help: a coordinator that is away, busy, or sees our clock off."""
+    if isinstance(error, Refused):
+        return error.refusal.code not in FINAL
+    return isinstance(error, Unreachable)
+
+
+def explain(error: LocalError | RemoteError, now_ms: int) -> str:
+    """In words for somebody who has just installed this."""
+    if isinstance(error, Refused):
+        refusal = error.refusal
+        if refusal.code is RefusalCode.CLOCK:
+            skew_ms = now_ms - refusal.now_ms
+            direction = "ahead of" if skew_ms > 0 else "behind"
+            return (
+                f"this machine's clock is {show_span(abs(skew_ms))} {direction} the coordinator's;"
+                " set it, for instance with: timedatectl set-ntp true"
+            )
+        if refusal.field == VERSION_FIELD:
+            return f"this program is too old for this network: it {refusal.problem}: pip install --upgrade prime-swarm"
+    return str(error)

@@ -5,48 +5,35 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.daemon import Daemon
 from prime_node.doctor.examination import describe_hardware
 from prime_node.doctor.gpus import load_nvml
+from prime_node.doctor.ports import examine_port
+from prime_node.first_contact import FirstContact, Say
 from prime_node.gauges import make_metrics
-from prime_node.home import Home, keep_config, keep_pins, keep_trainer, locked, make_folder, read_trainer
-from prime_node.joining import complete, read_greeting
+from prime_node.home import Home, keep_config, keep_pins, keep_trainer, locked, make_folder
 from prime_node.local_server import LocalServer
 from prime_node.node_key import OpenedKey, open_key
 from prime_node.owner import Owner
 from prime_node.page.routes import make_pages
 from prime_node.site import DaemonSite
 from prime_node.status import Place, make_report, make_waiting_report
-from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.exchange import RefusalCode
+from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
 from prime_protocol.names import friendly_name
-from prime_protocol.records import RECORDS, RecordsWanted
 from prime_protocol.signing import checksum_address
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http_client import HttpClient, open_client
-from prime_runtime.http_errors import Refused, Unreachable
-from prime_runtime.json_client import open_json_client
 from prime_runtime.lock import Lock
 from prime_runtime.supervision import Part, Supervisor
 
 log = logging.getLogger(__name__)
-
-ASK_MS = 1_000
-ASK_MS_MAX = 30_000
-"""Between two questions, doubling, while the coordinator does not answer."""
-FINAL = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
-"""Refusals that asking again does not change; a first start that gets one has a wrong setting."""
-
-T = TypeVar("T")
-Say = Callable[[str], None]
 
 
 class NodeProcess:
@@ -60,8 +47,7 @@ class NodeProcess:
         self._stop = asyncio.Event()
         self._started_ms = clock.now_ms()
         self._daemon: Daemon | None = None
-        self._problem = ""
-        self._is_first = read_trainer(config) is None
+        self._contact = FirstContact(config, self._stop, clock, say)
         self._owner = Owner(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
         self._parts = Supervisor([Part("owner", self._owner.run)], clock)
         self._url = ""
@@ -88,7 +74,7 @@ class NodeProcess:
         )
         now_ms = self._clock.now_ms()
         if self._daemon is None:
-            return make_waiting_report(self._problem, place, now_ms=now_ms)
+            return make_waiting_report(self._contact.problem, place, now_ms=now_ms)
         return make_report(self._daemon, place, now_ms=now_ms)
 
     def _take_stop(self, given: dict[str, str]) -> str:
@@ -112,7 +98,7 @@ class NodeProcess:
         """Until told to stop; why, where nobody on this machine asked for it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        config = await self._find_out()
+        config = await self._contact.find_out()
         if config is None:
             return ""
         async with open_client(
@@ -123,9 +109,10 @@ class NodeProcess:
             limits=config.client,
             authority=config.authority,
         ) as client:
-            trainer = read_trainer(config) or await self._ask(lambda: self._ask_trainer(config, client))
+            trainer = await self._contact.find_trainer(config, client)
             if trainer is None:
                 return ""
+            check_port(config)
             self._keep(config, trainer)
             return await self._work(config, client, trainer)
 
@@ -143,71 +130,11 @@ class NodeProcess:
             await asyncio.gather(looking, return_exceptions=True)
         return daemon.stopped_for
 
-    async def _find_out(self) -> NodeConfig | None:
-        """The settings with what the coordinator says of itself; None if we are stopped before it answers."""
-        if self._config.is_complete:
-            return self._config
-        return await self._ask(self._ask_greeting)
-
-    async def _ask_greeting(self) -> NodeConfig:
-        config = self._config
-        async with open_json_client(config.coordinator, config.authority) as client:
-            answer = await client.get("/status")
-        try:
-            greeting = read_greeting(answer)
-        except RemoteError as error:
-            raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
-        found = complete(config, greeting)
-        self._say(f"network {found.network}, run {found.run}")
-        self._say(f"coordinator {found.coordinator_id}")
-        self._say(f"log key {found.log_key}")
-        self._say("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
-        return found
-
-    async def _ask_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId:
-        wanted = RecordsWanted(seen=0, wait_ms=0)
-        answer = await client.call(config.server, RECORDS, wanted, run=config.run_id)
-        return answer.message.trainer
-
     def _keep(self, config: NodeConfig, trainer: NodeId) -> None:
         if keep_config(config):
             self._say(f"wrote {Home(config.folder).config}: the next start needs no flags")
         keep_pins(config)
         keep_trainer(config.folder, trainer)
-
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T | None:
-        """Until it is answered, or we are stopped. A first start gives up where trying again is of no use."""
-        wait_ms = ASK_MS
-        while not self._stop.is_set():
-            try:
-                return await question()
-            except (LocalError, RemoteError) as error:
-                if self._is_first and not may_pass(error):
-                    raise
-                self._note(str(error))
-            await self._wait(wait_ms)
-            wait_ms = min(ASK_MS_MAX, 2 * wait_ms)
-        return None
-
-    def _note(self, problem: str) -> None:
-        if problem != self._problem:
-            log.warning("cannot join yet: %s", problem)
-            self._say(f"not joined yet: {problem}. Trying again until it works.")
-        self._problem = problem
-
-    async def _wait(self, wait_ms: int) -> None:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await self._stop.wait()
-        except TimeoutError:
-            pass
-
-
-def may_pass(error: LocalError | RemoteError) -> bool:
-    """Whether waiting can help: a coordinator that is away, busy, or sees our clock off."""
-    if isinstance(error, Refused):
-        return error.refusal.code not in FINAL
-    return isinstance(error, Unreachable)
 
 
 def introduce(opened: OpenedKey, config: NodeConfig, say: Say) -> None:
@@ -215,8 +142,10 @@ def introduce(opened: OpenedKey, config: NodeConfig, say: Say) -> None:
     node, home = opened.key.node, Home(config.folder)
     say(f"node {checksum_address(node)}, called {friendly_name(node)}")
     if opened.is_new:
-        also = f" and {home.password.name} beside it" if opened.is_password_new else ", with the password you gave,"
-        say(f"  drew its key: {home.key}{also} are this node and what it earns.")
+        password = (
+            f", and its password {home.password}. They are" if opened.is_password_new else ". With its password it is"
+        )
+        say(f"  drew its key {home.key}{password} this node and what it earns.")
         say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
 
 
@@ -228,6 +157,15 @@ def check_engine(config: NodeConfig) -> None:
         raise LocalError(
             f"the role {config.role} needs an engine, and torch is not installed here: pip install 'prime-swarm[node]'."
             " Without one a node can still pass weights on: --role relay"
+        )
+
+
+def check_port(config: NodeConfig) -> None:
+    """Before the settings are written down: a port that is taken is none to keep."""
+    facts = examine_port(config, is_running=False)
+    if facts.problem:
+        raise LocalError(
+            f"cannot listen on {facts.listen}: {facts.problem}; choose another --listen-port, and --announce with it"
         )
 
 

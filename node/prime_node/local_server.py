@@ -55,8 +55,9 @@ class LocalServer:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or config.port:
                 await self._runner.cleanup()
+                problem = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror
                 raise LocalError(
-                    f"cannot listen on {HOST}, port {config.port}: {error.strerror}; choose another --page-port"
+                    f"cannot listen on {HOST} port {config.port}: {problem}; choose another --page-port"
                 ) from None
             await self._listen(0)
         return f"http://{HOST}:{self._runner.addresses[0][1]}"

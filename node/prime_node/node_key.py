@@ -48,9 +48,10 @@ def load_key(config: NodeConfig) -> WalletKey:
     try:
         return key_file.load(home.key, password)
     except LocalError as error:
+        source = f" The password is {_describe_source(config)}." if "password" in str(error) else ""
         raise LocalError(
-            f"{home.key} does not open: {error}. The password is {_describe_source(config)}. If the file is damaged,"
-            " bring back your copy: prime-node keys recover COPY --replace"
+            f"{home.key} does not open: {error}.{source} If the file is damaged, bring back your copy:"
+            " prime-node keys recover COPY --replace"
         ) from None
 
 

@@ -135,6 +135,8 @@ def _state(report: dict[str, Any]) -> tuple[str, Tone]:
         return "checking the work of others", Tone.GOOD
     if report["role"] == "relay":
         return "serving weights" if report["serving"]["urls"] else "keeping weights", Tone.GOOD
+    if not report["coordinator"]["is_reachable"]:
+        return "waiting for the coordinator", Tone.BUSY
     why = f": {printable(work['idle_for'])}" if work and work["idle_for"] else ""
     return f"{report['coordinator']['activity']}, waiting for work{why}", Tone.PLAIN
 
@@ -223,7 +225,7 @@ def make_grid(pieces: list[dict[str, Any]], now_ms: int) -> Grid:
         (
             str(piece["lease"]),
             str(piece["step"]),
-            str(piece["rows"] or piece["slots"]),
+            str(piece["rows"] or "-"),
             piece["state"].replace("_", " "),
             show_distance(piece["started_ms"], now_ms),
             short(piece["submission"]),

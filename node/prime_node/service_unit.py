@@ -20,8 +20,6 @@ def render_unit(program: Path, folder: Path) -> str:
     command = " ".join(_quote(word) for word in (str(program), "start", "--folder", str(folder)))
     return f"""[Unit]
 Description=prime-node in {_escape(str(folder))}
-Wants=network-online.target
-After=network-online.target
 StartLimitIntervalSec=600
 StartLimitBurst=10
 

@@ -38,7 +38,7 @@ def _coordinator(report: dict[str, Any]) -> Iterator[str]:
         yield f"the coordinator has not answered yet: {coordinator['problem']}"
     else:
         since = show_span(coordinator["answered_ms_ago"])
-        yield f"the coordinator was last heard {since} ago: {coordinator['problem']}. The node goes on trying"
+        yield f"the coordinator was last heard {since} ago (the node goes on trying): {coordinator['problem']}"
 
 
 def _standing(report: dict[str, Any]) -> Iterator[str]:

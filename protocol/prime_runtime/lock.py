@@ -17,8 +17,9 @@ TRIES, TRY_S = 10, 0.02
 class Lock:
     """Held by the one process that may write in the folder."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
+        self._path = path
 
     def note_url(self, url: str, **others: str) -> None:
         """Say where this process listens, for other commands on this machine."""
@@ -28,12 +29,15 @@ class Lock:
         self._note({"pid": os.getpid()})
 
     def clear(self) -> None:
-        self._note({})
+        os.ftruncate(self._fd, 0)
 
     def _note(self, facts: Facts) -> None:
         text = json.dumps(facts) + "\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text.encode(), 0)
+        self.clear()
+        try:
+            os.pwrite(self._fd, text.encode(), 0)
+        except OSError as error:
+            raise LocalError(f"cannot write {self._path}: {error.strerror}; make room") from None
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
         os.close(fd)
         holder = read_facts(path).get("pid", "unknown")
         raise LocalError(f"another {who} runs in {path.parent}, process {holder}; stop it first") from None
-    lock = Lock(fd)
+    lock = Lock(fd, path)
     try:
         lock.note_pid()
         yield lock

@@ -8,6 +8,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -206,6 +207,17 @@ def _text_of(error: BaseException) -> str:
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
     """Rotated files that only their owner can read."""
+
+    is_broken = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk is said once, where somebody may still read it; the program goes on."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.is_broken:
+            self.is_broken = True
+            sys.stderr.write(f"the log file {self.baseFilename} cannot be written: {error.strerror}\n")
 
     def _open(self) -> Any:
         return open(

@@ -48,12 +48,14 @@ def show(context: Context) -> int:
 
 def add(context: Context) -> int:
     amount_nano = read_amount(context.args.amount)
-    return _write(context, lambda node: Staked(node=node, amount_nano=amount_nano), f"{context.args.amount} are staked")
+    return _write(
+        context, lambda node: Staked(node=node, amount_nano=amount_nano), f"{context.args.amount} tokens are staked"
+    )
 
 
 def remove(context: Context) -> int:
     amount_nano = read_amount(context.args.amount)
-    what = f"{context.args.amount} are on their way back; when the delay is over: prime-node stake release"
+    what = f"{context.args.amount} tokens are on their way back; when the delay is over: prime-node stake release"
     return _write(context, lambda node: Unbonded(node=node, amount_nano=amount_nano), what)
 
 

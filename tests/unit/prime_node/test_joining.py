@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 
 from prime_node.config import NodeConfig
-from prime_node.joining import complete, read_greeting
-from prime_node.life import may_pass
+from prime_node.joining import complete, explain, may_pass, read_greeting
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.exchange import Refusal, RefusalCode
 from prime_runtime.http_errors import Refused, Unreachable
@@ -48,7 +47,8 @@ def test_what_the_owner_set_is_not_overruled() -> None:
     ("runs", "changes", "problem"),
     [
         ([("a", "active"), ("b", "active")], {}, "2 runs are active on devnet: a, b; choose one with --run"),
-        ([("a", "paused")], {}, r"no run is active on devnet \(there are: a \(paused\)\)"),
+        ([("a", "paused")], {}, r"no run is active on devnet; .* There are: a \(paused\)"),
+        ([("a", "active")], {"run": "b"}, r"there is no run b on devnet; there are: a \(active\)"),
         ([], {}, "none at all"),
         ([("a", "active")], {"network": "mainnet"}, "is of the network devnet, and network is set to mainnet"),
         ([("a", "active")], {"coordinator_id": "0x" + "22" * 20}, "that is another coordinator. Ask the operator"),
@@ -93,6 +93,27 @@ def test_an_answer_that_is_no_greeting_is_refused(answer: Any) -> None:
 )
 def test_a_first_start_waits_only_for_what_can_pass(error: Any, is_hope: bool) -> None:
     assert may_pass(error) is is_hope
+
+
+def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int = 0) -> Refused:
+    return Refused("no", Refusal(code=code, field=field, problem=problem, retry_after_ms=0, now_ms=now_ms))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (refused(RefusalCode.CLOCK, now_ms=0), "this machine's clock is 1 h 0 min ahead of the coordinator's; set it"),
+        (refused(RefusalCode.CLOCK, now_ms=7_200_000), "1 h 0 min behind the coordinator's; set it, for instance with"),
+        (
+            refused(RefusalCode.MALFORMED, "Letter.version", "is 0, this run needs 1: please upgrade"),
+            "too old for this network: it is 0, this run needs 1: please upgrade: pip install --upgrade prime-swarm",
+        ),
+        (refused(RefusalCode.FORBIDDEN), "no"),
+        (LocalError("is the URL right?"), "is the URL right?"),
+    ],
+)
+def test_a_new_user_is_told_what_to_do(error: LocalError, text: str) -> None:
+    assert text in explain(error, 3_600_000)
 
 
 # --- The public JSON of somebody who may be anybody -------------------------------------------------------------------

@@ -81,7 +81,7 @@ TROUBLES = [
     (changed(heads={"forks": ["fork-1.txt"]}), "THE LOG TELLS TWO HISTORIES"),
     (
         changed(coordinator={"is_reachable": False, "problem": "connection refused", "answered_ms_ago": 603_000}),
-        "the coordinator was last heard 10 min 3 s ago: connection refused. The node goes on trying",
+        "the coordinator was last heard 10 min 3 s ago (the node goes on trying): connection refused",
     ),
     (
         changed(coordinator={"is_reachable": False, "problem": "refused", "answered_ms_ago": None}),
@@ -129,6 +129,7 @@ def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
         (changed(owner={"hold": "paused by its owner"}), "holding: paused by its owner"),
         (changed(owner={"stop": "it is 07:00", "hold": "it is 07:00"}), "finishing, then stopping: it is 07:00"),
         (changed(work={"current": None}), "working, waiting for work"),
+        (changed(work={"current": None}, coordinator={"is_reachable": False}), "waiting for the coordinator"),
         (
             changed(work={"current": None, "idle_for": "all slots are taken"}, coordinator={"activity": "idle"}),
             "idle, waiting for work: all slots are taken",

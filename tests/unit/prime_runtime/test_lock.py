@@ -1,5 +1,6 @@
 """One process in one folder, told by name, and a look at the lock keeps nobody out."""
 
+import resource
 import threading
 from pathlib import Path
 
@@ -56,3 +57,14 @@ def test_looking_at_a_lock_all_the_time_keeps_nobody_out(tmp_path: Path) -> None
     finally:
         stop.set()
         watcher.join()
+
+
+def test_a_full_disk_is_told_as_one_and_the_lock_falls(tmp_path: Path) -> None:
+    path, limits = tmp_path / "lock", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(LocalError, match="make room"), lock_file(path, "node", advice="make it"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not is_held(path)

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -195,3 +196,31 @@ def test_a_log_file_that_cannot_be_written_is_explained(logger: logging.Logger, 
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match=r"cannot write the log file .*; see the setting log.file"):
         set_up_logs(LogConfig(file=tmp_path / "file" / "x.log"), stream=io.StringIO(), logger=logger)
+
+
+def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
+    logger: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    set_up_logs(LogConfig(file=tmp_path / "node.log"), stream=stream, logger=logger)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        for number in range(3):
+            logger.info("line %d", number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        # What could not be written waits in the file's buffer; it goes where it can now.
+    said = capsys.readouterr().err
+    assert said.count("cannot be written") == 1
+    assert "Traceback" not in said
+    assert len(stream.getvalue().splitlines()) == 3, "the terminal still has everything"
+
+
+def test_a_terminal_can_show_less_than_the_file(logger: logging.Logger, tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "node.log"
+    set_up_logs(LogConfig(file=path), stream=stream, logger=logger, stream_level=LogLevel.WARNING)
+    logger.info("for the file")
+    logger.warning("for both")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["for both"]
+    assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["for the file", "for both"]
