@@ -13,8 +13,8 @@ STRIPES = 8
 LENGTH_STEP = 32
 """Lengths are rounded up to this, so that neighbours fall together and masks stay aligned for a GPU."""
 
-CALL_COST = 2048
-"""What one more attention call costs, in cached tokens that could be read instead: about 10 us on a CPU."""
+CALL_COST = 256
+"""What one more attention call costs, in cached tokens that could be read instead: about 10 us."""
 
 
 @dataclass(frozen=True, slots=True)

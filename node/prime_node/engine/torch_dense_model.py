@@ -73,8 +73,8 @@ class DenseBatch:
         self.cache = cache
         self.length_max = length_max
         """Longest that any sequence can get."""
-        self.length = 0
-        """Tokens that the longest row has in the cache."""
+        self.lengths: list[int] = []
+        """Tokens that each row has in the cache."""
 
     def pick(self, waiting: deque[Writing], room: int) -> list[Writing]:
         joining: list[Writing] = []
@@ -87,9 +87,8 @@ class DenseBatch:
 
     def advance(self, running: Sequence[Writing], joined: int) -> Tensor:
         decoding, joining = running[: len(running) - joined], running[len(running) - joined :]
-        lengths = [writing.length for writing in running]
-        self.length = max(lengths)
-        self.cache.make_room(self.length, self.length_max)
+        lengths = self.lengths = [writing.length for writing in running]
+        self.cache.make_room(max(lengths), self.length_max)
         tokens = [writing.output[-1] for writing in decoding]
         positions = [length - 1 for length in lengths[: len(decoding)]]
         rows = list(range(len(decoding)))
@@ -113,7 +112,7 @@ class DenseBatch:
         moves = [(place, row) for place, row in enumerate(order) if place != row]
         if moves:
             targets, sources = zip(*moves, strict=True)
-            self.cache.move(targets, sources, self.length)
+            self.cache.move(targets, sources, max(self.lengths[row] for row in sources))
 
     def _send(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.decoder.device)

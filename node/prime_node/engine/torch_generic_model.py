@@ -68,6 +68,9 @@ class GenericModel:
     """A transformers model on a device."""
 
     def __init__(self, plan: Plan, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype) -> None:
+        # What does not fit is an error of ours; its tables and bars would fill the node's log.
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         self._plan = plan
         self.device = device
         self._dtype = dtype
@@ -103,8 +106,13 @@ class GenericModel:
         return outputs.last_hidden_state, getattr(outputs, "past_key_values", None)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.get_output_embeddings()(hidden).float() * self._scale
+        logits = self._multiply(hidden) * self._scale
         return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
+
+    def _multiply(self, hidden: Tensor) -> Tensor:
+        head = self._model.get_output_embeddings()
+        product: Tensor = head(hidden.to(head.weight.dtype)).float()
+        return product
 
     def _make(self, tensors: FolderTensors) -> Any:
         """A model of the tensors, all of them used and none made up."""
@@ -135,7 +143,7 @@ class GenericModel:
         text, name = torch.tensor([PROBE], device=self.device), self._plan.kind.__name__
         try:
             hidden, cache = self.compute(text, None)
-            plain = self._model.get_output_embeddings()(hidden).float()
+            plain = self._multiply(hidden)
             wanted = self._model(input_ids=text, use_cache=False).logits.float()
         except (AttributeError, TypeError, ValueError) as error:
             raise LocalError(f"{name} does not compute as language models do here: {error}; {OTHER_ENGINE}") from None

@@ -1,0 +1,253 @@
+"""Rollout tokens per second of the torch engine, proofs included, against transformers' generate and vLLM on the CPU.
+
+    python bench/engine.py [--rounds 5] [--prompts 256] [--precision float32]
+
+One Qwen2 of a million parameters with random weights, the same prompts and lengths for all, sampling on, one thread, 64
+sequences at once. Two kinds of work:
+
+equal    every completion has 128 tokens, and nothing ends a sequence before.
+heavy    lengths from a log-normal (median 48, sigma 1.2, 4 to 512 tokens). Ours end at an end token, with seeds picked
+         from a pool so that the lengths come out so; vLLM's at a limit for each request. `generate` gets the lengths as
+         a stopping criterion for each row, which works as its end token does: a row that is done is filled up until the
+         longest of its batch is done, as it is for its users.
+
+Prompts all have 16 tokens, so `generate` has no padding either. Contenders take turns; the median of the rounds counts.
+Tokens are counted per CPU second of the whole process, proofs' thread included: other load on the machine then costs
+little. vLLM needs .vllm/ (`make .vllm/ready`), and runs without our sampling and proofs.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import numpy as np
+import torch
+import transformers
+from tiny_models import make_checkpoint
+
+from prime_node.engine.base import Order, Sampling
+from prime_node.engine.torch_engine import TorchEngine
+from prime_node.engine.torch_proofs import ProofMaker
+
+ROOT = Path(__file__).resolve().parents[1]
+VLLM = ROOT / ".vllm" / "bin" / "python"
+VOCABULARY, PROMPT_TOKENS, ROWS, EQUAL_TOKENS, TOKENS_MAX = 512, 16, 64, 128, 512
+EOS = frozenset(range(8))
+"""One token in 64 ends a sequence."""
+POOL_SHARE = 8
+"""Sequences tried for each one that is taken."""
+Work = tuple[list[Order], list[int]]
+Contender = Callable[[Work], None]
+
+
+class NoProofs(ProofMaker):
+    """The engine without its proofs, for what they cost."""
+
+    def note(self, running: Any, hidden: Any) -> None:
+        pass
+
+    def finish(self, writing: Any) -> int:
+        return int(writing.slot)
+
+    def is_ready(self, writing: Any) -> bool:
+        return True
+
+    def take(self, writing: Any) -> bytes:
+        return b""
+
+
+def make_orders(count: int) -> list[Order]:
+    dice = np.random.default_rng(1)
+    prompts = dice.integers(len(EOS), VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
+    seeds = dice.integers(0, 2**64, count, dtype=np.uint64).tolist()
+    return [
+        Order(number=n, prompt=prompt, seed=seed) for n, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+
+
+def pick_heavy(engine: TorchEngine, count: int) -> Work:
+    """Orders whose lengths are spread as a log-normal is, in random order."""
+    pool = make_orders(POOL_SHARE * count)
+    sampling = Sampling(temperature=1.0, eos=EOS, tokens_max=TOKENS_MAX)
+    lengths = {done.number: len(done.tokens) for done in engine.generate(pool, sampling)}
+    normal = statistics.NormalDist(np.log(48), 1.2)
+    wanted = [np.exp(normal.inv_cdf((place + 0.5) / count)).clip(4, TOKENS_MAX) for place in range(count)]
+    taken = []
+    for length in reversed(wanted):
+        nearest = min(lengths, key=lambda number: abs(lengths[number] - length))
+        taken.append((pool[nearest], lengths.pop(nearest)))
+    np.random.default_rng(2).shuffle(taken)
+    return [order for order, _ in taken], [length for _, length in taken]
+
+
+class Lengths(transformers.StoppingCriteria):
+    """Each row is done at its own length."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.ends = torch.tensor(lengths) + PROMPT_TOKENS
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        return input_ids.shape[1] >= self.ends
+
+
+class Generate:
+    """transformers' own, a full batch at a time."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
+
+    def __call__(self, work: Work) -> None:
+        orders, lengths = work
+        for start in range(0, len(orders), ROWS):
+            prompts = torch.tensor(np.stack([order.prompt for order in orders[start : start + ROWS]])).long()
+            here = lengths[start : start + ROWS]
+            self.model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=None,
+                pad_token_id=0,
+                max_new_tokens=max(here),
+                stopping_criteria=transformers.StoppingCriteriaList([Lengths(here)]),
+            )
+
+
+class Ours:
+    """The torch engine."""
+
+    def __init__(self, folder: Path, precision: str, proofs: type[ProofMaker] = ProofMaker) -> None:
+        self.engine = TorchEngine(device="cpu", precision=precision, threads=1, batch_max=ROWS, proofs=proofs)
+        self.engine.load(folder)
+
+    def __call__(self, work: Work) -> None:
+        orders, lengths = work
+        is_equal = len(set(lengths)) == 1
+        eos, tokens_max = (frozenset[int](), lengths[0]) if is_equal else (EOS, TOKENS_MAX)
+        done = self.engine.generate(orders, Sampling(temperature=1.0, eos=eos, tokens_max=tokens_max))
+        total = sum(len(completion.tokens) for completion in done)
+        assert abs(total - sum(lengths)) <= 0.01 * total, "lengths differ from the ones picked"
+
+
+class Vllm:
+    """bench/engine_vllm.py in .vllm/, told when to run."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [str(VLLM), str(ROOT / "bench" / "engine_vllm.py"), str(folder), precision, str(ROWS)]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def measure(self, work: Work) -> float:
+        """CPU seconds."""
+        orders, lengths = work
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([[order.prompt.tolist() for order in orders], lengths]) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("CPU_SECONDS "):
+                return float(line.split()[1])
+        raise SystemExit(f"bench/engine_vllm.py ended with {self.process.wait()}: run it by hand to see why")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(contender: Contender, work: Work) -> float:
+    """CPU seconds."""
+    if isinstance(contender, Vllm):
+        return contender.measure(work)
+    started = time.process_time()
+    contender(work)
+    return time.process_time() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    flags = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = make_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
+        return compare(folder, flags.rounds, flags.prompts, flags.precision)
+
+
+def compare(folder: Path, rounds: int, prompts: int, precision: str) -> int:
+    ours = Ours(folder, precision)
+    contenders: dict[str, Any] = {
+        "torch engine": ours,
+        "torch engine without proofs": Ours(folder, precision, NoProofs),
+        "transformers generate": Generate(folder, precision),
+    }
+    if VLLM.exists():
+        contenders["vLLM on the CPU"] = Vllm(folder, precision)
+    works = {"heavy": pick_heavy(ours.engine, prompts), "equal": (make_orders(prompts), [EQUAL_TOKENS] * prompts)}
+    speeds: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds + 1):
+        for kind, work in works.items():
+            for name, contender in contenders.items():
+                took_s = measure(contender, work)
+                if number:
+                    speeds.setdefault((kind, name), []).append(sum(work[1]) / took_s)
+    if VLLM.exists():
+        contenders["vLLM on the CPU"].close()
+    report({key: statistics.median(values) for key, values in speeds.items()}, works, rounds)
+    return 0
+
+
+def report(speeds: dict[tuple[str, str], float], works: dict[str, Work], rounds: int) -> None:
+    lengths = works["heavy"][1]
+    print(
+        f"{len(lengths)} prompts, {ROWS} at once, one thread, median of {rounds}; heavy: {sum(lengths)} tokens, ",
+        end="",
+    )
+    print(f"median {statistics.median(lengths):.0f}, longest {max(lengths)}; equal: {EQUAL_TOKENS} each")
+    names = list(dict.fromkeys(name for _, name in speeds))
+    print(f"{'tokens per CPU second':<32}{'heavy':>10}{'equal':>10}{'ours over it':>16}")
+    ratios = {name: [speeds[kind, "torch engine"] / speeds[kind, name] for kind in works] for name in names}
+    for name in names:
+        heavy, equal = ratios[name]
+        print(f"{name:<32}{speeds['heavy', name]:>10.0f}{speeds['equal', name]:>10.0f}{heavy:>9.2f}{equal:>7.2f}")
+    heavy, equal = ratios["transformers generate"]
+    overhead = max(1 / ratio - 1 for ratio in ratios["torch engine without proofs"])
+    vllm = "missing" if "vLLM on the CPU" not in ratios else f"{min(ratios['vLLM on the CPU']):.2f}"
+    if vllm == "missing":
+        print("vLLM is not installed: `make .vllm/ready` first")
+    print(f"RESULT vs_hf_generate={heavy:.2f} vs_hf_equal={equal:.2f} proof_overhead={overhead:.3f} vs_vllm_cpu={vllm}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
