@@ -193,7 +193,8 @@ def broadcast(parties: list[Party], checkpoint: Path, step: int) -> tuple[Cost, 
         for client in clients:
             assert client.hear()["have"] == made["root"]
     assert relay.hear()["have"] == made["root"]
-    for party in (relay, *clients):
+    origin.tell(rest=True)
+    for party in parties:
         assert party.hear()["rested"]
     return meter.cost, made["transport_bytes"]
 

@@ -20,7 +20,7 @@ from prime_runtime.http_listener import ListenConfig
 from prime_runtime.http_server import HttpServer
 from prime_runtime.sequence import Sequence
 from prime_runtime.shardcast.directory import Directory
-from prime_runtime.shardcast.publish import publish_checkpoint
+from prime_runtime.shardcast.publish import KeptMap, publish_checkpoint
 from prime_runtime.shardcast.saying import make_announced
 from prime_runtime.shardcast.serve import ShardServer
 from prime_runtime.shardcast.slots import UploadLimits, UploadSlots
@@ -95,6 +95,7 @@ class ShardHost:
         self.key = key or make_key(name)
         self.clock = SystemClock()
         self.sequence = Sequence()
+        self.kept = KeptMap()
         self.store = ShardStore(folder / name, network=NETWORK, run=RUN, trainer=TRAINER.node)
         self.directory = Directory()
         slots = UploadSlots(uploads or UploadLimits(slots=8, address_slots=8))
@@ -135,6 +136,7 @@ class ShardHost:
             now_ms=self.clock.now_ms(),
             keyframe=keyframe,
             shard_bytes=SHARD,
+            kept=self.kept,
         )
 
     def say(self, message: Announced | Serving) -> Gossip:

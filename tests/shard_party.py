@@ -45,6 +45,7 @@ async def publish(host: ShardHost, checkpoint: str, step: int, shard_bytes: int)
         now_ms=now_ms,
         keyframe=False,
         shard_bytes=shard_bytes,
+        kept=host.kept,
     )
     gossip = [announce(host, signed) for signed in made] + [host.record(*made)]
     say(
@@ -94,6 +95,9 @@ async def main(args: argparse.Namespace) -> None:
         learn(host, order.get("frames", []))
         if "publish" in order:
             await publish(host, order["publish"], order["step"], order.get("shard_bytes", SHARD_BYTES))
+        if "rest" in order:
+            host.kept.rest()
+            say(rested=True)
         if "serve" in order:
             record = host.say(
                 Serving(urls=(host.url,), depth=1, slots_free=args.slots, manifests=(Digest.parse(order["serve"]),))

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from prime_protocol.constants import DELTA_BLOCK_LANES, DELTA_ZSTD_LEVEL
-from prime_protocol.delta_lanes import ESCAPE, UNSIGNED, Bytes, scan, scatter, split_planes
+from prime_protocol.delta_lanes import ESCAPE, UNSIGNED, Bytes, See, look_away, scan, scatter, split_planes
 from prime_protocol.errors import RemoteError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
@@ -60,12 +60,10 @@ def record_bytes_max(tensor_bytes: int, width: int) -> int:
     return HEADER.size + -(-tensor_bytes // (DELTA_BLOCK_LANES * width)) + tensor_bytes
 
 
-def encode_record(
-    old: Buffer, new: Buffer, width: int, see: Callable[[Bytes], object] = lambda block: None
-) -> Iterator[bytes]:
+def encode_record(old: Buffer, new: Buffer, width: int, see: See = look_away) -> Iterator[bytes]:
     """The record that turns `old` into `new`, block by block: joined, the chunks are the record.
 
-    `see` is shown each block of `new` while it is still in the processor's cache.
+    `see` is shown all of `new`, piece by piece, while it is in the processor's cache.
     """
     before, after = as_bytes(old), as_bytes(new)
     assert before.size == after.size, "a delta keeps the shape"
@@ -73,13 +71,12 @@ def encode_record(
     compressor = zstandard.ZstdCompressor(level=DELTA_ZSTD_LEVEL)
     yield HEADER.pack(VERSION, width, after.size)
     for start, stop in get_ranges(after.size, width):
-        yield encode_block(compressor, before[start:stop], after[start:stop], width)
-        see(after[start:stop])
+        yield encode_block(compressor, before[start:stop], after[start:stop], width, see)
 
 
-def encode_block(compressor: zstandard.ZstdCompressor, old: Bytes, new: Bytes, width: int) -> bytes:
+def encode_block(compressor: zstandard.ZstdCompressor, old: Bytes, new: Bytes, width: int, see: See) -> bytes:
     """The shortest of the four modes; the dense ones are tried only where sparse saves less than half."""
-    gaps, planes = scan(old, new, width)
+    gaps, planes = scan(old, new, width, see)
     if gaps.size == 0:
         return bytes([Mode.SAME])
     head = bytes([Mode.SPARSE]) + SPARSE_HEAD.pack(planes.shape[1], gaps.size)
@@ -96,26 +93,31 @@ def encode_streams(compressor: zstandard.ZstdCompressor, streams: list[Bytes]) -
     return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
 
 
-def patch_blocks(record: Buffer, tensor_bytes: int, width: int, read: Callable[[int, int], Bytes]) -> Iterator[Bytes]:
+def patch_blocks(
+    record: Buffer, tensor_bytes: int, width: int, read: Callable[[int, int], Bytes], see: See = look_away
+) -> Iterator[Bytes]:
     """The new tensor block by block, each made of what `read(start, stop)` gives of the old one.
 
     The block that is given is patched and handed on: `read` may use one buffer for all, or give the old tensor itself.
-    A bad record is a RemoteError, before the first block where its framing shows it, else before the block that is bad.
-    A wrong or damaged base gives a wrong result, not an error: compare the tensor's digest afterwards.
+    `see` is shown all of the new one, piece by piece, while it is in the processor's cache. A bad record is a
+    RemoteError, before the first block where its framing shows it, else before the block that is bad. A wrong or
+    damaged base gives a wrong result, not an error: compare the tensor's digest afterwards.
     """
     decompressor = zstandard.ZstdDecompressor()
     for block in parse_record(record, tensor_bytes, width):
+        streams = decode_block(decompressor, block, width)
         target = read(block.start, block.stop)
-        apply_block(target, block, decode_block(decompressor, block, width), width)
+        apply_block(target, block, streams, width, see)
         yield target
 
 
-def apply_block(target: Bytes, block: Block, streams: list[Bytes], width: int) -> None:
+def apply_block(target: Bytes, block: Block, streams: list[Bytes], width: int, see: See) -> None:
     match block.mode:
+        case Mode.SPARSE:
+            scatter(target, streams[0], np.stack(streams[1:]), see)
+            return
         case Mode.SAME:
             pass
-        case Mode.SPARSE:
-            scatter(target, streams[0], np.stack(streams[1:]))
         case Mode.PLANES:
             for plane, stream in enumerate(streams):
                 target[plane::width] = stream
@@ -123,6 +125,7 @@ def apply_block(target: Bytes, block: Block, streams: list[Bytes], width: int) -
             target[:] = streams[0]
         case _ as unreachable:
             assert_never(unreachable)
+    see(target)
 
 
 def parse_record(record: Buffer, tensor_bytes: int, width: int) -> list[Block]:

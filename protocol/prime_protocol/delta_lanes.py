@@ -6,6 +6,7 @@ numpy functions here give the same bytes. What a peer sent is checked in delta.p
 
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,19 +24,57 @@ ESCAPE = 255
 UNSIGNED: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
-def scan(old: Bytes, new: Bytes, width: int) -> Changes:
-    """The lanes where `new` differs from `old`, by the quickest means this machine has."""
-    kernels = get_kernels()
-    return scan_numpy(old, new, width) if kernels is None else scan_native(kernels, old, new, width)
+PIECE_BYTES = 2**20
+"""A kernel works on so much before it is seen: what is seen is then still in the processor's own cache."""
+
+See: TypeAlias = Callable[[Bytes], object]
+"""Is shown a block in one or more pieces, in order."""
 
 
-def scatter(target: Bytes, gaps: Bytes, planes: Bytes) -> None:
-    """Apply checked changes to the block they were scanned against, in place."""
+def look_away(piece: Bytes) -> None:
+    """For whoever has no use for the pieces."""
+
+
+class Out(ctypes.Structure):
+    """Changes that are being written, as delta.c has it."""
+
+    _fields_ = [
+        ("gaps", ctypes.c_void_p),
+        ("planes", ctypes.c_void_p),
+        ("plane_stride", ctypes.c_size_t),
+        ("next", ctypes.c_size_t),
+    ]
+
+
+class Steps(ctypes.Structure):
+    """Changes that are being applied, as delta.c has it."""
+
+    _fields_ = [
+        ("gaps", ctypes.c_void_p),
+        ("planes", ctypes.c_void_p),
+        ("plane_stride", ctypes.c_size_t),
+        ("left", ctypes.c_size_t),
+        ("next", ctypes.c_size_t),
+    ]
+
+
+def scan(old: Bytes, new: Bytes, width: int, see: See) -> Changes:
+    """The lanes where `new` differs from `old`, by the quickest means this machine has. `see` is shown `new`."""
     kernels = get_kernels()
-    if kernels is None:
-        scatter_numpy(target, gaps, planes)
-    else:
-        scatter_native(kernels, target, gaps, planes)
+    if kernels is not None:
+        return scan_native(kernels, old, new, width, see)
+    see(new)
+    return scan_numpy(old, new, width)
+
+
+def scatter(target: Bytes, gaps: Bytes, planes: Bytes, see: See) -> None:
+    """Apply checked changes to the block they were scanned against, in place. `see` is shown what came of it."""
+    kernels = get_kernels()
+    if kernels is not None:
+        scatter_native(kernels, target, gaps, planes, see)
+        return
+    scatter_numpy(target, gaps, planes)
+    see(target)
 
 
 def get_kernels() -> ctypes.CDLL | None:
@@ -43,34 +82,43 @@ def get_kernels() -> ctypes.CDLL | None:
     return library("delta") if sys.byteorder == "little" else None
 
 
-def scan_native(kernels: ctypes.CDLL, old: Bytes, new: Bytes, width: int, *, wide: bool = True) -> Changes:
+def scan_native(
+    kernels: ctypes.CDLL, old: Bytes, new: Bytes, width: int, see: See = look_away, *, wide: bool = True
+) -> Changes:
     """`wide` off keeps to plain C, as on a processor without AVX2."""
     assert old.size == new.size
     lanes = old.size // width
     # Room for every lane changed. Pages that are not written are never backed by memory.
     gaps = np.empty(lanes + lanes // ESCAPE, np.uint8)
     planes = np.empty((width, lanes), np.uint8)
-    gap_bytes = ctypes.c_size_t(0)
-    kernels.delta_scan.restype = ctypes.c_size_t
-    count = kernels.delta_scan(
-        pointer(old),
-        pointer(new),
-        ctypes.c_size_t(lanes),
-        ctypes.c_int(width),
-        ctypes.c_int(wide),
-        pointer(gaps),
-        pointer(planes),
-        ctypes.byref(gap_bytes),
-    )
-    return gaps[: gap_bytes.value], planes[:, :count]
+    out = Out(gaps.ctypes.data, planes.ctypes.data, lanes, 0)
+    kernels.delta_scan.restype = None
+    for start in range(0, new.size, PIECE_BYTES):
+        before, after = old[start : start + PIECE_BYTES], new[start : start + PIECE_BYTES]
+        kernels.delta_scan(
+            pointer(before),
+            pointer(after),
+            ctypes.c_size_t(after.size // width),
+            ctypes.c_int(width),
+            ctypes.c_int(wide),
+            ctypes.byref(out),
+        )
+        see(after)
+    return gaps[: out.gaps - gaps.ctypes.data], planes[:, : out.planes - planes.ctypes.data]
 
 
-def scatter_native(kernels: ctypes.CDLL, target: Bytes, gaps: Bytes, planes: Bytes) -> None:
+def scatter_native(kernels: ctypes.CDLL, target: Bytes, gaps: Bytes, planes: Bytes, see: See = look_away) -> None:
     assert target.flags.writeable
     assert planes.flags.c_contiguous
     width, count = planes.shape
+    steps = Steps(gaps.ctypes.data, planes.ctypes.data, count, count, 0)
     kernels.delta_scatter.restype = None
-    kernels.delta_scatter(pointer(target), pointer(gaps), pointer(planes), ctypes.c_size_t(count), ctypes.c_int(width))
+    for start in range(0, target.size, PIECE_BYTES):
+        piece = target[start : start + PIECE_BYTES]
+        kernels.delta_scatter(
+            pointer(piece), ctypes.c_size_t(piece.size // width), ctypes.c_int(width), ctypes.byref(steps)
+        )
+        see(piece)
 
 
 def pointer(array: Bytes) -> ctypes.c_void_p:

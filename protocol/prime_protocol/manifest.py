@@ -246,8 +246,9 @@ def rebuild_tensor(
     one. After a RemoteError what was written is of no use: the record is bad, or this was not its base.
     """
     digest, position = blake3(), 0
-    for block in patch_blocks(record, tensor.size, tensor.dtype.lane_bytes, read):
-        digest.update(block.data)
+    for block in patch_blocks(
+        record, tensor.size, tensor.dtype.lane_bytes, read, lambda piece: digest.update(piece.data)
+    ):
         write(position, block)
         position += block.size
     if digest.digest() != tensor.digest:

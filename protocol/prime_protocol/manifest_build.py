@@ -187,5 +187,5 @@ def encode_tensor(
         if size != before.size:
             raise LocalError(f"{name} has {size} bytes, in the base it has {before.size}")
     digest = blake3()
-    chunks = list(encode_record(old, new, before.dtype.lane_bytes, lambda block: digest.update(block.data)))
+    chunks = list(encode_record(old, new, before.dtype.lane_bytes, lambda piece: digest.update(piece.data)))
     return before, chunks, Digest(digest.digest())

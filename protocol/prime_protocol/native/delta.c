@@ -15,12 +15,22 @@
 #define LINE_BYTES 64
 #define AHEAD_BYTES 1024
 
+/* Changes of a block that are being written, piece after piece. */
 typedef struct {
     uint8_t *gaps;
     uint8_t *planes; /* place of the next change in the first plane */
     size_t plane_stride;
-    size_t next; /* first lane after the last change */
+    size_t next; /* first lane after the last change, counted from the start of the piece: below it, modulo 2^64 */
 } Out;
+
+/* Changes of a block that are being applied, piece after piece. */
+typedef struct {
+    const uint8_t *gaps;
+    const uint8_t *planes;
+    size_t plane_stride;
+    size_t left;
+    size_t next;
+} Steps;
 
 /* Appends the lanes whose bits are set. Most groups have none, one or two, and which cannot be foreseen: so two places
  * are always written, without a branch, and only as many as are right are kept. */
@@ -81,27 +91,32 @@ static inline size_t list_bits(uint64_t bits, size_t lane, uint32_t *found)
         *out = (Out){gaps, planes + count, stride, next};                                                              \
     }                                                                                                                  \
                                                                                                                        \
-    static void scatter_##BITS(uint8_t *target, const uint8_t *gaps, const uint8_t *planes, size_t count)              \
+    static void scatter_##BITS(uint8_t *target, size_t lanes, Steps *steps)                                            \
     {                                                                                                                  \
-        const uint8_t *ahead = target;                                                                                 \
-        size_t lane = 0;                                                                                               \
-        for (size_t i = 0; i < count; i++) {                                                                           \
-            while (__builtin_expect(*gaps == ESCAPE, 0)) {                                                             \
+        const uint8_t *gaps = steps->gaps, *planes = steps->planes, *ahead = target;                                   \
+        size_t next = steps->next, left = steps->left;                                                                 \
+        for (; left != 0; left--) {                                                                                    \
+            const uint8_t *gap = gaps;                                                                                 \
+            size_t lane = next;                                                                                        \
+            for (; __builtin_expect(*gap == ESCAPE, 0); gap++)                                                         \
                 lane += ESCAPE;                                                                                        \
-                gaps++;                                                                                                \
-            }                                                                                                          \
-            lane += *gaps++;                                                                                           \
+            lane += *gap;                                                                                              \
+            if (lane >= lanes)                                                                                         \
+                break;                                                                                                 \
             uint8_t *place = target + lane * sizeof(TYPE);                                                             \
             for (; ahead < place + AHEAD_BYTES; ahead += LINE_BYTES)                                                   \
                 __builtin_prefetch(ahead, 1, 3);                                                                       \
             TYPE folded = 0, value;                                                                                    \
             for (size_t p = 0; p < sizeof(TYPE); p++)                                                                  \
-                folded = (TYPE)(folded | (TYPE)((TYPE)planes[p * count + i] << (8 * p)));                              \
+                folded = (TYPE)(folded | (TYPE)((TYPE)planes[p * steps->plane_stride] << (8 * p)));                    \
             memcpy(&value, place, sizeof(TYPE));                                                                       \
             value = (TYPE)(value + (TYPE)((TYPE)(folded >> 1) ^ (TYPE)(0 - (folded & 1))));                            \
             memcpy(place, &value, sizeof(TYPE));                                                                       \
-            lane++;                                                                                                    \
+            gaps = gap + 1;                                                                                            \
+            planes++;                                                                                                  \
+            next = lane + 1;                                                                                           \
         }                                                                                                              \
+        *steps = (Steps){gaps, planes, steps->plane_stride, left, next - lanes};                                       \
     }
 
 DEFINE_LANE(8, uint8_t)
@@ -181,30 +196,26 @@ DEFINE_SCAN(avx2, 32, AVX2)
 #define SCAN(BITS) ((void)wide, scan_plain_##BITS)
 #endif
 
-/* Writes gap codes and value planes; gives the number of changed lanes, and of gap bytes through `gap_bytes`.
- * `gaps` holds lanes + lanes / 255 bytes, `planes` holds `width` planes of `lanes` bytes; lanes are less than 2^32.
- * `wide` 0 keeps to plain C. */
-EXPORT size_t delta_scan(const uint8_t *old, const uint8_t *new, size_t lanes, int width, int wide, uint8_t *gaps,
-                         uint8_t *planes, size_t *gap_bytes)
+/* Appends gap codes and value planes of the next piece of a block. `gaps` holds a byte for every lane of the block and
+ * one more for every 255, each plane one for every lane. `wide` 0 keeps to plain C. */
+EXPORT void delta_scan(const uint8_t *old, const uint8_t *new, size_t lanes, int width, int wide, Out *out)
 {
-    Out out = {.gaps = gaps, .planes = planes, .plane_stride = lanes};
     if (width == 1)
-        SCAN(8)(&out, old, new, lanes);
+        SCAN(8)(out, old, new, lanes);
     else if (width == 2)
-        SCAN(16)(&out, old, new, lanes);
+        SCAN(16)(out, old, new, lanes);
     else
-        SCAN(32)(&out, old, new, lanes);
-    *gap_bytes = (size_t)(out.gaps - gaps);
-    return (size_t)(out.planes - planes);
+        SCAN(32)(out, old, new, lanes);
+    out->next -= lanes;
 }
 
-/* Adds `count` steps at the lanes the gaps name. The caller has checked that they end inside the target. */
-EXPORT void delta_scatter(uint8_t *target, const uint8_t *gaps, const uint8_t *planes, size_t count, int width)
+/* Applies the steps that belong to the next piece of a block. The caller has checked that all end inside the block. */
+EXPORT void delta_scatter(uint8_t *target, size_t lanes, int width, Steps *steps)
 {
     if (width == 1)
-        scatter_8(target, gaps, planes, count);
+        scatter_8(target, lanes, steps);
     else if (width == 2)
-        scatter_16(target, gaps, planes, count);
+        scatter_16(target, lanes, steps);
     else
-        scatter_32(target, gaps, planes, count);
+        scatter_32(target, lanes, steps);
 }

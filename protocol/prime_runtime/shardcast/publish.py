@@ -15,7 +15,7 @@ from typing import Any
 
 from prime_protocol.constants import SHARD_BYTES
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Step
+from prime_protocol.ids import Digest, Step
 from prime_protocol.manifest import Manifest
 from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
 from prime_protocol.signed_manifest import SignedManifest, seal_manifest
@@ -25,6 +25,30 @@ from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, m
 from prime_runtime.shardcast.store import ShardStore
 
 THREADS = os.cpu_count() or 1
+
+
+class KeptMap:
+    """What a process published last, still mapped: to map it anew for the next delta costs as much as to compare it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Digest, MappedCheckpoint] | None = None
+        self._spent: MappedCheckpoint | None = None
+
+    def get(self, store: ShardStore, root: Digest) -> MappedCheckpoint:
+        if self._kept is not None and self._kept[0] == root:
+            return self._kept[1]
+        return map_checkpoint(store.checkpoint_path(root))
+
+    def keep(self, store: ShardStore, root: Digest, mapped: MappedCheckpoint) -> None:
+        """Instead of the one before, whose pages go with `rest`, or at the latest with the next one's."""
+        path = store.checkpoint_path(root)
+        # A copy on another device is not the file that was mapped, and that one may be removed at any time.
+        if all(os.path.samefile(path / file.path.name, file.path) for file in mapped.files):
+            self._spent, self._kept = self._kept[1] if self._kept else None, (root, mapped)
+
+    def rest(self) -> None:
+        """Give back what is not needed any more, once the others have been told."""
+        self._spent = None
 
 
 def publish_checkpoint(
@@ -38,8 +62,13 @@ def publish_checkpoint(
     keyframe: bool,
     shard_bytes: int = SHARD_BYTES,
     threads: int = THREADS,
+    kept: KeptMap | None = None,
 ) -> tuple[SignedManifest, ...]:
-    """The signed manifests of this step: a delta where there is a base, a keyframe where asked for or needed."""
+    """The signed manifests of this step: a delta where there is a base, a keyframe where asked for or needed.
+
+    `kept` is for a process that publishes one step after the other.
+    """
+    kept = kept or KeptMap()
     if key.node != store.trainer:
         raise LocalError(f"the key is of {key.node}, the trainer of {store.run} is {store.trainer}")
     done = tuple(stock.signed for stock in store.newest_first() if stock.manifest.step == step)
@@ -55,27 +84,30 @@ def publish_checkpoint(
 
     made = []
     if base is not None and _has_same_tensors(base.manifest, mapped):
-        made.append(_publish_delta(store, base, mapped, step, seal, shard_bytes, threads))
+        before = kept.get(store, base.root)
+        made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
     if keyframe or not made:
         sources = [file.source for file in mapped.files]
         signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes))
         store.add(signed, {file.path.name: file.path for file in mapped.files})
         made.append(signed)
     _keep(store, mapped, made[0])
+    kept.keep(store, made[0].root, mapped)
     return tuple(made)
 
 
 def _publish_delta(
     store: ShardStore,
     base: SignedManifest,
-    mapped: MappedCheckpoint,
+    before: MappedCheckpoint,
+    after: MappedCheckpoint,
     step: Step,
     seal: Callable[[Manifest], SignedManifest],
     shard_bytes: int,
     threads: int,
 ) -> SignedManifest:
-    before = {span.name: view for span, view in map_checkpoint(store.checkpoint_path(base.root)).tensors()}
-    pairs = ((span.name, before[span.name], view) for span, view in mapped.tensors())
+    old = {span.name: view for span, view in before.tensors()}
+    pairs = ((span.name, old[span.name], view) for span, view in after.tensors())
     draft = store.folder / (DELTA_FILE + ".draft")
     with draft.open("wb") as file, ThreadPoolExecutor(max_workers=threads) as pool:
         each = partial(map_in_order, pool, threads + 1)

@@ -7,6 +7,7 @@ import pytest
 
 from prime_protocol import delta_lanes
 from prime_protocol.delta_lanes import (
+    PIECE_BYTES,
     Bytes,
     decode_gaps,
     encode_gaps,
@@ -78,6 +79,22 @@ def test_both_scatters_rebuild_the_new_block(kernels: ctypes.CDLL, width: int, d
     assert by_kernel.tobytes() == new.tobytes()
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("density", [0.0, 3e-6, 0.01, 1.0])
+def test_piece_by_piece_is_the_same_as_at_once(kernels: ctypes.CDLL, width: int, density: float) -> None:
+    lanes = 2 * PIECE_BYTES // width + 77
+    old, new = make_pair(width, density, lanes)
+    gaps, planes = scan_numpy(old, new, width)
+    seen: list[bytes] = []
+    found = scan_native(kernels, old, new, width, lambda piece: seen.append(piece.tobytes()))
+    assert found[0].tobytes() == gaps.tobytes()
+    assert found[1].tobytes() == planes.tobytes()
+    assert [len(piece) for piece in seen] == [PIECE_BYTES, PIECE_BYTES, 77 * width]
+    scatter_native(kernels, old, gaps, planes, lambda piece: seen.append(piece.tobytes()))
+    assert old.tobytes() == new.tobytes()
+    assert b"".join(seen) == new.tobytes() * 2, "what is seen is seen after it was patched"
+
+
 def test_a_library_that_was_not_built_is_none() -> None:
     assert library("not-built") is None
 
@@ -85,10 +102,12 @@ def test_a_library_that_was_not_built_is_none() -> None:
 def test_without_kernels_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_lanes, "library", lambda name: None)
     old, new = make_pair(2, 0.01)
-    gaps, planes = scan(old, new, 2)
+    seen: list[Bytes] = []
+    gaps, planes = scan(old, new, 2, seen.append)
     target = old.copy()
-    scatter(target, gaps, planes)
+    scatter(target, gaps, planes, seen.append)
     assert target.tobytes() == new.tobytes()
+    assert [piece.tobytes() for piece in seen] == [new.tobytes()] * 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,6 +43,36 @@ async def test_the_second_step_is_a_delta_and_asking_again_publishes_nothing(ori
     assert set(open_store(origin.store.folder).stocks) == set(origin.store.stocks)
 
 
+async def test_what_was_published_last_stays_mapped_until_the_next_and_a_rest(
+    origin: ShardHost, tmp_path: Path
+) -> None:
+    tensors, maps = make_tensors(1), []
+    for step in range(2):
+        (signed,) = origin.publish(write_checkpoint(tmp_path / f"c{step}", change(tensors, step)), step)
+        maps.append(origin.kept.get(origin.store, signed.root))
+        assert origin.kept.get(origin.store, signed.root) is maps[step]
+    assert [file.path for file in maps[1].files] == sorted((tmp_path / "c1").iterdir())
+    spent = weakref.ref(maps[0].files[-1].data)
+    maps.clear()
+    assert spent() is not None
+    origin.kept.rest()
+    assert spent() is None, "its pages are given back"
+
+
+async def test_a_copy_is_mapped_where_it_is_kept(
+    origin: ShardHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: Path, target: Path) -> None:
+        raise OSError("another device")
+
+    monkeypatch.setattr("os.link", fail)
+    checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
+    (signed,) = origin.publish(checkpoint, 0)
+    shutil.rmtree(checkpoint)
+    folder = origin.store.checkpoint_path(signed.root)
+    assert {file.path.parent for file in origin.kept.get(origin.store, signed.root).files} == {folder}
+
+
 async def test_other_tensors_make_a_keyframe(origin: ShardHost, tmp_path: Path) -> None:
     origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c1", make_tensors(1, tensors=5)), 1)
@@ -49,7 +80,7 @@ async def test_other_tensors_make_a_keyframe(origin: ShardHost, tmp_path: Path) 
 
 
 async def test_what_cannot_be_published_says_why(origin: ShardHost, tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="neither a .safetensors file nor a folder"):
+    with pytest.raises(LocalError, match=r"neither a \.safetensors file nor a folder"):
         origin.publish(tmp_path / "nowhere", 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(LocalError, match=r"no \.safetensors"):
