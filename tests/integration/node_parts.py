@@ -4,12 +4,14 @@ Every party is the command that a user types. The engine is torch, or where a te
 one of engine_double.py, which starts in a fraction of the time.
 """
 
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from integration.coordinator_parts import make_folder, running
 from integration.swarm_parts import Relay, Swarm, run_command
 from tiny_models import make_checkpoint
@@ -39,6 +41,18 @@ TERMS: dict[str, Any] = {
     "tolerance": TOLERANCE,
 }
 TEMPO = TempoConfig(beat_ms=300, head_ms=100, tick_ms=50)
+
+
+def alter_checkpoint(source: Path, target: Path, *, share: float) -> Path:
+    """A copy in which some of the weights are a little different, as after a step of training."""
+    shutil.copytree(source, target)
+    path = target / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    values = np.frombuffer(raw, np.uint16, offset=start)
+    values ^= (np.random.default_rng(1).random(len(values)) < share).astype(np.uint16)
+    path.write_bytes(raw)
+    return target
 
 
 def write_interpreter(path: Path) -> Path:

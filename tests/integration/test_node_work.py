@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from integration.coordinator_parts import party, terms
-from integration.node_parts import TERMS, Network, Node, running_network
+from integration.node_parts import TERMS, Network, Node, alter_checkpoint, running_network
 from integration.swarm_parts import until
 
 from prime_node.evidence import open_evidence
@@ -40,24 +40,31 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
         assert await validator.command.stop() == 0, validator.command.tail
 
 
-def is_done(node: Node) -> bool:
+def is_done(node: Node, step: int = 0, slots: int = TERMS["slots_per_step"]) -> bool:
     """Every slot of the step is credited to this node."""
-    return sum(piece.slots for piece in node.pieces() if piece.state in GOOD) == TERMS["slots_per_step"]
+    return slots == sum(piece.slots for piece in node.pieces() if piece.step == step and piece.state in GOOD)
 
 
-async def test_a_worker_and_a_validator_with_torch_do_a_step_and_every_rollout_is_credited(tmp_path: Path) -> None:
-    async with running_network(tmp_path) as network:
+async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollout_is_credited(tmp_path: Path) -> None:
+    async with running_network(tmp_path, slots_per_step=2) as network:
         began = time.monotonic()
         worker = await network.node("ann", "worker", engine="torch")
         validator = await network.node("val", "validator", engine="torch")
         await until(lambda: bool(worker.pieces()), "a first file", lambda: worker.command.tail)
         first_s = time.monotonic() - began
-        await until(lambda: is_done(worker), "a step that is credited", lambda: worker.command.tail)
-        print(
-            f"first useful work {first_s:.1f} s after `prime-node start`, the step was credited after "
-            f"{time.monotonic() - began:.1f} s"
-        )
+        await until(lambda: is_done(worker, slots=2), "a step that is credited", lambda: worker.command.tail)
+        took_s = time.monotonic() - began
+        print(f"first useful work {first_s:.1f} s after `prime-node start`, the step was credited after {took_s:.1f} s")
         assert first_s < 60
+
+        second = alter_checkpoint(network.checkpoint, tmp_path / "step-1", share=0.01)
+        published = await network.publish(second, 1, "--delta")
+        assert set(published.manifests) == {"delta"}
+        await until(lambda: is_done(worker, 1, slots=2), "a step with new weights", lambda: worker.command.tail)
+        for node in (worker, validator):
+            assert len(node.engine_pids) == 1, "weights are swapped in place, nothing is restarted"
+            assert any(f"the engine holds {published.root}" in line for line in node.command.lines)
+
         verdicts = await network.entries("VerdictGiven")
         assert Counter(verdict["outcome"] for verdict in verdicts) == {"accept": len(worker.pieces())}
         for verdict in verdicts:
