@@ -1,12 +1,13 @@
 """`prime-trainer`: the command that owns the weights. It parses, then imports, then runs.
 
-Exit codes: 0 done, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do not match,
-130 interrupted.
+Exit codes: 0 done, or stopped as asked, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do
+not match, 4 the trainer is not running, or does not answer, 130 interrupted.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from typing import Any
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), "")
+    from prime_trainer.model_commands import add_model_commands
+
     parser = argparse.ArgumentParser(prog="prime-trainer", description="Learn from verified rollouts, publish weights.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     weights = commands.add_parser("weights", help="name, compare and patch checkpoints of safetensors files")
@@ -31,9 +34,33 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     for action in (root, diff, patch):
         action.add_argument("--run", default="local", help="name of the run in the manifests (default: local)")
         action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
+    add_model_commands(commands, command)
+    add_start(commands, with_settings=command == "start")
+    add_local(commands)
     add_publish(commands, with_settings=command == "publish")
     add_origin(commands, with_settings=command == "origin")
     return parser.parse_args(words)
+
+
+def add_start(commands: Any, *, with_settings: bool) -> None:
+    text = (
+        "learn from what the run accepts and publish each step, until stopped; goes on where it was, however it ended"
+    )
+    start = commands.add_parser("start", help=text, description=text)
+    if with_settings:
+        from prime_runtime.settings import add_flags
+        from prime_trainer.train_config import TrainConfig
+
+        add_settings(start, add_flags, TrainConfig)
+
+
+def add_local(commands: Any) -> None:
+    status = commands.add_parser("status", help="what the running trainer does, waits for and has learnt")
+    status.add_argument("--json", action="store_true", help="print JSON instead of text")
+    stop = commands.add_parser("stop", help="stop the running trainer after its running step, and wait until it has")
+    stop.add_argument("--wait-s", type=float, default=600.0, help="how long to wait (default: 600)")
+    for command in (status, stop):
+        command.add_argument("--folder", type=Path, help="the trainer's folder ($PRIME_FOLDER)")
 
 
 def add_publish(commands: Any, *, with_settings: bool) -> None:
@@ -74,11 +101,15 @@ def add_settings(parser: argparse.ArgumentParser, add_flags: Any, config: type) 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from prime_protocol.errors import LocalError, RemoteError
+    from prime_runtime.door import NotRunning
 
     try:
-        return {"weights": run_weights, "publish": run_publish, "origin": run_origin}[args.command](args)
+        return COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130
+    except NotRunning as error:
+        print(f"prime-trainer: {error}", file=sys.stderr)
+        return 4
     except LocalError as error:
         print(f"prime-trainer: {error}", file=sys.stderr)
         return 1
@@ -120,7 +151,15 @@ def run_publish(args: argparse.Namespace) -> int:
     step, trained_on = Step(args.step), publishing.read_trained_on(args.trained_on)
     keyframe = publishing.choose_keyframe(step, forced=args.keyframe, every=config.keyframe_every)
     done = asyncio.run(
-        publishing.publish(config, args.checkpoint, step, keyframe=keyframe, trained_on=trained_on, clock=SystemClock())
+        publishing.publish(
+            config,
+            config.load_key(),
+            args.checkpoint,
+            step,
+            keyframe=keyframe,
+            trained_on=trained_on,
+            clock=SystemClock(),
+        )
     )
     for signed in done.made:
         manifest = signed.manifest
@@ -145,6 +184,91 @@ def run_origin(args: argparse.Namespace) -> int:
     config = load_config(OriginConfig, read_flags(args, OriginConfig), os.environ, args.config)
     set_up_logs(config.log, stream=sys.stderr, secrets=list_secrets(config))
     return asyncio.run(origin.run(config))
+
+
+def run_start(args: argparse.Namespace) -> int:
+    import logging
+
+    from prime_runtime.logs import set_up_logs
+    from prime_runtime.settings import describe, list_secrets, read_flags, resolve_config
+    from prime_trainer.train_config import TrainConfig
+
+    resolved = resolve_config(TrainConfig, read_flags(args, TrainConfig), os.environ, args.config)
+    set_up_logs(resolved.config.log, stream=sys.stderr, secrets=list_secrets(resolved.config))
+    if os.environ.get("RANK", "0") == "0":
+        # The first of those that torchrun started, or the only one.
+        refuse_second(resolved.config.folder)
+    for line in describe(resolved):
+        level = logging.DEBUG if line.endswith("(default)") else logging.INFO
+        logging.getLogger(__name__).log(level, "setting %s", line)
+    from prime_trainer.life import start
+
+    return start(resolved.config)
+
+
+def refuse_second(folder: Path) -> None:
+    """Before torch is loaded; life.py takes the lock."""
+    from prime_runtime.lock import lock_file
+    from prime_trainer.train_config import LOCK_NAME
+
+    if (folder / LOCK_NAME).exists():
+        with lock_file(folder / LOCK_NAME, "trainer", advice="give --folder a folder"):
+            return
+
+
+def run_status(args: argparse.Namespace) -> int:
+    import asyncio
+    import json
+
+    from prime_runtime.door import call_door
+    from prime_trainer.view import render
+
+    report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status"))
+    print(json.dumps(report, indent=2) if args.json else render(report))
+    return 0
+
+
+def run_stop(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from prime_runtime.door import call_door, wait_until_gone
+
+    async def stop() -> None:
+        await call_door(find_lock(args), "trainer", "POST", "/stop")
+        await wait_until_gone(find_lock(args), "trainer", int(args.wait_s * 1000))
+
+    asyncio.run(stop())
+    print("stopped")
+    return 0
+
+
+def find_lock(args: argparse.Namespace) -> Path:
+    from prime_protocol.errors import LocalError
+    from prime_trainer.train_config import LOCK_NAME
+
+    folder = args.folder or os.environ.get("PRIME_FOLDER")
+    if not folder:
+        raise LocalError("which trainer? give its --folder, or set PRIME_FOLDER")
+    return Path(folder).absolute() / LOCK_NAME
+
+
+def run_model(args: argparse.Namespace) -> int:
+    from prime_trainer.model_commands import run_model_command
+
+    return run_model_command(args, lambda text: print(text, flush=True))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "sft": run_model,
+    "eval": run_model,
+    "filter": run_model,
+    "start": run_start,
+    "status": run_status,
+    "stop": run_stop,
+    "weights": run_weights,
+    "publish": run_publish,
+    "origin": run_origin,
+}
 
 
 if __name__ == "__main__":

@@ -30,13 +30,12 @@ from prime_trainer.ranks import Ranks
 from prime_trainer.starting import CHECKPOINTS, Start, check_run, choose_start, make_learner
 from prime_trainer.status import Report
 from prime_trainer.train import Desk, keep, train
-from prime_trainer.train_config import TrainConfig
+from prime_trainer.train_config import LOCK_NAME, TrainConfig
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOCK_NAME = "lock"
 
 
 def start(config: TrainConfig) -> int:

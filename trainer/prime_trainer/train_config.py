@@ -8,6 +8,9 @@ from prime_protocol.tolerance import Precision
 from prime_runtime.settings import Between
 from prime_trainer.config import PublishConfig
 
+LOCK_NAME = "lock"
+"""In the trainer's folder: who runs there, and how other commands reach it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:

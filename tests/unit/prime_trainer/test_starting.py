@@ -1,0 +1,109 @@
+"""Whether a folder fits a run, and what a trainer writes down for people and Prometheus."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, NodeId, Step
+from prime_protocol.terms import ANY_MODEL_FILES
+from prime_trainer.checkpoints import Position, Saved
+from prime_trainer.listing import RunSeen
+from prime_trainer.notes import Notes
+from prime_trainer.starting import Start, check_run
+from prime_trainer.view import render
+
+KEY, OTHER = NodeId(bytes(20)), NodeId(bytes([1] * 20))
+FILES = Digest(bytes([2] * 32))
+SEEN = RunSeen(trainer=KEY, model_files=ANY_MODEL_FILES, lag_max=2, latest=5, done={}, is_exhausted=False)
+FACTS: dict[str, Any] = {
+    "step": 1,
+    "is_applied": True,
+    "problem": "",
+    "reward_mean": 0.25,
+    "tokens": 100,
+    "samples": 10,
+    "lag_mean": 1.0,
+    "entropy": 0.5,
+    "mismatch_kl": 0.01,
+    "gradient_norm": None,
+    "waited_s": 2.0,
+    "learnt_s": 1.0,
+    "saved_s": 0.1,
+}
+
+
+def start_at(step: int | None) -> Start:
+    position = Position(step=Step(step or 0))
+    saved = None if step is None else Saved(Path("checkpoint"), position)
+    return Start(Path("model"), position, saved)
+
+
+@pytest.mark.parametrize(("step", "latest"), [(None, -1), (0, -1), (5, 5), (6, 5)])
+def test_folder_that_is_at_the_run_s_step_or_one_ahead_goes_on(step: int | None, latest: int) -> None:
+    check_run(replace(SEEN, latest=latest), KEY, FILES, start_at(step))
+    check_run(replace(SEEN, latest=latest, model_files=FILES), KEY, FILES, start_at(step))
+
+
+@pytest.mark.parametrize(
+    ("seen", "step", "text"),
+    [
+        (replace(SEEN, trainer=OTHER), 5, "the run's trainer is"),
+        (replace(SEEN, model_files=Digest(bytes([3] * 32))), 5, "bound to model files"),
+        (SEEN, None, "has no checkpoint of it"),
+        (SEEN, 4, "is this the folder of this run"),
+        (SEEN, 7, "is this the folder of this run"),
+    ],
+)
+def test_folder_that_does_not_fit_is_refused_with_what_to_do(seen: RunSeen, step: int | None, text: str) -> None:
+    with pytest.raises(LocalError, match=text):
+        check_run(seen, KEY, FILES, start_at(step))
+
+
+def test_steps_are_written_once_and_mended_after_a_crash(tmp_path: Path) -> None:
+    notes, path = Notes(tmp_path), tmp_path / "steps.jsonl"
+    notes.mend({})
+    notes.write(FACTS)
+    with path.open("a") as file:
+        file.write('{"step": 2, "los')
+    notes = Notes(tmp_path)
+    notes.mend({**FACTS, "step": 2})
+    notes.mend({**FACTS, "step": 2})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert notes.last["step"] == 2
+    text = notes.metrics.registry.get_sample_value
+    assert text("prime_trainer_last_reward_mean") == 0.25
+    assert text("prime_trainer_starved_s_total") == 2.0
+    notes.write({**FACTS, "step": 3, "is_applied": False})
+    assert text("prime_trainer_steps_skipped_total") == 1
+    assert text("prime_trainer_trained_tokens_total") == 100
+
+
+def test_status_is_shown_from_the_report_alone() -> None:
+    report: dict[str, Any] = {
+        "run": "demo",
+        "network": "devnet",
+        "state": "starting",
+        "started_ms": 0,
+        "now_ms": 65_000,
+    }
+    assert render(report) == "run         demo of devnet, starting, up 1 min 5 s"
+    report |= {
+        "state": "waiting for rollouts",
+        "step": 7,
+        "published": 6,
+        "groups_waiting": 3,
+        "groups_wanted": 32,
+        "submissions_refused": {"prompt_tokens": 2},
+        "submissions_expired": 1,
+        "problem": "the coordinator does not answer",
+        "last": {**FACTS, "problem": "the gradient's norm is nan"},
+    }
+    lines = render(report).splitlines()
+    assert "step        7, published 6" in lines
+    assert "left out    2 for prompt_tokens" in lines
+    assert "PROBLEM     the coordinator does not answer" in lines
+    assert lines[-1].endswith("not applied: the gradient's norm is nan")
