@@ -27,6 +27,8 @@ from prime_runtime.shardcast.upload_config import UploadConfig
 from prime_runtime.shardcast.urls import check_urls
 
 CONFIG_NAME = "config.toml"
+RATE_BYTES_PER_S_MIN = 50_000
+"""Of one transfer: below it a shard of 16 MiB takes six minutes, and parents are taken for dead."""
 
 
 class NodeRole(StrEnum):
@@ -58,8 +60,19 @@ class WeightsConfig:
     """Build whole checkpoints on a relay too, under checkpoints/<root>: for a copy, or for another program to read."""
     transfers_max: Annotated[int, Between(1, 64)] = 6
     """Shards fetched at once."""
+    bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
+    """Download rate over all transfers; 0 is as fast as the line."""
     allow_private: bool = False
     """Fetch from private and loopback addresses too: for networks in one building or on one machine."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.bytes_per_s < RATE_BYTES_PER_S_MIN:
+            raise ConfigError(f"weights.bytes_per_s is {self.bytes_per_s}, the least is {RATE_BYTES_PER_S_MIN}")
+
+    @property
+    def transfers_at_once(self) -> int:
+        """Fewer on a narrow line, so that none of them looks dead."""
+        return min(self.transfers_max, self.bytes_per_s // RATE_BYTES_PER_S_MIN or self.transfers_max)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,11 +87,12 @@ class Swarm:
             node=key.node,
             clock=self._clock,
             dice=dice,
-            limits=FetchLimits(transfers_max=weights.transfers_max),
+            limits=FetchLimits(transfers_max=weights.transfers_at_once),
             allow_private=weights.allow_private,
             is_relay=config.role is NodeRole.RELAY and not weights.build,
             versions=weights.keep,
             disk_bytes_max=weights.disk_bytes_max or None,
+            bytes_per_s=weights.bytes_per_s or None,
         )
 
     def _open_heads(self, client: HttpClient) -> HeadKeeper:

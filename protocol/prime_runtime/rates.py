@@ -80,6 +80,24 @@ class TokenBuckets:
             bucket.at_ms = now_ms
 
 
+class Pace:
+    """So many bytes a second, over all who share it. It says how long to wait; it never refuses."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        assert bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._budget = 0.0
+        self._at_ms = 0
+
+    def take(self, count: int, now_ms: int) -> int:
+        """How many ms to wait before, or after, these bytes. They count as moved: ask once for each piece."""
+        # A tenth of a second of burst: the bucket may go into debt, and the wait is what pays it back.
+        passed_ms = max(0, now_ms - self._at_ms)
+        self._at_ms = max(self._at_ms, now_ms)
+        self._budget = min(self.bytes_per_s / 10, self._budget + passed_ms * self.bytes_per_s / 1000) - count
+        return max(0, round(-self._budget * 1000 / self.bytes_per_s))
+
+
 class Gate:
     """Bounds how many are inside at once, in all and for each key. It refuses; it never queues."""
 

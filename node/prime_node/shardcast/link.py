@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from prime_protocol.addresses import ServerUrl
 from prime_protocol.errors import RemoteError
+from prime_runtime.rates import Pace
 
 HEAD_BYTES_MAX = 8 * 2**10
 SMALL_BYTES_MAX = 64 * 2**10
@@ -24,6 +25,8 @@ CONNECT_MS = 5_000
 GATHER_S = 0.1
 GATHER_BYTES_MAX = 512 * 2**10
 """The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line."""
+PIECE_BYTES_MIN = 16 * 2**10
+"""Least that is received at once where the owner has set a pace."""
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
 
@@ -82,8 +85,10 @@ def parse_head(raw: bytes) -> Head:
 class Link(asyncio.BufferedProtocol):
     """A kept connection, for one request at a time."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, pace: Pace | None = None) -> None:
         self._host = host.encode()
+        self._pace = pace
+        self._piece_bytes = max(PIECE_BYTES_MIN, pace.bytes_per_s // 10) if pace is not None else None
         self._state = State.IDLE
         self._transport: asyncio.Transport | None = None
         self._head_buffer = memoryview(bytearray(HEAD_BYTES_MAX))
@@ -142,7 +147,8 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._state is State.BODY:
-            return self._body[self._body_bytes :]
+            rest = self._body[self._body_bytes :]
+            return rest if self._piece_bytes is None else rest[: self._piece_bytes]
         return self._head_buffer[self._head_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -193,6 +199,7 @@ class Link(asyncio.BufferedProtocol):
     def _take_body(self, nbytes: int) -> None:
         self._body_bytes += nbytes
         self._gather()
+        self._hold_back(nbytes)
         if self._on_bytes is not None and nbytes and self._body is self._target:
             self._on_bytes(self._body_bytes)
         if self._body_bytes == len(self._body):
@@ -203,12 +210,24 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is None or self._body is not self._target:
             return
         rate = self._body_bytes / max(time.monotonic() - self._body_s, GATHER_S)
-        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, len(self._body) - self._body_bytes)
+        piece = self._piece_bytes or GATHER_BYTES_MAX
+        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, piece, len(self._body) - self._body_bytes)
         # Powers of two, so that the kernel is told rarely.
         mark = 1 << max(0, wanted.bit_length() - 1)
         if mark != self._mark:
             self._mark = mark
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+
+    def _hold_back(self, nbytes: int) -> None:
+        """At the owner's pace: the kernel's buffer fills up, and the sender waits."""
+        wait_ms = self._pace.take(nbytes, time.monotonic_ns() // 1_000_000) if self._pace is not None else 0
+        if wait_ms and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(wait_ms / 1000, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
 
     def _end(self) -> None:
         head, done = self._head, self._done
@@ -230,7 +249,7 @@ class Link(asyncio.BufferedProtocol):
             self._done.set_exception(error)
 
 
-async def open_link(url: ServerUrl, *, allow_private: bool) -> Link:
+async def open_link(url: ServerUrl, *, allow_private: bool, pace: Pace | None = None) -> Link:
     """Connect to a stranger's server; LinkBroken where there is none, or where it is inside somebody's own network."""
     loop = asyncio.get_running_loop()
     try:
@@ -239,7 +258,7 @@ async def open_link(url: ServerUrl, *, allow_private: bool) -> Link:
             address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
             kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
             _, link = await loop.create_connection(
-                lambda: Link(str(url).partition("//")[2]), address, url.port, **kwargs
+                lambda: Link(str(url).partition("//")[2], pace), address, url.port, **kwargs
             )
     except (OSError, TimeoutError, RemoteError) as error:
         raise LinkBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None

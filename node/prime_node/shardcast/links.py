@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from prime_node.shardcast.link import Link, LinkBroken, open_link
 from prime_protocol.addresses import ServerUrl
+from prime_runtime.rates import Pace
 
 IDLE_MAX = 32
 """Idle connections kept; the one used longest ago goes first."""
@@ -15,8 +16,10 @@ IDLE_MAX = 32
 class Links:
     """Lends connections."""
 
-    def __init__(self, *, allow_private: bool) -> None:
+    def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
         self._allow_private = allow_private
+        self._pace = Pace(bytes_per_s) if bytes_per_s else None
+        """Shared by all connections."""
         self._idle: OrderedDict[tuple[str, int], Link] = OrderedDict()
         self._numbers = 0
 
@@ -44,7 +47,8 @@ class Links:
         problem = LinkBroken("the node gives no address")
         for url in urls:
             try:
-                return url, await open_link(ServerUrl.parse(url), allow_private=self._allow_private)
+                server = ServerUrl.parse(url)
+                return url, await open_link(server, allow_private=self._allow_private, pace=self._pace)
             except LinkBroken as error:
                 problem = error
         raise problem

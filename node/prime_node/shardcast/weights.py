@@ -69,6 +69,7 @@ class WeightsFetcher:
         is_relay: bool = False,
         versions: int = VERSIONS_KEPT,
         disk_bytes_max: int | None = None,
+        bytes_per_s: int | None = None,
     ) -> None:
         self.store = store
         self.directory = directory
@@ -79,7 +80,7 @@ class WeightsFetcher:
         self._is_relay = is_relay
         self._versions = versions
         self._disk_bytes_max = disk_bytes_max
-        self._links = Links(allow_private=allow_private)
+        self._links = Links(allow_private=allow_private, bytes_per_s=bytes_per_s)
         self._paths = Paths(store, directory, self._links, dice)
         self._parents = Parents()
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="digest")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prime_protocol.ids import Digest, NodeId
-from prime_runtime.rates import Gate, address_group
+from prime_runtime.rates import Gate, Pace, address_group
 
 DAY_MS = 24 * 3_600_000
 SLOTS = 6
@@ -108,8 +108,7 @@ class UploadSlots:
         self._children: OrderedDict[Digest, OrderedDict[NodeId, None]] = OrderedDict()
         self._day = 0
         self._day_bytes = 0
-        self._budget_bytes = 0.0
-        self._budget_ms = 0
+        self._pace = Pace(limits.bytes_per_s) if limits.bytes_per_s is not None else None
 
     def ask(self, child: NodeId | None, address: str, manifest: Digest, now_ms: int) -> Admitted | Full:
         """A request for a shard of this manifest has come in, and we hold or await it."""
@@ -132,14 +131,7 @@ class UploadSlots:
 
     def pace(self, now_ms: int, bytes: int) -> int:
         """How many ms to wait before sending this many bytes. They count as sent: ask once for each piece."""
-        rate = self._limits.bytes_per_s
-        if rate is None:
-            return 0
-        # A tenth of a second of burst: the bucket may go into debt, and the wait is what pays it back.
-        passed_ms = max(0, now_ms - self._budget_ms)
-        self._budget_ms = max(self._budget_ms, now_ms)
-        self._budget_bytes = min(rate / 10, self._budget_bytes + passed_ms * rate / 1000) - bytes
-        return max(0, round(-self._budget_bytes * 1000 / rate))
+        return self._pace.take(bytes, now_ms) if self._pace is not None else 0
 
     def slots_free(self, now_ms: int) -> int:
         """What a serving record and a bitmap answer say."""

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from prime_node.commands.context import with_pins
-from prime_node.config import NodeConfig, NodeRole, PageConfig, resolve_node_config
+from prime_node.config import NodeConfig, NodeRole, PageConfig, WeightsConfig, resolve_node_config
 from prime_node.home import (
     Home,
     keep_config,
@@ -119,6 +119,13 @@ def test_what_was_learnt_of_a_coordinator_holds_for_that_one_only(tmp_path: Path
 def test_a_wrong_setting_is_refused_by_name(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=problem):
         config_of(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("rate", "at_once"), [(0, 6), (50_000, 1), (120_000, 2), (10**9, 6)])
+def test_a_narrow_line_fetches_fewer_shards_at_once(rate: int, at_once: int) -> None:
+    assert WeightsConfig(bytes_per_s=rate).transfers_at_once == at_once
+    with pytest.raises(ConfigError, match="the least is 50000"):
+        WeightsConfig(bytes_per_s=49_999)
 
 
 async def test_the_door_opens_only_with_the_token(tmp_path: Path) -> None:

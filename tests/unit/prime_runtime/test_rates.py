@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group, network_group
+from prime_runtime.rates import Gate, Pace, Rate, TokenBuckets, address_group, network_group
 
 RATE = Rate(per_second=2, burst=3)
 
@@ -64,6 +64,17 @@ def test_no_key_ever_gets_more_than_burst_plus_rate(events: list[tuple[int, int]
         taken[key] += buckets.take(key, now_ms) == 0
         assert len(buckets) <= 8
     assert max(taken.values()) <= 2 * RATE.burst + now_ms * RATE.per_second / 1000
+
+
+def test_a_pace_is_kept_over_time_by_who_waits_as_told() -> None:
+    pace, now_ms, moved = Pace(1_000), 0, 0
+    while now_ms < 10_000:
+        moved += 300
+        now_ms += pace.take(300, now_ms)
+    assert moved == pytest.approx(10_000, abs=500)
+    assert pace.take(100, now_ms + 60_000) == 0, "a tenth of a second at once, however long the rest was"
+    assert pace.take(100, now_ms + 60_000) == 100
+    assert pace.take(0, now_ms) == 100, "a clock that steps back gives nothing"
 
 
 def test_a_gate_bounds_all_and_each_and_gives_places_back() -> None:

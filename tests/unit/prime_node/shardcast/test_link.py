@@ -1,17 +1,21 @@
 """The asking half of HTTP: what a hostile server can say, and what comes of it."""
 
 import asyncio
+import time
 
 import pytest
 
 from prime_node.shardcast.link import Head, LinkBroken, choose_address, open_link, parse_head
 from prime_protocol.addresses import ServerUrl
 from prime_protocol.errors import RemoteError
+from prime_runtime.rates import Pace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 
-async def ask(reply: bytes, *, target: memoryview | None = None, close: bool = True) -> tuple[int, bytes]:
+async def ask(
+    reply: bytes, *, target: memoryview | None = None, close: bool = True, pace: Pace | None = None
+) -> tuple[int, bytes]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply)
@@ -25,7 +29,8 @@ async def ask(reply: bytes, *, target: memoryview | None = None, close: bool = T
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        link = await open_link(ServerUrl(scheme="http", host="127.0.0.1", port=port), allow_private=True)
+        url = ServerUrl(scheme="http", host="127.0.0.1", port=port)
+        link = await open_link(url, allow_private=True, pace=pace)
         try:
             async with asyncio.timeout(5):
                 answer = await link.get("/x", {}, target=target)
@@ -38,6 +43,19 @@ async def test_a_body_goes_to_its_place() -> None:
     place = memoryview(bytearray(5))
     assert await ask(OK, target=place) == (200, b"")
     assert bytes(place) == b"hello"
+
+
+async def test_an_owners_pace_is_kept_and_every_byte_still_comes() -> None:
+    body = bytes(range(256)) * 400
+    place, pace = memoryview(bytearray(len(body))), Pace(400_000)
+    began = time.monotonic()
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    assert await ask(reply, target=place, pace=pace) == (200, b"")
+    assert bytes(place) == body
+    assert pace.take(0, time.monotonic_ns() // 1_000_000) <= 100, "what is owed is less than one piece"
+    assert time.monotonic() - began > 0.05, (
+        "102,400 bytes take a quarter of a second, less the burst and the last piece"
+    )
 
 
 async def test_other_answers_are_given_as_they_are() -> None:
