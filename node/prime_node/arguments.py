@@ -38,6 +38,7 @@ def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
     _add_audit(commands)
     _add_keys(commands)
     _add_stake(commands)
+    _add_calibrate(commands, with_settings)
     _add_upkeep(commands, with_settings)
     return parser
 
@@ -159,6 +160,27 @@ def _add_stake(commands: Group) -> None:
     for action in (stake, add, remove, release):
         _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
         _add_password(action)
+
+
+def _add_calibrate(commands: Group, with_settings: bool) -> None:
+    calibrate = _with_settings(
+        commands, "calibrate", "calibrate:calibrate", "measure the noise of honest engines on a model", with_settings
+    )
+    add = calibrate.add_argument
+    add("checkpoint", type=Path, help="checkpoint folder")
+    add("--out", type=Path, required=True, help="file to write: a [tolerance] for the terms of a run")
+    add("--precision", choices=("float32", "bfloat16"), required=True, help="what the run's engines compute in")
+    add("--vllm-python", type=Path, help="interpreter that has vLLM. Default: vLLM is left out if this one has none.")
+    add("--task-set", help="prompts from here. Default: random tokens.")
+    add("--completions", type=int, default=4_000, help="written by all ways together (default 4000)")
+    add("--tokens", type=int, default=128, help="longest completion (default 128)")
+    add("--temperature", type=float, default=1.0, help="of the sampling (default 1)")
+    add("--batch-sizes", default="4,64", help="completions at once (default 4,64)")
+    add("--thread-counts", default="1,2", help="CPU threads (default 1,2)")
+    add("--false-rejects", type=float, default=1e-9, help="chance that a bound refuses an honest chunk (default 1e-9)")
+    add("--confidence", type=float, default=0.95, help="that it is no larger (default 0.95)")
+    add("--file-tokens", type=int, default=512, help="fewest output tokens of a file (default 512)")
+    add("--seed", type=int, default=0, help="of prompts and sampling (default 0)")
 
 
 def _add_upkeep(commands: Group, with_settings: bool) -> None:

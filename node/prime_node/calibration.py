@@ -1,0 +1,235 @@
+"""From the noise of honest machines to the bounds of an audit, for a stated chance of refusing an honest node. Pure.
+
+A number is never bounded by the largest one seen: with a million honest chunks to come, a larger one will. What is seen
+is fitted, and the fit is followed out to that chance:
+
+- Counts (exponents, signs, the sum of mantissa errors) are sums of rare events whose rate differs from chunk to chunk:
+  a negative binomial distribution.
+- The largest margin and log-prob error of a completion are extremes: a generalised Pareto tail over the largest tenth,
+  never lighter than an exponential one.
+- Means over a file follow Bernstein's inequality, from their variance between completions.
+
+Each estimate is taken at its upper confidence limit, and the worst pairing of machines decides.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.measuring import RowNumbers
+from prime_protocol.constants import TOLERANCE_NUMBER_MAX, TOPLOC_K
+from prime_protocol.errors import LocalError
+from prime_protocol.tolerance import Precision, Tolerance
+from prime_protocol.toploc_verify import MANTISSA_ERROR_NONE
+
+Numbers = NDArray[np.float64]
+
+CHUNKS_MIN = 1_000
+ROWS_MIN = 100
+"""Fewer say nothing about rare events."""
+TAIL_SHARE = 10
+TAIL_MIN, TAIL_MAX = 10, 1_000
+"""A tail is fitted to the largest tenth of the completions, and to so many of them at least and at most."""
+SHAPE_MAX = 0.25
+"""Heaviest tail that is believed. Rounding errors have far lighter ones; a heavier fit is a broken machine."""
+RESAMPLES = 200
+ERROR_FLOOR = 1e-4
+"""Least bound of an error of log-probs: a hundred times what float32 can tell apart near 10."""
+CHANCE_MATCH = MANTISSA_ERROR_NONE - 1
+"""A value of another index may have the right exponent by chance, and then any mantissa."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the bounds are to keep."""
+
+    false_rejects: float = 1e-9
+    """Chance that one number of one honest chunk, completion or file is above its bound."""
+    confidence: float = 0.95
+    """That the chance is no larger."""
+    file_tokens: int = 512
+    """Fewest output tokens of a file. The fewer, the further a mean strays."""
+
+    def __post_init__(self) -> None:
+        if not 1e-12 <= self.false_rejects <= 1e-2:
+            raise LocalError(f"false_rejects is {self.false_rejects}, allowed is 1e-12 to 0.01")
+        if not 0.5 <= self.confidence < 1:
+            raise LocalError(f"confidence is {self.confidence}, allowed is 0.5 to below 1")
+        if self.file_tokens < 1:
+            raise LocalError(f"file_tokens is {self.file_tokens}, it must be at least 1")
+
+    @property
+    def z(self) -> float:
+        """Standard deviations up to the confidence limit."""
+        return NormalDist().inv_cdf(self.confidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Noise:
+    """What one pairing of machines gave: one wrote completions, the other read them."""
+
+    pairing: str
+    exponents: Numbers
+    signs: Numbers
+    mantissa_sums: Numbers
+    mantissa_means: Numbers
+    mantissa_medians: Numbers
+    """One for each chunk, so far."""
+    tokens: Numbers
+    margin_maxima: Numbers
+    margin_sums: Numbers
+    logprob_maxima: Numbers
+    logprob_sums: Numbers
+    """One for each completion."""
+
+
+def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
+    """LocalError where a row's proofs cannot even be read: that is not noise."""
+    for row in rows:
+        if row.proof_problem:
+            raise LocalError(f"{pairing}: an honest row has proofs that cannot be read: {row.proof_problem}")
+    chunks = [chunk for row in rows for chunk in row.chunks]
+    return Noise(
+        pairing=pairing,
+        exponents=np.array([chunk.exponent_mismatches for chunk in chunks], float),
+        signs=np.array([chunk.sign_mismatches for chunk in chunks], float),
+        mantissa_sums=np.array([chunk.mantissa_error_sum for chunk in chunks], float),
+        mantissa_means=np.array([chunk.mantissa_error_mean for chunk in chunks], float),
+        mantissa_medians=np.array([chunk.mantissa_error_median for chunk in chunks], float),
+        tokens=np.array([row.tokens for row in rows], float),
+        margin_maxima=np.array([row.margin_max for row in rows], float),
+        margin_sums=np.array([row.margin_sum for row in rows], float),
+        logprob_maxima=np.array([row.logprob_error_max for row in rows], float),
+        logprob_sums=np.array([row.logprob_error_sum for row in rows], float),
+    )
+
+
+def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precision, hidden: int) -> Tolerance:
+    """Bounds that every pairing keeps."""
+    for noise in noises:
+        if len(noise.exponents) < CHUNKS_MIN or len(noise.tokens) < ROWS_MIN:
+            raise LocalError(
+                f"{noise.pairing} has {len(noise.exponents)} chunks in {len(noise.tokens)} completions; a fit needs "
+                f"{CHUNKS_MIN} in {ROWS_MIN}: ask for more or longer completions"
+            )
+    # A chunk at the end of a completion may have fewer values, and is allowed in proportion.
+    scale = TOPLOC_K / min(TOPLOC_K, hidden)
+    mantissa_sum = max(bound_count(noise.mantissa_sums, target) for noise in noises) + CHANCE_MATCH
+    mantissa_mean = min(mantissa_sum * scale / TOPLOC_K, float(CHANCE_MATCH))
+    logprob = max(max(bound_extreme(noise.logprob_maxima, target) for noise in noises), ERROR_FLOOR)
+    # A token only loses if the errors of its own and the winner's log-prob add up to the gap between them.
+    margin = max(2 * logprob, max(bound_extreme(noise.margin_maxima, target) for noise in noises))
+    return Tolerance(
+        precision=precision,
+        exponent_mismatches_max=scale_count(max(bound_count(noise.exponents, target) for noise in noises), scale),
+        sign_mismatches_max=scale_count(max(bound_count(noise.signs, target) for noise in noises), scale),
+        mantissa_error_mean_max=round_up(mantissa_mean),
+        # At least half of the errors are as large as the median, so it is at most twice their mean.
+        mantissa_error_median_max=min(math.floor(2 * mantissa_mean), CHANCE_MATCH),
+        margin_max=round_up(margin),
+        margin_mean_max=round_up(max(bound_mean(noise.tokens, noise.margin_sums, margin, target) for noise in noises)),
+        logprob_error_max=round_up(logprob),
+        logprob_error_mean_max=round_up(
+            max(bound_mean(noise.tokens, noise.logprob_sums, logprob, target) for noise in noises)
+        ),
+    )
+
+
+def scale_count(count: int, scale: float) -> int:
+    return min(math.ceil(count * scale), TOPLOC_K - 1)
+
+
+def round_up(value: float) -> float:
+    """To two digits, as more say nothing."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.3g}")
+
+
+# --- Counts ---------------------------------------------------------------------------------------------------------
+
+
+def bound_count(counts: Numbers, target: Target) -> int:
+    """The count that a chunk exceeds with the chance that is wanted."""
+    n, total = len(counts), float(counts.sum())
+    dispersion = max(1.0, float(counts.var()) / max(counts.mean(), 1 / n)) * (1 + target.z * math.sqrt(2 / n))
+    # One more than was seen, so that nothing seen does not stand for nothing possible.
+    mean = (total + 1 + target.z * math.sqrt((total + 1) * dispersion)) / n
+    return exceed_count(mean, mean * dispersion, target.false_rejects)
+
+
+def exceed_count(mean: float, variance: float, chance: float) -> int:
+    """Smallest count with at most that chance of a larger one: negative binomial, Poisson where nothing varies."""
+    top = math.ceil(mean + 200 * math.sqrt(variance) + 200)
+    counts = np.arange(top + 1, dtype=float)
+    factorials = np.cumsum(np.log(np.maximum(counts, 1)))
+    if variance > mean * (1 + 1e-9):
+        size = mean * mean / (variance - mean)
+        rises = np.concatenate([[0.0], np.cumsum(np.log(size + counts[:-1]))])
+        logs = rises - factorials + size * math.log(size / (size + mean)) + counts * math.log(mean / (size + mean))
+    else:
+        logs = counts * math.log(mean) - mean - factorials
+    # Beyond `top` is nothing that counts. Summed from the small end, so that nothing is lost.
+    above = np.cumsum(np.exp(logs)[::-1])[::-1]
+    return int(np.argmax(np.append(above[1:], 0.0) <= chance))
+
+
+# --- Extremes -------------------------------------------------------------------------------------------------------
+
+
+def bound_extreme(maxima: Numbers, target: Target) -> float:
+    """The value that a completion's largest exceeds with the chance that is wanted; the largest seen if most are 0."""
+    k = min(len(maxima) // TAIL_SHARE, TAIL_MAX, int((maxima > 0).sum()))
+    if k < TAIL_MIN:
+        return float(maxima.max())
+    ordered = np.sort(maxima)
+    start, excess = float(ordered[-k - 1]), ordered[-k:] - ordered[-k - 1]
+    depth = k / len(maxima) / target.false_rejects
+    shape, scale = fit_tail(excess)
+    # How far the fit itself can be off is seen by fitting what it would have given.
+    dice = np.random.default_rng(len(maxima))
+    reaches = [reach(*fit_tail(draw_tail(shape, scale, dice.random(k))), depth) for _ in range(RESAMPLES)]
+    return start + max(reach(shape, scale, depth), float(np.quantile(reaches, target.confidence)))
+
+
+def fit_tail(excess: Numbers) -> tuple[float, float]:
+    """Shape and scale of a generalised Pareto distribution, by probability-weighted moments."""
+    ordered = np.sort(excess)
+    k = len(ordered)
+    weights = 1 - (np.arange(1, k + 1) - 0.35) / k
+    mean, weighted = float(ordered.mean()), float((weights * ordered).mean())
+    shape = 2 - mean / (mean - 2 * weighted) if mean > 2 * weighted else SHAPE_MAX
+    if shape <= 0:
+        return 0.0, mean
+    shape = min(shape, SHAPE_MAX)
+    return shape, mean * (1 - shape)
+
+
+def draw_tail(shape: float, scale: float, uniform: Numbers) -> Numbers:
+    drawn: Numbers = -scale * np.log(uniform) if shape == 0 else scale / shape * (uniform**-shape - 1)
+    return drawn
+
+
+def reach(shape: float, scale: float, depth: float) -> float:
+    """How far above its start a tail reaches with a chance of one in `depth`."""
+    return scale * math.log(depth) if shape == 0 else scale / shape * (depth**shape - 1)
+
+
+# --- Means ----------------------------------------------------------------------------------------------------------
+
+
+def bound_mean(tokens: Numbers, sums: Numbers, largest: float, target: Target) -> float:
+    """The mean over a file's tokens that is exceeded with the chance that is wanted.
+
+    The tokens of a completion are noisy together, so the variance of a token is taken from that of whole completions.
+    """
+    mean = float(sums.sum() / tokens.sum())
+    variance = float(((sums - mean * tokens) ** 2).mean() / tokens.mean())
+    sure = mean + target.z * math.sqrt(variance / tokens.sum())
+    strength = -math.log(target.false_rejects) / target.file_tokens
+    return min(sure + math.sqrt(2 * variance * strength) + 2 / 3 * largest * strength, largest)

@@ -1,0 +1,79 @@
+"""What calibration found, for people and for a run's terms: a table of the noise, and a [tolerance] section. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from prime_node.calibration import Noise, Numbers, Target
+from prime_protocol.tolerance import Tolerance
+from prime_runtime.settings_render import render_config
+
+COLUMNS = (
+    "wrote → read",
+    "chunks",
+    "exponents max",
+    "99.9 %",
+    "mantissa mean max",
+    "99.9 %",
+    "median max",
+    "margin max",
+    "99.9 %",
+    "log-prob error max",
+    "99.9 %",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The part of a run's terms that is calibrated."""
+
+    tolerance: Tolerance
+
+
+def list_noise(noises: Sequence[Noise]) -> list[list[str]]:
+    """A row for each pairing, under COLUMNS: the largest of each number, and what one in a thousand exceeds."""
+    return [
+        [
+            noise.pairing,
+            str(len(noise.exponents)),
+            *two(noise.exponents, "{:.0f}"),
+            *two(noise.mantissa_means, "{:.2f}"),
+            f"{noise.mantissa_medians.max():.0f}",
+            *two(noise.margin_maxima, "{:.2g}"),
+            *two(noise.logprob_maxima, "{:.2g}"),
+        ]
+        for noise in noises
+    ]
+
+
+def two(values: Numbers, form: str) -> tuple[str, str]:
+    return form.format(values.max()), form.format(np.quantile(values, 0.999))
+
+
+def list_bounds(tolerance: Tolerance, noises: Sequence[Noise]) -> list[list[str]]:
+    """Each bound beside the largest that was seen of what it bounds."""
+    seen = {
+        "exponent_mismatches_max": max(noise.exponents.max() for noise in noises),
+        "sign_mismatches_max": max(noise.signs.max() for noise in noises),
+        "mantissa_error_mean_max": max(noise.mantissa_means.max() for noise in noises),
+        "mantissa_error_median_max": max(noise.mantissa_medians.max() for noise in noises),
+        "margin_max": max(noise.margin_maxima.max() for noise in noises),
+        "margin_mean_max": max(noise.margin_sums.sum() / noise.tokens.sum() for noise in noises),
+        "logprob_error_max": max(noise.logprob_maxima.max() for noise in noises),
+        "logprob_error_mean_max": max(noise.logprob_sums.sum() / noise.tokens.sum() for noise in noises),
+    }
+    return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
+
+
+def render_toml(tolerance: Tolerance, target: Target, noises: Sequence[Noise], *, model: str) -> str:
+    """A file that `prime-coordinator run create --terms` takes."""
+    chunks = sum(len(noise.exponents) for noise in noises)
+    head = (
+        f"# Measured by prime-node calibrate on {model}\n"
+        f"# from {chunks} comparisons of honest chunks: {', '.join(noise.pairing for noise in noises)}.\n"
+        f"# Chance that one honest chunk, completion or file is above one bound: {target.false_rejects:g}, with a\n"
+        f"# confidence of {target.confidence:g}. Means hold for files of {target.file_tokens} tokens or more.\n\n"
+    )
+    names = [f"tolerance.{field.name}" for field in fields(Tolerance)]
+    return head + render_config(Terms(tolerance=tolerance), always=names).lstrip("\n")

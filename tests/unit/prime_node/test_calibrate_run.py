@@ -1,0 +1,118 @@
+"""Engines against each other, with a small engine behind the real pipe; and what the command refuses."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import EOS, make_checkpoint
+
+from prime_node.calibrate_run import IMITATED, Plan, Setup, make_orders, measure, plan_setups, random_prompts
+from prime_node.cli import main
+from prime_node.commands.calibrate import find_engines, find_precisions, parse_numbers, task_prompts
+from prime_node.engine.base import Sampling
+from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_protocol.errors import LocalError
+from prime_runtime.model_files import ModelFiles
+
+DOUBLE = str(Path(__file__).parents[2] / "engine_double.py")
+TORCH, VLLM = (EngineKind.TORCH, None), (EngineKind.VLLM, Path("/opt/vllm/bin/python"))
+
+
+def make_plan(checkpoint: Path, setups: tuple[Setup, ...], completions: int = 36) -> Plan:
+    return Plan(
+        checkpoint=checkpoint,
+        setups=setups,
+        completions=completions,
+        sampling=Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=40),
+        prompts=random_prompts(32, 2048, 1),
+        seed=1,
+    )
+
+
+def test_every_engine_and_precision_runs_at_all_batches_and_threads() -> None:
+    setups = plan_setups([TORCH, VLLM], ["float32", IMITATED], batches=[4, 64], threads=[1, 2])
+    assert [str(setup) for setup in setups[:3]] == [
+        "torch float32, batch 4, 1 threads",
+        "torch float32, batch 64, 1 threads",
+        "torch float32, batch 64, 2 threads",
+    ]
+    assert len(setups) == 12
+    words = setups[-1].command(EngineConfig(device="cpu"))
+    assert words[0] == "/opt/vllm/bin/python"
+    assert " ".join(words[3:]).startswith("--engine vllm --device cpu --precision bfloat16-imitated --threads 2")
+
+
+def test_slow_imitation_writes_less_and_no_two_setups_write_the_same(tmp_path: Path) -> None:
+    setups = plan_setups([TORCH], ["float32", IMITATED], batches=[4], threads=[1])
+    plan = make_plan(tmp_path, setups, completions=900)
+    fast, slow = make_orders(plan, 0), make_orders(plan, 1)
+    assert (len(fast), len(slow)) == (800, 100)
+    assert not {order.seed for order in fast} & {order.seed for order in slow}
+    assert [order.seed for order in make_orders(plan, 0)] == [order.seed for order in fast]
+
+
+async def test_each_engine_reads_what_all_of_them_wrote(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", hidden=32)
+    setups = plan_setups([TORCH], ["float32", "bfloat16"], batches=[4], threads=[1])
+    said: list[str] = []
+
+    def command(setup: Setup, base: EngineConfig) -> list[str]:
+        return [sys.executable, DOUBLE, "--precision", setup.precision]
+
+    noises, facts = await measure(
+        make_plan(checkpoint, setups), EngineConfig(start_ms=60_000), tmp_path / "engine", said.append, command
+    )
+    assert facts.hidden == 32
+    assert [noise.pairing for noise in noises] == [
+        "torch float32 → torch float32",
+        "torch bfloat16 → torch float32",
+        "torch float32 → torch bfloat16",
+        "torch bfloat16 → torch bfloat16",
+    ]
+    assert [len(noise.tokens) for noise in noises] == [18, 18, 18, 18]
+    assert all(noise.exponents.max() == 0 for noise in noises)
+    assert [line.split(":")[0] for line in said] == [
+        "written by torch float32, batch 4, 1 threads",
+        "written by torch bfloat16, batch 4, 1 threads",
+        "read by torch float32, batch 4, 1 threads",
+        "read by torch bfloat16, batch 4, 1 threads",
+    ]
+
+
+def test_engines_are_those_that_there_are() -> None:
+    assert find_engines(EngineConfig(), None) == [TORCH]
+    assert find_engines(EngineConfig(), VLLM[1]) == [TORCH, VLLM]
+    assert find_engines(EngineConfig(engine=EngineKind.VLLM, python=VLLM[1]), None) == [TORCH, VLLM]
+    assert find_precisions(EngineConfig(), "float32") == ["float32"]
+    precisions = find_precisions(EngineConfig(device="cpu"), "bfloat16")
+    assert precisions in (["float32", "bfloat16"], ["float32", IMITATED])
+
+
+def test_prompts_come_from_a_task_set_where_one_is_named(tmp_path: Path) -> None:
+    model = ModelFiles.open(make_checkpoint(tmp_path, prompt="^{prompt}"))
+    prompts = task_prompts(model, "sort-digits?digits=3")
+    assert len(prompts) == 256
+    assert all(prompt.dtype == np.int32 for prompt in prompts)
+    with pytest.raises(LocalError, match=r"--task-set: .*no family juggling"):
+        task_prompts(model, "juggling")
+
+
+@pytest.mark.parametrize("text", ["", "0", "4,x", "4,,5"])
+def test_wrong_numbers_are_refused(text: str) -> None:
+    with pytest.raises(LocalError, match="--batch-sizes"):
+        parse_numbers("--batch-sizes", text)
+
+
+def test_the_command_refuses_before_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", context=64)
+    (tmp_path / "there.toml").touch()
+    words = ["calibrate", str(checkpoint), "--precision", "float32", "--folder", str(tmp_path / "node")]
+    for more, problem in (
+        (["--out", str(tmp_path / "there.toml")], "exists already"),
+        (["--out", str(tmp_path / "no/there.toml")], "there is no folder"),
+        (["--out", str(tmp_path / "new.toml")], "leave no room for 128 in 64"),
+        (["--out", str(tmp_path / "new.toml"), "--false-rejects", "2"], "false_rejects is 2"),
+    ):
+        assert main([*words, *more]) == 1
+        assert problem in capsys.readouterr().err
