@@ -19,6 +19,7 @@ EXIT_CODES = """exit codes:
   130  interrupted"""
 FOLDER = Path("~/prime-coordinator")
 FOLDER_VARIABLE = "PRIME_FOLDER"
+EXPLORER_PORT = 8450
 Group = Any
 """argparse gives no public name to what add_subparsers returns."""
 
@@ -215,8 +216,35 @@ def _add_copies(commands: Group) -> None:
     restore.add_argument("--head", type=Path, help="newest tree head anybody was shown: refuse a backup that is older")
 
 
+def _add_explorer(commands: Group) -> None:
+    text = "web pages over a copy of somebody's log, checked entry by entry; a running coordinator serves its own"
+    explorer: argparse.ArgumentParser = commands.add_parser("explorer", help=text, description=text)
+    explorer.set_defaults(task="others:explorer")
+    explorer.add_argument(
+        "--log",
+        required=True,
+        metavar="URL|FOLDER",
+        help="where the log is: http://host:port/log, or a folder with a copy",
+    )
+    explorer.add_argument("--key", help="the log's verifier key, as the operator published it")
+    explorer.add_argument(
+        "--objects",
+        metavar="URL",
+        help="where files that the log names are. Default: beside the log, if that is a URL.",
+    )
+    explorer.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="where the index and the copy are kept. Default: in the user's cache.",
+    )
+    explorer.add_argument("--model", type=Path, action="append", help="checkpoint folder whose tokenizer shows texts")
+    explorer.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    explorer.add_argument("--port", type=int, default=EXPLORER_PORT, help=f"port (default {EXPLORER_PORT}; 0: any)")
+
+
 def _add_others(commands: Group) -> None:
-    _command(commands, "explorer", "others:explorer", "web pages over the log (not built yet)")
+    _add_explorer(commands)
     for name, (program, text) in PASSED_ON.items():
         parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
         parser.set_defaults(task="others:pass_on", program=program, words=[])

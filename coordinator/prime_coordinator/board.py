@@ -107,6 +107,14 @@ class Board:
         board = self._runs.get(run)
         return len(board.serving) if board else 0
 
+    def list_serving(self, run: RunId, now_ms: int) -> list[tuple[NodeId, Serving]]:
+        """Who serves, newest word first."""
+        board = self._runs.get(run)
+        pins = _after(board.serving, 0, now_ms) if board else ()
+        return [
+            (pin.gossip.letter.sender, pin.gossip.message) for pin in pins if isinstance(pin.gossip.message, Serving)
+        ]
+
     def __len__(self) -> int:
         return sum(len(board.announced) + len(board.serving) + len(board.heads) for board in self._runs.values())
 

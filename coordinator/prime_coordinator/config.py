@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from prime_coordinator.constants import READER_BURST, READER_RATE
 from prime_coordinator.tempo import TempoConfig
+from prime_explorer.settings import ExplorerConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NetworkId, RunId
@@ -140,6 +141,7 @@ class CoordinatorConfig:
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     origin: OriginConfig = field(default_factory=OriginConfig)
+    explorer: ExplorerConfig = field(default_factory=ExplorerConfig)
 
     def __post_init__(self) -> None:
         try:

@@ -5,6 +5,7 @@ key.json      wallet key, encrypted         log.db      the log (unless the data
 objects/      files that nodes sent         mirror/     the log as static files for everybody
 plants/       keys of planted workers       lock        who is running here
 state.snapshot  the state at the last stop; the log is all it takes to make it again
+explorer/     the index behind the web pages; the log is all it takes to make it again
 """
 
 import secrets
@@ -55,6 +56,10 @@ class Home:
     @property
     def snapshot(self) -> Path:
         return self.folder / "state.snapshot"
+
+    @property
+    def explorer(self) -> Path:
+        return self.folder / "explorer"
 
     @property
     def plants(self) -> Path:

@@ -11,33 +11,21 @@ from prime_coordinator.submissions import DATASETS
 from prime_coordinator.uploads import file_key
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest
-from prime_protocol.tiles import CHECKPOINT_PATH, parse_path
 from prime_runtime.http_server import HttpServer
+from prime_runtime.mirror_pages import FOREVER, send_checkpoint, send_tile
 from prime_runtime.objects import ObjectMissing, ObjectStore, content_key
 
-FOREVER = "public, max-age=31536000, immutable"
-"""For what is named by its content or its place in an append-only log."""
 PRESIGNED_S = 600
-CHECKPOINT_TYPE = "text/plain; charset=utf-8"
 
 
 def add_pages(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: LogStore) -> None:
     """`/log/…`, `/objects/…` and `/datasets/…`."""
 
     async def get_checkpoint(request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(
-            mirror / CHECKPOINT_PATH, headers={"Content-Type": CHECKPOINT_TYPE, "Cache-Control": "no-cache"}
-        )
+        return await send_checkpoint(mirror)
 
     async def get_tile(request: web.Request) -> web.StreamResponse:
-        try:
-            name = parse_path(f"tile/{request.match_info['path']}").path
-        except RemoteError as error:
-            return web.Response(status=404, text=f"{error}\n")
-        path = mirror / name
-        if not path.is_file():
-            return web.Response(status=404, text="there is no such tile yet\n")
-        return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Cache-Control": FOREVER})
+        return await send_tile(mirror, request.match_info["path"])
 
     async def get_object(request: web.Request) -> web.StreamResponse:
         try:

@@ -1,12 +1,10 @@
 """Proofs about the log, from the tiles of the coordinator's own mirror; each is verified before it is given out."""
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from prime_coordinator.rows import ConsistencyRow, HeadRow
-from prime_protocol.constants import DIGEST_BYTES, TILE_HASHES
-from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.merkle import (
     GetNode,
@@ -17,7 +15,7 @@ from prime_protocol.merkle import (
     verify_inclusion,
 )
 from prime_protocol.note import Note
-from prime_protocol.tiles import Tile, nodes_from_tiles
+from prime_protocol.tiles import nodes_from_tiles
 from prime_protocol.treehead import TreeHead
 from prime_runtime.mirror import read_head, read_tile
 
@@ -56,16 +54,4 @@ def prove_consistency(folder: Path, old_size: int, new_size: int | None) -> Cons
 
 def read_nodes(folder: Path, size: int) -> GetNode:
     """Nodes of the tree of this size, each tile read once."""
-    return nodes_from_tiles(size, cache(_tile_reader(folder)))
-
-
-def _tile_reader(folder: Path) -> Callable[[Tile], bytes]:
-    def read(tile: Tile) -> bytes:
-        try:
-            return read_tile(folder, tile)
-        except LocalError:
-            # A partial tile goes when its full one is there, which begins with the same hashes.
-            full = read_tile(folder, Tile(tile.level, tile.index, TILE_HASHES))
-            return full[: tile.width * DIGEST_BYTES]
-
-    return read
+    return nodes_from_tiles(size, cache(partial(read_tile, folder)))

@@ -153,9 +153,8 @@ class NodeRow:
     soft: int
     hard: int
     units: int
-    """Credited so far, in all runs."""
     earned_nano: int
-    """Paid out so far for its work and its verdicts."""
+    """Paid out so far for its work and its verdicts; units are what it was credited so far. Both in all runs."""
     faults: int
     """Verdicts that were not what was settled in the end."""
 

@@ -18,6 +18,7 @@ from prime_coordinator.checkers import Checkers
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import SWEEP_MS
 from prime_coordinator.core import Core
+from prime_coordinator.explorer import make_explorer
 from prime_coordinator.gauges import Gauges
 from prime_coordinator.gossiping import Gossiping
 from prime_coordinator.home import (
@@ -116,6 +117,8 @@ class CoordinatorServer:
         self._checkers = Checkers(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
         self._submissions = Submissions(self._checkers, objects, store, clock=clock, config=intake)
         self._uploads = Uploads(core, objects, store, clock=clock, config=intake)
+        is_explored = config.explorer.enabled
+        self._explorer = make_explorer(self, gossiping.board, objects, clock) if is_explored else None
         self._add_routes(objects)
 
     @classmethod
@@ -182,6 +185,8 @@ class CoordinatorServer:
         add_pages(self.http, mirror=Home(self.config.folder).mirror, objects=objects, store=self.log)
         add_operator_routes(self.http, self)
         add_json_routes(self.http.app, self)
+        if self._explorer is not None:
+            self._explorer.add_routes(self.http.app)
 
     def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
         reply = self.core.beat(caller.sender, run_of(caller), beat, self._clock.now_ms())
@@ -259,18 +264,24 @@ class CoordinatorServer:
         try:
             await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
             self._gossiping.close()
+            if self._explorer is not None:
+                self._explorer.end_streams()
             await self.http.stop()
             if not any(task.done() for task in work):
                 await self._finish()
         finally:
             await _end(stop, *work)
             await self._checkers.close()
+            if self._explorer is not None:
+                self._explorer.close()
         for task in work:
             if not task.cancelled() and (error := task.exception()):
                 raise error
 
     def _parts(self, port: int) -> list[Coroutine[Any, Any, None]]:
+        explorer = [self._explorer.run()] if self._explorer is not None else []
         return [
+            *explorer,
             self.writer.write_batches(),
             self.writer.sign_heads(),
             self._repeat(self.config.tempo.tick_ms, self.tick),

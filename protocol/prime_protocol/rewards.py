@@ -3,9 +3,12 @@
 Each checks everything first, then changes the state. How a budget is shared is in payout.py.
 """
 
+from collections import Counter
+
+from prime_protocol.books import Position
 from prime_protocol.entries import Credited, Outcome, PaidOut, PoolReturned, RunFunded, RunStatus
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, RunId
 from prime_protocol.payout import compute_shares
 from prime_protocol.state import RunState, State, StepState, SubmissionState
 from prime_protocol.terms import RunTerms
@@ -63,19 +66,24 @@ def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
     owed = _find_owed(run, step)
     if owed is not None:
         raise RemoteError("step", f"{owed} is accepted without credit, or hard without a slash")
-    shares = compute_shares(
-        budget_nano=min(step.terms.step_budget_nano, state.books.pools[name]),
-        audit_share=step.terms.audit_share,
-        units=step.units + run.carried_units,
-        upheld=step.upheld + run.carried_upheld,
-    )
-    for (owner, node), amount_nano in shares.items():
+    for (owner, node), amount_nano in step_shares(state, name, step).items():
         state.books.pay(name, owner, amount_nano)
         state.nodes[node].earned_nano += amount_nano
     run.carried_units.clear()
     run.carried_upheld.clear()
     step.paid = True
     retire_steps(run)
+
+
+def step_shares(state: State, name: RunId, step: StepState) -> Counter[Position]:
+    """Who gets how much if this step of the run is paid out now."""
+    run = state.runs[name]
+    return compute_shares(
+        budget_nano=min(step.terms.step_budget_nano, state.books.pools[name]),
+        audit_share=step.terms.audit_share,
+        units=step.units + run.carried_units,
+        upheld=step.upheld + run.carried_upheld,
+    )
 
 
 def _find_owed(run: RunState, step: StepState) -> Digest | None:

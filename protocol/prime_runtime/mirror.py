@@ -13,6 +13,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.tiles import (
     CHECKPOINT_PATH,
     LENGTH_BYTES,
+    Bundle,
     Tile,
     bundles_written,
     decode_bundle,
@@ -29,12 +30,28 @@ def read_head(folder: Path) -> bytes:
 def read_leaves(folder: Path, size: int) -> Iterator[bytes]:
     """The first `size` entries, in order."""
     for bundle in bundles_written(0, size):
-        yield from decode_bundle(bundle, read_bounded(folder / bundle.path, BUNDLE_BYTES_MAX))
+        yield from read_bundle(folder, bundle)
+
+
+def read_bundle(folder: Path, bundle: Bundle) -> list[bytes]:
+    """The entries of a bundle."""
+    try:
+        return decode_bundle(bundle, read_bounded(folder / bundle.path, BUNDLE_BYTES_MAX))
+    except LocalError:
+        if bundle.width == TILE_HASHES:
+            raise
+    return read_bundle(folder, Bundle(bundle.index, TILE_HASHES))[: bundle.width]
 
 
 def read_tile(folder: Path, tile: Tile) -> bytes:
     """A tile's bytes; its length and hashes are the caller's to check."""
-    return read_bounded(folder / tile.path, TILE_HASHES * DIGEST_BYTES)
+    try:
+        return read_bounded(folder / tile.path, TILE_HASHES * DIGEST_BYTES)
+    except LocalError:
+        if tile.width == TILE_HASHES:
+            raise
+    # A partial tile goes when its full one is there, which begins with the same hashes. So do bundles.
+    return read_tile(folder, Tile(tile.level, tile.index, TILE_HASHES))[: tile.width * DIGEST_BYTES]
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes:

@@ -456,10 +456,6 @@ def test_mirror_that_was_changed_does_not_verify(operator: Operator, made: Path,
     refused(verify(operator, tmp_path / "mirror"), "does not hold", code=3)
 
 
-def test_explorer_says_where_to_look_meanwhile(operator: Operator) -> None:
-    refused(operator.type("explorer"), "/api/v1/openapi.json")
-
-
 # --- At a terminal --------------------------------------------------------------------------------------------------
 
 

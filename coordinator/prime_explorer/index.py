@@ -1,0 +1,94 @@
+"""The index on disk, the writing side: one process, one connection. What is written is decided in folding.py."""
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prime_explorer.constants import HEADS_KEPT
+from prime_explorer.schema import SCHEMA, TABLES
+from prime_explorer.writes import Write
+from prime_protocol.errors import LocalError
+from prime_protocol.treehead import TreeHead
+
+SIDES = ("", "-wal", "-shm")
+"""What a database in WAL mode consists of."""
+
+
+class Index:
+    """Tables that follow from the first `size` entries of a log."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, made_by: str) -> "Index":
+        """The index in this file, or an empty one in its place where other code has made it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            index = cls(path, _connect(path))
+            if index.get("made_by") != f"{SCHEMA} {made_by}":
+                index.close()
+                for side in SIDES:
+                    path.with_name(path.name + side).unlink(missing_ok=True)
+                index = cls(path, _connect(path))
+                index._create(f"{SCHEMA} {made_by}")
+        except (sqlite3.Error, OSError) as error:
+            raise LocalError(
+                f"cannot use {path} as the explorer's index: {error}; delete it, it is made again"
+            ) from None
+        return index
+
+    @property
+    def size(self) -> int:
+        return int(self.get("size") or 0)
+
+    def get(self, name: str) -> Any:
+        has_meta = "SELECT 1 FROM sqlite_master WHERE name='meta'"
+        if self._connection.execute(has_meta).fetchone() is None:
+            return None
+        found = self._connection.execute("SELECT value FROM meta WHERE name=?", (name,)).fetchone()
+        return found[0] if found else None
+
+    def put(self, writes: Iterable[Write], **facts: Any) -> None:
+        """All of it or nothing. `facts` are about the index itself: its size, what it follows, what is wrong."""
+        try:
+            with self._connection as connection:
+                for statement, values in writes:
+                    connection.execute(statement, values)
+                for name, value in facts.items():
+                    connection.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (name, value))
+        except sqlite3.Error as error:
+            raise LocalError(f"cannot write {self.path}: {error}") from None
+
+    def put_head(self, head: TreeHead, note: bytes, at_ms: int) -> None:
+        """A head whose entries are all in the index and hold."""
+        self.put(
+            [
+                ("INSERT OR REPLACE INTO heads VALUES (?,?,?,?)", (head.size, at_ms, head.root, note)),
+                (
+                    "DELETE FROM heads WHERE size < (SELECT size FROM heads ORDER BY size DESC LIMIT 1 OFFSET ?)",
+                    (HEADS_KEPT,),
+                ),
+            ],
+            head_size=head.size,
+            head_ms=at_ms,
+            problem="",
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _create(self, made_by: str) -> None:
+        self._connection.executescript(TABLES)
+        self.put([], size=0, head_size=0, head_ms=0, problem="", made_by=made_by)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=30)
+    connection.execute("PRAGMA journal_mode=WAL")
+    # Losing the last moments to a power cut costs folding them again.
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA cache_size=-65536")
+    return connection

@@ -1,0 +1,96 @@
+"""What only a running coordinator knows, as far as pages show it. A mirror of the log alone tells none of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prime_protocol.ids import Digest, NodeId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """The last that was heard of a node."""
+
+    phase: str
+    activity: str | None
+    checkpoint_step: int | None
+    last_beat_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingNode:
+    """A node that passes weights on, by its own word."""
+
+    node: str
+    depth: int
+    slots_free: int
+    urls: int
+    """Addresses it can be reached at."""
+    manifests: tuple[str, ...]
+    """What it serves, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedFile:
+    """A rollout file that intake refused, so that no entry of the log speaks of it."""
+
+    at_ms: int
+    run: str
+    lease: int
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """How many nodes there are, by what was last heard of them."""
+
+    online: int
+    late: int
+
+
+class Live(Protocol):
+    """Asked on the event loop; it only looks things up. None: not known here."""
+
+    def count(self) -> Attendance | None: ...
+
+    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, Presence] | None:
+        """By address as it prints."""
+        ...
+
+    def list_serving(self, run: RunId) -> list[ServingNode] | None: ...
+
+    async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
+        """Newest first, of the last weeks."""
+        ...
+
+
+class Objects(Protocol):
+    """Files that the log names: rollout files, evidence, manifests."""
+
+    async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
+        """The file, checked against its digest; None where it is not here, or longer than that."""
+        ...
+
+
+class NothingLive:
+    """What a mirror knows beside the log."""
+
+    def count(self) -> Attendance | None:
+        return None
+
+    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, Presence] | None:
+        return None
+
+    def list_serving(self, run: RunId) -> list[ServingNode] | None:
+        return None
+
+    async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
+        return None
+
+
+class NoObjects:
+    """Where only the log was copied."""
+
+    async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
+        return None

@@ -1,0 +1,163 @@
+"""The log itself: its entries, one entry with what it takes to prove it, and its signed heads."""
+
+import json
+import sqlite3
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prime_explorer.constants import ROWS
+from prime_explorer.folding import to_json
+from prime_explorer.pages.tables import EntryRow, Rows, cut, read_rows
+from prime_explorer.reading import Db, as_row
+from prime_protocol.catalogue import list_subjects, read_letter
+from prime_protocol.codec import decode
+from prime_protocol.constants import SIGNATURE_BYTES, TILE_HASHES
+from prime_protocol.entries import Record
+from prime_protocol.ids import NodeId, RunId
+from prime_protocol.ledger import ENTRY_TYPES
+from prime_protocol.merkle import leaf_hash
+from prime_protocol.note import Note
+from prime_protocol.tiles import Bundle
+from prime_runtime.mirror import read_bundle
+
+KINDS = {name: (kind.__doc__ or "").partition(".")[0] for name, kind in sorted(ENTRY_TYPES.items())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesView:
+    """The table of entries."""
+
+    kind: str
+    run: str
+    about: str
+    author: str
+    entries: Rows[EntryRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryView:
+    """One entry, opened."""
+
+    summary: EntryRow
+    meaning: str
+    """What such an entry says, in the protocol's words."""
+    body: dict[str, Any]
+    leaf_hash: str
+    leaf_bytes: int
+    signature: str
+    """The author's, over everything but the time the log took it in."""
+    version: int
+    sequence: int
+    issued_at_ms: int
+    expires_at_ms: int
+    mentions: tuple[str, ...]
+    """Addresses and digests that it speaks of."""
+    size: int
+    """Entries in the index: whether there is a next one."""
+    log_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRow:
+    """A signed tree head."""
+
+    size: int
+    at_ms: int
+    root: str
+    note: str
+    cosigners: tuple[str, ...]
+    """Who else signed it, by the names in it. Their keys are not known here, so their signatures are not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsView:
+    """Signed heads, newest first, and those that the log itself notes."""
+
+    heads: Rows[HeadRow]
+    noted: Rows[EntryRow]
+    log_key: str
+    is_key_given: bool
+    """False: the key is the one that the log names itself."""
+    chain_id: int
+    old: int | None
+    new: int | None
+
+
+def read_entries(
+    db: Db,
+    *,
+    kind: str = "",
+    run: RunId | None = None,
+    about: bytes | None = None,
+    author: NodeId | None = None,
+    before: int | None = None,
+) -> Rows[EntryRow]:
+    """Newest first. What an entry speaks of, and its author, are looked for by themselves."""
+    if about is not None:
+        found = db.rows(
+            "SELECT entries.* FROM mentions JOIN entries ON entries.idx=mentions.idx"
+            " WHERE subject=? AND mentions.idx<? ORDER BY mentions.idx DESC LIMIT ?",
+            about,
+            2**62 if before is None else before,
+            ROWS + 1,
+        )
+        return cut(tuple(as_row(EntryRow, row) for row in found), ROWS)
+    if author is not None:
+        return read_rows(db, EntryRow, before=before, index="entries_by_author", author=author)
+    index = {(True, True): "entries_by_run_and_kind", (True, False): "entries_by_run", (False, True): "entries_by_kind"}
+    chosen = index.get((run is not None, bool(kind)), "")
+    return read_rows(db, EntryRow, before=before, index=chosen, run=run, kind=kind or None)
+
+
+def read_entry(db: Db, mirror: Path, idx: int) -> EntryView | None:
+    row, facts = db.row("SELECT * FROM entries WHERE idx=?", idx), db.facts()
+    if row is None:
+        return None
+    leaf = read_leaf(mirror, idx, facts["signed_size"])
+    _, letter = read_letter(leaf)
+    entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
+    return EntryView(
+        summary=as_row(EntryRow, row),
+        meaning=" ".join((type(entry).__doc__ or "").split()),
+        body=json.loads(to_json(asdict(entry))),
+        leaf_hash=str(leaf_hash(leaf)),
+        leaf_bytes=len(leaf),
+        signature="0x" + decode(Record, leaf).frame[:SIGNATURE_BYTES].hex(),
+        version=letter.version,
+        sequence=letter.sequence,
+        issued_at_ms=letter.issued_at_ms,
+        expires_at_ms=letter.expires_at_ms,
+        mentions=tuple(text for text in list_subjects(letter.run, entry) if text.startswith("0x")),
+        size=facts["size"],
+        log_key=facts["log_key"],
+    )
+
+
+def read_leaf(mirror: Path, idx: int, size: int) -> bytes:
+    """From the bundle that holds it in the tree of this size."""
+    bundle, place = divmod(idx, TILE_HASHES)
+    return read_bundle(mirror, Bundle(bundle, min(TILE_HASHES, size - bundle * TILE_HASHES)))[place]
+
+
+def read_heads(db: Db, before: int | None) -> HeadsView:
+    facts = db.facts()
+    last = 2**62 if before is None else before
+    found = db.rows("SELECT * FROM heads WHERE size<? ORDER BY size DESC LIMIT ?", last, ROWS + 1)
+    heads = tuple(map(_head_row, found[:ROWS]))
+    return HeadsView(
+        heads=Rows(heads, str(heads[-1].size) if len(found) > ROWS else None),
+        noted=read_rows(db, EntryRow, limit=10, index="entries_by_kind", kind="HeadNoted"),
+        log_key=facts.get("log_key", ""),
+        is_key_given=bool(facts.get("is_key_given")),
+        chain_id=facts.get("chain_id", 0),
+        old=None,
+        new=None,
+    )
+
+
+def _head_row(row: sqlite3.Row) -> HeadRow:
+    note = Note.parse(row["note"])
+    origin = note.text.partition("\n")[0]
+    cosigners = tuple(dict.fromkeys(each.name for each in note.signatures if each.name != origin))
+    return as_row(HeadRow, row, note=row["note"].decode(), cosigners=cosigners)

@@ -1,0 +1,188 @@
+"""A run: how far it is, what it made, who waits for whom, and what is known of what it learns."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from prime_explorer.constants import ROWS, STEPS_CHARTED, STEPS_DRAWN
+from prime_explorer.live import Attendance
+from prime_explorer.pages.overview import RunCard, read_card
+from prime_explorer.pages.tables import EntryRow, Rows, read_rows
+from prime_explorer.reading import Db, as_row
+from prime_protocol.ids import RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step, from its checkpoint to its payout. A time is null where that has not happened."""
+
+    step: int
+    idx: int
+    root: str
+    manifest: str
+    published_ms: int
+    beacon_ms: int | None
+    first_lease_ms: int | None
+    first_submitted_ms: int | None
+    last_submitted_ms: int | None
+    first_drawn_ms: int | None
+    last_settled_ms: int | None
+    paid_ms: int | None
+    paid_nano: int
+    slots: int
+    slots_done: int
+    slots_held: int
+    leases: int
+    expired: int
+    submissions: int
+    accepted: int
+    soft: int
+    hard: int
+    audited: int
+    rollouts: int
+    tokens: int
+    units: int
+    nodes: int
+    reward: float | None
+    """Mean of what validators found, over accepted submissions; null where no verdict says it."""
+    trained_on: int
+    lag_mean: float | None
+    """Of the submissions that the checkpoint was trained on."""
+    lag_max: int | None
+    ready_ms: int | None
+    """When the last submission that the checkpoint was trained on was settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Shares of a run's submissions; null before the first."""
+
+    audited: float | None
+    soft: float | None
+    hard: float | None
+    overturned: float | None
+    """Of the slashes that have ended, those that were taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """A planned protocol version."""
+
+    version_min: int
+    version_next: int
+    upgrade_by_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRow:
+    """How a checkpoint travels, from its manifest."""
+
+    step: int
+    kind: str
+    transport_bytes: int
+    full_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run."""
+
+    summary: RunCard
+    terms: dict[str, Any]
+    upgrade: Upgrade | None
+    attendance: Attendance | None
+    submissions: int
+    accepted: int
+    soft: int
+    hard: int
+    expired: int
+    units: int
+    paid_nano: int
+    pool_nano: int
+    file_bytes: int
+    verdicts: int
+    validators: int
+    leases_open: int
+    submissions_open: int
+    slashes: int
+    slashes_open: int
+    rates: Rates
+    drawn: tuple[StepRow, ...]
+    """Newest steps, oldest first."""
+    charted: tuple[StepRow, ...]
+    weights: tuple[WeightsRow, ...]
+    """Of the newest checkpoints whose manifests this explorer could read."""
+    steps: Rows[StepRow]
+    notices: Rows[EntryRow]
+    """When the run was created, changed, paused."""
+
+
+def read_run(db: Db, run: RunId, before: int | None, attendance: Attendance | None) -> RunView | None:
+    row = db.row("SELECT * FROM runs WHERE run=?", run)
+    if row is None:
+        return None
+    terms = json.loads(row["terms"])
+    charted = tuple(reversed(read_steps(db, run, None, STEPS_CHARTED).rows))
+    return as_row(
+        RunView,
+        row,
+        summary=read_card(db, row),
+        terms=terms,
+        upgrade=find_upgrade(terms),
+        attendance=attendance,
+        rates=compute_rates(row),
+        charted=charted,
+        drawn=charted[-STEPS_DRAWN:],
+        weights=(),
+        steps=read_steps(db, run, before, ROWS),
+        notices=_read_notices(db, run),
+    )
+
+
+def _read_notices(db: Db, run: RunId) -> Rows[EntryRow]:
+    found = [
+        row
+        for kind in ("RunCreated", "RunUpdated", "RunStatusSet")
+        for row in read_rows(db, EntryRow, limit=5, index="entries_by_run_and_kind", run=run, kind=kind).rows
+    ]
+    return Rows(tuple(sorted(found, key=lambda row: row.idx, reverse=True)[:5]))
+
+
+def read_steps(db: Db, run: RunId, before: int | None, limit: int) -> Rows[StepRow]:
+    """Newest first."""
+    last = 2**62 if before is None else before
+    found = db.rows("SELECT * FROM steps WHERE run=? AND step<? ORDER BY step DESC LIMIT ?", run, last, limit + 1)
+    rows = tuple(step_row(row) for row in found[:limit])
+    return Rows(rows, str(rows[-1].step) if len(found) > limit else None)
+
+
+def step_row(row: sqlite3.Row) -> StepRow:
+    return as_row(
+        StepRow,
+        row,
+        reward=row["reward_sum"] / row["rewards"] if row["rewards"] else None,
+        lag_mean=row["lag_sum"] / row["trained_on"] if row["trained_on"] else None,
+    )
+
+
+def compute_rates(row: sqlite3.Row) -> Rates:
+    settled = row["accepted"] + row["soft"] + row["hard"]
+    return Rates(
+        audited=_share(row["audited"], row["audited"] + row["undrawn"]),
+        soft=_share(row["soft"], settled),
+        hard=_share(row["hard"], settled),
+        overturned=_share(row["overturned"], row["overturned"] + row["executed"]),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def find_upgrade(terms: dict[str, Any]) -> Upgrade | None:
+    if not terms["upgrade_by_ms"]:
+        return None
+    return Upgrade(
+        version_min=terms["version_min"], version_next=terms["version_next"], upgrade_by_ms=terms["upgrade_by_ms"]
+    )

@@ -1,0 +1,120 @@
+"""Rows that stand in tables of several pages, and how a page of them is read. Newest first, by place in the log."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from prime_explorer.constants import ROWS
+from prime_explorer.reading import Db, as_row
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[T]):
+    """Some rows of a table, and where the next ones begin."""
+
+    rows: tuple[T, ...]
+    next: str | None = None
+    """`before`, or `after`, of the next page; null after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRow:
+    """An entry of the log in one line."""
+
+    idx: int
+    at_ms: int
+    kind: str
+    author: str
+    run: str | None
+    about: str | None
+    brief: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionRow:
+    """A submission in one line."""
+
+    idx: int
+    at_ms: int
+    submission: str
+    run: str
+    step: int
+    node: str
+    lease: int
+    first_slot: int
+    slots: int
+    samples: int
+    output_tokens: int
+    progress: str
+    reason: str | None
+    validators: int
+    verdicts: int
+    units: int | None
+    """Credited; null where it was not."""
+    paid_idx: int | None
+    trained_into: int | None
+    slash: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow:
+    """A verdict, and whether it stood."""
+
+    idx: int
+    at_ms: int
+    run: str
+    submission: str
+    validator: str
+    round: int
+    outcome: str
+    reason: str
+    evidence: str
+    upheld: int | None
+    """Null while that is open, or where nobody's verdict stood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashRow:
+    """A slash in one line."""
+
+    idx: int
+    at_ms: int
+    run: str
+    submission: str
+    node: str
+    owner: str
+    amount_nano: int
+    progress: str
+    appeal_until_ms: int
+    ended_ms: int | None
+
+
+TABLES: dict[type, str] = {
+    EntryRow: "entries",
+    SubmissionRow: "submissions",
+    VerdictRow: "verdicts",
+    SlashRow: "slashes",
+}
+
+
+def read_rows(
+    db: Db, row: type[T], /, *, before: int | None = None, limit: int = ROWS, index: str = "", **where: Any
+) -> Rows[T]:
+    """Newest first, those that have all of these values. `index` is what SQLite is to walk along."""
+    given = {name: value for name, value in where.items() if value is not None}
+    conditions = [f"{name}=?" for name in given] + (["idx<?"] if before is not None else [])
+    values = [*given.values(), *([before] if before is not None else [])]
+    query = f"SELECT * FROM {TABLES[row]}"
+    if index:
+        query += f" INDEXED BY {index}"
+    if conditions:
+        query += " WHERE " + " AND ".join(conditions)
+    found = db.rows(f"{query} ORDER BY idx DESC LIMIT ?", *values, limit + 1)
+    return cut(tuple(as_row(row, each) for each in found), limit)
+
+
+def cut(rows: tuple[T, ...], limit: int) -> Rows[T]:
+    """One more than wanted was read, to see whether there is a next page."""
+    shown = rows[:limit]
+    return Rows(shown, str(shown[-1].idx) if len(rows) > limit else None)  # type: ignore[attr-defined]

@@ -1,0 +1,102 @@
+"""Templates filled in, with every text escaped; the words and pictures that they use."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from aiohttp import web
+
+from prime_explorer import pictures, words
+from prime_explorer.reading import Db, NotYet, Reader
+
+if TYPE_CHECKING:
+    from prime_explorer.serving import Failure
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What every page says beside its own subject."""
+
+    network: str
+    size: int
+    """Entries in the index."""
+    signed_size: int
+    """Entries under the newest head that was checked."""
+    head_ms: int
+    problem: str
+    """What does not hold; empty where all does."""
+    address: str
+    """Scheme and host as the reader sees them."""
+    path: str
+    data_path: str
+    """The same page as JSON; empty where there is none."""
+    is_live: bool
+    """Served by the coordinator itself."""
+    has_files: bool
+    """Files that the log names can be had."""
+
+
+class Renderer:
+    """All templates of this package."""
+
+    def __init__(self, *, is_live: bool, has_files: bool) -> None:
+        self._is_live = is_live
+        self._has_files = has_files
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters |= words.FILTERS
+        self._environment.globals |= {**words.GLOBALS, **pictures.PICTURES, "static": name_static}
+
+    async def render(self, reader: Reader, name: str, view: Any, request: web.Request) -> bytes:
+        template = self._environment.get_template(name)
+
+        def fill(db: Db) -> bytes:
+            frame = self._frame(db.facts(), request, has_data=True)
+            return template.render(view=view, frame=frame, query=dict(request.query)).encode()
+
+        return await reader.ask(fill)
+
+    async def render_failure(self, reader: Reader, failure: "Failure", request: web.Request) -> str:
+        try:
+            facts = await reader.ask(Db.facts)
+        except NotYet:
+            facts = {}
+        frame = self._frame(facts, request, has_data=False)
+        return self._environment.get_template("failure.html").render(failure=failure, frame=frame, query={})
+
+    def _frame(self, facts: dict[str, Any], request: web.Request, *, has_data: bool) -> Frame:
+        query = f"?{request.query_string}" if request.query_string else ""
+        path = request.path.rstrip("/")
+        return Frame(
+            network=facts.get("network", ""),
+            size=facts.get("size", 0),
+            signed_size=facts.get("signed_size", 0),
+            head_ms=facts.get("head_ms", 0),
+            problem=facts.get("problem", ""),
+            address=str(request.url.origin()),
+            path=request.path,
+            data_path=f"/api/pages{path}{query}" if has_data else "",
+            is_live=self._is_live,
+            has_files=self._has_files,
+        )
+
+
+def name_static(name: str) -> str:
+    """With a digest, so that it can be kept for ever."""
+    digest = _DIGESTS.get(name)
+    if digest is None:
+        digest = _DIGESTS[name] = sha256((FOLDER / "static" / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"
+
+
+_DIGESTS: dict[str, str] = {}

@@ -1,0 +1,116 @@
+"""The rollouts of a submission for people: the file read strictly, its tokens as text where there is a tokenizer."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from prime_explorer.constants import ROLLOUT_CHARS_SHOWN, ROLLOUTS_SHOWN
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, Slot
+from prime_protocol.rollout_file import read_rollouts
+from prime_protocol.rollouts import Finish, Rollout, RolloutLimits
+from prime_protocol.terms import ANY_MODEL_FILES
+
+TOKENS_SHOWN = 400
+"""Of a completion that no tokenizer can turn into text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutShown:
+    """One completion."""
+
+    slot: int
+    sample: int
+    task: int
+    finish: str
+    prompt: str
+    completion: str
+    is_cut: bool
+    """There is more of it in the file."""
+    prompt_tokens: int
+    output_tokens: int
+    logprob_mean: float
+    proofs: int
+    """Chunks of 32 tokens, each with its proof."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsShown:
+    """Some rollouts of one file."""
+
+    total: int
+    first: int
+    rows: tuple[RolloutShown, ...]
+    is_text: bool
+    """False: token numbers are shown, since no tokenizer of this model is set here."""
+    problem: str
+    """Why the file cannot be shown; empty where it can."""
+
+
+class Model(Protocol):
+    """A model whose tokenizer is here."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of the files that say how the model is run, as runs' terms bind it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+def find_model(models: Iterable[Model], terms: dict[str, Any]) -> Model | None:
+    """The run's own. A run that binds none may have any model, so none is guessed."""
+    wanted = Digest.parse(terms["model_files"])
+    return None if wanted == ANY_MODEL_FILES else next((model for model in models if model.digest == wanted), None)
+
+
+def refuse(problem: str) -> RolloutsShown:
+    return RolloutsShown(total=0, first=0, rows=(), is_text=False, problem=problem)
+
+
+def read_texts(
+    data: bytes, terms: dict[str, Any], lease: dict[str, int], first: int, model: Model | None
+) -> RolloutsShown:
+    """`lease` has the slots and samples that the file must hold."""
+    try:
+        limits = RolloutLimits(
+            first_slot=Slot(lease["first_slot"]),
+            slots=lease["slots"],
+            samples_per_slot=lease["samples"],
+            vocab_size=terms["vocabulary"],
+            prompt_tokens_max=terms["prompt_tokens_max"],
+            output_tokens_max=terms["output_tokens_max"],
+        )
+        rows = read_rollouts(data, limits).rows
+    except RemoteError as error:
+        return refuse(f"the file does not pass the strict reader: {error}")
+    shown = tuple(_show(row, model) for row in islice(rows, first, first + ROLLOUTS_SHOWN))
+    return RolloutsShown(total=len(rows), first=first, rows=shown, is_text=model is not None, problem="")
+
+
+def _show(row: Rollout, model: Model | None) -> RolloutShown:
+    prompt, completion = _decode(row.prompt_tokens, model), _decode(row.output_tokens, model)
+    return RolloutShown(
+        slot=row.slot,
+        sample=row.sample,
+        task=row.task,
+        finish="end token" if row.finish is Finish.EOS else "length",
+        prompt=prompt[:ROLLOUT_CHARS_SHOWN],
+        completion=completion[:ROLLOUT_CHARS_SHOWN],
+        is_cut=len(completion) > ROLLOUT_CHARS_SHOWN,
+        prompt_tokens=len(row.prompt_tokens),
+        output_tokens=len(row.output_tokens),
+        logprob_mean=float(row.output_logprobs.mean()),
+        proofs=-(-len(row.output_tokens) // 32),
+    )
+
+
+def _decode(tokens: Any, model: Model | None) -> str:
+    if model is None:
+        words = " ".join(map(str, tokens[:TOKENS_SHOWN].tolist()))
+        return f"{words} …" if len(tokens) > TOKENS_SHOWN else words
+    try:
+        return model.decode(tokens.tolist())
+    except (LocalError, OverflowError) as error:
+        return f"(cannot be decoded: {error})"
