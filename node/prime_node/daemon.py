@@ -205,11 +205,11 @@ class Daemon:
     def _note(self, event: Event, agent: Agent) -> None:
         """A file that came too late is no answer."""
         if isinstance(event, Generated) and self.workshop is not None:
-            lease, _ = self._jobs.pop(event.lease)
+            job = self._jobs.pop(event.lease, None)
             if event.lease in agent.assignments.answers:
                 self.leases_done += 1
-            else:
-                self.workshop.worker.note_given_back(lease, "it was done after its deadline")
+            elif job is not None:
+                self.workshop.worker.note_given_back(job[0], "it was done after its deadline")
 
     async def _next_event(self, wait_ms: int) -> Event:
         try:
@@ -270,7 +270,7 @@ class Daemon:
 
         event = await self.workshop.worker.generate(wanted, note_progress)
         if not isinstance(event, Generated):
-            del self._jobs[number]
+            self._jobs.pop(number, None)
         self._mind_engine(self.workshop)
         events.put_nowait(event)
 

@@ -146,6 +146,8 @@ class Journal:
         self, piece: Piece, state: PieceState, now_ms: int, *, reason: str = "", is_open: bool | None = None
     ) -> Piece:
         """The piece as it is now. A state that cannot follow changes nothing, since news may come late and twice."""
+        # The caller may have waited with the piece in hand, and others have moved it meanwhile.
+        piece = self.of_lease(piece.run, piece.lease) or piece
         is_news = state in NEXT[piece.state]
         moved = replace(
             piece,

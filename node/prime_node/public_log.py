@@ -85,7 +85,7 @@ def to_submissions(page: Mapping[str, Any]) -> tuple[list[SubmissionSeen], str |
 
 def to_node(detail: Mapping[str, Any], run: RunId) -> NodeSeen:
     summary = detail["summary"]
-    standing = next(row for row in detail["standings"] if row["run"] == run)
+    standing = {row["run"]: row for row in detail["standings"]}[run]
     return NodeSeen(
         standing=str(standing["standing"]),
         works=standing["works"] is True,

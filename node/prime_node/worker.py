@@ -74,47 +74,44 @@ class Worker:
 
     async def generate(self, wanted: Generate, on_progress: OnProgress) -> Generated | GenerationFailed:
         """Cancelling abandons the lease."""
-        lease = wanted.lease.lease
+        lease, started_ms = wanted.lease.lease, self._clock.now_ms()
         try:
-            work = await self._take_up(wanted) or await self._make(wanted, on_progress)
+            async with self._briefings.about(wanted.lease.step, wanted.checkpoint_root) as briefing:
+                if briefing.beacon != wanted.beacon:
+                    raise RemoteError("StepFacts.beacon", f"of step {briefing.step} is not what a heartbeat said")
+                work = await self._take_up(wanted, briefing)
+                if work is None:
+                    data, file = await self._generate(wanted.lease, briefing, on_progress)
+                    work = await self._keep(wanted.lease, data, file, started_ms)
         except (LocalError, RemoteError) as error:
             log.warning("lease %d is given back: %s", lease, error)
             self.note_given_back(wanted.lease, str(error))
             return GenerationFailed(lease, str(error)[:REASON_CHARS_MAX])
         return Generated(lease, work)
 
-    async def _take_up(self, wanted: Generate) -> Work | None:
-        """What an earlier process made for this lease, if it is whole and with the same checkpoint."""
+    async def _take_up(self, wanted: Generate, briefing: Briefing) -> Work | None:
+        """What an earlier process made for this lease, if it is whole and still answers to it."""
         piece = self._journal.of_lease(self._run, wanted.lease.lease)
         if piece is None or piece.file is None or piece.state is not PieceState.PRODUCED:
             return None
-        if piece.checkpoint_root != wanted.checkpoint_root or piece.rollout_root is None:
+        data = await asyncio.to_thread(self._shelf.get, piece.file)
+        if data is None:
+            return None
+        header = briefing.header(wanted.lease.lease, self._node)
+        limits = briefing.limits(wanted.lease.first_slot, wanted.lease.slots)
+        opened = await asyncio.to_thread(open_file, data, briefing, header, limits)
+        if opened.file is None or not opened.is_good:
             self._shelf.remove(piece.file)
             return None
-        if await asyncio.to_thread(self._shelf.get, piece.file) is None:
-            return None
         log.info("lease %d was done before a restart; its file is sent as it is", piece.lease)
-        return Work(
-            checkpoint_root=piece.checkpoint_root,
-            file_digest=piece.file,
-            rollout_root=piece.rollout_root,
-            file_bytes=piece.file_bytes,
-            output_tokens=piece.output_tokens,
-            context_tokens=piece.context_tokens,
-        )
+        return await asyncio.to_thread(describe, data, opened.file)
 
-    async def _make(self, wanted: Generate, on_progress: OnProgress) -> Work:
-        started_ms = self._clock.now_ms()
-        async with self._briefings.about(wanted.lease.step, wanted.checkpoint_root) as briefing:
-            if briefing.beacon != wanted.beacon:
-                raise RemoteError("StepFacts.beacon", f"of step {briefing.step} is not what a heartbeat said")
-            data, file = await self._generate(wanted.lease, briefing, on_progress)
-        work = describe(data, file, briefing.root)
+    async def _keep(self, lease: LeaseGranted, data: bytes, file: RolloutFile, started_ms: int) -> Work:
+        """On disk, then in the journal."""
+        work = await asyncio.to_thread(describe, data, file)
         await asyncio.to_thread(self._shelf.put, data)
-        self._journal.add(
-            self._piece(wanted.lease, started_ms, PieceState.PRODUCED, work=work, rows=len(file.rows)),
-            self._clock.now_ms(),
-        )
+        piece = self._piece(lease, started_ms, PieceState.PRODUCED, work=work, rows=len(file.rows))
+        self._journal.add(piece, self._clock.now_ms())
         return work
 
     async def _generate(
@@ -155,7 +152,7 @@ class Worker:
         data = await asyncio.to_thread(write_rollouts, header, put_together(rows, orders, done, briefing))
         limits = briefing.limits(lease.first_slot, lease.slots)
         opened = await asyncio.to_thread(open_file, data, briefing, header, limits)
-        seed = Digest(sha256(SELF_CHECK + sha256(data).digest()).digest())
+        seed = Digest(sha256(SELF_CHECK + header.checkpoint_root).digest())
         examined = await read_again(opened, briefing, seat, seed)
         if not examined.is_good or examined.file is None:
             raise LocalError(f"its own check does not pass: {examined.judge().reason}")
@@ -246,9 +243,10 @@ def put_together(
     ]
 
 
-def describe(data: bytes, file: RolloutFile, root: Digest) -> Work:
+def describe(data: bytes, file: RolloutFile) -> Work:
+    """Slow for a large file: use a thread."""
     return Work(
-        checkpoint_root=root,
+        checkpoint_root=file.header.checkpoint_root,
         file_digest=Digest(sha256(data).digest()),
         rollout_root=rollout_root(file),
         file_bytes=len(data),

@@ -58,14 +58,15 @@ def test_a_piece_only_moves_forward_and_keeps_when(journal: Journal) -> None:
     moved = journal.advance(piece(), S.ACCEPTED, 3_000)
     moved = journal.advance(moved, S.RECEIVED, 4_000)
     assert moved.state is S.ACCEPTED
-    moved = journal.advance(moved, S.PAID, 5_000)
-    assert [state for state, _ in moved.history] == ["accepted", "paid"]
+    moved = journal.advance(piece(), S.PAID, 5_000)
+    assert moved.history == (("produced", 2_000), ("accepted", 3_000), ("paid", 5_000)), "whoever held an old copy"
     assert not moved.is_open
     assert journal.of_lease(RUN, 1) == moved
     assert journal.list_open(RUN) == []
 
 
 def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
+    journal.add(piece(), 0)
     moved = journal.advance(piece(), S.REJECTED, 1, reason="margin of row 3")
     assert (moved.reason, moved.is_open) == ("margin of row 3", True)
     over = journal.advance(moved, S.REJECTED, 2, is_open=False)
