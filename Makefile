@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.c)
-BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast
+BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit
 
 .PHONY: help demo test check sim fuzz bench oracle clean
 
@@ -30,7 +30,7 @@ sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the si
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz
 
-bench: $(READY) .oracle/ready  ## every benchmark, each ending in a RESULT line
+bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
 	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with

@@ -17,14 +17,15 @@ MEMORY_SHARE = 0.5
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, else the CPU."""
+    """`auto` is the first GPU, else the CPU; `cuda` is the first GPU."""
     if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or not number.isdecimal():
-        raise LocalError(f"device is {name!r}; use auto, cpu, or cuda:0 with the number of a GPU")
+    kind, colon, number = name.partition(":")
+    if kind != "cuda" or number.isdecimal() != bool(colon):
+        raise LocalError(f"device is {name!r}; use auto, cpu, cuda, or cuda:1 with the number of a GPU")
+    number = number or "0"
     if int(number) >= torch.cuda.device_count():
         raise LocalError(f"there is no {name}: torch sees {torch.cuda.device_count()} GPUs; run prime-node doctor")
     return torch.device("cuda", int(number))

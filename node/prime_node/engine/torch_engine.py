@@ -106,15 +106,8 @@ class TorchEngine:
         generation = Generation(orders, sampling, proofs, slots)
         batch: Batch | None = None
         while generation.is_busy and is_wanted():
-            if batch is None:
-                cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
-                rows = min(self._room, slots)
-                batch = model.open_batch(rows=rows, length_max=length_max, cache_bytes=cache_bytes)
-            try:
-                with torch.inference_mode():
-                    generation.step(model, batch, min(self._room, slots))
-            except (RuntimeError, MemoryError) as error:
-                self._shrink_room(error, len(generation.running))
+            batch = batch or self._open_batch(model, slots, length_max)
+            if not self._try_step(generation, model, batch):
                 generation.requeue()
                 batch = None
             yield from generation.take_ready()
@@ -127,44 +120,59 @@ class TorchEngine:
         groups = deque(plan_groups(texts, self._read_tokens))
         while groups:
             group = groups.popleft()
-            readings: list[Reading] = []
-            try:
-                with torch.inference_mode():
-                    readings = list(read_group(model, group, sampling, vocabulary=facts.vocabulary))
-            except (RuntimeError, MemoryError) as error:
-                self._shrink_reading(error, group)
+            readings = self._try_read(model, group, sampling)
+            if readings is None:
                 groups.extendleft(reversed(plan_groups(group, self._read_tokens)))
-            yield from readings
+            else:
+                yield from readings
 
-    # --- Short of memory --------------------------------------------------------------------------------------------
+    # --- Where memory may run out -----------------------------------------------------------------------------------
 
-    def _shrink_room(self, error: Exception, running: int) -> None:
-        """Half as many at once from here on, if that is what the error is about."""
-        if not is_out_of_memory(error):
-            raise error
-        if running <= 1:
-            raise LocalError(
-                f"out of memory on {self._device} with a single sequence: {error}; "
-                "free some memory, use another device, or leave this run to larger machines"
-            ) from None
-        self._room = running // 2
-        log.warning("out of memory with %d sequences at once, going on with %d: %s", running, self._room, error)
+    def _open_batch(self, model: Model, slots: int, length_max: int) -> Batch:
         self._free()
+        cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
+        return model.open_batch(rows=min(self._room, slots), length_max=length_max, cache_bytes=cache_bytes)
 
-    def _shrink_reading(self, error: Exception, group: list[Text]) -> None:
-        if not is_out_of_memory(error):
-            raise error
-        if len(group) == 1:
-            raise LocalError(
-                f"out of memory on {self._device} reading one text of {get_length(group[0])} tokens: {error}; "
-                "free some memory, or use another device"
-            ) from None
-        self._read_tokens = max(1, sum(map(get_length, group)) // 2)
-        log.warning("out of memory reading %d texts at once, going on with %d tokens", len(group), self._read_tokens)
+    def _try_step(self, generation: Generation, model: Model, batch: Batch) -> bool:
+        """False: out of memory, and from here on there are half as many at once."""
+        try:
+            with torch.inference_mode():
+                generation.step(model, batch, self._room)
+        except (RuntimeError, MemoryError) as error:
+            running = len(generation.running)
+            if not is_out_of_memory(error):
+                raise
+            if running <= 1:
+                raise LocalError(
+                    f"out of memory on {self._device} with a single sequence: {error}; "
+                    "free some memory, use another device, or leave this run to larger machines"
+                ) from None
+            self._room = running // 2
+            log.warning("out of memory with %d sequences at once, going on with %d: %s", running, self._room, error)
+            return False
+        return True
+
+    def _try_read(self, model: Model, group: list[Text], sampling: Sampling) -> list[Reading] | None:
+        """None: out of memory, and from here on there are half as many tokens at once."""
+        try:
+            with torch.inference_mode():
+                return list(read_group(model, group, sampling, vocabulary=self.facts.vocabulary))
+        except (RuntimeError, MemoryError) as error:
+            tokens = sum(map(get_length, group))
+            if not is_out_of_memory(error):
+                raise
+            if len(group) == 1:
+                raise LocalError(
+                    f"out of memory on {self._device} reading one text of {tokens} tokens: {error}; "
+                    "free some memory, or use another device"
+                ) from None
+            self._read_tokens = tokens // 2
+            log.warning("out of memory reading %d tokens at once, going on with %d", tokens, self._read_tokens)
         self._free()
+        return None
 
     def _free(self) -> None:
-        """What torch holds back of a GPU's memory may be in pieces that do not fit any more."""
+        """Give back what torch holds of a GPU's memory: it may be in pieces that do not fit any more."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -130,8 +130,11 @@ def test_devices_are_named_as_torch_names_them() -> None:
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(LocalError, match="there is no cuda:7: torch sees"):
         choose_device("cuda:7")
-    for name in ("gpu", "cuda", "cuda:x", "mps"):
-        with pytest.raises(LocalError, match="use auto, cpu, or cuda:0"):
+    if not torch.cuda.is_available():
+        with pytest.raises(LocalError, match="there is no cuda: torch sees 0 GPUs"):
+            choose_device("cuda")
+    for name in ("gpu", "cuda:", "cuda:x", "mps"):
+        with pytest.raises(LocalError, match="use auto, cpu, cuda, or cuda:1"):
             choose_device(name)
 
 
