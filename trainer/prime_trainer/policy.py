@@ -5,7 +5,8 @@ tell apart. Whether packing is right for an architecture is not believed but tri
 """
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +18,13 @@ from prime_protocol.tolerance import Precision
 from prime_trainer import attention
 from prime_trainer.loss import Tokens
 from prime_trainer.packing import Pack, Sample, make_pack
-from prime_trainer.scores import score_tokens
+from prime_trainer.scores import score_hidden, score_tokens
 
 log = logging.getLogger(__name__)
 
 Tensor = Any
 
+CPU = torch.device("cpu")
 PLAIN = "eager"
 """Attention as `transformers` writes it out, for reference and for what cannot be packed."""
 PROBE_LENGTHS = (9, 7, 9)
@@ -33,10 +35,14 @@ PROBE_ERROR_MAX = 1e-4
 class Policy:
     """A model and how to ask it."""
 
-    def __init__(self, model: Any, *, is_packed: bool, device: str, precision: Precision) -> None:
+    def __init__(
+        self, model: Any, *, is_packed: bool, head: "ScoringHead | None", device: str, precision: Precision
+    ) -> None:
         self.model = model
         self.is_packed = is_packed
         """False: something passes from one sample to the next in a pack, so each sample is computed alone."""
+        self._head = head
+        """None: the model does more to its logits than its head says, so they are made and kept."""
         self.device = torch.device(device)
         self._precision = precision
 
@@ -55,16 +61,21 @@ class Policy:
         is_packed = keeps_samples_apart(model)
         if not is_packed:
             log.warning("the model in %s cannot be packed: its samples are computed one by one", folder)
+        head = find_head(model)
         _quieten(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return cls(model.to(device).train(), is_packed=is_packed, device=device, precision=precision)
+        return cls(model.to(device).train(), is_packed=is_packed, head=head, device=device, precision=precision)
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-prob of each trained token, and the entropy of the choice it was."""
+        targets_T, temperature_T = self._put(pack.targets_T), self._put(pack.temperature_T)
         with self._autocast():
-            logits_TV = compute_logits(self.model, pack, self.device)
-        return score_tokens(logits_TV, self._put(pack.targets_T), self._put(pack.temperature_T))
+            if self._head is None:
+                return score_tokens(compute_logits(self.model, pack, self.device), targets_T, temperature_T)
+            with self._head.asked_for(targets_T, temperature_T):
+                scores_T2 = compute_logits(self.model, pack, self.device)
+        return scores_T2[:, 0], scores_T2[:, 1]
 
     def read(self, pack: Pack, start_logp_T: Tensor | None = None, reference_logp_T: Tensor | None = None) -> Tokens:
         """All that the loss is made of. Without a start, the present weights are the step's first."""
@@ -87,6 +98,33 @@ class Policy:
             return nullcontext()
         context: AbstractContextManager[Any] = torch.autocast(self.device.type, torch.bfloat16)
         return context
+
+
+class ScoringHead:
+    """A model's head that gives scores of tokens instead of logits while it is asked to.
+
+    It stays where it is in the model and runs inside of its forward pass, where FSDP has put its weights together.
+    """
+
+    def __init__(self, head: Any) -> None:
+        self._plain = head.forward
+        self._head = head
+        self._asked: tuple[Tensor, Tensor] | None = None
+        head.forward = self._forward
+
+    @contextmanager
+    def asked_for(self, targets_T: Tensor, temperature_T: Tensor) -> Iterator[None]:
+        self._asked = (targets_T, temperature_T)
+        try:
+            yield
+        finally:
+            self._asked = None
+
+    def _forward(self, hidden_1TH: Tensor) -> Tensor:
+        if self._asked is None:
+            return self._plain(hidden_1TH)
+        head = self._head
+        return torch.stack(score_hidden(hidden_1TH[0], head.weight, head.bias, *self._asked), -1)[None]
 
 
 def compute_logits(model: Any, pack: Pack, device: Any) -> Tensor:
@@ -140,21 +178,48 @@ def keeps_samples_apart(model: Any) -> bool:
     than ours knows of.
     """
     model.eval()
-    dice, device = np.random.default_rng(0), torch.device("cpu")
-    vocabulary = model.config.get_text_config().vocab_size
-    samples = [
-        Sample(tokens[:1], tokens[1:], np.zeros(length, np.float32), 0.0, 1.0)
-        for length in PROBE_LENGTHS
-        for tokens in [dice.integers(0, vocabulary, length + 1, dtype=np.int32)]
-    ]
+    samples = make_probe(model)
     with torch.no_grad():
-        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), device) for sample in samples])
+        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), CPU) for sample in samples])
         model.set_attn_implementation(attention.NAME)
         try:
-            error_TV = compute_logits(model, make_pack(samples), device) - alone_TV
-            is_apart = bool(error_TV.abs().max() <= PROBE_ERROR_MAX * alone_TV.abs().max())
+            is_apart = is_near(compute_logits(model, make_pack(samples), CPU), alone_TV)
         except LocalError:
             is_apart = False
     if not is_apart:
         model.set_attn_implementation(PLAIN)
     return is_apart
+
+
+def find_head(model: Any) -> ScoringHead | None:
+    """The model's head, where its logits are that head's product and nothing else; tried, as packing is."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        return None
+    seen: list[Tensor] = []
+
+    def swell(module: Any, given: Any, made: Tensor) -> Tensor:
+        """What caps or scales logits does so visibly when they are large."""
+        seen.append(1e3 * made)
+        return seen[-1]
+
+    hook = head.register_forward_hook(swell)
+    with torch.no_grad():
+        logits_TV = compute_logits(model, make_pack(make_probe(model)[:1]), CPU)
+    hook.remove()
+    is_plain = len(seen) == 1 and seen[0].shape[1:] == logits_TV.shape and is_near(seen[0][0], logits_TV)
+    return ScoringHead(head) if is_plain else None
+
+
+def make_probe(model: Any) -> list[Sample]:
+    """Samples of random tokens."""
+    dice, vocabulary = np.random.default_rng(0), model.config.get_text_config().vocab_size
+    return [
+        Sample(tokens[:1], tokens[1:], np.zeros(length, np.float32), 0.0, 1.0)
+        for length in PROBE_LENGTHS
+        for tokens in [dice.integers(0, vocabulary, length + 1, dtype=np.int32)]
+    ]
+
+
+def is_near(found_TV: Tensor, wanted_TV: Tensor) -> bool:
+    return bool((found_TV - wanted_TV).abs().max() <= PROBE_ERROR_MAX * wanted_TV.abs().max())

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint
+from trainer_parts import make_sample
 from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
 
 from prime_protocol.errors import LocalError
+from prime_trainer.packing import make_pack
 from prime_trainer.policy import Policy
 
 TINY = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1}
@@ -37,14 +40,30 @@ def test_tensors_of_another_model_are_refused_by_name(tmp_path: Path, change: st
     "config",
     [
         MambaConfig(**TINY),
-        Gemma2Config(**TINY, num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=64),
+        Gemma2Config(
+            **TINY,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=64,
+            final_logit_softcapping=0.5,
+            attn_logit_softcapping=0.5,
+        ),
     ],
     ids=["recurrent", "capped"],
 )
 def test_model_that_packing_would_change_is_computed_sample_by_sample(tmp_path: Path, config: object) -> None:
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    assert not Policy.load(tmp_path).is_packed
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    policy, samples = Policy.load(tmp_path), [make_sample(number, prompt=2, output=5) for number in range(2)]
+    assert not policy.is_packed
+    for sample in samples:
+        # Whatever the model does to its logits after the head is part of what is scored.
+        tokens = torch.from_numpy(np.append(sample.prompt_tokens, sample.output_tokens)).long()
+        log = model(tokens[None, :-1], use_cache=False).logits[0, 1:].log_softmax(-1)
+        wanted = log.gather(-1, tokens[2:, None])[:, 0]
+        torch.testing.assert_close(policy.score(make_pack([sample]))[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_model_is_trained_in_float32_whatever_its_files_are_in(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 from prime_trainer import scores
-from prime_trainer.scores import score_tokens
+from prime_trainer.scores import score_hidden, score_tokens
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,3 +51,23 @@ def test_logits_far_apart_stay_finite() -> None:
 def test_gradient_is_the_derivative() -> None:
     logits, targets, temperature = inputs()
     assert gradcheck(lambda x: score_tokens(x, targets, temperature), logits)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_scores_from_hidden_states_are_those_of_their_logits(has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(4)
+    hidden, weight, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((7, 5), (11, 5), (11,)))
+    _, targets, temperature = inputs()
+    given = [hidden.requires_grad_(), weight.requires_grad_(), *([bias.requires_grad_()] if has_bias else [])]
+    pull = torch.linspace(-1, 1, 7, dtype=torch.float64)
+
+    def gradients(logp: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((logp * pull + entropy * pull**2).sum(), given)
+
+    plain = score_tokens(hidden @ weight.T + (bias if has_bias else 0), targets, temperature)
+    wanted = gradients(*plain)
+    for rows_bytes in (scores.ROWS_BYTES, 3 * 4 * 11):
+        monkeypatch.setattr(scores, "ROWS_BYTES", rows_bytes)
+        fused = score_hidden(hidden, weight, bias if has_bias else None, targets, temperature)
+        torch.testing.assert_close(fused, plain)
+        torch.testing.assert_close(gradients(*fused), wanted)
