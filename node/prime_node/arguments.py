@@ -86,7 +86,7 @@ def _add_life(commands: Group, with_settings: bool) -> None:
         parser = _command(commands, name, f"local:{name}", text)
         parser.add_argument("--gpu", metavar="GPU", help="only on this GPU, by number or UUID as `doctor` shows it")
     _command(commands, "drain", "local:drain", "finish what is begun, then stop")
-    _command(commands, "stop", "local:stop", "stop now and wait until it has; the next start goes on with its leases")
+    _command(commands, "stop", "local:stop", "stop now, giving back what is in hand, and wait until it has")
 
 
 def _add_looks(commands: Group, with_settings: bool) -> None:
