@@ -3,16 +3,17 @@
 One engine at a time, in a process of its own as in a node. What the noise means is decided in calibration.py.
 """
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.calibration import Noise, collect
 from prime_node.engine.base import EngineFacts, Order, Sampling, Text
 from prime_node.engine.engine_config import EngineConfig, EngineKind
 from prime_node.engine.measuring import Claim, RowNumbers
@@ -22,11 +23,18 @@ from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision
 
 FLOAT32, BFLOAT16, IMITATED = "float32", "bfloat16", "bfloat16-imitated"
-IMITATED_SHARE = 8
-"""Where bfloat16 is imitated it is many times slower, so only one in so many completions is written with it."""
+IMITATED_SHARE = 4
+"""Where bfloat16 is imitated it is many times slower, so it writes, and reads of the others, one in so many."""
+FASTEST_SHARE = 4
+"""What the fastest setup of a kind writes for each completion of another."""
 ROWS_AT_ONCE = 512
 PROMPT_TOKENS_MAX = 64
+SEED = digest_fields("calibration/1")
+"""Of the decoys. Nobody lies here, so nobody gains by knowing it."""
+T = TypeVar("T")
 Say = Callable[[str], None]
+Rows = dict[str, list[RowNumbers]]
+"""What reading gave, by who wrote and who read. The number of a row is that of the completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,8 @@ class Setup:
     python: Path | None
     batch_max: int
     threads: int
+    share: int
+    """Of the completions that are written, against the other setups."""
 
     @property
     def kind(self) -> str:
@@ -71,6 +81,8 @@ class Plan:
     prompts: Sequence[NDArray[np.int32]]
     """Used again and again, with other seeds."""
     seed: int
+    at_once: int = 1
+    """Engines that run beside each other."""
 
 
 def plan_setups(
@@ -80,13 +92,17 @@ def plan_setups(
     batches: Sequence[int],
     threads: Sequence[int],
 ) -> tuple[Setup, ...]:
-    """Each engine and precision with the first number of threads at every size of batch, and with the others at one."""
-    ways = [(batch, threads[0]) for batch in batches] + [(batches[-1], count) for count in threads[1:]]
+    """Each engine and precision with the first number of threads at every size of batch, and with the others at one.
+
+    Most is written in the largest batch with the first number of threads, as that is the fastest.
+    """
+    ways = [(batches[-1], threads[0], FASTEST_SHARE)]
+    ways += [(batch, threads[0], 1) for batch in batches[:-1]] + [(batches[-1], count, 1) for count in threads[1:]]
     return tuple(
-        Setup(engine, precision, python, batch, count)
+        Setup(engine, precision, python, batch, count, share * (1 if precision == IMITATED else IMITATED_SHARE))
         for engine, python in engines
         for precision in precisions
-        for batch, count in ways
+        for batch, count, share in ways
     )
 
 
@@ -99,44 +115,73 @@ def random_prompts(vocabulary: int, context_max: int, seed: int) -> list[NDArray
 
 async def measure(
     plan: Plan, base: EngineConfig, folder: Path, say: Say, command: Command = Setup.command
-) -> tuple[list[Noise], EngineFacts]:
-    """Noise of each pairing of kinds. LocalError where an engine does not run."""
+) -> tuple[Rows, EngineFacts]:
+    """What the rows gave, by pairing of kinds. LocalError where an engine does not run."""
+    turns = asyncio.Semaphore(plan.at_once)
 
     @asynccontextmanager
-    async def opened(setup: Setup) -> AsyncIterator[tuple[EngineProcess, EngineFacts]]:
-        config = setup.config(base)
-        environment = environment_of(config, folder)
-        process = await EngineProcess.start(
-            command(setup, base), environment, folder, start_ms=config.start_ms, stall_ms=config.stall_ms
-        )
-        try:
-            yield process, await process.load(plan.checkpoint)
-        finally:
-            await process.close()
+    async def opened(number: int) -> AsyncIterator[tuple[EngineProcess, EngineFacts]]:
+        config = plan.setups[number].config(base)
+        async with turns:
+            process = await EngineProcess.start(
+                command(plan.setups[number], base),
+                environment_of(config, folder),
+                folder,
+                start_ms=config.start_ms,
+                stall_ms=config.stall_ms,
+            )
+            try:
+                yield process, await process.load(plan.checkpoint)
+            finally:
+                await process.close()
 
-    written: dict[Setup, list[Claim]] = {}
-    for number, setup in enumerate(plan.setups):
-        async with opened(setup) as (process, facts):
-            written[setup] = await write(process, make_orders(plan, number), plan.sampling)
-        tokens = sum(len(claim.text.output) for claim in written[setup])
-        say(f"written by {setup}: {len(written[setup])} completions, {tokens} tokens")
-    rows: dict[str, list[RowNumbers]] = {}
-    for reader in plan.setups:
-        async with opened(reader) as (process, facts):
-            for number, (writer, claims) in enumerate(written.items()):
+    async def write_part(number: int) -> list[Claim]:
+        async with opened(number) as (process, _):
+            claims = await write(process, make_orders(plan, number), plan.sampling)
+        tokens = sum(len(claim.text.output) for claim in claims)
+        say(f"written by {plan.setups[number]}: {len(claims)} completions, {tokens} tokens")
+        return claims
+
+    async def read_parts(number: int) -> EngineFacts:
+        async with opened(number) as (process, facts):
+            for writer, claims in zip(plan.setups, written, strict=True):
+                part = choose_claims(plan.setups, number, writer, claims)
                 # In another order than they were written, so that other rows stand beside each other.
-                mixed = random.Random(number).sample(claims, len(claims))
-                found = await read(process, mixed, plan.sampling, digest_fields("calibration/1", str(reader).encode()))
-                rows.setdefault(f"{writer.kind} → {reader.kind}", []).extend(found)
-        say(f"read by {reader}")
-    return [collect(pairing, found) for pairing, found in rows.items()], facts
+                mixed = random.Random(number).sample(part, len(part))
+                rows[f"{writer.kind} → {plan.setups[number].kind}"] += await read(process, mixed, plan.sampling, SEED)
+        say(f"read by {plan.setups[number]}")
+        return facts
+
+    everybody = range(len(plan.setups))
+    written = await gather_all([write_part(number) for number in everybody])
+    rows: Rows = {f"{writer.kind} → {reader.kind}": [] for reader in plan.setups for writer in plan.setups}
+    facts = await gather_all([read_parts(number) for number in everybody])
+    return rows, facts[0]
+
+
+async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results. The first failure ends the others, and the engines they started."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def choose_claims(setups: Sequence[Setup], number: int, writer: Setup, claims: Sequence[Claim]) -> list[Claim]:
+    """What one setup reads of another's: each kind reads every row once, its setups in turn; slow ones read less."""
+    reader = setups[number]
+    alike = [setup for setup in setups if setup.kind == reader.kind]
+    part = claims[alike.index(reader) :: len(alike)]
+    is_slow = reader.precision == IMITATED and writer.precision != IMITATED
+    return list(part[::IMITATED_SHARE] if is_slow else part)
 
 
 def make_orders(plan: Plan, number: int) -> list[Order]:
     """This setup's part. Seeds and prompts are its own."""
-    fast = sum(setup.precision != IMITATED for setup in plan.setups)
-    shares = fast * IMITATED_SHARE + len(plan.setups) - fast
-    part = plan.completions * (1 if plan.setups[number].precision == IMITATED else IMITATED_SHARE) / shares
+    part = plan.completions * plan.setups[number].share / sum(setup.share for setup in plan.setups)
     dice = random.Random(f"{plan.seed}/{number}")
     return [
         Order(number=n, prompt=plan.prompts[dice.randrange(len(plan.prompts))], seed=dice.getrandbits(64))

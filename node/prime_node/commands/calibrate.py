@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prime_node.calibrate_run import BFLOAT16, FLOAT32, IMITATED, Plan, measure, plan_setups, random_prompts
-from prime_node.calibration import Target, fit_tolerance
+from prime_node.calibration import Target, collect, fit_tolerance
 from prime_node.calibration_report import COLUMNS, list_bounds, list_noise, render_toml
 from prime_node.commands.context import Context
 from prime_node.engine.base import Sampling
@@ -32,7 +32,8 @@ def calibrate(context: Context) -> int:
     plan = make_plan(context, base, model)
     context.screen.say(f"{len(plan.setups)} ways to run {args.checkpoint}, each reads what all of them wrote")
     with tempfile.TemporaryDirectory(prefix="prime-calibrate-") as folder:
-        noises, facts = asyncio.run(measure(plan, base, Path(folder), context.screen.say))
+        rows, facts = asyncio.run(measure(plan, base, Path(folder), context.screen.say))
+    noises = [collect(pairing, found) for pairing, found in rows.items()]
     tolerance = fit_tolerance(noises, target, precision=Precision(args.precision), hidden=facts.hidden)
     screen = context.screen
     screen.show(screen.table(COLUMNS, list_noise(noises)))

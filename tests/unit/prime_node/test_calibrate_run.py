@@ -2,12 +2,22 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_models import EOS, make_checkpoint
 
-from prime_node.calibrate_run import IMITATED, Plan, Setup, make_orders, measure, plan_setups, random_prompts
+from prime_node.calibrate_run import (
+    IMITATED,
+    Plan,
+    Setup,
+    choose_claims,
+    make_orders,
+    measure,
+    plan_setups,
+    random_prompts,
+)
 from prime_node.cli import main
 from prime_node.commands.calibrate import find_engines, find_precisions, parse_numbers, task_prompts
 from prime_node.engine.base import Sampling
@@ -33,11 +43,11 @@ def make_plan(checkpoint: Path, setups: tuple[Setup, ...], completions: int = 36
 def test_every_engine_and_precision_runs_at_all_batches_and_threads() -> None:
     setups = plan_setups([TORCH, VLLM], ["float32", IMITATED], batches=[4, 64], threads=[1, 2])
     assert [str(setup) for setup in setups[:3]] == [
-        "torch float32, batch 4, 1 threads",
         "torch float32, batch 64, 1 threads",
+        "torch float32, batch 4, 1 threads",
         "torch float32, batch 64, 2 threads",
     ]
-    assert len(setups) == 12
+    assert [setup.share for setup in setups] == [16, 4, 4, 4, 1, 1] * 2
     words = setups[-1].command(EngineConfig(device="cpu"))
     assert words[0] == "/opt/vllm/bin/python"
     assert " ".join(words[3:]).startswith("--engine vllm --device cpu --precision bfloat16-imitated --threads 2")
@@ -47,7 +57,7 @@ def test_slow_imitation_writes_less_and_no_two_setups_write_the_same(tmp_path: P
     setups = plan_setups([TORCH], ["float32", IMITATED], batches=[4], threads=[1])
     plan = make_plan(tmp_path, setups, completions=900)
     fast, slow = make_orders(plan, 0), make_orders(plan, 1)
-    assert (len(fast), len(slow)) == (800, 100)
+    assert (len(fast), len(slow)) == (720, 180)
     assert not {order.seed for order in fast} & {order.seed for order in slow}
     assert [order.seed for order in make_orders(plan, 0)] == [order.seed for order in fast]
 
@@ -60,24 +70,42 @@ async def test_each_engine_reads_what_all_of_them_wrote(tmp_path: Path) -> None:
     def command(setup: Setup, base: EngineConfig) -> list[str]:
         return [sys.executable, DOUBLE, "--precision", setup.precision]
 
-    noises, facts = await measure(
+    rows, facts = await measure(
         make_plan(checkpoint, setups), EngineConfig(start_ms=60_000), tmp_path / "engine", said.append, command
     )
     assert facts.hidden == 32
-    assert [noise.pairing for noise in noises] == [
+    assert list(rows) == [
         "torch float32 → torch float32",
         "torch bfloat16 → torch float32",
         "torch float32 → torch bfloat16",
         "torch bfloat16 → torch bfloat16",
     ]
-    assert [len(noise.tokens) for noise in noises] == [18, 18, 18, 18]
-    assert all(noise.exponents.max() == 0 for noise in noises)
+    assert [sorted(row.row for row in found) for found in rows.values()] == [list(range(18))] * 4
+    assert max(chunk.exponent_mismatches for found in rows.values() for row in found for chunk in row.chunks) == 0
     assert [line.split(":")[0] for line in said] == [
-        "written by torch float32, batch 4, 1 threads",
-        "written by torch bfloat16, batch 4, 1 threads",
-        "read by torch float32, batch 4, 1 threads",
-        "read by torch bfloat16, batch 4, 1 threads",
+        *(f"written by torch {precision}, batch 4, 1 threads" for precision in ("float32", "bfloat16")),
+        *(f"read by torch {precision}, batch 4, 1 threads" for precision in ("float32", "bfloat16")),
     ]
+
+
+def test_each_kind_reads_every_row_once_and_the_slow_ones_read_less() -> None:
+    setups = plan_setups([TORCH], ["float32", IMITATED], batches=[4, 64], threads=[1, 2])
+    fast, slow = setups[0], setups[3]
+    claims: list[Any] = list(range(240))
+    for writer, reader_kind, share in ((fast, fast, 1), (slow, fast, 1), (slow, slow, 1), (fast, slow, 4)):
+        numbers = [number for number, setup in enumerate(setups) if setup.kind == reader_kind.kind]
+        read = [claim for number in numbers for claim in choose_claims(setups, number, writer, claims)]
+        assert len(read) == len(set(read)) == 240 // share
+
+
+async def test_an_engine_that_does_not_run_ends_the_measuring(tmp_path: Path) -> None:
+    setups = plan_setups([TORCH], ["float32"], batches=[4], threads=[1])
+
+    def command(setup: Setup, base: EngineConfig) -> list[str]:
+        return [sys.executable, "-c", "raise SystemExit('no such engine')"]
+
+    with pytest.raises(LocalError, match="no such engine"):
+        await measure(make_plan(tmp_path, setups), EngineConfig(), tmp_path / "engine", print, command)
 
 
 def test_engines_are_those_that_there_are() -> None:

@@ -1,0 +1,107 @@
+"""How noisy are honest machines, and does an audit ever refuse one?
+
+A tiny model is run by torch and vLLM, in float32 and bfloat16, in small and large batches, with one thread and two;
+each reads what all of them wrote. A fifth of the completions calibrates the bounds of a run, the others are judged by
+them in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is imitated.
+
+    python bench/noise.py [COMPLETIONS]
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from prime_node.calibrate_run import FLOAT32, IMITATED, Plan, Rows, measure, plan_setups, random_prompts
+from prime_node.calibration import Target, collect, fit_tolerance
+from prime_node.calibration_report import COLUMNS, list_bounds, list_noise
+from prime_node.checks import find_model_flaws
+from prime_node.engine.base import Sampling
+from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_protocol.tolerance import Precision, Tolerance
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from tiny_models import make_checkpoint
+
+VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
+VOCABULARY, CONTEXT = 512, 1024
+COMPLETIONS = 17_000
+TOKENS = 256
+"""Each completion goes on for eight chunks: no token ends it."""
+FILE_ROWS = 16
+
+
+def make_plan(checkpoint: Path, completions: int) -> Plan:
+    engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None), (EngineKind.VLLM, VLLM)]
+    return Plan(
+        checkpoint=checkpoint,
+        setups=plan_setups(engines, [FLOAT32, IMITATED], batches=[5, 64], threads=[1, 2]),
+        completions=completions,
+        sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
+        prompts=random_prompts(VOCABULARY, CONTEXT, 1),
+        seed=1,
+        at_once=2,
+    )
+
+
+def split(rows: Rows, *, is_exact: bool) -> tuple[Rows, Rows]:
+    """To calibrate with, and to judge. Exact: only pairings without bfloat16."""
+    chosen = {pairing: found for pairing, found in rows.items() if not (is_exact and "bfloat16" in pairing)}
+    known = {pairing: [row for row in found if row.row % 5 == 0] for pairing, found in chosen.items()}
+    return known, {pairing: [row for row in found if row.row % 5] for pairing, found in chosen.items()}
+
+
+def count_rejects(rows: Rows, tolerance: Tolerance) -> tuple[int, int]:
+    """Files, and those that an audit refuses."""
+    files = [found[n : n + FILE_ROWS] for found in rows.values() for n in range(0, len(found), FILE_ROWS)]
+    refused = [flaws for file in files if (flaws := find_model_flaws(file, tolerance))]
+    for flaws in refused[:10]:
+        print(f"  refused: {flaws[0].text}")
+    return len(files), len(refused)
+
+
+def show(columns: tuple[str, ...], table: list[list[str]]) -> None:
+    widths = [max(len(row[n]) for row in [list(columns), *table]) for n in range(len(columns))]
+    for row in [list(columns), *table]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def judge(rows: Rows, precision: Precision, hidden: int) -> int:
+    """Files that are refused."""
+    known, fresh = split(rows, is_exact=precision is Precision.FLOAT32)
+    noises = [collect(pairing, found) for pairing, found in known.items()]
+    target = Target(file_tokens=FILE_ROWS * TOKENS)
+    tolerance = fit_tolerance(noises, target, precision=precision, hidden=hidden)
+    print(f"\na run in {precision}, bounds for one false reject in {1 / target.false_rejects:g}:")
+    show(("bound", "largest seen", "value"), list_bounds(tolerance, noises))
+    files, refused = count_rejects(fresh, tolerance)
+    print(f"{files} files of the others judged, {refused} refused")
+    return refused
+
+
+def main() -> None:
+    completions = int(sys.argv[1]) if len(sys.argv) > 1 else COMPLETIONS
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
+        checkpoint = make_checkpoint(
+            Path(folder) / "model", vocabulary=VOCABULARY, context=CONTEXT, heads=2, kv_heads=1, spread=1.5
+        )
+        plan = make_plan(checkpoint, completions)
+        # Threads that wait for each other without end take the processor from everybody else.
+        base = EngineConfig(device="cpu", variables=("OMP_WAIT_POLICY=PASSIVE",), stall_ms=600_000)
+        rows, facts = asyncio.run(measure(plan, base, Path(folder) / "engine", lambda text: print(text, flush=True)))
+    print()
+    show(COLUMNS, list_noise([collect(pairing, found) for pairing, found in rows.items()]))
+    rejects = sum(judge(rows, precision, facts.hidden) for precision in Precision)
+    compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
+    # Every completion is read once by torch in float32.
+    chunks = sum(count for pairing, count in compared.items() if pairing.endswith(f"→ torch {FLOAT32}"))
+    margin = max(row.margin_max for found in rows.values() for row in found)
+    print(f"\n{chunks} chunks were written; reading them gave {sum(compared.values())} comparisons")
+    print(f"{time.perf_counter() - started:.0f} s")
+    print(f"RESULT chunks={chunks} false_rejects={rejects} margin_max={margin:.3g}")
+
+
+if __name__ == "__main__":
+    main()
