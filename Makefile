@@ -10,8 +10,8 @@ BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator s
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
-demo: $(READY)  ## follow one step of a run through the protocol, end to end
-	@PYTHONPATH=tests .venv/bin/python tests/integration/one_step.py
+demo: $(READY)  ## a whole network on this machine trains a tiny model and catches a cheater (DEMO=--exit: end when done)
+	@.venv/bin/python -m prime_devnet $(DEMO)
 
 test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
 	sh tests/install_packages.sh test

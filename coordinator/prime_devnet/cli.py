@@ -6,9 +6,9 @@ Exit codes: 0 everything went as promised, 1 it did not (the text says what), 2 
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 FOLDER = "prime-devnet"
@@ -63,14 +63,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def run(args: argparse.Namespace, folder: Path) -> int:
-    from rich.console import Console
-    from rich.live import Live
-
-    from prime_devnet import view
     from prime_devnet.plan import Plan
     from prime_devnet.run import Devnet, play
+    from prime_devnet.screen import Screen
     from prime_devnet.summary import describe, list_failures, result_line
-    from prime_devnet.watch import Look
 
     plan = Plan(
         folder=folder.absolute(),
@@ -83,36 +79,23 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         model=args.model,
         limit_s=args.limit_s,
     )
-    console, began_s = Console(), time.monotonic()
-    told = [-1]
-    with contextlib.ExitStack() as stack:
-        live = stack.enter_context(Live(console=console, transient=True)) if console.is_terminal else None
-
-        def show(look: Look, phase: str) -> None:
-            elapsed_s = time.monotonic() - began_s
-            if live is not None:
-                live.update(view.render(look, devnet.names, steps=plan.steps, elapsed_s=elapsed_s, phase=phase))
-            elif look.step // 10 > told[0]:
-                told[0] = look.step // 10
-                console.print(view.one_line(look, plan.steps, elapsed_s, phase), highlight=False)
-
-        devnet = Devnet(plan, lambda text: console.print(text, highlight=False), show)
-        async with contextlib.AsyncExitStack() as running:
-            running.push_async_callback(devnet.stop)
-            summary = await play(devnet)
-            if live is not None:
-                live.stop()
-            for line in describe(summary):
-                console.print(line, highlight=False)
-            failures = list(list_failures(summary))
-            for failure in failures:
-                console.print(f"NOT AS PROMISED: {failure}", style="red")
-            if args.exit:
-                console.print(result_line(summary), highlight=False)
-            else:
-                console.print(f"explorer   {devnet.url}   (Ctrl-C ends everything)", highlight=False)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.Event().wait()
+    async with contextlib.AsyncExitStack() as stack:
+        screen = stack.enter_context(Screen(plan.steps))
+        devnet = Devnet(plan, screen.say, screen.show, os.environ)
+        screen.names = devnet.names
+        stack.push_async_callback(devnet.stop)
+        summary = await play(devnet)
+        screen.close()
+        for line in describe(summary):
+            screen.say(line)
+        failures = list(list_failures(summary))
+        for failure in failures:
+            screen.say(f"NOT AS PROMISED: {failure}")
+        if args.exit:
+            screen.say(result_line(summary))
+        else:
+            screen.say(f"explorer   {devnet.url}   (Ctrl-C ends everything)")
+            await asyncio.Event().wait()
     return 1 if failures else 0
 
 

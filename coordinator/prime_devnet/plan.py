@@ -3,7 +3,7 @@ it. Pure.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -49,7 +49,6 @@ class Party:
     words: tuple[str, ...]
     """The command as a user types it."""
     folder: Path
-    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def log(self) -> Path:

@@ -5,9 +5,9 @@ If this process dies, even by kill -9, the kernel ends them too: nothing is left
 
 import asyncio
 import ctypes
-import os
 import signal
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from prime_devnet.plan import Party
@@ -36,7 +36,7 @@ class Running:
         self._process = process
 
     @classmethod
-    async def start(cls, party: Party) -> "Running":
+    async def start(cls, party: Party, environ: Mapping[str, str]) -> "Running":
         party.log.parent.mkdir(parents=True, exist_ok=True)
         with party.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -44,7 +44,7 @@ class Running:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **party.variables},
+                env=dict(environ),
                 preexec_fn=die_with_parent,
             )
         return cls(party, process)
@@ -77,9 +77,9 @@ class Running:
             )
 
 
-async def run_command(party: Party) -> str:
+async def run_command(party: Party, environ: Mapping[str, str]) -> str:
     """A short command to its end: all it said. PartyFailed where it did not end well."""
-    running = await Running.start(party)
+    running = await Running.start(party, environ)
     code = await running.wait()
     if code != 0:
         words = " ".join(party.words[:3])

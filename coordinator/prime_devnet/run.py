@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class Devnet:
     plan: Plan
     say: Callable[[str], None]
     show: Show
+    environ: Mapping[str, str]
+    """Every party inherits it, as from a shell."""
     names: dict[NodeId, str] = field(default_factory=dict)
     """Which node is which party."""
     url: str = ""
@@ -164,14 +166,14 @@ class Devnet:
     async def _do(self, name: str, *words: str) -> str:
         """A short command."""
         party = Party(name=name, part=Part.COORDINATOR, words=words, folder=self.plan.folder / name)
-        return await run_command(party)
+        return await run_command(party, self.environ)
 
     async def _operate(self, name: str, *words: str) -> None:
         """A command of the operator."""
         await self._do(name, "prime-coordinator", *words, "--folder", str(coordinator_folder(self.plan)))
 
     async def _start(self, party: Party) -> None:
-        self.running.append(await Running.start(party))
+        self.running.append(await Running.start(party, self.environ))
 
     async def _until_listening(self, lock: Path) -> str:
         coordinator = self.running[0]

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+USUAL = {"dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": None}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -62,7 +63,6 @@ def make_checkpoint(
     config = {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
-        "dtype": "bfloat16",
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": intermediate or 4 * hidden,
@@ -70,23 +70,25 @@ def make_checkpoint(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim or hidden // heads,
-        "hidden_act": "silu",
         "max_position_embeddings": context,
-        "rms_norm_eps": 1e-6,
         "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": tied,
-        "sliding_window": None,
         "eos_token_id": eos,
+        **USUAL,
         **more,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", {"eos_token_id": eos})
-    write_json(folder / "tokenizer.json", make_tokenizer(vocabulary))
+    write_model(folder, config, make_tensors(get_shapes(config), seed=seed, spread=spread))
     if prompt is not None:
         (folder / "prompt.txt").write_text(prompt)
-    write_safetensors(folder / "model.safetensors", make_tensors(get_shapes(config), seed=seed, spread=spread))
     return folder
+
+
+def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, NDArray[np.uint16]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    write_json(folder / "tokenizer.json", make_tokenizer(config["vocab_size"]))
+    write_safetensors(folder / "model.safetensors", tensors)
 
 
 def get_shapes(config: dict[str, Any]) -> Shapes:

@@ -255,7 +255,7 @@ def find_lock(args: argparse.Namespace) -> Path:
 def run_model(args: argparse.Namespace) -> int:
     from prime_trainer.model_commands import run_model_command
 
-    return run_model_command(args, lambda text: print(text, flush=True))
+    return run_model_command(args, os.environ, lambda text: print(text, flush=True))
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -3,8 +3,7 @@
 import argparse
 import asyncio
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,11 @@ def _config_of(name: str) -> type:
     return SftConfig if name == "sft" else EvalConfig
 
 
-def run_model_command(args: argparse.Namespace, say: Say) -> int:
+def run_model_command(args: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
     from prime_runtime.settings import load_config, read_flags
 
     kind = _config_of(args.command)
-    config: Any = load_config(kind, read_flags(args, kind), os.environ, args.config)
+    config: Any = load_config(kind, read_flags(args, kind), environ, args.config)
     return {"sft": run_sft, "eval": run_eval, "filter": run_filter}[args.command](args, config, say)
 
 
