@@ -46,7 +46,7 @@ class Devnet:
     plan: Plan
     say: Callable[[str], None]
     show: Show
-    environ: Mapping[str, str]
+    variables: Mapping[str, str]
     """Every party inherits it, as from a shell."""
     names: dict[NodeId, str] = field(default_factory=dict)
     """Which node is which party."""
@@ -166,14 +166,14 @@ class Devnet:
     async def _do(self, name: str, *words: str) -> str:
         """A short command."""
         party = Party(name=name, part=Part.COORDINATOR, words=words, folder=self.plan.folder / name)
-        return await run_command(party, self.environ)
+        return await run_command(party, self.variables)
 
     async def _operate(self, name: str, *words: str) -> None:
         """A command of the operator."""
         await self._do(name, "prime-coordinator", *words, "--folder", str(coordinator_folder(self.plan)))
 
     async def _start(self, party: Party) -> None:
-        self.running.append(await Running.start(party, self.environ))
+        self.running.append(await Running.start(party, self.variables))
 
     async def _until_listening(self, lock: Path) -> str:
         coordinator = self.running[0]
