@@ -64,6 +64,7 @@ REPORT: dict[str, Any] = {
         "problem": "",
         "answered_ms_ago": 400,
         "activity": "working",
+        "upgrade_by_ms": 0,
     },
     "owner": {"hold": "", "stop": "", "is_paused": False, "paused_gpus": []},
     "gpus": [],

@@ -45,7 +45,7 @@ from prime_node.workshop import Workshop
 from prime_protocol.entries import LeaseEnded, LeaseGranted
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId
-from prime_protocol.messages import AuditTask, LeaseReply, LeaseRequest, Weights
+from prime_protocol.messages import AuditTask, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Weights
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
@@ -79,6 +79,8 @@ class Daemon:
         """What is being generated, by lease."""
         self.progress: dict[int, Progressed] = {}
         """How far what is being generated is, by lease."""
+        self.upgrade_by_ms = 0
+        """When the run begins to need a newer version than this; 0 where nothing is planned."""
         self.idle_for = ""
         """Why the last request for work brought none."""
         self._holds: dict[str, str] = {}
@@ -247,12 +249,14 @@ class Daemon:
         event = await self.courier.deliver(send)
         if self.workshop is not None:
             self.workshop.note_sent(send, event)
-        self._note_idle(send, event)
+        self._note_reply(send, event)
         events.put_nowait(event)
 
-    def _note_idle(self, send: Send, event: Event) -> None:
-        """Why there is no work, where somebody says so."""
+    def _note_reply(self, send: Send, event: Event) -> None:
+        """What a reply says that only the owner wants to know."""
         match send.message, event:
+            case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=upgrade_by_ms)):
+                self.upgrade_by_ms = upgrade_by_ms
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
                 self.idle_for = reason if lease is None else ""
             case LeaseEnded(lease=number, reason=reason), _:

@@ -265,6 +265,8 @@ def _weights(report: dict[str, Any]) -> Iterator[Part]:
 def _others(report: dict[str, Any]) -> Iterator[Part]:
     serving, upload = report["serving"], report["upload"]
     yield Fact("gossip", printable(report["p2p"]["text"]))
+    for address in report["p2p"]["addresses"]:
+        yield Fact("dialled at", printable(address), Tone.DIM)
     yield Fact("serving", ", ".join(map(printable, serving["urls"])) or serving["text"])
     cap = f" of {show_bytes(upload['bytes_per_day_max'])}" if upload["bytes_per_day_max"] else ""
     rate = f", at most {show_bytes(upload['bytes_per_s_max'])}/s" if upload["bytes_per_s_max"] else ""

@@ -3,6 +3,7 @@
 What the owner has paused lies in a file of the node's folder, so it stays paused over a restart.
 """
 
+import asyncio
 import json
 import logging
 import shutil
@@ -16,7 +17,7 @@ from prime_node.doctor.facts import GpuFacts, GpuListing
 from prime_node.doctor.gpus import list_gpus, watch_gpus
 from prime_node.home import Home, write_whole
 from prime_node.machine_use import CpuMeter, DayMeter, list_tree
-from prime_node.policy import Decision, Policy, Seen
+from prime_node.policy import Decision, GpuSeen, Policy, Seen
 from prime_node.policy_config import GPU, PolicyConfig
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
@@ -75,6 +76,7 @@ class Owner:
         self._cpu = CpuMeter(pid)
         self._data = DayMeter()
         self._drain = ""
+        self._gpus: tuple[GpuSeen, ...] = ()
         self.site: Site | None = None
         """Set when the node has joined."""
         self.pauses = read_pauses(self._path)
@@ -124,9 +126,16 @@ class Owner:
     async def run(self) -> None:
         """For ever."""
         while True:
-            self._watch_gpus()
-            self._apply()
+            await self.look()
             await self._clock.sleep_ms(LOOK_MS)
+
+    async def look(self) -> None:
+        """Once. A driver may take its time to answer, so it is asked in a thread."""
+        if self._nvml is not None:
+            self._take_listing(await asyncio.to_thread(list_gpus, self._nvml))
+        if self._config.idle_only or self.pauses.gpus or self._config.paused_gpus:
+            self._gpus = await asyncio.to_thread(watch_gpus, self._nvml, list_tree(self._pid))
+        self._apply()
 
     def _apply(self) -> None:
         if self.site is None:
@@ -143,13 +152,11 @@ class Owner:
             self.site.drain()
 
     def _look(self, site: Site) -> Seen:
-        own = list_tree(self._pid) if self._config.idle_only else frozenset()
-        needs_gpus = self._config.idle_only or bool(self.pauses.gpus or self._config.paused_gpus)
         return Seen(
             local_ms=local_ms(self._clock.now_ms()),
             monotonic_ms=self._clock.monotonic_ms(),
             cpu_others_percent=self._cpu.measure() if self._config.idle_only else None,
-            gpus=watch_gpus(self._nvml, own) if needs_gpus else (),
+            gpus=self._gpus or tuple(_without_use(gpu) for gpu in self.listing.gpus),
             engine_gpus=site.engine_gpus,
             data_bytes_today=self._data.measure(site.moved_bytes, self._clock.now_ms()),
             disk_free_bytes=shutil.disk_usage(self._folder).free,
@@ -158,9 +165,9 @@ class Owner:
             paused_gpus=self.pauses.gpus,
         )
 
-    def _watch_gpus(self) -> None:
+    def _take_listing(self, listing: GpuListing) -> None:
         """One that came is told of; one that went is told of until it is back."""
-        before, self.listing = self.listing, list_gpus(self._nvml)
+        before, self.listing = self.listing, listing
         known = {gpu.uuid: gpu for gpu in before.gpus if not gpu.problem} | self.lost
         present = {gpu.uuid: gpu for gpu in self.listing.gpus if not gpu.problem}
         lost = {uuid: gpu for uuid, gpu in known.items() if uuid not in present}
@@ -192,6 +199,10 @@ class Owner:
             _gpu_row(gpu, "it does not answer any more", paused) for uuid, gpu in self.lost.items() if uuid not in shown
         ]
         return rows
+
+
+def _without_use(gpu: GpuFacts) -> GpuSeen:
+    return GpuSeen(number=gpu.number, uuid=gpu.uuid, others_percent=None)
 
 
 def _gpu_row(gpu: GpuFacts, problem: str, paused: Collection[str]) -> dict[str, Any]:

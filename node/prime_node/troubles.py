@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from prime_runtime.wording import show_span
+from prime_runtime.wording import show_distance, show_moment, show_span
 
 RESTARTS_SHOWN = 3
 """A part that began again less often has had a hiccup, not a trouble."""
@@ -15,6 +15,7 @@ def list_troubles(report: dict[str, Any]) -> list[str]:
     return [
         *_forks(report),
         *_coordinator(report),
+        *_version(report),
         *_standing(report),
         *_engine(report),
         *_weights(report),
@@ -39,6 +40,13 @@ def _coordinator(report: dict[str, Any]) -> Iterator[str]:
     else:
         since = show_span(coordinator["answered_ms_ago"])
         yield f"the coordinator was last heard {since} ago (the node goes on trying): {coordinator['problem']}"
+
+
+def _version(report: dict[str, Any]) -> Iterator[str]:
+    by_ms, now_ms = report["coordinator"]["upgrade_by_ms"], report["now_ms"]
+    if by_ms > now_ms:
+        when = f"{show_moment(by_ms)} UTC, {show_distance(by_ms, now_ms)}"
+        yield f"this version works until {when}; then the run needs a newer one: pip install --upgrade prime-swarm"
 
 
 def _standing(report: dict[str, Any]) -> Iterator[str]:

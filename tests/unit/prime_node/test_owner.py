@@ -1,6 +1,5 @@
 """The owner's word at work: pauses that outlast a restart, GPUs that come and go, holds with a reason, a drain."""
 
-import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -85,22 +84,14 @@ def make(folder: Path, driver: Driver | None = None, **policy: Any) -> tuple[Own
     return owner, site
 
 
-async def look(owner: Owner) -> None:
-    """One look of the part."""
-    task = asyncio.create_task(owner.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_a_pause_holds_the_node_and_outlasts_its_process(tmp_path: Path) -> None:
     owner, site = make(tmp_path)
-    await look(owner)
+    await owner.look()
     assert site.held == [""]
     assert "prime-node resume" in owner.pause(None)
     assert site.held[-1] == "paused by its owner; prime-node resume"
     again, site = make(tmp_path)
-    await look(again)
+    await again.look()
     assert site.held[-1].startswith("paused by its owner")
     assert again.describe()["is_paused"]
     assert again.resume(None) == "it takes work again"
@@ -111,7 +102,7 @@ async def test_a_pause_holds_the_node_and_outlasts_its_process(tmp_path: Path) -
 async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
     owner, site = make(tmp_path, Driver("GPU-aaaaaaaa", "GPU-bbbbbbbb"), paused_gpus=("1",))
     site.engine_gpus = (0,)
-    await look(owner)
+    await owner.look()
     assert site.held[-1] == ""
     owner.pause("GPU-aaaaaaaa")
     assert site.held[-1].startswith("GPU 0 is paused")
@@ -129,28 +120,28 @@ async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
 async def test_gpus_that_come_and_go_are_told_of(tmp_path: Path) -> None:
     driver = Driver("GPU-aaaaaaaa")
     owner, site = make(tmp_path, driver)
-    await look(owner)
+    await owner.look()
     assert site.changes == 0
     driver.uuids.append("GPU-bbbbbbbb")
-    await look(owner)
+    await owner.look()
     assert (site.changes, len(owner.describe_gpus())) == (1, 2)
     driver.uuids = ["GPU-bbbbbbbb"]
-    await look(owner)
-    await look(owner)
+    await owner.look()
+    await owner.look()
     assert site.changes == 2, "told once"
     assert {row["uuid"]: row["problem"] for row in owner.describe_gpus()} == {
         "GPU-bbbbbbbb": "",
         "GPU-aaaaaaaa": "it does not answer any more",
     }
     driver.uuids = ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
-    await look(owner)
+    await owner.look()
     assert (site.changes, owner.lost) == (3, {})
 
 
 async def test_a_drain_is_said_once_and_stays(tmp_path: Path) -> None:
     owner, site = make(tmp_path)
     owner.drain()
-    await look(owner)
+    await owner.look()
     owner.drain()
     assert site.drained == 1
     assert owner.describe()["stop"] == "its owner asked for it"
@@ -158,9 +149,9 @@ async def test_a_drain_is_said_once_and_stays(tmp_path: Path) -> None:
 
 async def test_policy_ends_the_node_after_its_leases(tmp_path: Path) -> None:
     owner, site = make(tmp_path, stop_after_leases=2)
-    await look(owner)
+    await owner.look()
     site.leases_done = 2
-    await look(owner)
+    await owner.look()
     assert (site.drained, owner.decision.stop) == (1, "2 leases are done (policy.stop_after_leases)")
 
 
@@ -168,7 +159,7 @@ async def test_before_the_node_has_joined_there_is_nobody_to_hold(tmp_path: Path
     owner, _ = make(tmp_path)
     owner.site = None
     owner.pause(None)
-    await look(owner)
+    await owner.look()
     assert owner.describe()["hold"] == ""
 
 
