@@ -26,11 +26,14 @@ test)
     command -v zsh >/dev/null || want zsh "a test of completion"
     command -v fish >/dev/null || want fish "a test of completion"
     command -v tc >/dev/null || want iproute2 "the test on shaped links"
-    # js-libp2p, for a test that is skipped without Node.
-    cd tests/interop
-    if command -v npm >/dev/null && ! cmp -s package-lock.json node_modules/.installed; then
-        npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
-        cp package-lock.json node_modules/.installed
-    fi
+    command -v chromium >/dev/null || want chromium "the explorer's tests in a browser"
+    command -v chromedriver >/dev/null || want chromium-driver "the explorer's tests in a browser"
+    # js-libp2p and axe-core, for tests that are skipped without Node.
+    for folder in tests/interop tests/axe; do
+        if command -v npm >/dev/null && ! cmp -s $folder/package-lock.json $folder/node_modules/.installed; then
+            npm ci --prefix $folder --ignore-scripts --no-audit --no-fund --loglevel=error
+            cp $folder/package-lock.json $folder/node_modules/.installed
+        fi
+    done
     ;;
 esac

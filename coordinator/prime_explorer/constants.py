@@ -26,8 +26,8 @@ READERS = 4
 """Threads that read the index and fill templates."""
 
 PAGES_AT_ONCE_MAX = 64
-PAGE_RATE = 20.0
-PAGE_BURST = 120
+PAGE_RATE = 50.0
+PAGE_BURST = 400
 """Requests a second from one address for ever, and at once: a page is about eight files the first time."""
 
 READERS_KNOWN_MAX = 100_000

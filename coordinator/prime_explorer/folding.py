@@ -56,7 +56,8 @@ class Folding:
 
     def drain(self) -> list[Write]:
         """Everything that follows from the leaves so far, in the order in which it is to be written."""
-        writes = [*self._describe_touched(), *self._writes]
+        # Rows of nodes and runs come first, because others count up in them; steps are made by the entries themselves.
+        writes = [*self._describe_touched(), *self._writes, *self._describe_steps()]
         self._writes, self._touched = [], Touched()
         return writes
 
@@ -79,24 +80,17 @@ class Folding:
 
     def _describe_account(self, about: Circumstances, seen: Any) -> Iterator[Write]:
         """Nodes that are new or changed, and their stakes."""
-        entry, touched = about.entry, self._touched
-        match entry:
-            case e.NodeRegistered():
-                touched.nodes.setdefault(about.author, about)
-            case e.Delegated(delegation=delegation):
-                touched.nodes.setdefault(delegation.node, about)
-            case e.NodeStatusSet(node=node) | e.Staked(node=node) | e.Unbonded(node=node) | e.Released(node=node):
-                touched.nodes.setdefault(node, about)
-            case e.DelegationRevoked(node=node) if node in self.state.nodes:
-                touched.nodes.setdefault(node, about)
-            case e.Deposited(account=account):
-                touched.accounts[account] = None
-        if isinstance(entry, STAKE_KINDS):
-            node = seen if isinstance(seen, NodeId) else _staked_node(entry)
-            if node in self.state.nodes:
-                yield ADD_STAKE, (
-                    node, about.index, about.at_ms, type(entry).__name__, *get_stake(self.state, node)
-                )  # fmt: skip
+        entry, touched, state = about.entry, self._touched, self.state
+        node = _changed_node(about)
+        if node in state.nodes:
+            touched.nodes.setdefault(node, about)
+            for run in state.runs:
+                touched.runs.setdefault(run, None)  # it may have become fit to be drawn, or unfit
+        if isinstance(entry, e.Deposited):
+            touched.accounts[entry.account] = None
+        staked = seen if isinstance(seen, NodeId) else node
+        if isinstance(entry, STAKE_KINDS) and staked in state.nodes:
+            yield ADD_STAKE, (staked, about.index, about.at_ms, type(entry).__name__, *get_stake(state, staked))
 
     def _describe_touched(self) -> Iterator[Write]:
         state, touched = self.state, self._touched
@@ -113,8 +107,10 @@ class Folding:
             if created:
                 yield ADD_RUN, (run, created.index, created.at_ms)
             yield PUT_RUN, run_values(state, run)
-        for run, step in touched.steps:
-            work = state.runs[run].steps.get(step)
+
+    def _describe_steps(self) -> Iterator[Write]:
+        for run, step in self._touched.steps:
+            work = self.state.runs[run].steps.get(step)
             held = len(work.held.keys() - work.credited) if work else 0
             yield HOLD_SLOTS, (held, run, step)
 
@@ -132,9 +128,18 @@ def look_before(state: State, about: Circumstances) -> Any:
     return None
 
 
-def _staked_node(entry: Any) -> NodeId:
-    node: NodeId = entry.delegation.node if isinstance(entry, e.Delegated) else entry.node
-    return node
+def _changed_node(about: Circumstances) -> NodeId | None:
+    """Whose offer, owner, status or stake an entry about accounts changes."""
+    match about.entry:
+        case e.NodeRegistered():
+            return about.author
+        case e.Delegated(delegation=delegation):
+            return delegation.node
+        case e.NodeStatusSet(node=node) | e.DelegationRevoked(node=node):
+            return node
+        case e.Staked(node=node) | e.Unbonded(node=node) | e.Released(node=node):
+            return node
+    return None
 
 
 # --- Rows that are read from the books --------------------------------------------------------------------------------

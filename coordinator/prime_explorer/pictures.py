@@ -15,12 +15,13 @@ from prime_runtime.wording import show_span
 WIDTH = 720
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str], kind: str) -> Markup:
+def _svg(width: int, height: int, title: str, parts: Sequence[str], kind: str, *, has_links: bool = False) -> Markup:
+    """A picture is one thing to a screen reader, unless there are links in it."""
     body = Markup("").join(Markup(part) for part in parts)
     return Markup(
-        '<svg class="picture {}" viewBox="0 0 {} {}" role="img" aria-label="{}" xmlns="http://www.w3.org/2000/svg">'
+        '<svg class="picture {}" viewBox="0 0 {} {}" role="{}" aria-label="{}" xmlns="http://www.w3.org/2000/svg">'
         "{}</svg>"
-    ).format(kind, width, height, title, body)
+    ).format(kind, width, height, "group" if has_links else "img", title, body)
 
 
 def _text(x: float, y: float, words: str, css: str = "", anchor: str = "start") -> str:
@@ -126,7 +127,9 @@ def draw_lineage(lineage: Sequence[LineageRow], step: int) -> Markup:
         parts.append(f'<a href="{escape(href)}">{words}</a>' if href else words)
     parts.append(_rect(560, middle - 22, 150, 44, "box"))
     parts.append(_text(635, middle + 5, f"checkpoint {step}", "", "middle"))
-    return _svg(WIDTH, height, f"Which nodes' rollouts checkpoint {step} was trained on", parts, "lineage")
+    return _svg(
+        WIDTH, height, f"Which nodes' rollouts checkpoint {step} was trained on", parts, "lineage", has_links=True
+    )
 
 
 # --- The network ------------------------------------------------------------------------------------------------------
@@ -154,7 +157,7 @@ def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
                 f"<title>{words}</title></circle></a>"
             )
         top += 26 * (1 + (len(row) - 1) // per_line) + 22
-    return _svg(WIDTH, int(top), f"{len(serving)} nodes that serve weights, by depth", parts, "network")
+    return _svg(WIDTH, int(top), f"{len(serving)} nodes that serve weights, by depth", parts, "network", has_links=True)
 
 
 PICTURES = {
