@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.c)
-BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit
+BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async
 
 .PHONY: help demo test check sim fuzz bench oracle clean
 
@@ -35,9 +35,10 @@ bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a 
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with
 
-.oracle/ready: tests/oracle/build_toploc.sh tests/oracle/install_shardcast.sh
+.oracle/ready: tests/oracle/build_toploc.sh tests/oracle/install_shardcast.sh tests/oracle/install_trl.sh | $(READY)
 	bash tests/oracle/build_toploc.sh
 	bash tests/oracle/install_shardcast.sh
+	sh tests/oracle/install_trl.sh
 	touch $@
 
 .vllm/ready: tests/oracle/install_vllm.sh tests/oracle/vllm_packages.txt

@@ -1,0 +1,248 @@
+"""Does asynchrony pay? The same steps of training with rollouts whose times have a heavy tail, both ways.
+
+    python bench/async.py [--steps 10] [--workers 16] [--seed 0]
+
+Synchronous: a step's rollouts are begun when its weights are out, and all of them are waited for. Asynchronous: workers
+take the next slot, a step takes what has come, and a rollout may be up to the lag older than the weights. The trainer's
+part is its own code: harvest, loop, learning, checkpoint on disk, bf16 copy, delta, store. A rollout is a graded group
+that was drawn before, and a time that is really waited for.
+"""
+
+import argparse
+import heapq
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from digit_runs import Digits, make_learner, make_warm_start
+
+from prime_protocol.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.signing import WalletKey
+from prime_runtime.clock import SystemClock
+from prime_runtime.sequence import Sequence
+from prime_runtime.shardcast.publish import publish_checkpoint
+from prime_runtime.shardcast.store import ShardStore
+from prime_trainer.checkpoints import Position
+from prime_trainer.harvest import Batch, Delivery, Group, Harvest
+from prime_trainer.publication import make_copy
+from prime_trainer.train import Desk, keep, train
+from prime_trainer.train_config import AdvantageConfig, BatchConfig
+
+GROUPS = 32
+"""With a signal, that make a step."""
+SLOTS = 40
+"""Of a step: more are not begun with its weights, as a run has no more to give out."""
+LOOK_S = 0.002
+LAG_MAX = 4
+TIME_MEDIAN_S, TIME_SPREAD = 0.12, 1.3
+"""Lognormal: of 100 rollouts the slowest takes about twenty times as long as the median."""
+KEY = WalletKey.from_secret(sha256(b"bench trainer").digest())
+
+
+class Releases:
+    """When each step's weights were out."""
+
+    def __init__(self) -> None:
+        self._at_s: list[float] = []
+        self._changed = threading.Condition()
+
+    def add(self) -> None:
+        with self._changed:
+            self._at_s.append(time.monotonic())
+            self._changed.notify_all()
+
+    def newest(self, at_s: float) -> int:
+        """The step whose weights a worker has at that time."""
+        return sum(each <= at_s for each in self._at_s) - 1
+
+    def get(self, step: int) -> float | None:
+        """When this step's weights came out; None: not yet."""
+        return self._at_s[step] if step < len(self._at_s) else None
+
+    def wait(self, step: int) -> float:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._at_s) > step)
+            return self._at_s[step]
+
+
+@dataclass
+class Crew:
+    """Workers that draw one group at a time, each as long as it takes."""
+
+    pool: list[Group]
+    workers: int
+    releases: Releases
+    dice: np.random.Generator
+    made: int = 0
+
+    def draw_s(self) -> float:
+        return float(self.dice.lognormal(np.log(TIME_MEDIAN_S), TIME_SPREAD))
+
+    def deliver(self, step: int) -> Delivery:
+        """The next group, drawn with the weights of `step`."""
+        self.made += 1
+        name = Digest(sha256(str(self.made).encode()).digest())
+        return Delivery(name, Step(step), (self.pool[self.made % len(self.pool)],))
+
+
+class Together(Crew):
+    """All wait for each other: the synchronous way."""
+
+    def next_batch(self, step: Step) -> Batch | None:
+        began_s = self.releases.wait(step)
+        free = [began_s] * self.workers
+        harvest = Harvest(BatchConfig(groups=GROUPS))
+        for _ in range(GROUPS):
+            heapq.heappush(free, heapq.heappop(free) + self.draw_s())
+            harvest.add(self.deliver(step))
+        time.sleep(max(0.0, max(free) - time.monotonic()))
+        return harvest.take(step)
+
+    def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
+        pass
+
+
+class Apart(Crew):
+    """Nobody waits while there are slots: the asynchronous way."""
+
+    def begin(self) -> None:
+        self.harvest = Harvest(BatchConfig(groups=GROUPS))
+        self.begun: Counter[int] = Counter()
+        self.running: list[tuple[float, int]] = []
+        self.idle = [self.releases.wait(0)] * self.workers
+
+    def next_batch(self, step: Step) -> Batch | None:
+        if step == 0:
+            self.begin()
+        while True:
+            self.harvest.expire(step, LAG_MAX)
+            if self.harvest.is_enough():
+                return self.harvest.take(step)
+            self.lease()
+            if not self.running or self.running[0][0] > time.monotonic():
+                time.sleep(LOOK_S)
+                continue
+            done_s, drawn_with = heapq.heappop(self.running)
+            self.harvest.add(self.deliver(drawn_with))
+            self.idle.append(done_s)
+
+    def lease(self) -> None:
+        """Who has nothing to do begins, if the newest step has a slot left; from when both were so."""
+        waiting, self.idle = self.idle, []
+        for since_s in waiting:
+            step = self.releases.newest(since_s)
+            if self.begun[step] >= SLOTS:
+                step, since_s = step + 1, self.releases.get(step + 1)
+            if since_s is None or self.begun[step] >= SLOTS:
+                self.idle.append(time.monotonic() if since_s is None else since_s)
+                continue
+            self.begun[step] += 1
+            heapq.heappush(self.running, (since_s + self.draw_s(), step))
+
+    def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
+        self.harvest.learnt(names, step)
+
+
+class Store:
+    """Publishes into a shard store, in a thread, as the trainer does before it tells the log."""
+
+    def __init__(self, folder: Path, releases: Releases) -> None:
+        self._folder = folder
+        self._store = ShardStore(folder / "store", network=NetworkId("bench"), run=RunId("bench"), trainer=KEY.node)
+        self._sequence = Sequence()
+        self._releases = releases
+        self._thread: threading.Thread | None = None
+
+    def publish(self, position: Position) -> None:
+        self._thread = threading.Thread(target=self._publish, args=(position.step,))
+        self._thread.start()
+
+    def _publish(self, step: Step) -> None:
+        copy = make_copy(self._folder / "checkpoints" / f"step-{step:08}" / "model", self._folder / "outgoing")
+        now_ms = SystemClock().now_ms()
+        publish_checkpoint(
+            self._store, copy, key=KEY, step=step, sequence=self._sequence, now_ms=now_ms, keyframe=step == 0, threads=1
+        )
+        self._releases.add()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dict[str, float]:
+    """Wall time of all steps, from the first weights to the last."""
+    with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
+        folder = Path(name)
+        (folder / "checkpoints").mkdir()
+        (folder / "store").mkdir()
+        learner = make_learner(make_warm_start(folder / "model", args.seed), correct=True, steps=args.steps)
+        releases = Releases()
+        crew = kind(pool, args.workers, releases, np.random.default_rng(args.seed))
+        facts: list[dict[str, Any]] = []
+        desk = Desk(
+            checkpoints=folder / "checkpoints",
+            model_files=folder / "model",
+            kept=2,
+            source=crew,
+            outlet=Store(folder, releases),
+            note=facts.append,
+            clock=SystemClock(),
+        )
+        position = Position(step=Step(0))
+        keep(learner, position, desk)
+        desk.outlet.publish(position)
+        desk.outlet.wait()
+        began_s = time.monotonic()
+        train(learner, position, desk, steps=args.steps)
+        desk.outlet.wait()
+        took_s = time.monotonic() - began_s
+    return {
+        "took_s": took_s,
+        "groups": sum(each["groups"] for each in facts),
+        "dropped": crew.made - sum(each["submissions"] for each in facts),
+        "waited_s": sum(each["waited_s"] for each in facts),
+        "learnt_s": sum(each["learnt_s"] for each in facts),
+        "lag_mean": float(np.mean([each["lag_mean"] for each in facts])),
+    }
+
+
+def make_pool(seed: int) -> list[Group]:
+    """Groups with a signal, drawn with the first weights."""
+    with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
+        learner = make_learner(make_warm_start(Path(name), seed), correct=True, steps=1)
+        digits = Digits(seed)
+        groups = digits.draw(digits.copy_weights(learner.policy), 1, AdvantageConfig(scale_max=100.0))
+    found = [group for group in groups if group.has_signal]
+    return [replace(group, slot=number) for number, group in enumerate(found)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pool = make_pool(args.seed)
+    print(f"{args.steps} steps of {GROUPS} groups, {args.workers} workers, rollouts of {TIME_MEDIAN_S} s in the median")
+    print(f"{'':<14}{'wall s':>8}{'waited':>8}{'learnt':>8}{'groups':>8}{'dropped':>8}{'lag':>6}")
+    found = {}
+    for name, kind in (("synchronous", Together), ("asynchronous", Apart)):
+        found[name] = facts = run(kind, pool, args)
+        print(
+            f"{name:<14}{facts['took_s']:>8.2f}{facts['waited_s']:>8.2f}{facts['learnt_s']:>8.2f}"
+            f"{facts['groups']:>8.0f}{facts['dropped']:>8.0f}{facts['lag_mean']:>6.2f}"
+        )
+    print(f"RESULT speedup={found['synchronous']['took_s'] / found['asynchronous']['took_s']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Trained tokens per second against TRL's GRPO step, and against our own loop without packing. One thread, one model.
+
+    python bench/trainer.py [--rounds 2]
+
+All sides take the same optimizer step on the same 32 completions of unequal length and must find the same loss and the
+same gradient. They take turns in processes of their own, so whatever else this machine does hits all of them; times are
+CPU seconds of one thread. TRL is tried with several sizes of micro-batch, and its fastest counts.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from trainer_batch import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    CLIP_NORM,
+    DELTA,
+    LEARNING_RATE,
+    MODEL,
+    make_batch,
+    read_batch,
+    read_peak_bytes,
+    serve,
+)
+
+ROOT = Path(__file__).parents[1]
+TRL_PYTHON = ROOT / ".oracle/trl/bin/python"
+TRL_ROWS = (2, 4, 8)
+PACK_TOKENS = 2048
+"""About what TRL's micro-batches of 4 rows have, padding included."""
+
+
+# --- Our sides --------------------------------------------------------------------------------------------------------
+
+
+def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
+    torch.set_num_threads(1)
+    from prime_trainer.learning import Learner
+    from prime_trainer.optimizer import GradientGuard, make_optimizer
+    from prime_trainer.packing import Sample, make_pack
+    from prime_trainer.policy import Policy
+    from prime_trainer.ranks import Ranks
+    from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
+
+    batch = read_batch(batch_path)
+    before_bytes = read_peak_bytes()
+    policy = Policy.load(folder)
+    policy.is_packed = is_packed
+    schedule = OptimizerConfig(
+        learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0, clip_norm=CLIP_NORM, beta2=0.999
+    )
+    learner = Learner(
+        policy=policy,
+        optimizer=make_optimizer(policy.model, schedule),
+        guard=GradientGuard(schedule.outlier),
+        ranks=Ranks(),
+        loss=LossConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, delta=DELTA, correct=False),
+        batch=BatchConfig(pack_tokens=PACK_TOKENS),
+        schedule=schedule,
+    )
+    samples = [
+        Sample(
+            np.array(prompt, np.int32), np.array(output, np.int32), np.zeros(len(output), np.float32), advantage, 1.0
+        )
+        for prompt, output, advantage in zip(batch["prompts"], batch["outputs"], batch["advantages"], strict=True)
+    ]
+    assert make_pack(samples[:1]).trained == len(batch["outputs"][0])
+
+    def step() -> dict[str, float]:
+        facts = learner.learn(samples, 1)
+        return {"loss": facts["loss"], "gradient_norm": facts["gradient_norm"]}
+
+    serve(step, before_bytes)
+
+
+# --- The comparison ---------------------------------------------------------------------------------------------------
+
+
+class Side:
+    """A process that takes steps."""
+
+    def __init__(self, name: str, *words: str) -> None:
+        self.name = name
+        self.facts: list[dict[str, float]] = []
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT / "bench",
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+
+    def step(self) -> dict[str, float]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self.facts.append(json.loads(line))
+                return self.facts[-1]
+        raise SystemExit(f"{self.name} ended without an answer; run its command by hand: {self._process.args}")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def tokens_per_s(self, tokens: int) -> float:
+        """Of the best round; the first one is for warming up."""
+        return tokens / min(each["cpu_s"] for each in self.facts[1:])
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.facts[-1]["peak_bytes"]
+
+
+def make_model(folder: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**MODEL)).save_pretrained(folder)
+    vocabulary = {str(number): number for number in range(int(MODEL["vocab_size"]))}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def start_sides(folder: Path, batch: Path) -> dict[str, Side]:
+    ours = [sys.executable, str(Path(__file__).resolve()), "--model", str(folder), "--batch", str(batch)]
+    theirs = [str(TRL_PYTHON), "trainer_trl.py", str(folder), str(batch)]
+    return {
+        "packed": Side("packed", *ours, "--side", "packed"),
+        "alone": Side("alone", *ours, "--side", "alone"),
+        **{f"trl {rows} rows": Side(f"trl {rows} rows", *theirs, str(rows)) for rows in TRL_ROWS},
+    }
+
+
+def check_same(sides: dict[str, Side]) -> None:
+    wanted = sides["packed"].facts[0]
+    for side in sides.values():
+        for name in ("loss", "gradient_norm"):
+            found = side.facts[0][name]
+            assert abs(found - wanted[name]) <= 1e-3 * abs(wanted[name]) + 1e-6, (side.name, name, found, wanted[name])
+
+
+def compare(rounds: int) -> None:
+    if not TRL_PYTHON.exists():
+        raise SystemExit("TRL is not there: sh tests/oracle/install_trl.sh")
+    with tempfile.TemporaryDirectory(prefix="prime-trainer-") as name:
+        folder, batch_path = Path(name) / "model", Path(name) / "batch.json"
+        make_model(folder)
+        batch = make_batch(0)
+        batch_path.write_text(json.dumps(batch))
+        lengths = [len(output) for output in batch["outputs"]]
+        tokens = sum(lengths)
+        print(f"{len(lengths)} completions of {min(lengths)} to {max(lengths)} tokens, {tokens} in all")
+        sides = start_sides(folder, batch_path)
+        try:
+            for _ in range(rounds + 1):
+                for side in sides.values():
+                    side.step()
+        finally:
+            for side in sides.values():
+                side.close()
+    check_same(sides)
+    report(sides, tokens)
+
+
+def report(sides: dict[str, Side], tokens: int) -> None:
+    print(f"{'':<14}{'tokens/s':>10}{'peak MB':>10}{'loss':>12}{'gradient':>12}")
+    for side in sides.values():
+        first: dict[str, Any] = side.facts[0]
+        print(
+            f"{side.name:<14}{side.tokens_per_s(tokens):>10.0f}{side.peak_bytes / 1e6:>10.0f}"
+            f"{first['loss']:>12.5f}{first['gradient_norm']:>12.5f}"
+        )
+    packed, alone = sides["packed"], sides["alone"]
+    fastest = max(
+        (side for name, side in sides.items() if name.startswith("trl")), key=lambda each: each.tokens_per_s(tokens)
+    )
+    print(
+        f"RESULT vs_trl={packed.tokens_per_s(tokens) / fastest.tokens_per_s(tokens):.2f} "
+        f"memory_vs_trl={packed.peak_bytes / fastest.peak_bytes:.2f} "
+        f"vs_unpacked={packed.tokens_per_s(tokens) / alone.tokens_per_s(tokens):.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--side", choices=("packed", "alone"), help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        run_side(args.model, args.batch, is_packed=args.side == "packed")
+    else:
+        compare(args.rounds)
+
+
+if __name__ == "__main__":
+    main()
