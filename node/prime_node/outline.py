@@ -166,7 +166,7 @@ def _books(report: dict[str, Any]) -> Iterator[Fact]:
     books = report["books"]
     if books is None:
         return
-    is_fine = books["works"] or report["role"] not in ("worker", "both")
+    is_fine = books["works"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
     standing = books["standing"] if is_fine else f"{books['standing']}: {books['way_out']}"
     yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
     amounts = {name: show_amount(books[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
@@ -178,7 +178,7 @@ def _engine(report: dict[str, Any]) -> Iterator[Fact]:
     if engine is None:
         return
     what = (
-        f"{engine['engine']} on {engine['device']} in {engine['precision']}" if engine["engine"] else "not loaded yet"
+        f"{engine['engine']} on {engine['device']} in {engine['precision']}" if engine["precision"] else "no model yet"
     )
     restarts = f", began again {engine['restarts']} times" if engine["restarts"] else ""
     tone = Tone.BAD if engine["state"] == "broken" else Tone.GOOD if engine["state"] == "ready" else Tone.BUSY

@@ -154,7 +154,7 @@ def test_the_first_line_says_what_it_does(report: dict[str, Any], state: str) ->
 
 def test_details_appear_when_they_are_there() -> None:
     report = changed(
-        engine={"engine": "", "state": "starting", "restarts": 2},
+        engine={"precision": "", "state": "starting", "restarts": 2},
         upload={"bytes_per_day_max": 10**9, "bytes_per_s_max": 10**6},
         heads={"unproven": 1},
         audits={
@@ -168,7 +168,7 @@ def test_details_appear_when_they_are_there() -> None:
     report |= {"parts": [{"name": "heads", "restarts": 1, "last_error": "no key"}]}
     text = render(report)
     for fact in (
-        "starting: not loaded yet, began again 2 times",
+        "starting: no model yet, began again 2 times",
         "0 B today of 1.0 GB, at most 1.0 MB/s",
         "unproven: 1",
         "5 given, 1 in hand",
@@ -197,6 +197,7 @@ def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
     assert tone(books=idle, role="validator") is Tone.GOOD
     assert tone(books=idle, role="worker") is Tone.BAD
     assert tone(books=idle, role="both") is Tone.BAD
+    assert tone(books=idle, owner={"hold": "paused"}) is Tone.GOOD, "it was the owner's wish"
 
 
 # --- Text of strangers ----------------------------------------------------------------------------------------------
