@@ -28,6 +28,7 @@ from prime_node.events import (
     Leaving,
     LoadWeights,
     Progressed,
+    Refused,
     ReplyReceived,
     Save,
     Send,
@@ -44,6 +45,7 @@ from prime_node.swarm import Swarm
 from prime_node.workshop import Workshop
 from prime_protocol.entries import LeaseEnded, LeaseGranted
 from prime_protocol.errors import LocalError
+from prime_protocol.exchange import Refusal
 from prime_protocol.ids import NodeId
 from prime_protocol.messages import AuditTask, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Weights
 from prime_protocol.signing import WalletKey
@@ -79,6 +81,8 @@ class Daemon:
         """What is being generated, by lease."""
         self.progress: dict[int, Progressed] = {}
         """How far what is being generated is, by lease."""
+        self.beat_refusal: Refusal | None = None
+        """Why the last beat was refused, where it was."""
         self.upgrade_by_ms = 0
         """When the run begins to need a newer version than this; 0 where nothing is planned."""
         self.idle_for = ""
@@ -256,7 +260,9 @@ class Daemon:
         """What a reply says that only the owner wants to know."""
         match send.message, event:
             case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=upgrade_by_ms)):
-                self.upgrade_by_ms = upgrade_by_ms
+                self.upgrade_by_ms, self.beat_refusal = upgrade_by_ms, None
+            case Heartbeat(), Refused(refusal=refusal):
+                self.beat_refusal = refusal
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
                 self.idle_for = reason if lease is None else ""
             case LeaseEnded(lease=number, reason=reason), _:

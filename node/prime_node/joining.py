@@ -10,7 +10,7 @@ from typing import Any
 
 from prime_node.config import NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.exchange import RefusalCode
+from prime_protocol.exchange import Refusal, RefusalCode
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
 from prime_protocol.statuses import RunStatus
@@ -115,15 +115,18 @@ def may_pass(error: LocalError | RemoteError) -> bool:
 
 def explain(error: LocalError | RemoteError, now_ms: int) -> str:
     """In words for somebody who has just installed this."""
-    if isinstance(error, Refused):
-        refusal = error.refusal
-        if refusal.code is RefusalCode.CLOCK:
-            skew_ms = now_ms - refusal.now_ms
-            direction = "ahead of" if skew_ms > 0 else "behind"
-            return (
-                f"this machine's clock is {show_span(abs(skew_ms))} {direction} the coordinator's;"
-                " set it, for instance with: timedatectl set-ntp true"
-            )
-        if refusal.field == VERSION_FIELD:
-            return f"this program is too old for this network: it {refusal.problem}: pip install --upgrade prime-swarm"
-    return str(error)
+    return (explain_refusal(error.refusal, now_ms) if isinstance(error, Refused) else "") or str(error)
+
+
+def explain_refusal(refusal: Refusal, now_ms: int) -> str:
+    """Empty where the refusal's own words say it best."""
+    if refusal.code is RefusalCode.CLOCK:
+        skew_ms = now_ms - refusal.now_ms
+        direction = "ahead of" if skew_ms > 0 else "behind"
+        return (
+            f"this machine's clock is {show_span(abs(skew_ms))} {direction} the coordinator's;"
+            " set it, for instance with: timedatectl set-ntp true"
+        )
+    if refusal.field == VERSION_FIELD:
+        return f"this program is too old for this network: it {refusal.problem}: pip install --upgrade prime-swarm"
+    return ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.daemon import Daemon
+from prime_node.joining import explain_refusal
 from prime_node.owner import Owner
 from prime_node.shardcast.weights import Transfer
 from prime_node.work_status import describe_work
@@ -181,7 +182,16 @@ def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
         "answered_ms_ago": now_ms - max(answered) if answered else None,
         "activity": str(daemon.agent.activity) if daemon.agent else "idle",
         "upgrade_by_ms": daemon.upgrade_by_ms,
+        "refusal": _refusal(daemon, now_ms),
     }
+
+
+def _refusal(daemon: Daemon, now_ms: int) -> str:
+    """Why the coordinator does not take this node's beats. That it is not registered passes in a moment."""
+    refusal = daemon.beat_refusal
+    if refusal is None or refusal.field == "node":
+        return ""
+    return explain_refusal(refusal, now_ms) or f"{refusal.field} {refusal.problem}".strip()
 
 
 def _p2p(daemon: Daemon) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def _forks(report: dict[str, Any]) -> Iterator[str]:
 def _coordinator(report: dict[str, Any]) -> Iterator[str]:
     coordinator = report["coordinator"]
     if coordinator["is_reachable"]:
+        if coordinator["refusal"]:
+            yield f"the coordinator does not take this node's word: {coordinator['refusal']}"
         return
     if coordinator["answered_ms_ago"] is None:
         yield f"the coordinator has not answered yet: {coordinator['problem']}"

@@ -90,6 +90,10 @@ TROUBLES = [
     (changed(books={"standing": "outdated", "works": False}), "pip install --upgrade prime-swarm"),
     (changed(books={"standing": "unstaked", "works": False}), "prime-node stake"),
     (
+        changed(coordinator={"refusal": "this machine's clock is 1 h behind"}),
+        "this node's word: this machine's clock is 1 h",
+    ),
+    (
         changed(coordinator={"upgrade_by_ms": 86_461_000}),
         "works until 1970-01-02 00:01:01 UTC, in 24 h; then the run needs",
     ),
