@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-
 def start(config: TrainConfig) -> int:
     """Until the last step, SIGTERM, SIGINT or `stop`."""
     ranks = Ranks.join(config.device)
@@ -48,7 +47,10 @@ def start(config: TrainConfig) -> int:
 
 
 def follow(config: TrainConfig, ranks: Ranks) -> int:
-    """Every rank but the first: learn what it is told to."""
+    """Every rank but the first: learn what it is told to, and leave when the first one does."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # torchrun tells all ranks at once; one that left in the middle of a step would take the others down with it.
+        signal.signal(number, signal.SIG_IGN)
     begin: Start = ranks.share(None)  # type: ignore[assignment]
     learner = make_learner(config, ranks, begin)
     desk = Desk(
