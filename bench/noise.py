@@ -1,7 +1,7 @@
 """How noisy are honest machines, and does an audit ever refuse one?
 
 A tiny model is run by torch and vLLM, in float32 and bfloat16, in small and large batches, with one thread and two;
-each reads what all of them wrote. A fifth of the completions calibrates the bounds of a run, the others are judged by
+each reads what all of them wrote. A quarter of the completions calibrates the bounds of a run, the others are judged by
 them in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is imitated.
 
     python bench/noise.py [COMPLETIONS]
@@ -36,7 +36,7 @@ def make_plan(checkpoint: Path, completions: int) -> Plan:
     engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None), (EngineKind.VLLM, VLLM)]
     return Plan(
         checkpoint=checkpoint,
-        setups=plan_setups(engines, [FLOAT32, IMITATED], batches=[5, 64], threads=[1, 2]),
+        setups=plan_setups(engines, [FLOAT32, IMITATED], batches=[5, 64], threads=[1, 2], imitated_share=12),
         completions=completions,
         sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
         prompts=random_prompts(VOCABULARY, CONTEXT, 1),
@@ -48,8 +48,8 @@ def make_plan(checkpoint: Path, completions: int) -> Plan:
 def split(rows: Rows, *, is_exact: bool) -> tuple[Rows, Rows]:
     """To calibrate with, and to judge. Exact: only pairings without bfloat16."""
     chosen = {pairing: found for pairing, found in rows.items() if not (is_exact and "bfloat16" in pairing)}
-    known = {pairing: [row for row in found if row.row % 5 == 0] for pairing, found in chosen.items()}
-    return known, {pairing: [row for row in found if row.row % 5] for pairing, found in chosen.items()}
+    known = {pairing: [row for row in found if row.row % 4 == 0] for pairing, found in chosen.items()}
+    return known, {pairing: [row for row in found if row.row % 4] for pairing, found in chosen.items()}
 
 
 def count_rejects(rows: Rows, tolerance: Tolerance) -> tuple[int, int]:

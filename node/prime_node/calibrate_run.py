@@ -24,7 +24,7 @@ from prime_protocol.tolerance import Precision
 
 FLOAT32, BFLOAT16, IMITATED = "float32", "bfloat16", "bfloat16-imitated"
 IMITATED_SHARE = 4
-"""Where bfloat16 is imitated it is many times slower, so it writes, and reads of the others, one in so many."""
+"""Where bfloat16 is imitated it is many times slower, so it writes less, and reads less of what others wrote."""
 FASTEST_SHARE = 4
 """What the fastest setup of a kind writes for each completion of another."""
 ROWS_AT_ONCE = 512
@@ -48,6 +48,8 @@ class Setup:
     threads: int
     share: int
     """Of the completions that are written, against the other setups."""
+    reads_one_in: int
+    """Of the completions that faster ones wrote."""
 
     @property
     def kind(self) -> str:
@@ -91,6 +93,7 @@ def plan_setups(
     *,
     batches: Sequence[int],
     threads: Sequence[int],
+    imitated_share: int = IMITATED_SHARE,
 ) -> tuple[Setup, ...]:
     """Each engine and precision with the first number of threads at every size of batch, and with the others at one.
 
@@ -98,10 +101,12 @@ def plan_setups(
     """
     ways = [(batches[-1], threads[0], FASTEST_SHARE)]
     ways += [(batch, threads[0], 1) for batch in batches[:-1]] + [(batches[-1], count, 1) for count in threads[1:]]
+    slowness = {IMITATED: imitated_share}
+    factors = [(precision, slowness.get(precision, 1)) for precision in precisions]
     return tuple(
-        Setup(engine, precision, python, batch, count, share * (1 if precision == IMITATED else IMITATED_SHARE))
+        Setup(engine, precision, python, batch, count, share * imitated_share // factor, factor)
         for engine, python in engines
-        for precision in precisions
+        for precision, factor in factors
         for batch, count, share in ways
     )
 
@@ -175,8 +180,7 @@ def choose_claims(setups: Sequence[Setup], number: int, writer: Setup, claims: S
     reader = setups[number]
     alike = [setup for setup in setups if setup.kind == reader.kind]
     part = claims[alike.index(reader) :: len(alike)]
-    is_slow = reader.precision == IMITATED and writer.precision != IMITATED
-    return list(part[::IMITATED_SHARE] if is_slow else part)
+    return list(part[:: reader.reads_one_in] if reader.reads_one_in > writer.reads_one_in else part)
 
 
 def make_orders(plan: Plan, number: int) -> list[Order]:

@@ -21,7 +21,7 @@ from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Samp
 from prime_node.engine.torch_device import choose_precision, is_out_of_memory
 from prime_node.engine.torch_reading import check_texts
 from prime_node.engine.torch_weights import FolderTensors
-from prime_node.engine.vllm_record import ReadingSoFar, Writing
+from prime_node.engine.vllm_record import ReadingSoFar, WritingSoFar
 from prime_node.engine.vllm_start import BATCH_MAX, Limits, choose_vllm_device, start
 from prime_node.engine.vllm_weights import whole_layers
 from prime_node.engine.writing import check_orders
@@ -188,7 +188,7 @@ class VllmEngine:
             raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
 
 
-def to_completion(order: Order, tokens: list[int], seen: Writing, sampling: Sampling) -> Completion:
+def to_completion(order: Order, tokens: list[int], seen: WritingSoFar, sampling: Sampling) -> Completion:
     """What vLLM says it wrote, with what we saw of it. The two must agree."""
     if tokens != seen.tokens:
         raise LocalError(

@@ -17,7 +17,7 @@ from prime_protocol.toploc_plain import Bits
 
 
 @dataclass(slots=True)
-class Writing:
+class WritingSoFar:
     """A completion as far as it is written. Each 32 tokens become a proof, so their hidden states can be forgotten."""
 
     hidden: int

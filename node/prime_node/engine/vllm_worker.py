@@ -16,7 +16,7 @@ from torch import Tensor
 from prime_node.engine.base import Reading, Sampling, Text
 from prime_node.engine.torch_sampling import Draws, choose_tokens, get_logprobs, get_margins, take_likeliest, take_own
 from prime_node.engine.torch_weights import FolderTensors
-from prime_node.engine.vllm_record import ReadingSoFar, Writing
+from prime_node.engine.vllm_record import ReadingSoFar, WritingSoFar
 from prime_node.engine.vllm_sampling import SeededSampling
 from prime_protocol.errors import LocalError
 from prime_protocol.toploc import bits_of_tensor
@@ -47,7 +47,7 @@ class PrimeWorker:
         self.prime_hidden = hidden
         self.prime_sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
         self.prime_seeds: dict[str, int] = {}
-        self.prime_writings: dict[str, Writing] = {}
+        self.prime_writings: dict[str, WritingSoFar] = {}
         self.prime_readings: dict[str, ReadingSoFar] = {}
         self.prime_states: Tensor | None = None
         execute = runner.execute_model
@@ -84,9 +84,9 @@ class PrimeWorker:
     def prime_write(self, name: str, seed: int) -> None:
         """A request whose tokens are drawn here."""
         self.prime_seeds[name] = seed
-        self.prime_writings[name] = Writing(self.prime_hidden)
+        self.prime_writings[name] = WritingSoFar(self.prime_hidden)
 
-    def prime_take(self, name: str) -> Writing:
+    def prime_take(self, name: str) -> WritingSoFar:
         """What was seen of a request that is done."""
         del self.prime_seeds[name]
         return self.prime_writings.pop(name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prime_node.engine.base import Text
-from prime_node.engine.vllm_record import ReadingSoFar, Writing
+from prime_node.engine.vllm_record import ReadingSoFar, WritingSoFar
 from prime_protocol.errors import LocalError
 from prime_protocol.toploc import build_proofs
 
@@ -16,8 +16,8 @@ def make_states(tokens: int) -> np.ndarray:
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def write(states: np.ndarray) -> Writing:
-    writing = Writing(HIDDEN)
+def write(states: np.ndarray) -> WritingSoFar:
+    writing = WritingSoFar(HIDDEN)
     for place, row in enumerate(states):
         writing.add(position=place, token=place + 5, logprob=-float(place), hidden_bits=row)
     return writing
