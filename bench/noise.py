@@ -48,8 +48,8 @@ def make_plan(checkpoint: Path, completions: int) -> Plan:
 def split(rows: Rows, *, is_exact: bool) -> tuple[Rows, Rows]:
     """To calibrate with, and to judge. Exact: only pairings without bfloat16."""
     chosen = {pairing: found for pairing, found in rows.items() if not (is_exact and "bfloat16" in pairing)}
-    known = {pairing: [row for row in found if row.row % 4 == 0] for pairing, found in chosen.items()}
-    return known, {pairing: [row for row in found if row.row % 4] for pairing, found in chosen.items()}
+    known = {pairing: [row for row in found if row.row // 7 % 4 == 0] for pairing, found in chosen.items()}
+    return known, {pairing: [row for row in found if row.row // 7 % 4] for pairing, found in chosen.items()}
 
 
 def count_rejects(rows: Rows, tolerance: Tolerance) -> tuple[int, int]:
