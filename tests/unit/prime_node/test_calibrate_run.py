@@ -1,6 +1,7 @@
-"""Engines against each other, with a small engine behind the real pipe; and what the command refuses."""
+"""Engines against each other, with a small engine behind the real pipe; and the command with torch itself."""
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,19 @@ def test_prompts_come_from_a_task_set_where_one_is_named(tmp_path: Path) -> None
 def test_wrong_numbers_are_refused(text: str) -> None:
     with pytest.raises(LocalError, match="--batch-sizes"):
         parse_numbers("--batch-sizes", text)
+
+
+def test_the_command_measures_and_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, out = make_checkpoint(tmp_path / "checkpoint", eos=None), tmp_path / "tolerance.toml"
+    words = ["calibrate", str(checkpoint), "--out", str(out), "--precision", "float32", "--folder", str(tmp_path / "n")]
+    sizes = ["--completions", "128", "--tokens", "256", "--batch-sizes", "64", "--thread-counts", "1"]
+    assert main([*words, *sizes]) == 0
+    said = capsys.readouterr().out
+    assert "torch float32 → torch float32  1024" in said
+    bounds = tomllib.loads(out.read_text())["tolerance"]
+    assert bounds["precision"] == "float32"
+    assert 0 < bounds["logprob_error_max"] < 0.01
+    assert not (tmp_path / "n").exists(), "a calibration needs no node"
 
 
 def test_the_command_refuses_before_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
