@@ -137,8 +137,13 @@ class Scene:
     def say(self, validator: str, name: Digest, outcome: Outcome) -> None:
         self.send(validator, self.world.opinion(validator, name, outcome))
 
-    def judge(self, name: Digest, opinion: Opinion = everybody_accepts) -> None:
-        """Draw, let everybody who was drawn speak, and act on it."""
+    def judge(self, name: Digest, opinion: Opinion | None = None) -> None:
+        """Draw, let everybody who was drawn speak, and act on it; round after round where everybody accepts."""
+        self._hold_round(name, opinion or everybody_accepts)
+        while opinion is None and (self.submission(name).outcome is None or name in self.run.slashes):
+            self._hold_round(name, everybody_accepts)
+
+    def _hold_round(self, name: Digest, opinion: Opinion) -> None:
         self.tick(2 * SECOND_MS)
         for validator in self.drawn(name):
             outcome = opinion(validator, name)

@@ -19,7 +19,7 @@ from prime_protocol.entries import Outcome, Role
 from prime_protocol.envelope import seal
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
-from prime_protocol.judgement import expected_draw, settled_outcome
+from prime_protocol.judgement import expected_draw, found, settled_outcome
 from prime_protocol.ledger import RULES, Ledger, Scope
 from prime_protocol.plants import plant_seal
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt, receipt_id
@@ -93,7 +93,7 @@ class World:
         return twin
 
     @classmethod
-    def started(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 7, **terms: Any) -> "World":
+    def started(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "World":
         """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
         plan = repr((workers, validators, sorted(terms.items())))
         if plan not in STARTED:
@@ -335,12 +335,21 @@ class World:
             self.write(validator, self.opinion(validator, name, outcome))
         return drawn
 
+    def agree(self, name: Digest, outcome: Outcome, *, is_drawn: bool = False) -> None:
+        """Round after round finds the same, until that decides; the first may be drawn already."""
+        while found(self.state, self.run, name, self.now_ms) is not outcome:
+            last = self.submission(name).rounds[-1].validators if is_drawn else ()
+            for validator in [self.names[node] for node in last] or self.draw(name):
+                self.write(validator, self.opinion(validator, name, outcome))
+            is_drawn = False
+
     def not_drawn(self, node: str) -> Digest:
         """A submission that no draw falls on; the ones before it are judged and credited, so the chance rises."""
         for slot in range(self.run.terms.slots_per_step):
             name = self.submit(self.lease(node, slot))
-            if not self.judge(name, *[Outcome.ACCEPT] * self.run.terms.quorum):
+            if not self.draw(name):
                 return name
+            self.agree(name, Outcome.ACCEPT, is_drawn=True)
             self.settle(name)
             self.credit(name)
         raise AssertionError("every submission was drawn; give the run more slots")
@@ -352,9 +361,9 @@ class World:
         return outcome
 
     def settled(self, node: str, outcome: Outcome, first_slot: int = 0, slots: int = 1) -> Digest:
-        """A whole submission, judged by three validators who agree."""
+        """A whole submission, judged by validators who agree."""
         name = self.submit(self.lease(node, first_slot, slots))
-        self.judge(name, outcome, outcome, outcome)
+        self.agree(name, outcome)
         assert self.settle(name) is outcome
         return name
 

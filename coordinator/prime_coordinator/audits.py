@@ -10,6 +10,7 @@ from prime_coordinator.attendance import Attendance
 from prime_coordinator.cases import Case
 from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
 from prime_coordinator.plants import Plants
+from prime_coordinator.reputation import Reputation
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.slashes import propose_slash, slash_end
 from prime_protocol.constants import AUDITS_TOLD_MAX, ROUNDS_MAX
@@ -27,9 +28,12 @@ Name = tuple[RunId, Digest]
 class AuditDesk:
     """What is waiting to be judged, by whom, and when to look again."""
 
-    def __init__(self, scribe: Scribe, attendance: Attendance, plants: Plants, now_ms: int) -> None:
+    def __init__(
+        self, scribe: Scribe, attendance: Attendance, reputation: Reputation, plants: Plants, now_ms: int
+    ) -> None:
         self._scribe = scribe
         self._attendance = attendance
+        self._reputation = reputation
         self._plants = plants
         self._patient_until_ms = now_ms + GRACE_MS
         self._ready: dict[Name, None] = {}
@@ -99,8 +103,6 @@ class AuditDesk:
         is_undecided = outcome is Outcome.SOFT and is_open
         if self._is_hasty(case, now_ms):
             self._look_again(case, self._patient_until_ms)
-        elif self._planted(case, now_ms):
-            return
         elif outcome is not None and not is_undecided:
             self._settle(case, outcome, now_ms)
         elif (is_undecided or not case.rounds) and len(case.rounds) < AUDIT_ROUNDS_MAX:
@@ -114,16 +116,6 @@ class AuditDesk:
             return False
         last = case.rounds[-1]
         return len(last.verdicts) < len(last.validators) and is_stuck(case.rounds, case.terms, now_ms)
-
-    def _planted(self, case: Case, now_ms: int) -> bool:
-        """Our own planted file: wait until all have spoken, then show the truth. Whether it is one."""
-        entry = self._plants.reveal(case.run_name, case.name, case.submission)
-        if entry is None or not case.rounds or case.submission.planted is not None:
-            return False
-        if is_finished(case.rounds, case.terms, now_ms):
-            self._scribe.write(entry, case.run_name, now_ms, key=self._plants.key(case.submission.node))
-            self._settle(case, Outcome.SOFT, now_ms)
-        return True
 
     def _draw_or_wait(self, case: Case, is_undecided: bool, now_ms: int) -> None:
         if case.submission.head is None:
@@ -175,9 +167,19 @@ class AuditDesk:
     # --- The outcome and what follows from it -----------------------------------------------------------------------
 
     def _settle(self, case: Case, outcome: Outcome, now_ms: int) -> None:
+        truth = self._plants.reveal(case.run_name, case.name, case.submission)
+        if truth is not None and case.rounds and case.submission.planted is None:
+            # Our own planted file went the way of all others. Nobody may learn of it while somebody can still speak.
+            if not is_finished(case.rounds, case.terms, now_ms):
+                return
+            self._scribe.write(truth, case.run_name, now_ms, key=self._plants.key(case.submission.node))
+            outcome = Outcome.SOFT
         self._forget(case, now_ms)
         self._scribe.write(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
+        is_clear = truth is not None or decide(case.rounds, case.terms.quorum) is not None
+        if outcome is not Outcome.HARD and is_clear:
+            self._reputation.judged(case.submission, now_ms)
         self._conclude(case, now_ms)
 
     def _conclude(self, case: Case, now_ms: int) -> None:
@@ -203,10 +205,13 @@ class AuditDesk:
     def _punish(self, case: Case, now_ms: int) -> None:
         slash = case.slash
         assert slash is not None
-        end = slash_end(case, now_ms)
+        end = slash_end(self._scribe.state, case, now_ms)
         if end is not None:
+            is_clear = slash.appealed_at_ms is None or decide(case.rounds, case.terms.quorum) is not None
             self._forget(case, now_ms)
             self._scribe.write(end, case.run_name, now_ms)
+            if is_clear:
+                self._reputation.judged(case.submission, now_ms)
             self._conclude(case, now_ms)
         elif slash.appealed_at_ms is None:
             self._look_again(case, slash.appeal_until_ms)

@@ -61,6 +61,15 @@ MISS_WAIT_MS = 60_000
 MISS_WAIT_MS_MAX = 3_600_000
 """For how long, at first and at most; doubled each time until it gives a verdict."""
 
+BLAME_FALL = 4
+BLAME_MAX = 8
+"""Blame for a verdict that fell, and how much takes a validator out of the draw; one that stood takes 1 off. So two in
+a row are too many, and so is one in five. Honest ones are outvoted in about one of five thousand."""
+
+FALL_WAIT_MS = 600_000
+FALL_WAIT_MS_MAX = 86_400_000
+"""How long a validator that was wrong too often stays out, at first and at most; doubled until its blame is gone."""
+
 GRACE_MS = 30_000
 """After a start nobody is blamed for silence, and no round is given up: the silence may have been ours."""
 
@@ -82,6 +91,7 @@ PLANT_BAD_BPS = 5_000
 assert LEASES_UNSETTLED_PROBATION_MAX >= 2, "a node must be able to work while its last submission is judged"
 assert LEASES_UNSETTLED_PROBATION_MAX <= LEASES_UNSETTLED_MAX
 assert RETRY_MS <= RETRY_MS_MAX
+assert BLAME_FALL < BLAME_MAX, "who is outvoted once must not leave for it"
 
 PAGE_ROWS = 50
 """Rows of a page where the reader does not say."""

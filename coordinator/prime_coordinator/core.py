@@ -16,7 +16,9 @@ from prime_coordinator.leases import LeaseDesk, refuse
 from prime_coordinator.liveness import Liveness, Phase
 from prime_coordinator.payouts import PayDesk
 from prime_coordinator.plants import Plants
+from prime_coordinator.recess import Recess
 from prime_coordinator.repeats import find_repeat
+from prime_coordinator.reputation import Reputation
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.standing import Facts, Row, get_row
 from prime_coordinator.tempo import TempoConfig
@@ -82,9 +84,10 @@ class Core:
         self.liveness = Liveness()
         self.conduct = Conduct()
         self.admission = Admission(ledger.state)
-        self.attendance = Attendance(self.scribe, self.liveness, now_ms)
+        self.recess = Recess(self.scribe)
         self.leases = LeaseDesk(self.scribe, self.conduct, plants, now_ms)
-        self.audits = AuditDesk(self.scribe, self.attendance, plants, now_ms)
+        attendance = Attendance(self.recess, self.liveness, now_ms)
+        self.audits = AuditDesk(self.scribe, attendance, Reputation(self.recess, self.scribe), plants, now_ms)
         self.payouts = PayDesk(self.scribe)
         self.head = b""
         """The newest signed head that is on disk, for replies; the server sets it."""
@@ -106,7 +109,7 @@ class Core:
         run_state = self._run(run)
         terms = run_state.terms
         self.liveness.beat(node, beat.activity, beat.checkpoint_step, now_ms)
-        self.attendance.heard(node, known, now_ms)
+        self.recess.heard(node, known, now_ms)
         is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
@@ -126,7 +129,7 @@ class Core:
         known = self.state.node(node)
         self._run(run)
         self.liveness.heard(node, request.checkpoint_step, now_ms)
-        self.attendance.heard(node, known, now_ms)
+        self.recess.heard(node, known, now_ms)
         row = self.standing(node, run, now_ms)
         if not row.works:
             wait_ms = self.conduct.wait_ms(node, now_ms)

@@ -3,7 +3,8 @@
 from prime_coordinator.cases import Case
 from prime_coordinator.scribe import Scribe
 from prime_protocol.entries import Outcome, SlashExecuted, SlashOverturned, SlashProposed
-from prime_protocol.judgement import decide
+from prime_protocol.judgement import found
+from prime_protocol.state import State
 
 
 def propose_slash(scribe: Scribe, case: Case, now_ms: int) -> None:
@@ -15,15 +16,15 @@ def propose_slash(scribe: Scribe, case: Case, now_ms: int) -> None:
     scribe.write(entry, case.run_name, now_ms)
 
 
-def slash_end(case: Case, now_ms: int) -> SlashExecuted | SlashOverturned | None:
+def slash_end(state: State, case: Case, now_ms: int) -> SlashExecuted | SlashOverturned | None:
     """The entry that ends an open slash, if it is time for one."""
     slash = case.slash
     assert slash is not None
     if slash.appealed_at_ms is None:
         return SlashExecuted(submission=case.name) if now_ms >= slash.appeal_until_ms else None
-    found = decide(case.rounds, case.terms.quorum)
-    if found is Outcome.HARD:
+    outcome = found(state, case.run, case.name, now_ms)
+    if outcome is Outcome.HARD:
         return SlashExecuted(submission=case.name)
-    if found is not None or now_ms >= slash.appealed_at_ms + slash.judgement_ms:
+    if outcome is not None or now_ms >= slash.appealed_at_ms + slash.judgement_ms:
         return SlashOverturned(submission=case.name)
     return None

@@ -151,7 +151,7 @@ def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
     for name, tale in scene.chronicle.submissions.items():
         for line in tale.settled:
             votes = Counter(v.entry.outcome for v in tale.verdicts if v.index < line.index)
-            outcome, decided = line.entry.outcome, _recount(votes, scene.chronicle.terms.quorum)
+            outcome, decided = line.entry.outcome, _recount(votes, scene.chronicle.terms.quorum, tale.unasked)
             if outcome is Outcome.SOFT and (decided is None or tale.receipt.node in scene.planted):
                 continue
             if outcome is Outcome.ACCEPT and tale.draws and not tale.draws[0].entry.validators:
@@ -160,11 +160,14 @@ def every_outcome_has_its_votes(scene: Scene) -> Iterator[str]:
                 yield f"{name} was settled as {outcome} with votes {dict(votes)}"
 
 
-def _recount(votes: Counter[Outcome], quorum: int) -> Outcome | None:
-    """What a majority of the quorum and of all said; for hard, what led all others by a quorum."""
+def _recount(votes: Counter[Outcome], quorum: int, unasked: int) -> Outcome | None:
+    """What led all others by a quorum; to be accepted, by two less one, or by any where no quorum was left to ask."""
+    accept = votes[Outcome.ACCEPT]
+    if unasked < quorum and quorum < 2 * accept > votes.total():
+        return Outcome.ACCEPT
     for outcome in Outcome:
         others = votes.total() - votes[outcome]
-        if votes[outcome] > quorum // 2 and votes[outcome] - others >= (quorum if outcome is Outcome.HARD else 1):
+        if votes[outcome] - others >= (2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum):
             return outcome
     return None
 
@@ -206,12 +209,15 @@ def newcomers_are_all_audited(scene: Scene) -> Iterator[str]:
 
 
 def drawn_forgeries_are_rejected(scene: Scene) -> Iterator[str]:
-    """As long as those who judged it were not mostly dishonest."""
+    """At first and on appeal, whoever was drawn to judge it."""
     for name, tale in scene.chronicle.submissions.items():
-        if tale.outcome is Outcome.ACCEPT and scene.is_forged(tale) and tale.draws and tale.draws[0].entry.validators:
+        is_drawn = tale.draws and tale.draws[0].entry.validators
+        if is_drawn and scene.is_forged(tale) and (tale.outcome is Outcome.ACCEPT or tale.credited):
             votes, honest, dishonest = scene.votes(tale)
-            if honest >= dishonest:
-                yield f"{name} is forged and was accepted with votes {dict(votes)}, {honest} of them honest"
+            told = f"with votes {dict(votes)} of {honest} honest and {dishonest} dishonest"
+            on_appeal, honest, dishonest = scene.votes(tale, on_appeal=True)
+            told += f", on appeal {dict(on_appeal)} of {honest} and {dishonest}" if tale.appealed else ""
+            yield f"{name} is forged and was accepted {told}"
 
 
 def honest_work_is_not_condemned(scene: Scene) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from prime_protocol import entries as e
 from prime_protocol.codec import decode
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
-from prime_protocol.entries import Outcome
+from prime_protocol.entries import NodeStatus, Outcome, Role
 from prime_protocol.envelope import Letter
 from prime_protocol.ids import Digest, NodeId, Step
 from prime_protocol.ledger import ENTRY_TYPES
@@ -57,6 +57,8 @@ class SubmissionTale:
     overturned: list[Line] = field(default_factory=list)
     trained: list[Line] = field(default_factory=list)
     scored: list[Line] = field(default_factory=list)
+    unasked: int = 0
+    """When it was settled: owners of validators in the draw, other than its own, of whom nobody had been asked."""
 
     @property
     def receipt(self) -> Any:
@@ -84,6 +86,7 @@ class Chronicle:
         self.owners: dict[NodeId, NodeId] = {}
         self.registered: dict[NodeId, Line] = {}
         self.staked: dict[NodeId, Line] = {}
+        self.drained: set[NodeId] = set()
         self.heads: list[Line] = []
         self.paid: Counter[Step] = Counter()
         self.deposited_nano = 0
@@ -149,6 +152,8 @@ class Chronicle:
             case e.Settled(outcome=outcome):
                 self._add("settled", name, line)
                 self.unsettled.pop(name, None)
+                if name in self.submissions:
+                    self.submissions[name].unasked = self._count_unasked(self.submissions[name])
                 if outcome is Outcome.ACCEPT and name in self.submissions:
                     self.trainable[name] = self.submissions[name]
             case e.Credited():
@@ -182,6 +187,8 @@ class Chronicle:
                     self.owners[node] = node
             case e.Staked(node=node):
                 self.staked.setdefault(node, line)
+            case e.NodeStatusSet(node=node, status=status):
+                (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)(node)
             case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
                 self.terms = terms
             case e.HeadNoted():
@@ -192,6 +199,12 @@ class Chronicle:
                 self.deposited_nano += amount_nano
             case e.Withdrawn(amount_nano=amount_nano):
                 self.withdrawn_nano += amount_nano
+
+    def _count_unasked(self, tale: SubmissionTale) -> int:
+        asked = {self.owners.get(node) for line in tale.draws for node in line.entry.validators}
+        able = self.staked.keys() - self.drained
+        owners = {self.owners[node] for node in able if Role.VALIDATOR in self.registered[node].entry.roles}
+        return len(owners - asked - {self.owners.get(tale.receipt.node)})
 
     def _end_lease(self, number: int, line: Line) -> None:
         if number in self.leases:

@@ -37,16 +37,36 @@ def audit_rate_bps(streak: int, terms: RunTerms) -> int:
 
 
 def decide(rounds: Iterable[Round], quorum: int) -> Outcome | None:
-    """What the verdicts add up to: a majority of the quorum, and more than all others together.
+    """What the verdicts add up to: what leads all others together by a quorum, or by two less one to be accepted.
 
-    Hard has to lead all others together by a quorum: it takes stake, so one voice against it asks for another round.
+    So one voice against it asks for another round. What takes stake can be appealed against, and is then judged by
+    others; what pays cannot, so the others are asked at once.
     """
-    votes = Counter(outcome for each in rounds for outcome in each.verdicts.values())
+    votes = _votes(rounds)
     for outcome, count in votes.most_common(1):
-        lead = 2 * count - votes.total()
-        if count > quorum // 2 and lead >= (quorum if outcome is Outcome.HARD else 1):
+        lead = 2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum
+        if 2 * count - votes.total() >= lead:
             return outcome
     return None
+
+
+def _votes(rounds: Iterable[Round]) -> Counter[Outcome]:
+    return Counter(outcome for each in rounds for outcome in each.verdicts.values())
+
+
+def found(state: State, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
+    """What the rounds that count have decided: all of them, or the appeal's own where a slash is open.
+
+    Where too few are left to ask, a plain majority of all who ever spoke accepts: else a small network would credit
+    nothing, or one validator could stop it.
+    """
+    submission, slash, terms = run.submissions[name], run.slashes.get(name), run.terms_of(run.submissions[name])
+    rounds = submission.rounds[slash.rounds_before if slash else 0 :]
+    if not rounds or not is_stuck(rounds, terms, at_ms):
+        return decide(rounds, terms.quorum)
+    votes = _votes(submission.rounds)
+    is_majority = votes[Outcome.ACCEPT] > max(terms.quorum, votes.total()) // 2
+    return Outcome.ACCEPT if is_majority and _draw(state, run, submission, rounds[-1].seed, at_ms) is None else None
 
 
 def draw_audit(state: State, turn: Turn, entry: AuditDrawn) -> None:
@@ -79,6 +99,14 @@ def expected_draw(state: State, run: RunState, name: Digest, at_ms: int) -> tupl
     seed = audit_seed(tree_head_root=submission.head[1], submission=name)
     if not submission.rounds and not is_audited(seed, audit_rate_bps(state.nodes[submission.node].streak, terms)):
         return ()
+    return _draw(state, run, submission, seed, at_ms)
+
+
+def _draw(
+    state: State, run: RunState, submission: SubmissionState, seed: Digest, at_ms: int
+) -> tuple[NodeId, ...] | None:
+    """A full quorum whose owners were not asked before, or None: the seed decides who, not whether there are enough."""
+    terms = run.terms_of(submission)
     asked = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
     version_min = run.terms.version_at(at_ms)
 
@@ -164,8 +192,8 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
     if expected is not entry.outcome:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
     step = run.steps[submission.step]
+    submission.judged = submission.planted or found(state, run, entry.submission, turn.at_ms)
     submission.outcome = entry.outcome
-    submission.judged = submission.planted or decide(submission.rounds, step.terms.quorum)
     step.pending -= 1
     if entry.outcome is not Outcome.ACCEPT:
         step.free(submission.slots, submission.lease)
@@ -189,7 +217,8 @@ def settled_outcome(state: State, run: RunState, name: Digest, at_ms: int) -> Ou
         return Outcome.SOFT if waited and expected_draw(state, run, name, at_ms) is None else None
     if not submission.rounds[0].validators:
         return Outcome.ACCEPT
-    return Outcome.SOFT if is_stuck(submission.rounds, terms, at_ms) else decide(submission.rounds, terms.quorum)
+    outcome = found(state, run, name, at_ms)
+    return Outcome.SOFT if outcome is None and is_stuck(submission.rounds, terms, at_ms) else outcome
 
 
 def _record_outcome(state: State, submission: SubmissionState, outcome: Outcome) -> None:
@@ -268,7 +297,7 @@ def execute_slash(state: State, turn: Turn, entry: SlashExecuted) -> None:
     submission = run.submissions[entry.submission]
     if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:
         raise RemoteError("submission", f"can be appealed for {slash.appeal_until_ms - turn.at_ms} ms more")
-    if slash.appealed_at_ms is not None and _appeal_outcome(run, entry.submission) is not Outcome.HARD:
+    if slash.appealed_at_ms is not None and found(state, run, entry.submission, turn.at_ms) is not Outcome.HARD:
         raise RemoteError("submission", "the appeal was not decided against the node")
     if slash.slash_to is SlashTo.BURN:
         state.books.burn(entry.submission)
@@ -278,17 +307,11 @@ def execute_slash(state: State, turn: Turn, entry: SlashExecuted) -> None:
     del run.slashes[entry.submission]
 
 
-def _appeal_outcome(run: RunState, name: Digest) -> Outcome | None:
-    """What the validators of the appeal's own rounds found."""
-    submission = run.submissions[name]
-    return decide(submission.rounds[run.slashes[name].rounds_before :], run.terms_of(submission).quorum)
-
-
 def overturn_slash(state: State, turn: Turn, entry: SlashOverturned) -> None:
     run = state.run(turn)
     slash = run.slash(entry.submission)
     submission = run.submissions[entry.submission]
-    outcome = _appeal_outcome(run, entry.submission)
+    outcome = found(state, run, entry.submission, turn.at_ms)
     if slash.appealed_at_ms is None or outcome is Outcome.HARD:
         raise RemoteError("submission", f"{entry.submission} was not appealed, or the appeal failed")
     if outcome is None and turn.at_ms < slash.appealed_at_ms + slash.judgement_ms:

@@ -21,7 +21,7 @@ ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 
 
 def tell() -> World:
-    """An honest step, a failed lease, a slashed cheater, an upheld appeal, a planted file, and the run's end."""
+    """An honest step, a failed lease, a slashed cheater, an upheld appeal, a planted file, a dispute, the run's end."""
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
@@ -41,11 +41,16 @@ def tell() -> World:
     world.reveal(fooled, HARD)
     world.settle(fooled)
     world.coordinate(e.ValidatorScored(validator=world.id(duped[0]), submission=fooled))
+    disputed = world.submit(world.lease("key", 6))
+    for _ in range(3):
+        world.judge(disputed, ACCEPT, HARD, ACCEPT)
+    assert world.settle(disputed) is ACCEPT, "nobody is left to ask"
+    world.credit(disputed)
     world.coordinate(e.RunUpdated(terms=world.terms(quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)))
     world.publish(good)
     world.pay_out(0)
     world.appeal("ann", wronged)
-    world.judge(wronged, ACCEPT, ACCEPT, ACCEPT)
+    world.agree(wronged, ACCEPT)
     world.overturn(wronged)
     world.credit(wronged)
     world.coordinate(e.ValidatorScored(validator=world.id(wrong[0]), submission=wronged))

@@ -48,6 +48,7 @@ def money(books: Books) -> Counter[Any]:
 class Case:
     """What the entries say about one submission."""
 
+    name: Digest
     node: NodeId
     owner: NodeId
     terms: RunTerms
@@ -61,13 +62,16 @@ class Case:
     seal: Digest = e.NO_SEAL
     is_planted: bool = False
 
-    def majority(self, first: int = 0) -> Outcome | None:
+    def decided(self, first: int = 0, *, unasked: int) -> Outcome | None:
+        """Recounted; `unasked` owners of validators could still be drawn."""
         votes: Counter[Outcome] = sum(self.votes[first:], Counter())
-        for outcome in (Outcome.ACCEPT, Outcome.SOFT):
-            if votes[outcome] * 2 > max(votes.total(), self.terms.quorum):
+        quorum = self.terms.quorum
+        for outcome, lead in ((Outcome.HARD, quorum), (Outcome.SOFT, quorum), (Outcome.ACCEPT, 2 * quorum - 1)):
+            if votes[outcome] - (votes.total() - votes[outcome]) >= lead:
                 return outcome
-        others = votes[Outcome.ACCEPT] + votes[Outcome.SOFT]
-        return Outcome.HARD if votes[Outcome.HARD] - others >= self.terms.quorum else None
+        votes = sum(self.votes, Counter())
+        is_majority = votes[Outcome.ACCEPT] * 2 > max(votes.total(), quorum)
+        return Outcome.ACCEPT if is_majority and unasked < quorum else None
 
 
 class Witness:
@@ -173,7 +177,7 @@ class Witness:
                 assert at_ms <= lease.deadline_ms
                 slots = {(lease.step, slot) for slot in range(lease.first_slot, lease.first_slot + lease.slots)}
                 name = list(self.world.run.submissions)[-1]
-                self.cases[name] = Case(author, owner, terms, slots, seal=lease.seal)
+                self.cases[name] = Case(name, author, owner, terms, slots, seal=lease.seal)
             case e.AuditDrawn(submission=name, validators=validators):
                 case = self.cases[name]
                 assert not set(validators) & {node for draw in case.draws for node in draw}
@@ -188,7 +192,8 @@ class Witness:
                 case = self.cases[name]
                 case.outcome = outcome
                 undrawn = case.draws == [()]
-                assert outcome in (Outcome.ACCEPT if undrawn else case.majority(), Outcome.SOFT)
+                decided = case.decided(unasked=self.unasked(case, at_ms))
+                assert outcome in (Outcome.ACCEPT if undrawn else decided, Outcome.SOFT)
                 assert outcome is Outcome.SOFT or not case.is_planted
             case e.PlantRevealed(submission=name, outcome=outcome, salt=salt):
                 case = self.cases[name]
@@ -197,6 +202,14 @@ class Witness:
                 case.is_planted = True
             case _:
                 self.watch_end(entry, at_ms, owners)
+
+    def unasked(self, case: Case, at_ms: int) -> int:
+        state = self.world.state
+        asked = {
+            key for each in self.world.submission(case.name).rounds for pair in each.validators.items() for key in pair
+        }
+        fit = [n for n in self.world.run.validators if state.is_delegated(n, at_ms) and n not in asked]
+        return len({state.owners[node] for node in fit} - asked - {case.owner})
 
     def watch_end(self, entry: Any, at_ms: int, owners: dict[NodeId, NodeId]) -> None:
         match entry:
@@ -211,7 +224,7 @@ class Witness:
                 assert all(self.cases[name].outcome is Outcome.ACCEPT for name in names)
             case e.SlashProposed(submission=name):
                 assert self.cases[name].outcome is Outcome.HARD
-                assert self.cases[name].majority() is Outcome.HARD
+                assert self.cases[name].decided(unasked=0) is Outcome.HARD
                 self.cases[name].proposed_ms = at_ms
             case e.Appealed(submission=name):
                 case = self.cases[name]
@@ -222,11 +235,11 @@ class Witness:
                 if case.appealed_after is None:
                     assert at_ms >= case.proposed_ms + case.terms.appeal_ms
                 else:
-                    assert case.majority(case.appealed_after) is Outcome.HARD
+                    assert case.decided(case.appealed_after, unasked=0) is Outcome.HARD
             case e.SlashOverturned(submission=name):
                 case = self.cases[name]
                 assert case.appealed_after is not None
-                found = case.majority(case.appealed_after)
+                found = case.decided(case.appealed_after, unasked=self.unasked(case, at_ms))
                 assert found is not Outcome.HARD
                 case.outcome = found or Outcome.SOFT
 

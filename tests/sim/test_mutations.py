@@ -30,7 +30,10 @@ TWICE_CREDITED = (
         "is_creditable = True",
     ),
 )
-MAJORITY = "if count > quorum // 2 and lead >= (quorum if outcome is Outcome.HARD else 1):"
+LEAD = "2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum"
+FORGERY_RING = {"liars": ("forger", "lazy", "colluder"), "malicious": 0.5, "seed": 5}
+"""Three of six validators let forgeries pass: enough for a quorum of liars, too few for a majority of all. With this
+seed all six are there when the first forgery comes."""
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
     "anybody may end a lease": (
@@ -52,25 +55,47 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "no_slot_is_credited_twice",
     ),
     "one verdict is enough": (
-        (Patch(judgement, "decide", MAJORITY, "if True:"),),
+        (Patch(judgement, "decide", "if 2 * count - votes.total() >= lead:", "if True:"),),
         {},
         "every_outcome_has_its_votes",
     ),
     "two of three take stake": (
-        (Patch(judgement, "decide", "(quorum if outcome is Outcome.HARD else 1)", "1"),),
+        (Patch(judgement, "decide", LEAD, "2 * quorum - 1 if outcome is Outcome.ACCEPT else 1"),),
         {"liars": ("vindictive", "colluder"), "malicious": 0.4},
         "honest_work_is_not_condemned",
+    ),
+    "two of three accept": (
+        (Patch(judgement, "decide", LEAD, "1 if outcome is Outcome.ACCEPT else quorum"),),
+        FORGERY_RING,
+        "drawn_forgeries_are_rejected",
+    ),
+    "one quorum accepts": (
+        (Patch(judgement, "decide", LEAD, "quorum"),),
+        FORGERY_RING,
+        "drawn_forgeries_are_rejected",
+    ),
+    "a majority accepts though others could be asked": (
+        (
+            Patch(
+                judgement,
+                "found",
+                "if is_majority and _draw(state, run, submission, rounds[-1].seed, at_ms) is None else None",
+                "if is_majority else None",
+            ),
+        ),
+        FORGERY_RING,
+        "drawn_forgeries_are_rejected",
     ),
     "the first judges judge the appeal": (
         (
             Patch(
                 judgement,
-                "expected_draw",
+                "_draw",
                 "return is_present and asked.isdisjoint((node, state.owners[node]))",
                 "return is_present",
             ),
         ),
-        {"liars": ("forger", "vindictive"), "malicious": 0.4},
+        {"liars": ("forger", "vindictive"), "malicious": 0.3},
         "verdicts_come_from_those_who_were_drawn",
     ),
     "a lease that ran out keeps its slots": (
@@ -144,7 +169,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     ),
     "a refund pays twice": (
         (Patch(books.Books, "refund", "+= held.amount_nano", "+= 2 * held.amount_nano"),),
-        {"liars": ("forger", "lazy"), "malicious": 0.4},
+        FORGERY_RING,
         "the_log_replays",
     ),
     "a step is paid again and again": (
@@ -188,8 +213,8 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 assignments.Assignments,
                 "accept",
-                "if lease.lease not in self.answers and lease.lease not in self.open:",
-                "if lease.lease not in self.open:",
+                "if lease.lease not in self.answers and lease.lease not in self.open",
+                "if lease.lease not in self.open",
             ),
             Patch(assignments.Assignments, "finish", "assert number not in self.answers", "pass"),
         ),
@@ -204,7 +229,7 @@ def test_a_missing_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -
     patches, options, checker = MUTATIONS[rule]
     seen: set[str] = set()
     for seed in SEEDS:
-        plan = Plan(seed=seed, **{"nodes": 24, "steps": 2, **options})
+        plan = Plan(**{"seed": seed, "nodes": 24, "steps": 2, **options})
         with monkeypatch.context() as mutated:
             for patch in patches:
                 apply_patch(patch, mutated)

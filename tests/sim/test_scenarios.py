@@ -66,8 +66,13 @@ def test_lying_validators_in_the_minority_slash_no_honest_node() -> None:
 
 
 def test_an_honest_slash_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
-    plan = Plan(seed=1, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
+    plan = Plan(seed=2, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
     assert any(complaint.startswith("no_honest_node_is_slashed") for complaint in simulate(plan).complaints)
+
+
+def test_an_accepted_forgery_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
+    plan = Plan(seed=1, nodes=24, steps=1, quorum=1, liars=("forger", "lazy"), malicious=0.6)
+    assert any(complaint.startswith("drawn_forgeries_are_rejected") for complaint in simulate(plan).complaints)
 
 
 def test_planted_files_cost_their_worker_nothing_and_liars_their_score() -> None:

@@ -62,14 +62,14 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
     async with desk_of(world, tmp_path) as desk:
         desk.core.liveness.beat(world.id("ann"), Activity.WORKING, 0, world.now_ms)
         status = await ask(desk, "status")
-    assert (status.nodes.registered, status.nodes.online, status.nodes.lost) == (9, 1, 8)
+    assert (status.nodes.registered, status.nodes.online, status.nodes.lost) == (11, 1, 10)
     assert (status.leases_open, status.slashes_open) == (1, 1)
     assert (status.submissions.accepted, status.submissions.hard, status.submissions.waiting) == (1, 1, 1)
     assert status.entries == status.head_size == len(world.leaves)
     assert status.root == str(world.state.frontier.root())
     assert status.value.held_nano == world.state.books.held_nano()
     (run,) = status.runs
-    assert (run.run, run.slots_done, run.slots_held, run.validators) == (RUN, 1, 4, 7)
+    assert (run.run, run.slots_done, run.slots_held, run.validators) == (RUN, 1, 4, 9)
 
 
 async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_page_of_nodes_ends_its_search_early_and_says_where_to_go_on(
         first = await ask(desk, "nodes", role="validator")
         rows = await ask_all(desk, "nodes", role="validator")
     assert (len(first.rows), first.next) == (1, "3")  # ann and bob came before
-    assert len(rows) == 7
+    assert len(rows) == 9
 
 
 async def test_nodes_are_found_by_status_phase_and_owner(tmp_path: Path) -> None:

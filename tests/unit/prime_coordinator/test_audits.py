@@ -4,8 +4,8 @@ import pytest
 from core_scene import SECOND_MS, Opinion, Scene
 from ledger_world import BOND, DAY_MS, RUN, SLASH, STAKE, TERMS
 
-from prime_coordinator.attendance import SILENT
-from prime_coordinator.constants import AUDIT_ROUNDS_MAX, GRACE_MS, MISS_WAIT_MS, MISSES_MAX
+from prime_coordinator.constants import AUDIT_ROUNDS_MAX, FALL_WAIT_MS, GRACE_MS, MISS_WAIT_MS, MISSES_MAX
+from prime_coordinator.recess import SILENT, WRONG
 from prime_protocol import entries as e
 from prime_protocol.constants import HEARTBEAT_MS, ROUNDS_MAX
 from prime_protocol.entries import NodeStatus, Outcome, Role
@@ -38,22 +38,48 @@ def wait_out(scene: Scene) -> None:
 
 def test_a_submission_is_drawn_told_judged_and_credited(scene: Scene) -> None:
     name = scene.work("ann")
-    scene.tick(SECOND_MS)
-    drawn = scene.drawn(name)
-    assert len(drawn) == TERMS.quorum
-    for validator in drawn:
-        assert scene.told(validator) == [name]
-        scene.say(validator, name, ACCEPT)
-        assert scene.told(validator) == []
-    scene.tick(SECOND_MS)
-    assert scene.submission(name).credited
+    asked: list[str] = []
+    while not scene.submission(name).credited:
+        scene.tick(2 * SECOND_MS)
+        drawn = scene.drawn(name)
+        assert len(drawn) == TERMS.quorum
+        for validator in drawn:
+            assert scene.told(validator) == [name]
+            scene.say(validator, name, ACCEPT)
+            assert scene.told(validator) == []
+        asked += drawn
+        scene.tick()
+    assert len(set(asked)) == 2 * TERMS.quorum, "what pays is judged by two quorums"
 
 
-def test_a_majority_settles_without_the_last_one_and_it_is_excused(scene: Scene) -> None:
+def test_a_lead_that_is_enough_settles_without_the_last_one_and_it_is_excused(scene: Scene) -> None:
     name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    assert scene.submission(name).outcome is None
     scene.judge(name, says(ACCEPT, ACCEPT))
     assert scene.submission(name).outcome is ACCEPT
     assert scene.told(scene.drawn(name)[2]) == []
+
+
+def test_a_forgery_that_a_whole_quorum_of_liars_lets_pass_is_found_by_the_next() -> None:
+    scene = Scene.started(validators=9)
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    for _ in range(2):
+        scene.judge(name, says(HARD, HARD, HARD))
+    assert scene.submission(name).outcome is HARD
+
+
+def test_one_validator_does_not_stop_a_network_that_has_no_others_to_ask() -> None:
+    scene = Scene.started(validators=3)
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
+    assert scene.submission(name).credited
+    other = scene.work("ann")
+    scene.judge(other, says(ACCEPT, ACCEPT))
+    assert scene.submission(other).outcome is None, "the third one has time to object"
+    scene.tick(TERMS.verdict_ms)
+    assert scene.submission(other).credited
 
 
 def test_crashed_is_never_accepted(scene: Scene) -> None:
@@ -68,14 +94,13 @@ def test_crashed_is_never_accepted(scene: Scene) -> None:
 
 def test_disagreement_is_escalated_to_other_validators(scene: Scene) -> None:
     name = scene.work("ann")
-    scene.judge(name, says(ACCEPT, SOFT, HARD))
+    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
     first = scene.drawn(name, 0)
-    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
-    rounds = scene.submission(name).rounds
-    assert len(rounds) == 2
-    assert set(first).isdisjoint(scene.drawn(name))
+    scene.judge(name)
+    assert len(scene.submission(name).rounds) == 3
+    assert set(first).isdisjoint(scene.drawn(name, 1) + scene.drawn(name, 2))
     assert scene.submission(name).outcome is ACCEPT
-    assert sum(scene.state.nodes[scene.node(each)].faults for each in first) == 2
+    assert [scene.state.nodes[scene.node(each)].faults for each in first] == [0, 1, 0]
 
 
 def test_rounds_without_a_decision_end_soft(scene: Scene) -> None:
@@ -123,7 +148,7 @@ def test_heads_are_noted_only_where_a_draw_or_a_beacon_waits(scene: Scene) -> No
     scene.judge(scene.work("ann"))
     for _ in range(50):
         scene.tick(SECOND_MS)
-    assert len(scene.written(e.HeadNoted)) == heads + 1
+    assert len(scene.written(e.HeadNoted)) == heads + 2, "one for each round"
 
 
 def convicted(scene: Scene) -> Digest:
@@ -154,8 +179,8 @@ def test_an_appeal_is_judged_by_others_and_can_be_won(scene: Scene) -> None:
     name = convicted(scene)
     first = scene.drawn(name)
     scene.send("ann", e.Appealed(submission=name, reason="look again"))
-    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
-    assert set(first).isdisjoint(scene.drawn(name))
+    scene.judge(name)
+    assert set(first).isdisjoint(scene.drawn(name, 1) + scene.drawn(name, 2))
     assert scene.submission(name).credited
     assert scene.world.stake_of("ann") == STAKE
     assert scene.world.balance("ann") == BOND
@@ -280,13 +305,14 @@ def test_nobody_is_blamed_for_a_silence_that_was_ours(scene: Scene) -> None:
     for validator in drawn:
         assert scene.told(validator) == [name]
         scene.say(validator, name, ACCEPT)
-    scene.tick(SECOND_MS)
+    scene.judge(name)
     assert scene.submission(name).credited
     assert all(scene.state.nodes[scene.node(each)].status is NodeStatus.ACTIVE for each in drawn)
 
 
 def test_who_is_not_heard_of_again_so_soon_after_a_start_is_not_set_aside(scene: Scene) -> None:
     name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
     scene.tick(SECOND_MS)
     drawn = scene.drawn(name)
     scene.world.wait(TERMS.verdict_ms)
@@ -329,8 +355,73 @@ def test_an_appeals_round_that_ran_out_while_we_were_away_gets_a_moment_too(scen
     assert scene.drawn(name) == drawn
     for validator in drawn:
         scene.say(validator, name, ACCEPT)
-    scene.tick(SECOND_MS)
+    scene.judge(name)
     assert scene.submission(name).credited
+
+
+# --- Validators that are wrong --------------------------------------------------------------------------------------
+
+
+def outvoted(scene: Scene, liar: str) -> None:
+    """A submission that the liar is drawn for and condemns, and all others accept."""
+    while True:
+        name = scene.work("ann", took_ms=40 * SECOND_MS)
+        scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+        while scene.submission(name).outcome is None:
+            scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+        assert scene.submission(name).outcome is ACCEPT
+        if any(liar in scene.drawn(name, number) for number in range(len(scene.submission(name).rounds))):
+            return
+
+
+def test_a_validator_whose_verdicts_do_not_stand_leaves_the_draw_for_a_while_that_grows() -> None:
+    scene = Scene.started(validators=9, slots_per_step=2**14)
+    for wait_ms in (FALL_WAIT_MS, 2 * FALL_WAIT_MS):
+        while scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE:
+            outvoted(scene, "val-0")
+        assert scene.state.nodes[scene.node("val-0")].reason == WRONG
+        out_ms = scene.world.now_ms
+        scene.world.wait(wait_ms - SECOND_MS)
+        assert scene.beat("val-0").command is Command.DRAIN
+        scene.world.wait(SECOND_MS)
+        assert scene.beat("val-0").command is Command.NONE
+        assert scene.world.now_ms - out_ms == wait_ms
+    assert scene.state.nodes[scene.node("val-0")].faults == 3, "two at first, then one: it has not mended its ways"
+
+
+def test_an_honest_validator_that_is_outvoted_now_and_then_stays_in_the_draw() -> None:
+    scene = Scene.started(validators=9, slots_per_step=2**14)
+    for _ in range(3):
+        outvoted(scene, "val-0")
+        for _ in range(12):
+            scene.judge(scene.work("ann", took_ms=40 * SECOND_MS))
+        assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_the_last_two_quorums_are_never_taken_out_of_the_draw() -> None:
+    scene = Scene.started(validators=7, slots_per_step=2**14)
+    for _ in range(5):
+        outvoted(scene, "val-0")
+    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_a_plain_majority_of_too_few_blames_nobody() -> None:
+    scene = Scene.started(validators=3, slots_per_step=2**14)
+    for _ in range(5):
+        outvoted(scene, "val-0")
+    for number in range(5):
+        scene.join(f"more-{number}", Role.VALIDATOR)
+    outvoted(scene, "val-0")
+    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_one_wrong_word_about_a_planted_file_is_enough() -> None:
+    scene = Scene.started(planted=["bob"], validators=9, slots_per_step=64)
+    name = planted_name(scene, HARD)
+    scene.judge(name, says(HARD, HARD, ACCEPT))
+    fooled = scene.drawn(name, 0)[2]
+    scene.judge(name, says(HARD, HARD, HARD))
+    assert {n for n, known in scene.state.nodes.items() if known.reason == WRONG} == {scene.node(fooled)}
 
 
 # --- Planted files --------------------------------------------------------------------------------------------------
@@ -343,13 +434,14 @@ def planted_name(scene: Scene, truth: Outcome) -> Digest:
         plan = scene.core.audits._plants.planned(RUN, scene.submission(name).lease)
         if plan is truth:
             return name
-        scene.judge(name)
+        while scene.submission(name).outcome is None:
+            scene.judge(name, says(*[plan] * 3))
     raise AssertionError("no such plan in thirty leases")
 
 
 @pytest.mark.parametrize("truth", [ACCEPT, HARD])
 def test_a_planted_file_is_revealed_when_all_have_spoken_and_scored_by_its_truth(truth: Outcome) -> None:
-    scene = Scene.started(planted=["bob"], slots_per_step=64)
+    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
     name = planted_name(scene, truth)
     wrong = HARD if truth is ACCEPT else ACCEPT
     before = {node: known.faults for node, known in scene.state.nodes.items()}
@@ -369,11 +461,23 @@ def test_a_planted_file_is_revealed_when_all_have_spoken_and_scored_by_its_truth
 
 
 def test_a_planted_file_is_revealed_when_the_time_is_over() -> None:
-    scene = Scene.started(planted=["bob"], slots_per_step=64)
+    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
     name = planted_name(scene, HARD)
     scene.judge(name, says(ACCEPT))
     scene.tick(TERMS.verdict_ms)
     assert scene.submission(name).planted is HARD
+
+
+def test_a_planted_file_goes_through_the_rounds_of_any_other() -> None:
+    """Else whoever is asked in a second round knew that it is no test."""
+    scene = Scene.started(planted=["bob"], slots_per_step=64)
+    name = planted_name(scene, ACCEPT)
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    assert scene.submission(name).planted is None
+    scene.judge(name, says(ACCEPT, ACCEPT))
+    assert scene.submission(name).outcome is None, "the last one must not learn the truth from the others' haste"
+    scene.tick(TERMS.verdict_ms)
+    assert (scene.submission(name).planted, len(scene.submission(name).rounds)) == (ACCEPT, 2)
 
 
 def test_seals_of_planted_and_other_leases_look_alike() -> None:

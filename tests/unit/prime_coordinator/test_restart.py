@@ -33,7 +33,9 @@ class Story:
             *self.verdicts("ann", ACCEPT),
             *self.verdicts("bob", HARD),
             *self.verdicts("cat", HARD),
-            *self.verdicts("eve", ACCEPT),
+            *self.verdicts("eve", HARD),
+            lambda: scene.tick(2 * SECOND_MS),
+            *self.verdicts("ann", ACCEPT),
             lambda: scene.tick(SECOND_MS),
             lambda: self.lease("ann"),
             lambda: scene.publish(self.names["ann"]),
@@ -41,12 +43,16 @@ class Story:
             lambda: scene.send("cat", e.Appealed(submission=self.names["cat"], reason="look again")),
             lambda: scene.tick(SECOND_MS),
             *self.verdicts("cat", ACCEPT),
+            lambda: scene.tick(2 * SECOND_MS),
+            *self.verdicts("cat", ACCEPT),
             lambda: scene.tick(SECOND_MS),
             lambda: scene.tick(scene.run.leases[self.leases["ann"].lease].deadline_ms - scene.world.now_ms + 1),
             lambda: self.lease("cat"),
             lambda: scene.world.wait(SECOND_MS),
             lambda: self.submit("cat"),
             lambda: scene.tick(SECOND_MS),
+            *self.verdicts("cat", ACCEPT),
+            lambda: scene.tick(2 * SECOND_MS),
             *self.verdicts("cat", ACCEPT),
             lambda: scene.tick(SECOND_MS),
             lambda: scene.order(e.RunStatusSet(status=RunStatus.CLOSED, reason="")),
@@ -118,7 +124,7 @@ def test_the_story_ends_as_it_should(told: Story) -> None:
     assert summary["paid"] == {Step(0): True, Step(1): True}
     assert summary["burned"] == TERMS.slash_nano, "only the cheater's"
     assert summary["outcomes"].count("accept") == 3
-    assert told.scene.submission(told.names["eve"]).planted is not None
+    assert told.scene.submission(told.names["eve"]).planted is HARD
 
 
 def test_a_restart_after_every_event_changes_nothing(told: Story) -> None:

@@ -17,8 +17,7 @@ def play() -> tuple[World, Story]:
     world = World.started()
     good, bad = world.submit(world.lease("ann", 0, 4)), world.submit(world.lease("bob", 4, 4))
     for name, outcome in ((good, Outcome.ACCEPT), (bad, Outcome.HARD)):
-        for validator in world.draw(name):
-            world.write(validator, world.opinion(validator, name, outcome))
+        world.agree(name, outcome)
         world.settle(name)
     world.credit(good)
     world.propose(bad)

@@ -31,19 +31,29 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
     ("expected", "quorum", "votes"),
     [
         (None, 3, [()]),
-        (None, 3, [(ACCEPT,)]),
-        (ACCEPT, 3, [(ACCEPT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
+        (ACCEPT, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, HARD, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, SOFT, ACCEPT)]),
+        (ACCEPT, 3, [(ACCEPT, HARD, ACCEPT), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
+        (None, 3, [(ACCEPT, HARD, HARD), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
+        (HARD, 3, [(ACCEPT, ACCEPT, ACCEPT), (HARD, HARD, HARD), (HARD, HARD, HARD)]),
         (None, 3, [(HARD, HARD)]),
         (HARD, 3, [(HARD, HARD, HARD)]),
         (None, 3, [(HARD, ACCEPT, HARD)]),
         (None, 3, [(HARD, HARD, ACCEPT), (HARD,)]),
         (HARD, 3, [(HARD, HARD, ACCEPT), (HARD, HARD)]),
         (None, 3, [(HARD, HARD, ACCEPT), (HARD, SOFT, HARD)]),
-        (ACCEPT, 3, [(HARD, HARD, ACCEPT), (ACCEPT, ACCEPT)]),
         (None, 3, [(HARD, ACCEPT, SOFT)]),
-        (ACCEPT, 3, [(HARD, ACCEPT, SOFT), (ACCEPT, ACCEPT, ACCEPT)]),
-        (None, 3, [(HARD, ACCEPT, SOFT), (ACCEPT, ACCEPT, HARD)]),
+        (None, 3, [(SOFT, SOFT)]),
+        (SOFT, 3, [(SOFT, SOFT, SOFT)]),
+        (None, 3, [(SOFT, ACCEPT, SOFT)]),
+        (SOFT, 3, [(SOFT, ACCEPT, SOFT), (SOFT, SOFT)]),
+        (ACCEPT, 1, [(ACCEPT,)]),
         (SOFT, 1, [(SOFT,)]),
+        (None, 2, [(ACCEPT, ACCEPT)]),
+        (ACCEPT, 2, [(ACCEPT, ACCEPT), (ACCEPT,)]),
         (None, 2, [(SOFT,)]),
         (None, 2, [(SOFT, HARD)]),
         (None, 4, [(HARD, HARD)]),
@@ -52,7 +62,7 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[Round]:
         (HARD, 1, [(HARD,)]),
     ],
 )
-def test_a_decision_is_a_majority_of_the_quorum_and_of_all_who_spoke_and_hard_leads_by_a_quorum(
+def test_a_decision_leads_all_others_by_a_quorum_and_an_acceptance_by_two_less_one(
     expected: Outcome | None, quorum: int, votes: list[tuple[Outcome, ...]]
 ) -> None:
     assert decide(rounds(*votes), quorum) is expected
@@ -161,13 +171,13 @@ def test_no_round_is_drawn_after_a_decision_or_for_what_was_not_drawn() -> None:
     with world.refuses("round"):
         world.coordinate(e.AuditDrawn(submission=lucky, round=1, head_size=head[0], validators=()))
     name = world.submit(world.lease("bob", 7))
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.note_head()
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
     world.settle(name)
     with world.refuses("submission"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
 
 
 def test_no_round_is_drawn_for_a_slash_that_nobody_appealed(world: World) -> None:
@@ -291,6 +301,7 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
     for outcome in Outcome:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     other = world.judge(name, ACCEPT)[1]
     for outcome in Outcome:
         with world.refuses("outcome"):
@@ -313,9 +324,11 @@ def test_a_rejected_submission_ends_the_good_name(world: World) -> None:
     assert (node.streak, node.settled) == (0, {ACCEPT: 1, SOFT: 1})
 
 
-def test_only_a_verdict_against_the_judgement_is_scored(world: World) -> None:
+def test_only_a_verdict_against_the_judgement_is_scored() -> None:
+    world = World.started(validators=8)
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, ACCEPT, ACCEPT, SOFT)
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     accused = e.ValidatorScored(validator=world.id(drawn[2]), submission=name)
     with world.refuses("submission"):
         world.coordinate(accused)
@@ -411,7 +424,7 @@ def test_a_validator_whose_stake_is_in_escrow_is_not_drawn(world: World) -> None
     name = world.convicted("both")
     assert world.id("both") not in world.run.validators
     world.appeal("both", name)
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.overturn(name)
     assert world.id("both") in world.run.validators
 
@@ -426,7 +439,7 @@ def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(w
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.overturn(name)
     assert world.stake_of("ann") == SLASH
     assert world.state.books.slashable_nano((world.id("ann"), world.id("ann"))) == STAKE + 1

@@ -16,13 +16,13 @@ AUDIT_POT = BUDGET // 4
 def test_honest_work_is_judged_credited_and_paid() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    drawn = world.judge(name, ACCEPT, ACCEPT, ACCEPT) + world.judge(name, ACCEPT, ACCEPT)
     world.settle(name)
     world.credit(name)
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
-    assert [world.balance(validator) for validator in drawn] == [BOND + AUDIT_POT // 3] * 3
+    assert [world.balance(validator) for validator in drawn] == [BOND + AUDIT_POT // 5] * 5 + [BOND]
     assert world.state.books.pools[RUN] == 1000 * 10**9 - BUDGET
     assert world.submission(name).trained_into == 1
     assert world.state.nodes[world.id("ann")].streak == 1
@@ -33,7 +33,7 @@ def test_two_workers_share_by_units() -> None:
     few, many = world.lease("ann", 0, 1), world.lease("bob", 1, 3)
     for lease in (few, many):
         name = world.submit(lease)
-        world.judge(name, ACCEPT, ACCEPT)
+        world.agree(name, ACCEPT)
         world.settle(name)
         world.credit(name)
     world.publish()
@@ -115,6 +115,10 @@ def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world.propose(name)
     world.appeal("ann", name)
     right = world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    for end in (world.execute, world.overturn):
+        with world.refuses("submission"):
+            end(name)  # credit needs as many voices as without a slash
+    right += world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     assert set(right).isdisjoint(wrong)
     with world.refuses("submission"):
         world.execute(name)
@@ -127,14 +131,26 @@ def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
     assert [world.balance(validator) - BOND for validator in wrong] == [0, 0, 0]
-    assert [world.balance(validator) - BOND for validator in right] == [AUDIT_POT // 3] * 3
+    assert [world.balance(validator) - BOND for validator in right] == [AUDIT_POT // 6] * 6
+
+
+def test_an_appeal_that_too_few_can_confirm_gives_the_stake_back_but_no_credit() -> None:
+    world = World.started(validators=8)
+    name = world.convicted("ann")
+    world.appeal("ann", name)
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    with world.refuses("submission"):
+        world.overturn(name)  # three against three, and nobody is left to ask
+    world.wait(TERMS.judgement_ms)
+    world.overturn(name)
+    assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, SOFT)
 
 
 def test_an_appeal_can_end_soft_with_the_stake_back_and_no_credit() -> None:
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, SOFT, SOFT)
+    world.judge(name, SOFT, SOFT, SOFT)
     world.overturn(name)
     assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, SOFT)
     with world.refuses("submission"):
@@ -188,12 +204,12 @@ def test_a_submission_that_is_not_drawn_is_accepted() -> None:
     assert world.balance("ann") == BOND + WORK_POT
 
 
-def test_validators_who_disagree_are_followed_by_a_second_round() -> None:
+def test_validators_who_disagree_are_followed_by_another_round_of_others() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    first = world.judge(name, ACCEPT, HARD, SOFT)
-    second = world.judge(name, ACCEPT, ACCEPT, ACCEPT)
-    assert set(first).isdisjoint(second)
+    first = world.judge(name, ACCEPT, HARD, ACCEPT)
+    rest = world.judge(name, ACCEPT, ACCEPT, ACCEPT) + world.judge(name, ACCEPT)
+    assert set(first).isdisjoint(rest)
     assert world.settle(name) is ACCEPT
     dissenter = e.ValidatorScored(validator=world.id(first[1]), submission=name)
     world.coordinate(dissenter)
@@ -243,7 +259,41 @@ def test_no_soft_end_while_validators_can_still_be_drawn_or_come() -> None:
     world.wait(1)
     with world.refuses("outcome"):
         world.coordinate(soft)
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    assert world.settle(name) is ACCEPT
+
+
+def test_where_nobody_is_left_to_ask_a_majority_accepts_when_its_round_is_over() -> None:
+    world = World.started(validators=5)
+    name = world.submit(world.lease("ann"))
     world.judge(name, ACCEPT, ACCEPT)
+    for outcome in Outcome:
+        with world.refuses("outcome"):
+            world.coordinate(e.Settled(submission=name, outcome=outcome))
+    world.wait(TERMS.verdict_ms)
+    with world.refuses("outcome"):
+        world.coordinate(e.Settled(submission=name, outcome=SOFT))
+    assert world.settle(name) is ACCEPT
+    assert world.submission(name).judged is ACCEPT
+
+
+@pytest.mark.parametrize("votes", [(ACCEPT,), (ACCEPT, SOFT), (ACCEPT, HARD, SOFT), (ACCEPT, HARD, HARD)])
+def test_where_nobody_is_left_to_ask_and_most_did_not_accept_it_ends_soft(votes: tuple[Outcome, ...]) -> None:
+    world = World.started(validators=5)
+    name = world.submit(world.lease("ann"))
+    world.judge(name, *votes)
+    world.wait(TERMS.verdict_ms)
+    assert world.settle(name) is SOFT
+    assert world.submission(name).judged is None
+
+
+def test_while_others_can_be_asked_a_majority_accepts_nothing() -> None:
+    world = World.started(validators=6)
+    name = world.submit(world.lease("ann"))
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    with world.refuses("outcome"):
+        world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
+    world.judge(name, ACCEPT, HARD, ACCEPT)
     assert world.settle(name) is ACCEPT
 
 
@@ -255,7 +305,7 @@ def test_overlapping_leases_are_credited_once() -> None:
     fast = world.submit(world.lease("bob", 0, 2, speculative=True))
     late = world.submit(slow)
     for name in (fast, late):
-        world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+        world.agree(name, ACCEPT)
         world.settle(name)
     world.credit(fast)
     with world.refuses("submission"):
@@ -273,7 +323,7 @@ def test_what_is_earned_after_the_payout_is_carried_to_the_next() -> None:
     world.publish(early)
     world.pay_out(0)
     world.appeal("ann", name)
-    right = world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    right = world.judge(name, ACCEPT, ACCEPT, ACCEPT) + world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     earned = [world.balance(validator) for validator in right]
     world.overturn(name)
     world.credit(name)
@@ -285,7 +335,7 @@ def test_what_is_earned_after_the_payout_is_carried_to_the_next() -> None:
     world.pay_out(1)
     assert world.balance("ann") - before == WORK_POT // 2
     gains = [world.balance(validator) - had for validator, had in zip(right, earned, strict=True)]
-    assert min(gains) >= AUDIT_POT // 6, "the appeal's validators are paid too"
+    assert min(gains) >= AUDIT_POT // 12, "the appeal's validators are paid too"
     assert not world.run.carried_units
     assert not world.run.carried_upheld
 
@@ -440,7 +490,7 @@ def test_a_step_with_an_open_slash_or_an_open_credit_is_kept() -> None:
     world.publish()
     assert name in world.run.submissions
     world.appeal("ann", name)
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.overturn(name)
     world.publish()
     assert name in world.run.submissions, "its credit has not come yet"
@@ -486,7 +536,7 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     with world.refuses("submission"):
         world.execute(name)
     honest = world.submit(other)
-    world.judge(honest, ACCEPT, ACCEPT)
+    world.agree(honest, ACCEPT)
     world.settle(honest)
     world.credit(honest)
     world.publish()
@@ -538,7 +588,9 @@ def test_an_expired_lease_is_given_to_another() -> None:
 
 
 def test_a_validator_scored_only_when_the_slash_is_final() -> None:
-    world = World.started(validators=9)
+    world = World.started()
+    for number in range(3):
+        world.join(f"more-{number}", Role.VALIDATOR)
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, HARD, HARD, ACCEPT)
     world.judge(name, HARD, HARD)
@@ -550,7 +602,7 @@ def test_a_validator_scored_only_when_the_slash_is_final() -> None:
     with world.refuses("submission"):
         world.coordinate(accused)
     world.appeal("ann", name)
-    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.overturn(name)
     with world.refuses("validator"):
         world.coordinate(accused)  # it was right all along

@@ -22,7 +22,7 @@ def test_credit_needs_an_accepted_outcome(world: World) -> None:
     name = world.submit(world.lease("ann"))
     with world.refuses("submission"):
         world.credit(name)
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     with world.refuses("submission"):
         world.credit(name)  # decided, not settled
     world.settle(name)
@@ -59,7 +59,7 @@ def test_a_step_is_paid_when_nothing_of_it_is_open(world: World) -> None:
     name = world.submit(lease)
     with world.refuses("step"):
         world.pay_out(0)  # an open submission
-    world.judge(name, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.settle(name)
     with world.refuses("step"):
         world.pay_out(0)  # a credit to come

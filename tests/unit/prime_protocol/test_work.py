@@ -185,7 +185,7 @@ def test_slots_are_leased_to_one_node_until_they_are_free(world: World) -> None:
     name = world.submit(lease)
     with world.refuses("first_slot"):
         world.lease("bob", 2)  # submitted, not judged
-    world.judge(name, SOFT, SOFT)
+    world.agree(name, SOFT)
     world.settle(name)
     world.lease("bob", 2, 3)
 
