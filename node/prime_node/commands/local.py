@@ -1,7 +1,8 @@
 """`prime-node status`, `pause`, `resume`, `drain`, `stop`: what the running node is asked and told over its door."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -11,10 +12,13 @@ from prime_node.commands.door import call
 from prime_node.full_screen import draw
 from prime_node.home import Home
 from prime_node.view import render
+from prime_protocol.errors import LocalError
 from prime_runtime.lock import is_held
 
 WATCH_MS = 1_000
 STOP_MS = 30_000
+
+T = TypeVar("T")
 
 
 def show_status(context: Context) -> int:
@@ -64,8 +68,9 @@ async def _watch(context: Context) -> int:
 async def _draw(context: Context) -> RenderableType:
     """A node that is away for a moment, or is started again, does not end the view."""
     try:
-        return draw(await call(context.folder, "GET", "/status"))
-    except NotRunning as error:
+        report = await call(context.folder, "GET", "/status")
+        return shown(report, draw)
+    except LocalError as error:
         return Text(f"{error}\n\nCtrl-C leaves this view", style="bold red")
 
 
@@ -73,7 +78,18 @@ def _print(context: Context, report: dict[str, Any], *, in_one_line: bool = Fals
     if context.args.json:
         context.screen.print_json(report, in_one_line=in_one_line)
     else:
-        context.screen.write(render(report))
+        context.screen.write(shown(report, render))
+
+
+def shown(report: dict[str, Any], show: Callable[[dict[str, Any]], T]) -> T:
+    """LocalError where the node that runs is of another version, and its report is not what this one shows."""
+    try:
+        return show(report)
+    except (KeyError, TypeError):
+        theirs = report.get("program_version", "unknown")
+        raise LocalError(
+            f"the node that runs is of another version ({theirs}) than this command; start it again, or read --json"
+        ) from None
 
 
 async def _stop(context: Context) -> int:

@@ -8,12 +8,14 @@ import pytest
 from node_report import JOINING, PIECE, RELAY, REPORT, TRANSFER, changed
 from rich.console import Console
 
+from prime_node.commands.local import shown
 from prime_node.full_screen import draw
 from prime_node.outline import Fact, Tone, make_outline
 from prime_node.page.html_page import render_page
 from prime_node.status import bar
 from prime_node.troubles import list_troubles
 from prime_node.view import draw_bar, render
+from prime_protocol.errors import LocalError
 
 GPU = {"number": 0, "uuid": "GPU-1", "name": "RTX", "problem": "", "is_paused": False}
 
@@ -202,6 +204,13 @@ def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
     assert tone(books=idle, role="worker") is Tone.BAD
     assert tone(books=idle, role="both") is Tone.BAD
     assert tone(books=idle, owner={"hold": "paused"}) is Tone.GOOD, "it was the owner's wish"
+
+
+def test_a_report_of_another_version_is_told_as_one() -> None:
+    assert shown(REPORT, render) == render(REPORT)
+    older = {name: value for name, value in REPORT.items() if name != "owner"}
+    with pytest.raises(LocalError, match=r"of another version \(0\.1\.0\) than this command; start it again"):
+        shown(older, render)
 
 
 # --- Text of strangers ----------------------------------------------------------------------------------------------
