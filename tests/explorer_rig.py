@@ -29,7 +29,7 @@ class KeyedWorld(World):
         self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=unbonding_ms))
 
     @classmethod
-    def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 7, **terms: Any) -> "KeyedWorld":
+    def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":
         world = cls._start(workers, validators, terms)
         assert isinstance(world, KeyedWorld)
         return world

@@ -13,15 +13,18 @@ from pathlib import Path
 from aiohttp import web
 
 from prime_explorer.constants import BEGIN_MS
+from prime_explorer.contents import PAGES
 from prime_explorer.contributions import send_contributions
+from prime_explorer.describing import JSON_ROOT, describe_pages
 from prime_explorer.live import Live, NoObjects, Objects
 from prime_explorer.manifests import Manifests
 from prime_explorer.news import News
 from prime_explorer.reading import Reader
 from prime_explorer.rendering import Renderer
 from prime_explorer.rollout_texts import Model
-from prime_explorer.serving import JSON_ROOT, STATIC, Server
-from prime_explorer.site import PAGES, Site
+from prime_explorer.serving import HEADERS, STATIC, Failure, Server
+from prime_explorer.site import Site
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
 from prime_runtime.supervision import Part, Supervisor
@@ -71,6 +74,8 @@ class Explorer:
         for page in PAGES:
             app.router.add_get(page.path, self._server.page(page))
             app.router.add_get(JSON_ROOT + page.path.rstrip("/"), self._server.data(page))
+        app.router.add_get(f"{JSON_ROOT}/openapi.json", self._server.guard(_describe, is_json=True))
+        app.router.add_route("*", JSON_ROOT + "/{tail:.*}", self._server.guard(_refuse_path, is_json=True))
         for path in sorted(STATIC.iterdir()):
             app.router.add_get(f"/static/{path.name}", self._server.file(path.name))
         app.router.add_get(
@@ -106,6 +111,16 @@ class Explorer:
         finally:
             await _end(process)
         raise LocalError(f"its process ended with {code}")
+
+
+async def _describe(request: web.Request) -> web.StreamResponse:
+    return web.json_response(describe_pages(str(PROTOCOL_VERSION)), headers=HEADERS)
+
+
+async def _refuse_path(request: web.Request) -> web.StreamResponse:
+    if request.method not in ("GET", "HEAD"):
+        raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
+    raise Failure(404, "Not found", f"What can be asked is in {JSON_ROOT}/openapi.json.")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

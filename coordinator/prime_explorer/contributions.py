@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,7 @@ async def send_contributions(request: web.Request, reader: Reader) -> web.Stream
     node = Ask(request.query).node("node")
     columns = STEP_COLUMNS if node else NODE_COLUMNS
     name = f"contributions-{node}.csv" if node else "contributions.csv"
+    rows = await reader.ask(partial(_read, node, (b"",) if node is None else ("", -1)))
     response = web.StreamResponse(
         headers={
             "Content-Type": "text/csv; charset=utf-8",
@@ -36,16 +38,14 @@ async def send_contributions(request: web.Request, reader: Reader) -> web.Stream
     )
     await response.prepare(request)
     await response.write(to_csv([columns]))
-    last: tuple[Any, ...] = (b"",) if node is None else ("", -1)
-    while True:
-        rows = await reader.ask(lambda db, last=last: _read(db, node, last))  # type: ignore[misc]
-        if not rows:
-            return response
+    while rows:
         await response.write(to_csv([[plain(row[column]) for column in columns] for row in rows]))
         last = (rows[-1]["node"],) if node is None else (rows[-1]["run"], rows[-1]["step"])
+        rows = await reader.ask(partial(_read, node, last))
+    return response
 
 
-def _read(db: Db, node: NodeId | None, last: tuple[Any, ...]) -> list[Any]:
+def _read(node: NodeId | None, last: tuple[Any, ...], db: Db) -> list[Any]:
     if node is None:
         return db.rows("SELECT * FROM nodes WHERE node>? ORDER BY node LIMIT ?", *last, CSV_ROWS_AT_ONCE)
     query = "SELECT * FROM contributions WHERE node=? AND (run, step)>(?, ?) ORDER BY run, step LIMIT ?"

@@ -24,9 +24,10 @@ from prime_explorer.constants import (
     STREAMS_MAX,
     STREAMS_PER_ADDRESS_MAX,
 )
+from prime_explorer.contents import Page
 from prime_explorer.reading import NotYet
 from prime_explorer.rendering import Renderer
-from prime_explorer.site import Page, Site
+from prime_explorer.site import Site
 from prime_protocol.errors import LocalError, RemoteError
 from prime_runtime.http_body import get_address
 from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
@@ -34,7 +35,6 @@ from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-JSON_ROOT = "/api/pages"
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
     "Content-Security-Policy": (

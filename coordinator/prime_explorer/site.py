@@ -1,7 +1,9 @@
-"""What each page is made of: parameters in, a view out, read from the index and from what else is known here."""
+"""What each page is made of: parameters in, a view out, read from the index and from what else is known here.
+
+Which page is where is in contents.py.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,6 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 
 View = Any
-Show = Callable[["Site", Ask], Awaitable[View]]
 MANIFESTS_AT_ONCE = 5 * STEPS_DRAWN
 """Newest checkpoints whose sizes a run's page shows."""
 
@@ -58,19 +59,6 @@ class Site:
         return await self.manifests.read(
             Digest.parse(digest), network=NetworkId(name), run=RunId(run), trainer=NodeId(author)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page: where it is, what makes it, and what it looks like."""
-
-    path: str
-    template: str
-    show: Show
-    view: type
-    help: str
-    missing: str = "There is no such page."
-    """What is said where nothing is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,59 +247,3 @@ async def show_about(site: Site, ask: Ask) -> View:
         size=facts.get("size", 0),
         head_size=facts.get("head_size", 0),
     )
-
-
-PAGES = (
-    Page("/", "overview.html", show_overview, overview.Overview, "The network at a glance."),
-    Page("/runs/{run}", "run.html", show_run, runs.RunView, "A run.", "There is no such run in this log."),
-    Page(
-        "/runs/{run}/checkpoints/{step}",
-        "checkpoint.html",
-        show_checkpoint,
-        checkpoints.CheckpointView,
-        "A checkpoint and its lineage.",
-        "This run has no such checkpoint yet.",
-    ),
-    Page("/nodes", "nodes.html", show_nodes, nodes.NodesView, "Nodes, those with the most first."),
-    Page(
-        "/nodes/{node}",
-        "node.html",
-        show_node,
-        nodes.NodeView,
-        "A node.",
-        "The log does not know this address.",
-    ),
-    Page(
-        "/submissions", "submissions.html", show_submissions, submissions.SubmissionsView, "Submissions, newest first."
-    ),
-    Page(
-        "/submissions/{submission}",
-        "submission.html",
-        show_submission,
-        submissions.SubmissionView,
-        "A submission and its judgement.",
-        "No entry of the log has this submission.",
-    ),
-    Page("/slashes", "slashes.html", show_slashes, slashes.SlashesView, "Slashes, newest first."),
-    Page(
-        "/slashes/{submission}",
-        "slash.html",
-        show_slash,
-        slashes.SlashView,
-        "A slash, from its submission to its end.",
-        "This submission was not slashed.",
-    ),
-    Page("/log", "entries.html", show_entries, entries.EntriesView, "Entries of the log, newest first."),
-    Page("/log/heads", "heads.html", show_heads, entries.HeadsView, "Signed tree heads, newest first."),
-    Page(
-        "/log/{index:[0-9]+}",
-        "entry.html",
-        show_entry,
-        entries.EntryView,
-        "An entry of the log.",
-        "The log has no entry of this number yet.",
-    ),
-    Page("/network", "network.html", show_network, network.NetworkView, "Who serves weights.", "There is no such run."),
-    Page("/search", "search.html", show_search, search.SearchView, "What begins with these letters or digits."),
-    Page("/about", "about.html", show_about, AboutView, "What this explorer reads, and how to check it."),
-)

@@ -71,14 +71,15 @@ def is_id(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("0x") and len(value) in (42, 66)
 
 
-def zip_with(first: Iterable[Any], *others: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Columns to rows."""
-    return list(zip(first, *others, strict=True))
+def take_columns(rows: Iterable[Any], *names: str) -> list[tuple[Any, ...]]:
+    """These fields of each row."""
+    return [tuple(getattr(row, name) for name in names) for row in rows]
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "amount": show_amount,
     "bytes": show_bytes,
+    "columns": take_columns,
     "count": show_count,
     "short_count": show_short_count,
     "short_amount": show_short_amount,
@@ -89,7 +90,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "short": shorten,
     "span": show_span,
     "utc": show_utc,
-    "zip_with": zip_with,
 }
 GLOBALS: dict[str, Any] = {
     "with_query": with_query,

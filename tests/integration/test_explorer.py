@@ -277,9 +277,9 @@ def test_charts_are_drawn_from_the_tables_beside_them(stage: Stage, browser: web
     set_screen(browser, DESK)
     browser.get(f"{stage.url}/runs/{RUN}")
     wait_for(browser, "return document.querySelectorAll('figure[data-chart] canvas').length >= 4")
-    is_open = "return document.querySelector('#tokens details').open"
+    is_open = "return document.querySelector('details#series').open"
     assert not browser.execute_script(is_open)
-    browser.find_element(By.CSS_SELECTOR, "#tokens summary").click()
+    browser.find_element(By.CSS_SELECTOR, "#series summary").click()
     assert browser.execute_script(is_open)
     drawn = browser.execute_script("return document.querySelector('#tokens canvas').toDataURL().length")
     assert drawn > 3_000, "there is more on it than an empty grid"

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prime_explorer.constants import ROWS, STEPS_CHARTED
@@ -20,6 +19,7 @@ ORDERS = {
     "stake": "stake",
 }
 COLUMNS = {"units": "units", "accepted": "accepted", "earned": "earned_nano", "stake": "stake_nano"}
+RUNS_SHOWN = 10
 ROLES = {str(role): f"is_{role}" for role in Role}
 STATUSES = {str(status): str(status) for status in NodeStatus}
 
@@ -168,7 +168,6 @@ def read_node(db: Db, node: NodeId) -> NodeView | None:
     row = db.row("SELECT * FROM nodes WHERE node=?", node)
     if row is None:
         return None
-    steps = db.rows("SELECT * FROM contributions WHERE node=? ORDER BY step DESC LIMIT ?", node, STEPS_CHARTED)
     stakes = db.rows("SELECT * FROM stakes WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS)
     payouts = db.rows("SELECT * FROM payouts WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS)
     ended = db.rows("SELECT * FROM leases WHERE node=? AND state='ended' ORDER BY idx DESC LIMIT ?", node, 10)
@@ -180,7 +179,7 @@ def read_node(db: Db, node: NodeId) -> NodeView | None:
         owner_balance_nano=db.value("SELECT balance_nano FROM accounts WHERE account=?", row["owner"]) or 0,
         submitted=row["submissions"],
         presence=None,
-        contributions=tuple(as_row(ContributionRow, each) for each in reversed(steps)),
+        contributions=read_contributions(db, node),
         submissions=read_rows(db, SubmissionRow, limit=10, node=node),
         unanswered=tuple(as_row(UnansweredRow, each) for each in ended),
         refused=None,
@@ -189,6 +188,15 @@ def read_node(db: Db, node: NodeId) -> NodeView | None:
         stakes=tuple(as_row(StakeRow, each) for each in stakes),
         payouts=tuple(as_row(PayoutRow, each) for each in payouts),
     )
+
+
+def read_contributions(db: Db, node: NodeId) -> tuple[ContributionRow, ...]:
+    """Newest steps of the newest runs, oldest first."""
+    found: list[ContributionRow] = []
+    for run in db.rows("SELECT run FROM runs ORDER BY idx DESC LIMIT ?", RUNS_SHOWN):
+        query = "SELECT * FROM contributions WHERE node=? AND run=? ORDER BY step DESC LIMIT ?"
+        found += [as_row(ContributionRow, row) for row in db.rows(query, node, run["run"], STEPS_CHARTED - len(found))]
+    return tuple(reversed(found))
 
 
 def read_names(db: Db, text: str, limit: int) -> tuple[NodeRow, ...]:
@@ -201,6 +209,3 @@ def read_names(db: Db, text: str, limit: int) -> tuple[NodeRow, ...]:
         limit,
     )
     return tuple(node_row(row) for row in found)
-
-
-Presences = Mapping[str, Presence]

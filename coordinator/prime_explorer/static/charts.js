@@ -1,4 +1,4 @@
-// Draws each table inside a figure[data-chart] as a chart. The table stays, for whoever prefers it.
+// Draws columns of a table as a chart, wherever a figure asks for it. The table stays, for whoever prefers it.
 (() => {
   "use strict";
   const HEIGHT = 220;
@@ -6,11 +6,18 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  /** The first column and those that the figure names, from the table that it names. */
   const readTable = (figure) => {
-    const names = [...figure.querySelectorAll("thead th")].map((cell) => cell.textContent);
-    const rows = [...figure.querySelectorAll("tbody tr")].map((row) =>
-      [...row.cells].map((cell) => (cell.dataset.value === undefined ? null : Number(cell.dataset.value))));
-    return { names, columns: names.map((_, place) => rows.map((row) => row[place])) };
+    const table = document.querySelector(`#${figure.dataset.source} table`);
+    const places = [0, ...figure.dataset.columns.split(" ").map(Number)];
+    const rows = [...table.tBodies[0].rows];
+    return {
+      names: places.map((place) => table.tHead.rows[0].cells[place].textContent),
+      columns: places.map((place) => rows.map((row) => {
+        const text = row.cells[place].textContent.trim();
+        return text === "" ? null : Number(text);
+      })),
+    };
   };
 
   const compact = new Intl.NumberFormat(undefined, { notation: "compact", maximumSignificantDigits: 3 });
@@ -19,10 +26,10 @@
     drawn.get(figure)?.destroy();
     const { names, columns } = readTable(figure);
     const isBars = figure.dataset.chart === "bars";
-    const shown = isBars ? 2 : names.length;
+    figure.hidden = false;
     const strokes = [colour("--accent"), colour("--second")];
     const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-    const series = names.slice(1, shown).map((label, place) => ({
+    const series = names.slice(1).map((label, place) => ({
       label, stroke: strokes[place], width: 2, spanGaps: true, points: { show: columns[0].length < 40 },
       value: (_, value) => (value === null ? "–" : value.toLocaleString()),
       ...(isBars && { fill: strokes[place], paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false } }),
@@ -34,10 +41,10 @@
              { ...axis, size: 62, values: (_, values) => values.map((value) => compact.format(value)) }],
       cursor: { y: false },
     };
-    const canvas = figure.querySelector(".canvas") ?? figure.insertBefore(document.createElement("div"), figure.querySelector("details"));
+    const canvas = figure.querySelector(".canvas") ?? figure.appendChild(document.createElement("div"));
     canvas.className = "canvas";
     canvas.setAttribute("aria-hidden", "true");
-    drawn.set(figure, new uPlot(options, columns.slice(0, shown), canvas));
+    drawn.set(figure, new uPlot(options, columns, canvas));
   };
 
   const drawAll = () => document.querySelectorAll("figure[data-chart]").forEach(draw);

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from gossip_words import NOW_MS, RUN, announced, head_seen, said, serving
+from gossip_words import NOW_MS, RUN, announced, head_seen, key_of, said, serving
 
 from prime_coordinator.board import Board, BoardLimits
 from prime_protocol.constants import GOSSIP_LIFE_MS_MIN, RECORDS_HEADS_MAX, RECORDS_MAX, RECORDS_SERVING_MAX
@@ -143,3 +143,12 @@ def test_runs_do_not_see_each_other(board: Board) -> None:
     put(board, said("trainer", announced(0)))
     assert board.read(RunId("other"), 0, NOW_MS)[1] == ()
     assert not board.has_news(RunId("other"), 0)
+
+
+def test_those_who_serve_are_listed_while_their_word_holds(board: Board) -> None:
+    assert board.list_serving(RUN, NOW_MS) == []
+    for name, depth in (("a", 1), ("b", 2), ("a", 3)):
+        put(board, said(name, serving(0, depth=depth)))
+    listed = [(sender, message.depth) for sender, message in board.list_serving(RUN, NOW_MS)]
+    assert listed == [(key_of("a").node, 3), (key_of("b").node, 2)]
+    assert board.list_serving(RUN, NOW_MS + 2 * GOSSIP_LIFE_MS_MIN) == []

@@ -1,6 +1,7 @@
 """The index says what the books say, whatever was written into the log, and however it was cut into batches."""
 
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,11 +101,14 @@ def test_a_submissions_way_to_its_pay() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"), 20)
     assert one(fold(world.leaves)[0], "submissions")["progress"] == "waiting"
-    world.judge(name, ACCEPT, ACCEPT)
+    world.draw(name)
     assert one(fold(world.leaves)[0], "submissions")["progress"] == "auditing"
+    world.agree(name, ACCEPT, is_drawn=True)
     world.settle(name)
     row = one(fold(world.leaves)[0], "submissions")
-    assert (row["progress"], row["verdicts"], row["validators"], row["units"]) == ("accepted", 2, 3, None)
+    asked = [len(each.validators) for each in world.submission(name).rounds]
+    assert (row["progress"], row["validators"], row["units"]) == ("accepted", sum(asked), None)
+    assert row["verdicts"] == sum(len(each.verdicts) for each in world.submission(name).rounds)
     world.credit(name)
     world.publish(name)
     world.pay_out(0)
@@ -120,7 +124,7 @@ def test_what_is_credited_after_its_step_was_paid_is_paid_with_the_next() -> Non
     world.appeal("ann", name)
     world.publish()
     world.pay_out(0)
-    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    world.agree(name, ACCEPT)
     world.overturn(name)
     world.credit(name)
     db, _ = fold(world.leaves)
@@ -159,12 +163,10 @@ def test_staleness_and_reward_are_averages_of_what_was_trained_on_and_found() ->
     old = world.settled("ann", ACCEPT)
     world.publish()
     new = world.submit(world.lease("bob"))
+    metrics = (e.Metric(name="reward_mean", value=0.75), e.Metric(name="margin_max", value=0.1))
     for validator in world.draw(new):
-        metrics = (e.Metric(name="reward_mean", value=0.75), e.Metric(name="margin_max", value=0.1))
-        verdict = world.opinion(validator, new, ACCEPT)
-        world.write(
-            validator, e.VerdictGiven(**{**{n: getattr(verdict, n) for n in verdict.__slots__}, "metrics": metrics})
-        )
+        world.write(validator, replace(world.opinion(validator, new, ACCEPT), metrics=metrics))
+    world.agree(new, ACCEPT)
     world.settle(new)
     world.publish(old, new)
     db, _ = fold(world.leaves)

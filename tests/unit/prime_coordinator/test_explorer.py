@@ -1,0 +1,83 @@
+"""What a coordinator tells its explorer that no entry of the log does: who is there, who serves, what was refused."""
+
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
+from gossip_words import NOW_MS as GOSSIP_MS
+from gossip_words import said, serving
+from ledger_world import RUN, World
+from small_desk import SmallDesk
+
+from prime_coordinator.board import Board
+from prime_coordinator.explorer import DeskLive, StoredFiles, make_explorer, open_models
+from prime_coordinator.store import Refused
+from prime_coordinator.uploads import file_key
+from prime_explorer.live import Attendance
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest
+from prime_protocol.messages import Activity
+from prime_runtime.clock import SystemClock
+from prime_runtime.objects import open_store
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[SmallDesk]:
+    opened = await SmallDesk.open(World.started(), tmp_path)
+    yield opened
+    opened.log.close()
+
+
+async def test_presence_is_what_was_last_heard(desk: SmallDesk) -> None:
+    ann, bob = desk.world.id("ann"), desk.world.id("bob")
+    desk.core.liveness.beat(ann, Activity.WORKING, 3, desk.now_ms())
+    live = DeskLive(desk, Board(Random(1), now_ms=0))
+    assert live.count() == Attendance(online=1, late=0)
+    found = live.get_presence([ann, bob])
+    assert found is not None
+    assert (found[str(ann)].phase, found[str(ann)].activity, found[str(ann)].checkpoint_step) == (
+        "online",
+        "working",
+        3,
+    )
+    assert (found[str(bob)].phase, found[str(bob)].last_beat_ms) == ("lost", None)
+
+
+async def test_serving_nodes_are_those_on_the_board(desk: SmallDesk) -> None:
+    board = Board(Random(1), now_ms=0)
+    desk.world.now_ms = GOSSIP_MS
+    gossip = said("relay", serving(0, 1, depth=2))
+    board.put(RUN, gossip, GOSSIP_MS)
+    (node,) = DeskLive(desk, board).list_serving(RUN) or []
+    assert (node.node, node.depth, node.urls, len(node.manifests)) == (str(gossip.letter.sender), 2, 1, 2)
+
+
+async def test_refused_files_are_shown_to_whom_they_concern(desk: SmallDesk) -> None:
+    ann, bob = desk.world.id("ann"), desk.world.id("bob")
+    for place, node in enumerate((ann, bob, ann)):
+        refused = Refused(f"0x{place}", desk.now_ms() + place, str(node), RUN, place, "rows", "are wrong")
+        await desk.log.add_refused(refused)
+    live = DeskLive(desk, Board(Random(1), now_ms=0))
+    assert [each.lease for each in await live.list_refused(ann) or []] == [2, 0]
+
+
+async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(desk: SmallDesk, tmp_path: Path) -> None:
+    objects = open_store(str(tmp_path / "objects"))
+    named, other = desk.world.run.checkpoints[0].manifest, Digest(sha256(b"other").digest())  # type: ignore[index]
+    for digest in (named, other):
+        await objects.put(file_key(digest), b"12345", bytes_max=10)
+    files = StoredFiles(desk, objects)
+    assert await files.read(named, 5) == b"12345"
+    assert await files.read(named, 4) is None
+    assert await files.read(other, 5) is None
+    await objects.delete(file_key(named))
+    assert await files.read(named, 5) is None
+
+
+async def test_a_model_without_its_files_is_named_at_the_start(desk: SmallDesk, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match=r"explorer\.models: .*config\.json"):
+        open_models((tmp_path,))
+    explorer = make_explorer(desk, Board(Random(1), now_ms=0), open_store(str(tmp_path / "objects")), SystemClock())
+    explorer.close()
