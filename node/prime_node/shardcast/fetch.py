@@ -228,14 +228,20 @@ class Fetcher:
         is_in_place = shard not in self._in_place
         if is_in_place:
             self._in_place[shard] = parent
-        target = self._stock.view(shard) if is_in_place else memoryview(bytearray(length))
         try:
+            target = await self._make_target(shard) if is_in_place else memoryview(bytearray(length))
             return await self._receive(parent, shard, target, is_in_place=is_in_place)
         except (LinkBroken, TimeoutError, RemoteError) as error:
             log.debug("shard %d from %s failed: %s", shard, parent, error)
             return ShardFailed(parent, shard, FailReason.BROKEN)
         finally:
             self._release(parent, shard)
+
+    async def _make_target(self, shard: int) -> memoryview:
+        """Its place in the file. In a thread, since on some file systems it takes a while to get the pages."""
+        target = self._stock.view(shard)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._stock.reserve, shard)
+        return target
 
     async def _receive(self, parent: NodeId, shard: int, target: memoryview, *, is_in_place: bool) -> Event:
         entry = self._stock.manifest.shards[shard]

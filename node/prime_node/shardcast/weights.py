@@ -197,7 +197,7 @@ class WeightsFetcher:
         """Every shard of one manifest."""
         async with self._alone(signed.digest):
             self._check_room(signed)
-            # Backing a large file with blocks takes a while on some file systems.
+            # Backing a large file with blocks takes a while on some disks.
             await asyncio.to_thread(self.store.make_room, signed)
             stock = self.store.add(signed)
             if stock.is_complete:

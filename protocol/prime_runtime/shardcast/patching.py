@@ -30,6 +30,7 @@ from prime_runtime.shardcast.checkpoint import (
     map_checkpoint,
     run_all,
 )
+from prime_runtime.shardcast.room import allocate, is_in_memory
 
 
 def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
@@ -75,7 +76,7 @@ def patch_copy(copy: MappedCheckpoint, delta: Manifest, records: memoryview, *, 
 def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
     """A folder for the checkpoint after this one: a copy to be patched, or None and files of the right size.
 
-    OSError: there is no room.
+    OSError or LocalError: there is no room.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -84,21 +85,8 @@ def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
         if is_copied:
             shutil.copyfile(path, folder / path.name)
         elif path.suffix == TENSOR_SUFFIX:
-            with (folder / path.name).open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            allocate(folder / path.name, path.stat().st_size)
     return map_checkpoint(folder, writable=True) if is_copied else None
-
-
-def is_in_memory(folder: Path) -> bool:
-    """The folder is on a file system that has no disk behind it."""
-    device = folder.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return False
-    # Fields of a line: id, parent, device, ..., a dash, type, source, options.
-    return any(line.split()[2] == wanted and " - tmpfs " in line for line in lines)
 
 
 def _clear(folder: Path, names: Collection[str]) -> None:

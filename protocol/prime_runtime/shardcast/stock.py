@@ -1,7 +1,7 @@
 """The files of one manifest on disk, which of its shards are there, and who waits for the others.
 
-The files have their full size from the start, and blocks to back it, so that a full disk shows before the first byte
-and never later. Shards are received straight into the mapped file: no copy.
+The files have their full size from the start, and on a disk the blocks to back it, so that a full one shows before the
+first byte. Shards are received straight into the mapped file: no copy.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from prime_protocol.errors import LocalError, RemoteError
@@ -18,8 +19,10 @@ from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.checkpoint import link_or_copy
+from prime_runtime.shardcast.room import allocate, back
 from prime_runtime.shardcast.seeding import advertise
 
+MADV_POPULATE_WRITE = 23
 HELD_NAME = ".held"
 PUBLISHED_NAME = ".published"
 """File names of a manifest cannot start with a dot."""
@@ -59,18 +62,26 @@ class Stock:
         return self.held == (1 << self.shards) - 1
 
     def allocate(self) -> None:
-        """Files of full size, none of it sparse; LocalError where there is no room."""
+        """Files of full size; LocalError where there is no room."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.manifest.files:
             path = self.folder / file.name
             if path.exists() and path.stat().st_size == file.size:
                 continue
             try:
-                with path.open("wb") as opened:
-                    os.posix_fallocate(opened.fileno(), 0, file.size)
-            except OSError as error:
+                allocate(path, file.size)
+            except LocalError:
                 shutil.rmtree(self.folder, ignore_errors=True)
-                raise LocalError(f"no room for {file.size} bytes of weights in {self.folder}: {error}") from None
+                raise
+
+    def reserve(self, index: int) -> None:
+        """Before a shard is written; OSError where there is no room for it after all."""
+        back(*self.place(index))
+        shard = self.manifest.shards[index]
+        start = shard.offset - shard.offset % mmap.PAGESIZE
+        # One call instead of a fault for every page. Older kernels do not know it, and then there are faults.
+        with suppress(OSError):
+            self._map(shard.file).madvise(MADV_POPULATE_WRITE, start, shard.offset + shard.length - start)
 
     def load(self) -> None:
         """What an earlier process noted."""

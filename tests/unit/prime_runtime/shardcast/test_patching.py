@@ -13,7 +13,7 @@ from prime_protocol.manifest import Manifest
 from prime_protocol.manifest_build import DELTA_FILE
 from prime_runtime.shardcast import patching
 from prime_runtime.shardcast.checkpoint import map_checkpoint, verify_checkpoint
-from prime_runtime.shardcast.patching import is_in_memory, patch_checkpoint, patch_copy, prepare_folder
+from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, prepare_folder
 
 MODEL = "model.safetensors"
 
@@ -97,8 +97,3 @@ async def test_a_copy_of_something_else_is_refused(step: Step, memory: Path) -> 
     fewer = write_checkpoint(memory / "fewer", make_tensors(1, tensors=3))
     with pytest.raises(RemoteError, match="not in both"):
         patch_copy(map_checkpoint(fewer, writable=True), step.manifest, step.records, threads=2)
-
-
-def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
-    assert is_in_memory(Path("/dev/shm"))
-    assert not is_in_memory(Path("/proc"))

@@ -130,12 +130,16 @@ async def test_a_damaged_or_foreign_manifest_is_passed_over(origin: ShardHost, t
     assert open_store(origin.store.folder).stocks == {}
 
 
-async def test_room_is_taken_before_the_first_byte(origin: ShardHost, tmp_path: Path) -> None:
+async def test_room_is_made_before_the_first_byte_and_a_part_of_it_for_each_shard(
+    origin: ShardHost, tmp_path: Path
+) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
     stock = open_store(tmp_path / "other").add(signed)
     assert stock.list_held() == []
-    sizes = [path.stat().st_blocks * 512 for path in stock.files()]
-    assert sum(sizes) >= signed.manifest.transport_bytes
+    assert sum(path.stat().st_size for path in stock.files()) == signed.manifest.transport_bytes
+    for index in range(stock.shards):
+        stock.reserve(index)
+    assert sum(path.stat().st_blocks * 512 for path in stock.files()) >= signed.manifest.transport_bytes
 
 
 async def test_what_was_removed_is_not_found(origin: ShardHost, tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Room for files of weights: taken before the first byte comes, so that a full disk is no surprise half-way.
+
+A disk gives blocks for the asking. In memory (tmpfs) to have a page is to fill it with zeros, and gigabytes of that
+would keep a node waiting: there it is only looked whether there is room, and `back` takes it piece by piece.
+"""
+
+import os
+from pathlib import Path
+
+from prime_protocol.errors import LocalError
+
+
+def is_in_memory(folder: Path) -> bool:
+    """The folder is on a file system that has no disk behind it."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    # Fields of a line: id, parent, device, ..., a dash, type, source, options.
+    return any(line.split()[2] == wanted and " - tmpfs " in line for line in lines)
+
+
+def allocate(path: Path, size: int) -> None:
+    """A file of this size, of zeros. LocalError: there is no room for it."""
+    try:
+        with path.open("wb") as file:
+            if not is_in_memory(path.parent):
+                os.posix_fallocate(file.fileno(), 0, size)
+            elif count_free_bytes(path.parent) >= size:
+                os.truncate(file.fileno(), size)
+            else:
+                raise OSError("the memory that it may use is used up")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise LocalError(f"no room for {size} bytes of weights in {path.parent}: {error}") from None
+
+
+def back(path: Path, offset: int, length: int) -> None:
+    """Make sure that this part of a file can be written; OSError where it cannot. Again costs next to nothing."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), offset, length)
+
+
+def count_free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,57 @@
+"""Room for weights: taken ahead on a disk, looked for ahead in memory, and a full one is said before the first byte."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prime_protocol.errors import LocalError
+from prime_runtime.shardcast import room
+from prime_runtime.shardcast.room import allocate, back, count_free_bytes, is_in_memory
+
+SIZE = 1_000_000
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder that has no disk behind it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def count_backed(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_a_disk_is_told_from_memory() -> None:
+    assert is_in_memory(Path("/dev/shm"))
+    assert not is_in_memory(Path("/proc"))
+
+
+def test_a_disk_gives_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "is_in_memory", lambda folder: False)
+    allocate(tmp_path / "file", SIZE)
+    assert (tmp_path / "file").stat().st_size == SIZE <= count_backed(tmp_path / "file")
+    back(tmp_path / "file", 0, SIZE)
+
+
+def test_memory_is_taken_piece_by_piece_and_what_is_there_stays(memory: Path) -> None:
+    path = memory / "file"
+    allocate(path, SIZE)
+    assert path.stat().st_size == SIZE
+    assert count_backed(path) == 0
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"here", 5_000)
+    back(path, 0, 100_000)
+    assert 100_000 <= count_backed(path) < SIZE // 2
+    assert path.read_bytes()[:6_000] == bytes(5_000) + b"here" + bytes(996)
+
+
+def test_too_little_room_is_said_and_leaves_nothing(memory: Path) -> None:
+    with pytest.raises(LocalError, match="no room for"):
+        allocate(memory / "file", count_free_bytes(memory) + 2**40)
+    with pytest.raises(LocalError, match="no room for"):
+        allocate(Path("/proc/nowhere"), SIZE)
+    assert list(memory.iterdir()) == []
