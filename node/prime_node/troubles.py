@@ -33,11 +33,11 @@ def _forks(report: dict[str, Any]) -> Iterator[str]:
 
 def _coordinator(report: dict[str, Any]) -> Iterator[str]:
     coordinator = report["coordinator"]
-    if coordinator["is_reachable"]:
-        if coordinator["refusal"]:
-            yield f"the coordinator does not take this node's word: {coordinator['refusal']}"
+    if coordinator["refusal"]:
+        yield f"the coordinator does not take this node's word: {coordinator['refusal']}"
+    elif coordinator["is_reachable"]:
         return
-    if coordinator["answered_ms_ago"] is None:
+    elif coordinator["answered_ms_ago"] is None:
         yield f"the coordinator has not answered yet: {coordinator['problem']}"
     else:
         since = show_span(coordinator["answered_ms_ago"])
