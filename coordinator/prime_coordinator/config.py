@@ -24,7 +24,7 @@ from prime_runtime.logs import LogConfig
 from prime_runtime.objects import S3Config
 from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
+from prime_runtime.settings import Between, ConfigError, Resolved, check_parsed, resolve_config
 from prime_runtime.shardcast.urls import check_urls
 
 CONFIG_NAME = "config.toml"
@@ -144,10 +144,7 @@ class CoordinatorConfig:
     explorer: ExplorerConfig = field(default_factory=ExplorerConfig)
 
     def __post_init__(self) -> None:
-        try:
-            NetworkId(self.network)
-        except RemoteError as error:
-            raise ConfigError(f"network {error.problem}") from None
+        check_parsed(self, {"network": NetworkId})
         if self.database is not None:
             check_database_url(self.database)
 

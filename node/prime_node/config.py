@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.policy_config import PolicyConfig
 from prime_protocol.entries import Role
-from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
 from prime_runtime.http_client import Server
@@ -21,7 +21,7 @@ from prime_runtime.http_listener import ListenConfig
 from prime_runtime.logs import LogConfig
 from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError, Resolved, resolve_config
+from prime_runtime.settings import Between, ConfigError, Resolved, check_parsed, resolve_config
 from prime_runtime.shardcast.retention import VERSIONS_KEPT
 from prime_runtime.shardcast.upload_config import UploadConfig
 from prime_runtime.shardcast.urls import check_urls
@@ -136,12 +136,7 @@ class NodeConfig:
             "coordinator_id": NodeId.parse,
             "log_key": VerifierKey.parse,
         }
-        for name, parse in parsers.items():
-            try:
-                if getattr(self, name):
-                    parse(getattr(self, name))
-            except RemoteError as error:
-                raise ConfigError(f"{name} {error.problem}") from None
+        check_parsed(self, {name: parse for name, parse in parsers.items() if getattr(self, name)})
         check_urls("announce", self.announce)
         if self.coordinator:
             self._check_coordinator()

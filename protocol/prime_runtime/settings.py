@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from prime_protocol.errors import RemoteError
 from prime_runtime.secret import Secret
 from prime_runtime.settings_file import TomlFile, read_file
 from prime_runtime.settings_flags import add_flags, read_flags
@@ -194,6 +195,15 @@ def list_values(resolved: Resolved[Any]) -> list[tuple[str, str, str]]:
 def describe(resolved: Resolved[Any]) -> list[str]:
     """One line for each setting: name, value, where it came from. Fit for a terminal and for a log."""
     return [f"{key} = {value}  ({source})" for key, value, source in list_values(resolved)]
+
+
+def check_parsed(config: Any, parsers: Mapping[str, Callable[[str], object]]) -> None:
+    """ConfigError where a setting's parser refuses its text."""
+    for name, parse in parsers.items():
+        try:
+            parse(getattr(config, name))
+        except RemoteError as error:
+            raise ConfigError(f"{name} {error.problem}") from None
 
 
 def list_secrets(config: Any) -> list[Secret]:

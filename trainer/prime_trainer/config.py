@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from prime_protocol.constants import SHARD_BYTES, SHARD_BYTES_MAX, SHARD_BYTES_MIN
-from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
@@ -16,7 +15,7 @@ from prime_runtime.logs import LogConfig
 from prime_runtime.p2p_config import P2PConfig
 from prime_runtime.password import read_password
 from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError
+from prime_runtime.settings import Between, ConfigError, check_parsed
 from prime_runtime.shardcast.retention import VERSIONS_KEPT
 from prime_runtime.shardcast.upload_config import UploadConfig
 from prime_runtime.shardcast.urls import check_urls
@@ -48,11 +47,7 @@ class TrainerConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for name, parse in (("network", NetworkId), ("run", RunId), ("coordinator_id", NodeId.parse)):
-            try:
-                parse(getattr(self, name))
-            except RemoteError as error:
-                raise ConfigError(f"{name} {error.problem}") from None
+        check_parsed(self, {"network": NetworkId, "run": RunId, "coordinator_id": NodeId.parse})
 
     @property
     def network_id(self) -> NetworkId:
