@@ -49,16 +49,16 @@ class Assembler:
                 self._build_delta(signed)
 
     def _build_keyframe(self, signed: SignedManifest) -> None:
-        stock, draft = self._store.stocks[signed.digest], self._start_draft(signed.root)
+        stock, manifest = self._store.stocks[signed.digest], signed.manifest
+        mapped = stock.map_files()
+        for index, file in enumerate(mapped.files):
+            if file.header is not None:
+                verify_layout(manifest, index, file.header)
+        verify_checkpoint(mapped, manifest, threads=self._threads)
+        draft = self._start_draft(signed.root)
         draft.mkdir()
-        for file in stock.files():
-            link_or_copy(file, draft / file.name)
-        mapped = {file.path.name: file for file in map_checkpoint(draft).files}
-        for index, entry in enumerate(signed.manifest.files):
-            header = mapped[entry.name].header if entry.name in mapped else None
-            if header is not None:
-                verify_layout(signed.manifest, index, header)
-        verify_checkpoint(draft, signed.manifest, threads=self._threads)
+        for path in stock.files():
+            link_or_copy(path, draft / path.name)
         self._store.publish(draft, signed)
 
     def _build_delta(self, signed: SignedManifest) -> None:
@@ -102,7 +102,8 @@ class Assembler:
         lost = 0
         for root, signed in self._store.checkpoints().items():
             try:
-                verify_checkpoint(self._store.checkpoint_path(root), signed.manifest, threads=self._threads)
+                mapped = map_checkpoint(self._store.checkpoint_path(root))
+                verify_checkpoint(mapped, signed.manifest, threads=self._threads)
             except (RemoteError, LocalError) as error:
                 log.warning(
                     "the checkpoint of step %d is damaged and is fetched again: %s", signed.manifest.step, error

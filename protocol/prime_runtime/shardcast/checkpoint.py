@@ -82,6 +82,11 @@ def map_file(path: Path, *, writable: bool = False) -> MappedFile:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise LocalError(f"cannot map {path}: {error}") from None
+    return describe(path, data)
+
+
+def describe(path: Path, data: mmap.mmap) -> MappedFile:
+    """A file that is mapped already."""
     header = None
     if path.suffix == TENSOR_SUFFIX:
         try:
@@ -98,10 +103,10 @@ def run_all(jobs: Iterable[Job], threads: int) -> None:
             future.result()
 
 
-def verify_checkpoint(folder: Path, manifest: Manifest, *, threads: int) -> None:
+def verify_checkpoint(checkpoint: MappedCheckpoint, manifest: Manifest, *, threads: int) -> None:
     """Every tensor is what the manifest says, and there is no other; RemoteError says which is not."""
     entries = {entry.name: entry for entry in manifest.tensors}
-    found = list(map_checkpoint(folder).tensors())
+    found = list(checkpoint.tensors())
     compare_names(entries.keys(), [span.name for span, _ in found])
     run_all([(span.size, partial(verify_tensor, entries[span.name], view)) for span, view in found], threads)
 

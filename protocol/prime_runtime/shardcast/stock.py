@@ -18,7 +18,7 @@ from prime_protocol.ids import Digest
 from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
-from prime_runtime.shardcast.checkpoint import link_or_copy
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, describe, link_or_copy
 from prime_runtime.shardcast.room import allocate, back
 from prime_runtime.shardcast.seeding import advertise
 
@@ -126,6 +126,10 @@ class Stock:
 
     def view_file(self, file: int) -> memoryview:
         return memoryview(self._map(file))
+
+    def map_files(self) -> MappedCheckpoint:
+        """Of a keyframe that is complete."""
+        return MappedCheckpoint(tuple(describe(path, self._map(file)) for file, path in enumerate(self.files())))
 
     def place(self, index: int) -> tuple[Path, int, int]:
         """File, offset and length, for sendfile."""

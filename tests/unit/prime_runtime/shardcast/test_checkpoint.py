@@ -19,12 +19,12 @@ async def test_a_checkpoint_is_what_its_manifest_says_or_is_refused(tmp_path: Pa
     tensors = make_tensors(1)
     old, new = write_checkpoint(tmp_path / "c0", tensors), write_checkpoint(tmp_path / "c1", change(tensors, 2))
     (first,) = origin.publish(old, 0)
-    verify_checkpoint(old, first.manifest, threads=2)
+    verify_checkpoint(map_checkpoint(old), first.manifest, threads=2)
     with pytest.raises(RemoteError, match="digest"):
-        verify_checkpoint(new, first.manifest, threads=2)
+        verify_checkpoint(map_checkpoint(new), first.manifest, threads=2)
     fewer = replace(first.manifest, tensors=first.manifest.tensors[1:])
     with pytest.raises(RemoteError, match="not in both"):
-        verify_checkpoint(old, fewer, threads=2)
+        verify_checkpoint(map_checkpoint(old), fewer, threads=2)
 
 
 def test_hidden_files_folders_and_empty_files_are_left_out(tmp_path: Path) -> None:

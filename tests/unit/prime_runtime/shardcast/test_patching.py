@@ -41,7 +41,7 @@ class Step:
     def assert_next(self, folder: Path) -> None:
         assert (folder / MODEL).read_bytes() == (self.new / MODEL).read_bytes()
         assert (folder / "config.json").read_bytes() == (self.old / "config.json").read_bytes()
-        verify_checkpoint(folder, self.manifest, threads=2)
+        verify_checkpoint(map_checkpoint(folder), self.manifest, threads=2)
 
 
 @pytest.fixture
