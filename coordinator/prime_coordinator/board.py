@@ -19,7 +19,7 @@ from prime_coordinator.constants import (
     BOARD_URGENT_MANIFESTS_MAX,
 )
 from prime_protocol.constants import RECORDS_HEADS_MAX, RECORDS_MAX, RECORDS_SERVING_MAX
-from prime_protocol.gossip import Announced, Gossip, HeadSeen, Serving
+from prime_protocol.gossip import Announced, Gossip, GossipKind, HeadSeen, Serving
 from prime_protocol.ids import Digest, NodeId, RunId
 
 
@@ -115,8 +115,17 @@ class Board:
             (pin.gossip.letter.sender, pin.gossip.message) for pin in pins if isinstance(pin.gossip.message, Serving)
         ]
 
+    def count(self) -> dict[GossipKind, int]:
+        """Frames of each kind, in all runs; those that expired since the last sweep too."""
+        boards = self._runs.values()
+        return {
+            GossipKind.ANNOUNCED: sum(len(board.announced) for board in boards),
+            GossipKind.SERVING: sum(len(board.serving) for board in boards),
+            GossipKind.HEAD_SEEN: sum(len(board.heads) for board in boards),
+        }
+
     def __len__(self) -> int:
-        return sum(len(board.announced) + len(board.serving) + len(board.heads) for board in self._runs.values())
+        return sum(self.count().values())
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,17 @@
 """Numbers for `/metrics`, counted when they are asked for, and `/healthz`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from ipaddress import ip_address
 
 from aiohttp import web
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from prime_coordinator.board import Board
 from prime_coordinator.core import Core
 from prime_coordinator.liveness import Phase
 from prime_coordinator.log import LogWriter
+from prime_coordinator.records import RecordsDesk
 from prime_runtime.http_body import get_address
 from prime_runtime.metrics import Metrics
 
@@ -58,3 +62,28 @@ class Gauges:
         is_well = self._writer.failure is None
         body = {"ok": is_well, "entries": self._writer.size, "head_size": self._writer.head_size}
         return web.json_response(body, status=200 if is_well else 503)
+
+
+class RecordsGauges(Collector):
+    """What is on the board of records, who waits for news, and how much was handed in and told."""
+
+    def __init__(self, metrics: Metrics, board: Board, desk: RecordsDesk) -> None:
+        self._prefix = f"{metrics.prefix}_records"
+        self._board = board
+        self._desk = desk
+        metrics.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        pinned = GaugeMetricFamily(self._prefix, "Frames on the board.", labels=["kind"])
+        for kind, count in self._board.count().items():
+            pinned.add_metric([kind], count)
+        yield pinned
+        shared = CounterMetricFamily(f"{self._prefix}_shared", "Frames handed in.", labels=["outcome"])
+        for outcome, count in self._desk.shared.items():
+            shared.add_metric([outcome], count)
+        yield shared
+        yield CounterMetricFamily(f"{self._prefix}_answers", "Questions for records answered.", self._desk.answers)
+        yield CounterMetricFamily(f"{self._prefix}_told", "Frames in those answers.", self._desk.frames_told)
+        waiting = self._desk.count_waiting()
+        yield GaugeMetricFamily(f"{self._prefix}_waiting", "Nodes that wait for news.", waiting)

@@ -5,6 +5,7 @@ registered, and the run's trainer, may hand in and may wait.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from prime_runtime.http_server import Caller, HttpServer
 
 HANDLE_SPARE_MS = 5_000
 """An answer that waited for news is sent this long before the server would give it up."""
+
+NEW, KNOWN, REFUSED = "new", "known", "refused"
+"""What becomes of a frame that is handed in."""
 
 PassOn = Callable[[RunId, Gossip], Awaitable[None]]
 
@@ -85,6 +89,10 @@ class RecordsDesk:
         self._urgent, self._news = Bell(), Bell()
         self._waiting: dict[NodeId, object] = {}
         self._is_closed = False
+        self.shared = Counter({NEW: 0, KNOWN: 0, REFUSED: 0})
+        """Frames handed in, by what became of them."""
+        self.answers = 0
+        self.frames_told = 0
         self.pass_on: PassOn | None = None
         """Set by whoever gossips."""
         self.list_peers: Callable[[], tuple[str, ...]] = tuple
@@ -103,6 +111,15 @@ class RecordsDesk:
     # --- Handing in -------------------------------------------------------------------------------------------------
 
     async def share(self, caller: Caller, message: Share) -> Shared:
+        try:
+            shared = await self._take(caller, message)
+        except (RemoteError, RefuseRequest):
+            self.shared[REFUSED] += 1
+            raise
+        self.shared[NEW if shared.is_new else KNOWN] += 1
+        return shared
+
+    async def _take(self, caller: Caller, message: Share) -> Shared:
         run = self._run_of(caller)
         if not self._members.is_member(run, caller.sender):
             raise RefuseRequest(RefusalCode.FORBIDDEN, "node", f"{caller.sender} is not registered")
@@ -133,6 +150,8 @@ class RecordsDesk:
         if self._members.is_member(run, caller.sender):
             await self._wait(run, caller.sender, wanted)
         cursor, frames = self._board.read(run, wanted.seen, self._clock.now_ms())
+        self.answers += 1
+        self.frames_told += len(frames)
         return Records(
             cursor=cursor,
             trainer=self._members.core.state.runs[run].terms.trainer,
@@ -140,6 +159,9 @@ class RecordsDesk:
             peers=self.list_peers(),
             frames=frames,
         )
+
+    def count_waiting(self) -> int:
+        return len(self._waiting)
 
     async def _wait(self, run: RunId, node: NodeId, wanted: RecordsWanted) -> None:
         """Until there is something; a node's next question ends the one before."""

@@ -19,7 +19,7 @@ from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import SWEEP_MS
 from prime_coordinator.core import Core
 from prime_coordinator.explorer import make_explorer
-from prime_coordinator.gauges import Gauges
+from prime_coordinator.gauges import Gauges, RecordsGauges
 from prime_coordinator.gossiping import Gossiping
 from prime_coordinator.home import (
     Home,
@@ -158,6 +158,7 @@ class CoordinatorServer:
             clock=clock,
         )
         Gauges(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
+        RecordsGauges(metrics, gossiping.board, gossiping.desk)
         return made
 
     # --- The Desk ---------------------------------------------------------------------------------------------------

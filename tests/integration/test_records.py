@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from gossip_words import announced, head_seen, key_of, sealed, serving
@@ -124,6 +125,41 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
         began = time.monotonic()
         assert (await ask(stranger, 2**60, 20_000)).trainer == key_of("trainer").node
         assert time.monotonic() - began < 5, "who is not registered may look, not wait"
+
+
+async def scrape(process: CoordinatorProcess) -> dict[str, float]:
+    """The numbers about records."""
+    async with aiohttp.ClientSession(process.server.url) as session, session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    prefix = "prime_coordinator_records"
+    return {line.split()[0].removeprefix(prefix): float(line.split()[1]) for line in lines if line.startswith(prefix)}
+
+
+async def test_metrics_tell_what_is_on_the_board_who_waits_and_what_was_handed_in(process: CoordinatorProcess) -> None:
+    async with party(process, "counted") as node:
+        await register(node)
+        before = await scrape(process)
+        frame = frame_of("counted", serving(7))
+        assert [(await share(node, frame)).is_new for _ in range(3)] == [True, False, False]
+        with pytest.raises(Refused):
+            await share(node, frame_of("counted", announced(0)))
+        heard = await ask(node)
+        waiting = asyncio.create_task(ask(node, heard.cursor, 20_000))
+        while (after := await scrape(process))["_waiting"] == before["_waiting"]:
+            await asyncio.sleep(0.02)
+        waiting.cancel()
+    # Heads are left out: the coordinator tells its own, whenever it likes.
+    grown = {name: after[name] - before[name] for name in after if "head-seen" not in name}
+    assert grown == {
+        '{kind="gossip.announced"}': 0,
+        '{kind="gossip.serving"}': 1,
+        '_shared_total{outcome="new"}': 1,
+        '_shared_total{outcome="known"}': 2,
+        '_shared_total{outcome="refused"}': 1,
+        "_answers_total": 1,
+        "_told_total": len(heard.frames),
+        "_waiting": 1,
+    }
 
 
 async def test_the_coordinator_tells_its_own_heads_and_stops_at_once_while_nodes_wait(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from gossip_words import NOW_MS, RUN, announced, head_seen, key_of, said, servin
 
 from prime_coordinator.board import Board, BoardLimits
 from prime_protocol.constants import GOSSIP_LIFE_MS_MIN, RECORDS_HEADS_MAX, RECORDS_MAX, RECORDS_SERVING_MAX
-from prime_protocol.gossip import Gossip
+from prime_protocol.gossip import Gossip, GossipKind
 from prime_protocol.ids import RunId
 
 
@@ -43,6 +43,19 @@ def test_a_reader_gets_only_what_is_new_to_it(board: Board) -> None:
     assert frames == (second.frame,)
     assert not board.has_news(RUN, cursor)
     assert board.read(RUN, cursor, NOW_MS) == (cursor, ())
+
+
+def test_frames_are_counted_by_kind_over_all_runs(board: Board) -> None:
+    for gossip in (
+        said("trainer", announced(0)),
+        said("a", serving(0)),
+        said("b", serving(0)),
+        said("a", head_seen(1)),
+    ):
+        put(board, gossip)
+    board.put(RunId("other"), said("a", head_seen(1)), NOW_MS)
+    assert board.count() == {GossipKind.ANNOUNCED: 1, GossipKind.SERVING: 2, GossipKind.HEAD_SEEN: 2}
+    assert len(board) == 5
 
 
 def test_a_new_announcement_is_urgent_and_its_repetition_is_not(board: Board) -> None:
