@@ -94,7 +94,7 @@ class Devnet:
         """Everybody, in the order in which they need each other."""
         plan = self.plan
         folder = coordinator_folder(plan)
-        words = ("prime-coordinator", "start", "--folder", str(folder))
+        words = ("prime-coordinator", "start", "--folder", str(folder), "--explorer-models", str(model))
         await self._start(Party(name="coordinator", part=Part.COORDINATOR, words=words, folder=folder))
         self.url = await self._until_listening(folder / "lock")
         await self._do("run-create", *run_words(plan, model, str(self.read_trainer())))
