@@ -22,6 +22,9 @@ class Part(StrEnum):
     CHEATER = "cheater"
 
 
+NODE_PARTS = (Part.RELAY, Part.WORKER, Part.VALIDATOR, Part.CHEATER)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What the person at the keyboard wants."""

@@ -18,7 +18,17 @@ from prime_coordinator.uploads import file_key
 from prime_devnet import recipe
 from prime_devnet.cheating_child import write_interpreter
 from prime_devnet.outcome import Story, read_story
-from prime_devnet.plan import RUN, Part, Party, Plan, coordinator_folder, interpreter_path, list_nodes, password_file
+from prime_devnet.plan import (
+    NODE_PARTS,
+    RUN,
+    Part,
+    Party,
+    Plan,
+    coordinator_folder,
+    interpreter_path,
+    list_nodes,
+    password_file,
+)
 from prime_devnet.processes import PartyFailed, Running, run_command
 from prime_devnet.settings import NETWORK, coordinator_words, origin_words, run_words, trainer_words
 from prime_devnet.summary import Summary
@@ -199,7 +209,8 @@ class Devnet:
         """Each node's key lies in its folder, with the address in clear."""
         for each in self.running:
             key = each.party.folder / "key.json"
-            if each.party.name not in self.names.values() and key.exists():
+            is_known = each.party.name in self.names.values()
+            if each.party.part in NODE_PARTS and not is_known and key.exists():
                 self.names[read_address(key)] = each.party.name
 
 

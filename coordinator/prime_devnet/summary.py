@@ -70,7 +70,8 @@ def describe(summary: Summary) -> Iterator[str]:
         yield f"{name:<12}{friendly_name(node):<24}{describe_deeds(deeds)}"
     for each in summary.story.slashed:
         who, appeal = summary.names.get(each.node, str(each.node)), ", after an appeal" if each.appealed else ""
-        yield f"slashed    {who}: {each.amount_nano / NANO:,.0f} tokens{appeal}, for: {each.reason}"
+        amount = f"{each.amount_nano / NANO:,.0f} tokens" if each.amount_nano else "nothing, as its stake was gone"
+        yield f"slashed    {who}: {amount}{appeal}, for: {each.reason}"
     if summary.full_bytes:
         share = summary.delta_bytes / summary.full_bytes
         yield f"weights    {summary.delta_bytes:,} bytes as deltas instead of {summary.full_bytes:,} ({share:.0%})"
