@@ -133,7 +133,7 @@ async def test_a_gossip_message_whose_key_cannot_be_read_is_dropped(pair: tuple[
 def points_of(node: P2PNode, key: WalletKey) -> float:
     """What the node holds against a peer, below 0, or for it."""
     assert node._lasting is not None
-    peer = node._lasting.table._peers.get(key.peer_id())
+    peer = node._lasting.table.book.peers.get(key.peer_id())
     return peer.score.points if peer else 0.0
 
 

@@ -129,7 +129,7 @@ async def test_a_wrong_key_behind_an_address_is_not_taken_for_the_right_one() ->
         second = make_node(2, f"{place}/p2p/{wallet(9).peer_id()}", call_ms=2_000)
         async with started(second):
             table = second._lasting.table
-            await eventually(lambda: table._peers[wallet(9).peer_id()].places[0].failures > 0, "a failed dial")
+            await eventually(lambda: table.book.peers[wallet(9).peer_id()].places[0].failures > 0, "a failed dial")
             assert second.status().connected == 0
 
 

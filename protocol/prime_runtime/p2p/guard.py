@@ -24,8 +24,8 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 
 from prime_protocol.errors import LocalError
+from prime_runtime.p2p.peer_book import LOOPBACK
 from prime_runtime.p2p.peer_score import Fault
-from prime_runtime.p2p.peers import LOOPBACK
 from prime_runtime.p2p.rare_log import RareLog
 from prime_runtime.rates import Gate, Rate, TokenBuckets, address_group
 

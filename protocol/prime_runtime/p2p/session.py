@@ -97,7 +97,7 @@ class Session(INotifee):
             # Strangers never take the places of the peers that this node dials itself.
             connections_max=max(1, config.connections_max - config.peers_target),
             per_address_max=config.connections_per_address_max,
-            is_shut_out=lambda group: self._table.is_shut_out(group, self._now_ms()),
+            is_shut_out=lambda group: self._table.book.is_shut_out(group, self._now_ms()),
             blame=self.blame,
         )
         self.host = make_host(lasting.key, config, doors)
@@ -263,21 +263,21 @@ class Session(INotifee):
             if any(address.peer != asker for address in gossip.message.parsed):
                 raise RemoteError("PeersWanted.card", "is not the asker's own")
         own = [card] if (card := self._own_card()) else []
-        others = self._table.cards(asker, count_max=PEER_CARDS_MAX - len(own), wall_ms=self._its.clock.now_ms())
+        others = self._table.book.cards(asker, count_max=PEER_CARDS_MAX - len(own), wall_ms=self._its.clock.now_ms())
         return PeersKnown(cards=(*own, *others))
 
     def _learn(self, card: bytes) -> Gossip:
         gossip = open_card(card, network=self._its.network, now_ms=self._its.clock.now_ms())
         assert isinstance(gossip.message, PeerCard)
         until_ms = gossip.letter.expires_at_ms
-        self._table.learn(gossip.message.parsed, card=card, until_ms=until_ms, now_ms=self._now_ms())
+        self._table.book.learn(gossip.message.parsed, card=card, until_ms=until_ms, now_ms=self._now_ms())
         return gossip
 
     def _found(self, texts: list[str]) -> None:
         """Addresses that Kademlia came upon. Nobody signed them; whoever answers there proves its key."""
         for text in texts:
             if address := parse_address(text):
-                self._table.learn((address,), card=b"", until_ms=0, now_ms=self._now_ms())
+                self._table.book.learn((address,), card=b"", until_ms=0, now_ms=self._now_ms())
 
     def _own_card(self) -> bytes:
         """Sealed anew before it can run out on its way; empty where nobody could dial."""
@@ -300,8 +300,8 @@ class Session(INotifee):
 
     def _count(self) -> None:
         counts = self._its.counts
-        counts.connected, counts.known = self._table.connected, self._table.known
-        counts.banned = self._table.count_banned(self._now_ms())
+        counts.connected, counts.known = self._table.connected, self._table.book.known
+        counts.banned = self._table.book.count_banned(self._now_ms())
 
     def _now_ms(self) -> int:
         return self._its.clock.monotonic_ms()

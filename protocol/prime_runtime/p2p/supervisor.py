@@ -58,7 +58,8 @@ class P2PNode:
         assert self._keeper is None, "started twice"
         await asyncio.to_thread(_load_library, self._config)
         from prime_runtime.p2p.bridge import Inbox
-        from prime_runtime.p2p.peers import PeerLimits, PeerTable
+        from prime_runtime.p2p.peer_book import PeerLimits
+        from prime_runtime.p2p.peers import PeerTable
         from prime_runtime.p2p.session import Lasting
 
         limits = PeerLimits(
@@ -69,7 +70,7 @@ class P2PNode:
             ask_ms=self._config.exchange_ms,
         )
         table = PeerTable(self._key.peer_id(), limits, salt=secrets.token_bytes(16))
-        table.add_bootstrap(list(self._config.bootstrap))
+        table.book.add_bootstrap(list(self._config.bootstrap))
         self._inbox = Inbox(self._config.inbox_max)
         self._lasting = Lasting(
             key=self._key,

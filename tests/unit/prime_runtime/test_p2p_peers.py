@@ -6,19 +6,18 @@ import pytest
 from gossip_world import wallet
 
 from prime_protocol.addresses import PeerAddress
+from prime_runtime.p2p.peer_book import GROUP_BANS_MAX, PeerLimits
 from prime_runtime.p2p.peer_score import BAN_MS, HALF_LIFE_MS, SCORE_MAX, Fault, Score
 from prime_runtime.p2p.peers import (
     ALONE_WAIT_MS_MAX,
     DIAL_WAIT_MS,
     DIAL_WAIT_MS_MAX,
     FORGET_FAILURES,
-    GROUP_BANS_MAX,
     PINGS_MISSED_MAX,
     SILENT_MS,
     Ask,
     Dial,
     Drop,
-    PeerLimits,
     PeerTable,
     Ping,
     parse_address,
@@ -43,7 +42,7 @@ def address(number: int, host: str | None = None, port: int = 4001) -> str:
 
 
 def learn(to: PeerTable, *texts: str, until_ms: int = 100, now_ms: int = 0, card: bytes = b"card") -> bool:
-    return to.learn(tuple(map(PeerAddress.parse, texts)), card=card, until_ms=until_ms, now_ms=now_ms)
+    return to.book.learn(tuple(map(PeerAddress.parse, texts)), card=card, until_ms=until_ms, now_ms=now_ms)
 
 
 def dials(of: PeerTable, now_ms: int) -> list[Dial]:
@@ -57,7 +56,7 @@ def connect(to: PeerTable, number: int, now_ms: int = 0, host: str | None = None
 
 def test_it_dials_what_it_was_told_until_it_has_enough() -> None:
     ours = table()
-    ours.add_bootstrap([address(2), address(3)])
+    ours.book.add_bootstrap([address(2), address(3)])
     for number in range(4, 9):
         assert learn(ours, address(number))
     first = dials(ours, 0)
@@ -73,7 +72,7 @@ def test_it_dials_what_it_was_told_until_it_has_enough() -> None:
 
 def test_it_never_dials_itself() -> None:
     ours = table()
-    ours.add_bootstrap([f"/ip4/203.0.113.1/tcp/1/p2p/{OWN}"])
+    ours.book.add_bootstrap([f"/ip4/203.0.113.1/tcp/1/p2p/{OWN}"])
     assert not learn(ours, f"/ip4/203.0.113.1/tcp/1/p2p/{OWN}")
     assert dials(ours, 0) == []
 
@@ -100,18 +99,18 @@ def test_a_dead_first_address_does_not_hide_a_live_second_one() -> None:
 
 def test_who_never_answers_is_forgotten_unless_it_is_a_bootstrap_peer() -> None:
     ours = table()
-    ours.add_bootstrap([address(2)])
+    ours.book.add_bootstrap([address(2)])
     assert learn(ours, address(3))
     for number in range(FORGET_FAILURES):
         for dial in dials(ours, (number + 1) * DIAL_WAIT_MS_MAX):
             ours.dialled(dial.peer, dial.address, is_open=False, now_ms=(number + 1) * DIAL_WAIT_MS_MAX)
-    assert ours.known == 1
+    assert ours.book.known == 1
     assert [dial.peer for dial in dials(ours, LATER_MS)] == [peer(2)]
 
 
 def test_who_has_lost_everybody_goes_back_to_its_bootstrap_peers_soon() -> None:
     ours = table()
-    ours.add_bootstrap([address(2)])
+    ours.book.add_bootstrap([address(2)])
     now_ms = 0
     for _ in range(12):
         (dial,) = dials(ours, now_ms)
@@ -126,7 +125,7 @@ def test_the_newest_card_replaces_the_addresses_of_an_older_one() -> None:
     assert learn(ours, address(2, port=1), until_ms=100)
     assert learn(ours, address(2, port=2), until_ms=200, card=b"newer")
     assert [dial.address for dial in dials(ours, 0)] == [address(2, port=2)]
-    assert ours.cards("asker", count_max=9, wall_ms=150) == [b"newer"]
+    assert ours.book.cards("asker", count_max=9, wall_ms=150) == [b"newer"]
 
 
 def test_living_cards_are_handed_out_and_never_the_askers_own() -> None:
@@ -134,24 +133,24 @@ def test_living_cards_are_handed_out_and_never_the_askers_own() -> None:
     for number in range(2, 6):
         assert learn(ours, address(number), until_ms=number * 100, card=bytes([number]))
     connect(ours, 5)
-    assert ours.cards("asker", count_max=9, wall_ms=300)[0] == bytes([5]), "a connected one first"
-    assert sorted(ours.cards(peer(4), count_max=9, wall_ms=300)) == [bytes([5])]
-    assert len(ours.cards("asker", count_max=1, wall_ms=0)) == 1
+    assert ours.book.cards("asker", count_max=9, wall_ms=300)[0] == bytes([5]), "a connected one first"
+    assert sorted(ours.book.cards(peer(4), count_max=9, wall_ms=300)) == [bytes([5])]
+    assert len(ours.book.cards("asker", count_max=1, wall_ms=0)) == 1
 
 
 def test_addresses_without_a_card_are_dialled_and_not_handed_out() -> None:
     ours = table()
     assert learn(ours, address(2), card=b"", until_ms=0)
     assert dials(ours, 0)
-    assert ours.cards("asker", count_max=9, wall_ms=0) == []
+    assert ours.book.cards("asker", count_max=9, wall_ms=0) == []
 
 
 def test_one_host_cannot_fill_the_table() -> None:
     ours = table()
     learnt = [learn(ours, address(number, host="203.0.113.200", port=number)) for number in range(2, 10)]
     assert learnt == [True] * LIMITS.per_host_max + [False] * 4
-    ours.add_bootstrap([address(30, host="203.0.113.200")])
-    assert ours.known == LIMITS.per_host_max + 1, "what the operator named is always known"
+    ours.book.add_bootstrap([address(30, host="203.0.113.200")])
+    assert ours.book.known == LIMITS.per_host_max + 1, "what the operator named is always known"
 
 
 def test_a_full_table_takes_a_newcomer_only_for_one_that_fails() -> None:
@@ -162,7 +161,7 @@ def test_a_full_table_takes_a_newcomer_only_for_one_that_fails() -> None:
     (dial,) = dials(ours, 0)
     ours.dialled(dial.peer, dial.address, is_open=False, now_ms=0)
     assert learn(ours, address(4))
-    assert ours.known == 2
+    assert ours.book.known == 2
 
 
 def test_a_connected_peer_is_pinged_and_asked_when_due() -> None:
@@ -201,7 +200,7 @@ def test_events_about_who_is_gone_change_nothing() -> None:
     ours.dialled(peer(2), address(2), is_open=False, now_ms=0)
     assert ours.pinged(peer(2), is_answered=False, now_ms=0) == []
     assert ours.misbehaved(peer(2), Fault.FORGED, 0) == []
-    assert (ours.known, ours.connected) == (0, 0)
+    assert (ours.book.known, ours.connected) == (0, 0)
 
 
 def test_a_stranger_that_came_and_went_leaves_nothing() -> None:
@@ -209,8 +208,8 @@ def test_a_stranger_that_came_and_went_leaves_nothing() -> None:
     for number in range(2, 30):
         connect(ours, number)
         ours.disconnected(peer(number), 1)
-    assert ours.linked == []
-    assert len(ours._peers) == 0
+    assert ours.connected == 0
+    assert len(ours.book.peers) == 0
 
 
 def ban(ours: PeerTable, number: int, now_ms: int = 0, host: str | None = None) -> None:
@@ -224,8 +223,8 @@ def test_who_passes_on_forgeries_is_banned_dropped_and_not_dialled_until_the_ban
     ours = table()
     assert learn(ours, address(2))
     ban(ours, 2)
-    assert ours.is_banned(peer(2), 1)
-    assert ours.count_banned(1) == 1
+    assert ours.book.is_banned(peer(2), 1)
+    assert ours.book.count_banned(1) == 1
     assert [type(effect) for effect in ours.connected_to(peer(2), "203.0.113.2", 1)] == [Drop]
     assert not learn(ours, address(2), until_ms=999, now_ms=1)
     assert dials(ours, 1) == []
@@ -235,18 +234,18 @@ def test_who_passes_on_forgeries_is_banned_dropped_and_not_dialled_until_the_ban
 def test_an_address_with_three_banned_peers_is_shut_out_until_their_bans_end() -> None:
     ours = table()
     for number in range(2, 2 + GROUP_BANS_MAX):
-        assert not ours.is_shut_out("198.51.100.1", 0)
+        assert not ours.book.is_shut_out("198.51.100.1", 0)
         ban(ours, number, host="198.51.100.1")
-    assert ours.is_shut_out("198.51.100.1", 1)
-    assert not ours.is_shut_out("198.51.100.2", 1)
-    assert not ours.is_shut_out("198.51.100.1", BAN_MS)
+    assert ours.book.is_shut_out("198.51.100.1", 1)
+    assert not ours.book.is_shut_out("198.51.100.2", 1)
+    assert not ours.book.is_shut_out("198.51.100.1", BAN_MS)
 
 
 def test_this_machine_is_never_shut_out() -> None:
     ours = table()
     for number in range(2, 10):
         ban(ours, number, host="127.0.0.1")
-    assert not ours.is_shut_out("127.0.0.1", 1)
+    assert not ours.book.is_shut_out("127.0.0.1", 1)
 
 
 def test_banned_strangers_are_remembered_in_bounds_and_forgotten_afterwards() -> None:
@@ -254,9 +253,9 @@ def test_banned_strangers_are_remembered_in_bounds_and_forgotten_afterwards() ->
     for number in range(2, 20):
         ban(ours, number, now_ms=number)
         ours.tick(number)
-    assert ours.count_banned(30) == 5
+    assert ours.book.count_banned(30) == 5
     ours.tick(30 + BAN_MS)
-    assert len(ours._peers) == 0
+    assert len(ours.book.peers) == 0
 
 
 def test_a_crash_of_the_library_forgets_connections_and_keeps_peers() -> None:
@@ -265,7 +264,7 @@ def test_a_crash_of_the_library_forgets_connections_and_keeps_peers() -> None:
     dials(ours, 0)
     connect(ours, 3)
     ours.disconnect_all(5)
-    assert (ours.connected, ours.known) == (0, 1)
+    assert (ours.connected, ours.book.known) == (0, 1)
     assert [dial.peer for dial in dials(ours, 5 + DIAL_WAIT_MS)] == [peer(2)]
 
 

@@ -1,0 +1,191 @@
+"""Everybody this node has heard of: addresses, cards, scores, and who is forgotten first. Pure.
+
+A peer is named by its peer id, which is free to make, so nothing here trusts a new one: what is known of strangers is
+bounded for each host and in all, and three banned peers behind one address shut that address out for a while. Whom to
+dial and to keep is in peers.py.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from prime_protocol.addresses import PeerAddress
+from prime_runtime.p2p.peer_score import Score
+from prime_runtime.rates import address_group
+
+GROUP_BANS_MAX = 3
+LOOPBACK = ("127.0.0.1", "::/64")
+"""This machine: whoever is on it can do worse than gossip, and several nodes may be. No limit for one address here."""
+
+
+@dataclass(slots=True)
+class Place:
+    """One address of a peer, and how dialling it went."""
+
+    address: PeerAddress
+    failures: int = 0
+    wait_until_ms: int = 0
+
+
+@dataclass(slots=True)
+class Link:
+    """An open connection."""
+
+    since_ms: int
+    ping_at_ms: int
+    ask_at_ms: int
+    pings_missed: int = 0
+    is_pinging: bool = False
+    is_asking: bool = False
+    is_speaking: bool = False
+    """It takes part in gossip."""
+
+
+@dataclass(slots=True)
+class Peer:
+    is_bootstrap: bool = False
+    places: list[Place] = field(default_factory=list)
+    card: bytes = b""
+    card_until_ms: int = 0
+    """Wall clock."""
+    score: Score = field(default_factory=Score)
+    link: Link | None = None
+    is_dialling: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLimits:
+    """How many of what; from the settings."""
+
+    target: int
+    """Connections that this node tries to have."""
+    known_max: int
+    per_host_max: int
+    """Most peers known with an address on one host."""
+    ping_ms: int
+    ask_ms: int
+
+
+class PeerBook:
+    """What is known of other peers."""
+
+    def __init__(self, own_peer: str, limits: PeerLimits, *, salt: bytes) -> None:
+        self._own_peer = own_peer
+        self._limits = limits
+        self._salt = salt
+        self.peers: dict[str, Peer] = {}
+        self._hosts: dict[str, set[str]] = {}
+        """Peers by the host of each of their addresses."""
+
+    @property
+    def known(self) -> int:
+        """Peers that could be dialled."""
+        return sum(1 for peer in self.peers.values() if peer.places)
+
+    def count_banned(self, now_ms: int) -> int:
+        return sum(1 for peer in self.peers.values() if peer.score.is_banned(now_ms))
+
+    def is_banned(self, name: str, now_ms: int) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.score.is_banned(now_ms)
+
+    def is_shut_out(self, group: str, now_ms: int) -> bool:
+        """Enough peers behind this address are banned that the next one is not worth a handshake."""
+        if group in LOOPBACK:
+            return False
+        banned = [peer for peer in self.peers.values() if peer.score.group == group and peer.score.is_banned(now_ms)]
+        return len(banned) >= GROUP_BANS_MAX
+
+    def add_bootstrap(self, addresses: list[str]) -> None:
+        for text in addresses:
+            address = PeerAddress.parse(text)
+            if address.peer != self._own_peer:
+                self.peers.setdefault(address.peer, Peer()).is_bootstrap = True
+                self._place(address)
+
+    def learn(self, addresses: tuple[PeerAddress, ...], *, card: bytes, until_ms: int, now_ms: int) -> bool:
+        """A peer's card, or the addresses it was found at where `card` is empty. True if there was room for it."""
+        (name,) = {address.peer for address in addresses}
+        if name == self._own_peer or self.is_banned(name, now_ms):
+            return False
+        peer = self.peers.get(name)
+        if peer is None and len(self.peers) >= self._limits.known_max and not self._forget_worst(now_ms):
+            return False
+        is_placed = [self._place(address) for address in addresses]
+        peer = self.peers.get(name)
+        if peer is None or not any(is_placed):
+            return False
+        if card and until_ms > peer.card_until_ms:
+            kept = {str(address) for address in addresses}
+            peer.card, peer.card_until_ms = card, until_ms
+            if not peer.is_bootstrap:
+                # The newest card is the whole truth about a peer; a moved one is not dialled at its old place.
+                self._drop_places(name, [place for place in peer.places if str(place.address) not in kept])
+        return True
+
+    def cards(self, asker: str, *, count_max: int, wall_ms: int) -> list[bytes]:
+        """Living cards for somebody who asks: connected peers first, then in an order that nobody can foresee."""
+        living = [(n, p) for n, p in self.peers.items() if p.card and p.card_until_ms > wall_ms and n != asker]
+        living.sort(key=lambda item: (item[1].link is None, self.shuffle(item[0] + asker)))
+        return [peer.card for _, peer in living[:count_max]]
+
+    def forget(self, name: str) -> None:
+        self._drop_places(name, list(self.peers[name].places))
+        del self.peers[name]
+
+    def forget_if_empty(self, name: str, now_ms: int) -> None:
+        """A stranger that came and went leaves nothing behind, unless it is banned."""
+        peer = self.peers[name]
+        if not peer.places and not peer.score.is_banned(now_ms):
+            del self.peers[name]
+
+    def sweep(self, now_ms: int) -> None:
+        """Strangers whose ban is over are forgotten; of those still banned, no more are kept than of all others."""
+        gone = [(p.score.banned_until_ms, n) for n, p in self.peers.items() if not p.places and p.link is None]
+        gone.sort()
+        for until_ms, name in gone:
+            if until_ms <= now_ms or len(gone) > self._limits.known_max:
+                del self.peers[name]
+                gone = gone[1:]
+
+    def shuffle(self, name: str) -> bytes:
+        return sha256(self._salt + name.encode()).digest()
+
+    def _place(self, address: PeerAddress) -> bool:
+        """Remember one address, unless too many peers are said to be on that host."""
+        peer = self.peers.get(address.peer)
+        host = address_group(address.host) if address.family.startswith("ip") else address.host
+        if peer is not None and any(place.address == address for place in peer.places):
+            return True
+        here = self._hosts.setdefault(host, set())
+        is_wanted = host in LOOPBACK or (peer is not None and peer.is_bootstrap)
+        if address.peer not in here and len(here) >= self._limits.per_host_max and not is_wanted:
+            return False
+        here.add(address.peer)
+        self.peers.setdefault(address.peer, Peer()).places.append(Place(address))
+        return True
+
+    def _drop_places(self, name: str, places: list[Place]) -> None:
+        peer = self.peers[name]
+        peer.places = [place for place in peer.places if place not in places]
+        for place in places:
+            address = place.address
+            host = address_group(address.host) if address.family.startswith("ip") else address.host
+            if any(other.address.host == address.host for other in peer.places):
+                continue
+            here = self._hosts.get(host, set())
+            here.discard(name)
+            if not here:
+                self._hosts.pop(host, None)
+
+    def _forget_worst(self, now_ms: int) -> bool:
+        """Make room for a newcomer; False if everybody known is worth more than a stranger."""
+        idle = [
+            (max((place.failures for place in peer.places), default=0), -peer.score.at(now_ms), name)
+            for name, peer in self.peers.items()
+            if peer.link is None and not peer.is_bootstrap and not peer.is_dialling and not peer.score.is_banned(now_ms)
+        ]
+        worst = max(idle, default=None)
+        if worst is None or (worst[0] == 0 and worst[1] <= 0):
+            return False
+        self.forget(worst[2])
+        return True
