@@ -144,12 +144,15 @@ def main(folder: Path, changed: str) -> None:
     engine.load(folder / "partly")
     found["partly_whole"] = get_tokens(list(engine.generate(orders, SAMPLING)))
 
-    found["other_model"] = refusal(lambda: engine.load(folder / "deeper"))
     foreign = Text(number=0, prompt=orders[0].prompt, output=np.array([32], np.int32), seed=0)
     found["foreign_token"] = refusal(lambda: list(engine.read([foreign], SAMPLING)))
     long = Order(number=0, prompt=np.zeros(700, np.int32), seed=0)
     found["too_long"] = refusal(lambda: list(engine.generate([long], SAMPLING)))
-    found["small_heads"] = refusal(lambda: VllmEngine(device="cpu").load(folder / "small_heads"))
+
+    engine.load(folder / "deeper")
+    found["deeper_read"] = read(engine, orders, list(engine.generate(orders, SAMPLING)), SAMPLING)
+    found["small_heads"] = refusal(lambda: engine.load(folder / "small_heads"))
+    found["nothing_whole"] = refusal(lambda: list(engine.generate(orders, SAMPLING)))
     print(json.dumps(found))
 
 

@@ -4,6 +4,7 @@ vLLM schedules, keeps the cache and runs the model; vllm_worker.py draws the tok
 Requests are handed over a batch at a time, so that a machine which runs out of memory can go on with a smaller one.
 """
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -73,44 +74,23 @@ class VllmEngine:
 
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
-        if self._llm is None:
-            self._llm = start(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
-            self._try_out(checkpoint)
-            self._files = files.digest
-            self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
-            return
-        if files.digest != self._files:
-            raise LocalError(f"{checkpoint} has other files beside its tensors than the model that runs: restart")
-        # vLLM says nothing about a tensor that it does not find.
-        tensors.check(self._shapes)
-        self._ask("prime_load", tensors, None if changed is None else whole_layers(changed, self._shapes))
-        if not self._llm.reset_prefix_cache():
-            raise LocalError("vLLM did not forget what it computed with the old weights: restart the engine")
+        is_swap = self._llm is not None and files.digest == self._files
+        # If it breaks off, nothing is computed until another one was loaded whole.
+        self._files = None
+        if is_swap:
+            self._swap(tensors, changed)
+        else:
+            self._begin(checkpoint, tensors)
+        self._files = files.digest
 
     def generate(
         self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        facts = self.facts
-        check_orders(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
-        self._ask("prime_begin", sampling)
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=sampling.tokens_max,
-            stop_token_ids=sorted(sampling.eos),
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-        def submit(order: Order, name: str) -> str:
-            inner: str = self._loaded().add_request(name, {"prompt_token_ids": order.prompt.tolist()}, params)
-            self._ask("prime_write", inner, order.seed)
-            return inner
-
-        for order, inner, tokens in self._run(orders, submit, is_wanted):
-            yield to_completion(order, tokens, self._ask("prime_take", inner), sampling)
+        self._check_whole()
+        yield from self._write(orders, sampling, is_wanted)
 
     def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
+        self._check_whole()
         facts = self.facts
         check_texts(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._ask("prime_begin", sampling)
@@ -132,7 +112,56 @@ class VllmEngine:
         for _, inner, _ in self._run(texts, submit, lambda: True):
             yield self._ask("prime_take_reading", inner)
 
+    # --- Weights ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, checkpoint: Path, tensors: FolderTensors) -> None:
+        """Start vLLM with this model; another one leaves first."""
+        if self._llm is not None:
+            self._llm.engine_core.shutdown()
+            self._llm = None
+            gc.collect()
+            free_memory()
+        self._llm = start(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
+        self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
+        # One token, because vLLM finds out at the first step what its kernels cannot run.
+        order = Order(number=0, prompt=np.zeros(1, np.int32), seed=0)
+        try:
+            self._ask("prime_install", self.facts.hidden)
+            list(self._write([order], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1), lambda: True))
+        except (RuntimeError, ValueError) as error:
+            raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
+
+    def _swap(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        # vLLM says nothing about a tensor that it does not find.
+        tensors.check(self._shapes)
+        self._ask("prime_load", tensors, None if changed is None else whole_layers(changed, self._shapes))
+        if not self._loaded().reset_prefix_cache():
+            raise LocalError("vLLM did not forget what it computed with the old weights: restart the engine")
+
     # --- Requests ---------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool]
+    ) -> Iterator[Completion]:
+        facts = self.facts
+        check_orders(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        self._ask("prime_begin", sampling)
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=sampling.tokens_max,
+            stop_token_ids=sorted(sampling.eos),
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+        def submit(order: Order, name: str) -> str:
+            inner: str = self._loaded().add_request(name, {"prompt_token_ids": order.prompt.tolist()}, params)
+            self._ask("prime_write", inner, order.seed)
+            return inner
+
+        for order, inner, tokens in self._run(orders, submit, is_wanted):
+            yield to_completion(order, tokens, self._ask("prime_take", inner), sampling)
 
     def _run(
         self, items: Sequence[Item], submit: Callable[[Item, str], str], is_wanted: Callable[[], bool]
@@ -166,8 +195,7 @@ class VllmEngine:
             raise LocalError("not enough memory for one completion: use a smaller model, or a device with more memory")
         self._room = max(1, running // 2)
         log.warning("out of memory with %d requests at once; going on with %d", running, self._room)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of vllm_worker.PrimeWorker."""
@@ -177,15 +205,9 @@ class VllmEngine:
         assert self._llm is not None, "load comes first"
         return self._llm
 
-    def _try_out(self, checkpoint: Path) -> None:
-        """One token, because vLLM finds out at the first step what its kernels cannot run."""
-        order = Order(number=0, prompt=np.zeros(1, np.int32), seed=0)
-        try:
-            self._ask("prime_install", self.facts.hidden)
-            list(self.generate([order], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))
-        except (RuntimeError, ValueError) as error:
-            self._llm = None
-            raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
+    def _check_whole(self) -> None:
+        if self._files is None:
+            raise LocalError("no checkpoint is loaded whole: load one")
 
 
 def to_completion(order: Order, tokens: list[int], seen: WritingSoFar, sampling: Sampling) -> Completion:
@@ -203,3 +225,9 @@ def to_completion(order: Order, tokens: list[int], seen: WritingSoFar, sampling:
         finish=Finish.EOS if is_ended else Finish.LENGTH,
         proofs=seen.finish(),
     )
+
+
+def free_memory() -> None:
+    """What torch holds back of a GPU's memory may be in pieces that do not fit any more."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

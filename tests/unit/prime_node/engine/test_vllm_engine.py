@@ -60,7 +60,7 @@ def check_records(found: dict[str, Any]) -> None:
     assert found["put_aside"] > 0, "the cache was meant to be too small"
     assert found["longest_prompt"] > found["step_tokens"]
     assert found["finishes"] == ["EOS", "LENGTH"]
-    for name in ("long_read", "read", "greedy_read"):
+    for name in ("long_read", "read", "greedy_read", "deeper_read"):
         seen = found[name]
         assert len(seen["rows"]) == len(found["first"])
         assert seen["problems"] == []
@@ -85,7 +85,7 @@ def check_swaps(found: dict[str, Any]) -> None:
 
 
 def check_refusals(found: dict[str, Any]) -> None:
-    assert "has other files beside its tensors" in found["other_model"]
     assert found["foreign_token"].startswith("RemoteError: rows[0]: has tokens outside")
     assert "700 prompt tokens and may take 40 more" in found["too_long"]
     assert "Unsupported CPU attention configuration: head_dim=16" in found["small_heads"]
+    assert "no checkpoint is loaded whole" in found["nothing_whole"]
