@@ -18,7 +18,6 @@ from prime_coordinator.store import LogStore, Refused
 from prime_coordinator.uploads import file_key
 from prime_protocol.entries import Submitted
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_runtime.clock import Clock
 from prime_runtime.http_server import Caller
@@ -67,13 +66,13 @@ class Submissions:
             raise RemoteError("file_bytes", f"is {entry.file_bytes}, the file has {size_bytes}")
 
     async def _check_content(self, key: str, entry: Submitted, expected: Expected) -> None:
-        dataset = dict(TaskSetSpec.parse(expected.terms.task_set).parameters).get("dataset")
+        dataset = TaskSetSpec.parse(expected.terms.task_set).problem_file
         async with self._on_disk(key, self._config.upload_bytes_max) as path:
             if dataset is None:
                 await self._checkers.check(CheckJob(path, entry, expected, None))
                 return
             try:
-                async with self._on_disk(content_key(DATASETS, Digest.parse(dataset)), DATASET_BYTES_MAX) as problems:
+                async with self._on_disk(content_key(DATASETS, dataset), DATASET_BYTES_MAX) as problems:
                     await self._checkers.check(CheckJob(path, entry, expected, problems))
             except ObjectMissing:
                 problem = f"the object store has no {DATASETS}/{dataset}; put the run's problem file there"

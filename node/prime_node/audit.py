@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from prime_node.briefing import Briefings, fetch_file
+from prime_node.briefing import Briefings
 from prime_node.checks import Judgement
 from prime_node.engine.keeper import EngineKeeper
 from prime_node.events import AuditDone, AuditFailed, Finding
@@ -24,6 +24,7 @@ from prime_protocol.messages import AuditTask
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.signing import Signature
 from prime_runtime.clock import Clock
+from prime_runtime.fetching import fetch_file
 from prime_runtime.http_client import HttpClient, Server
 from prime_runtime.sandbox import Sandbox
 

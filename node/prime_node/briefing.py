@@ -30,6 +30,7 @@ from prime_protocol.tasks.family import Family
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.terms import ANY_MODEL_FILES, RunTerms
+from prime_runtime.fetching import fetch_file
 from prime_runtime.http_client import HttpClient, Server
 from prime_runtime.model_files import ModelFiles
 
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 KEPT = 4
 """Steps, task sets and models remembered: the present one, and those that are still judged."""
-FETCH_MS = 600_000
-"""Time for a file to arrive from the coordinator."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -162,8 +161,7 @@ class Briefings:
         family = self._families.get(task_set)
         if family is None:
             spec = TaskSetSpec.parse(task_set)
-            name = dict(spec.parameters).get("dataset")
-            data = await self._read_dataset(Digest.parse(name)) if name else b""
+            data = await self._read_dataset(spec.problem_file) if spec.problem_file else b""
             family = await asyncio.to_thread(open_family, spec, data)
             self._families.put(task_set, family)
         return family
@@ -186,13 +184,3 @@ class Briefings:
             model = await asyncio.to_thread(ModelFiles.open, folder)
             self._models.put(root, model)
         return model
-
-
-async def fetch_file(client: HttpClient, server: Server, path: str, digest: Digest, *, bytes_max: int) -> bytes:
-    """A file by its digest, from whoever has it. LocalError: it is not there, or not within the time."""
-    data = await client.get(server, path, bytes_max=bytes_max, deadline_ms=FETCH_MS, redirects_max=1)
-    if data is None:
-        raise LocalError(f"the coordinator has no {path}")
-    if await asyncio.to_thread(lambda: sha256(data).digest()) != digest:
-        raise RemoteError(path, "is not what its digest says")
-    return data

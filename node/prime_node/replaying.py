@@ -56,8 +56,7 @@ def find_root(folder: Path) -> Digest:
 
 def find_dataset(evidence: Evidence) -> Digest | None:
     """The problem file that grading would need; None for task sets without one."""
-    name = dict(TaskSetSpec.parse(evidence.facts.terms.task_set).parameters).get("dataset")
-    return Digest.parse(name) if name else None
+    return TaskSetSpec.parse(evidence.facts.terms.task_set).problem_file
 
 
 async def replay(

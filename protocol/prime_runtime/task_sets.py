@@ -29,8 +29,7 @@ class TaskSets:
         """RemoteError where the terms name no set that can be; LocalError where its problem file cannot be had."""
         if task_set not in self._families:
             spec = TaskSetSpec.parse(task_set)
-            name = dict(spec.parameters).get("dataset")
-            data = await self._fetch(Digest.parse(name)) if name and name.startswith("0x") else b""
+            data = await self._fetch(spec.problem_file) if spec.problem_file else b""
             self._families[task_set] = await asyncio.to_thread(open_family, spec, data)
             if len(self._families) > KEPT:
                 self._families.popitem(last=False)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from prime_node import public_log
-from prime_node.briefing import fetch_file
 from prime_node.checks import Judgement
 from prime_node.commands.context import Context, with_pins
 from prime_node.config import NodeConfig
@@ -26,6 +25,7 @@ from prime_protocol.ids import Digest, NetworkId, NodeId
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import EMBEDDED
 from prime_runtime.clock import SystemClock
+from prime_runtime.fetching import fetch_file
 from prime_runtime.http_client import Server, open_client
 from prime_runtime.json_client import NotKnown, open_json_client
 

@@ -13,6 +13,7 @@ from typing import Self
 
 from prime_protocol.constants import TASK_PARAMETER_CHARS_MAX, TASK_PARAMETERS_MAX, TASK_SET_CHARS_MAX
 from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest
 
 FAMILY = re.compile(r"[a-z][a-z-]{0,39}")
 NAME = re.compile(rf"[a-z][a-z0-9_.]{{0,{TASK_PARAMETER_CHARS_MAX - 1}}}")
@@ -43,6 +44,15 @@ class TaskSetSpec:
             if before >= after:
                 raise RemoteError(f"task_set.{after}", "parameters must be in ascending order, each once")
         return cls(family, pairs)
+
+    @property
+    def problem_file(self) -> Digest | None:
+        """Digest of the file that the problems come from; None for families that make their own.
+
+        `dataset` is a digest where it is written as one; reasoning-gym's is the name of a generator.
+        """
+        dataset = dict(self.parameters).get("dataset", "")
+        return Digest.parse(dataset) if dataset.startswith("0x") else None
 
     def __str__(self) -> str:
         return (

@@ -4,6 +4,7 @@ import pytest
 
 from prime_protocol.constants import TASK_PARAMETERS_MAX, TASK_SET_CHARS_MAX
 from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 
@@ -11,6 +12,15 @@ from prime_protocol.tasks.spec import TaskSetSpec
 def test_spec_is_printed_as_it_was_read() -> None:
     for text in ("sort-digits", "sort-digits?digits=5&size=100000", "arithmetic?digits=3&operation=add&padded=yes"):
         assert str(TaskSetSpec.parse(text)) == text
+
+
+def test_problem_file_is_a_digest_and_not_the_name_of_a_generator() -> None:
+    digest = Digest(bytes(range(32)))
+    assert TaskSetSpec.parse(f"math-answer?dataset={digest}").problem_file == digest
+    assert TaskSetSpec.parse("reasoning-gym?dataset=chain_sum").problem_file is None
+    assert TaskSetSpec.parse("sort-digits").problem_file is None
+    with pytest.raises(RemoteError):
+        _ = TaskSetSpec.parse("math-answer?dataset=0x12").problem_file
 
 
 @pytest.mark.parametrize(
