@@ -25,8 +25,8 @@ import numpy as np
 from tiny_models import make_checkpoint
 
 from prime_node.checks import find_model_flaws
-from prime_node.engine.base import Completion, Order, Sampling, Text
 from prime_node.engine.measuring import Claim, measure
+from prime_node.engine.seam import Completion, Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Tolerance

@@ -35,7 +35,7 @@ import torch
 import transformers
 from tiny_models import make_checkpoint
 
-from prime_node.engine.base import Order, Sampling
+from prime_node.engine.seam import Order, Sampling
 from prime_node.engine.torch_engine import TorchEngine
 from prime_node.engine.torch_proofs import ProofMaker
 

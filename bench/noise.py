@@ -17,8 +17,8 @@ from prime_node.calibrate_run import FLOAT32, IMITATED, Plan, Rows, measure, pla
 from prime_node.calibration import Target, collect, fit_tolerance
 from prime_node.calibration_report import COLUMNS, list_bounds, list_noise
 from prime_node.checks import find_model_flaws
-from prime_node.engine.base import Sampling
 from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_node.engine.seam import Sampling
 from prime_protocol.tolerance import Precision, Tolerance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.child import Options, main
+from prime_node.engine.seam import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts import Finish
 from prime_protocol.sampling import choose, replay_margin

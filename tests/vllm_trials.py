@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from prime_node.engine.base import Completion, Order, Sampling, Text
 from prime_node.engine.measuring import Claim, measure
+from prime_node.engine.seam import Completion, Order, Sampling, Text
 from prime_node.engine.vllm_engine import VllmEngine
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest

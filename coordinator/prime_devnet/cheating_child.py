@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from prime_devnet.cheats import CHEATS
-from prime_node.engine.base import Engine
 from prime_node.engine.child import Options, main, open_engine
+from prime_node.engine.seam import Engine
 
 HONEST = ("-m", "prime_node.engine.child")
 

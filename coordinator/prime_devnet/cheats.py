@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prime_node.engine.base import Completion, Engine, EngineFacts, Order, Reading, Sampling, Text
+from prime_node.engine.seam import Completion, Engine, EngineFacts, Order, Reading, Sampling, Text
 from prime_protocol.rollouts import Finish
 from prime_protocol.toploc import build_proofs
 

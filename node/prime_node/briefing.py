@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prime_node.checks import Rules
-from prime_node.engine.base import Sampling
+from prime_node.engine.seam import Sampling
 from prime_node.home import write_whole
 from prime_node.shardcast.weights import WeightsFetcher
 from prime_protocol.constants import DATASET_BYTES_MAX

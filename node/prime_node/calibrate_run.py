@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.base import EngineFacts, Order, Sampling, Text
 from prime_node.engine.engine_config import EngineConfig, EngineKind
 from prime_node.engine.measuring import Claim, RowNumbers
 from prime_node.engine.process import EngineProcess, command_of, environment_of
+from prime_node.engine.seam import EngineFacts, Order, Sampling, Text
 from prime_protocol.digests import digest_fields
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from prime_node.briefing import Briefing
 from prime_node.checks import Flaw, Judgement, Rewards, find_model_flaws, find_token_flaws, judge_disorder, judge_file
-from prime_node.engine.base import EngineFacts, Text
 from prime_node.engine.keeper import EngineKeeper, Seat
 from prime_node.engine.measuring import Claim, RowNumbers
+from prime_node.engine.seam import EngineFacts, Text
 from prime_protocol.beacon import sample_seed
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from prime_node.briefing import Briefing, Briefings
-from prime_node.engine.base import Completion, Order
 from prime_node.engine.keeper import EngineKeeper, Seat
 from prime_node.engine.process import EngineDied
+from prime_node.engine.seam import Completion, Order
 from prime_node.events import Generate, Generated, GenerationFailed, Progressed, Work
 from prime_node.examination import open_file, read_again
 from prime_node.journal import Journal, Piece, PieceState

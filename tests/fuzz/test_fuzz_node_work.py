@@ -11,7 +11,6 @@ from work_scene import BEACON, KEY, NETWORK, ROOT, RUN, SCENE_TERMS, SEED, diges
 from prime_node import public_log
 from prime_node.checks import Flaw
 from prime_node.engine import frame_values as values
-from prime_node.engine.base import Completion, EngineFacts
 from prime_node.engine.frames import (
     HEAD_BYTES,
     CompletionFrame,
@@ -26,6 +25,7 @@ from prime_node.engine.frames import (
     read_head,
 )
 from prime_node.engine.measuring import RowNumbers
+from prime_node.engine.seam import Completion, EngineFacts
 from prime_node.evidence import VERSION, Evidence, open_evidence
 from prime_protocol.codec import encode
 from prime_protocol.entries import Metric, Outcome

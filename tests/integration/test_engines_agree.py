@@ -13,10 +13,10 @@ from spliced_weights import splice_checkpoint
 from tiny_models import EOS, make_checkpoint
 
 from prime_node.checks import find_model_flaws
-from prime_node.engine.base import Order, Sampling, Text
 from prime_node.engine.engine_config import EngineConfig, EngineKind
 from prime_node.engine.measuring import Claim
 from prime_node.engine.process import EngineProcess, command_of, environment_of
+from prime_node.engine.seam import Order, Sampling, Text
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision, Tolerance
 

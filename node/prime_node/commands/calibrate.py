@@ -12,8 +12,8 @@ from prime_node.calibrate_run import BFLOAT16, FLOAT32, IMITATED, Plan, measure,
 from prime_node.calibration import Target, collect, fit_tolerance
 from prime_node.calibration_report import COLUMNS, list_bounds, list_noise, render_toml
 from prime_node.commands.context import Context
-from prime_node.engine.base import Sampling
 from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_node.engine.seam import Sampling
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec

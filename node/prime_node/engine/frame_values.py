@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.base import Completion, EngineFacts, Order, Sampling, Text
 from prime_node.engine.frames import (
     PROBLEM_BYTES_MAX,
     ClaimFrame,
@@ -16,6 +15,7 @@ from prime_node.engine.frames import (
     SamplingFrame,
 )
 from prime_node.engine.measuring import Claim, RowNumbers
+from prime_node.engine.seam import Completion, EngineFacts, Order, Sampling, Text
 from prime_protocol.errors import RemoteError
 from prime_protocol.rollouts import Finish
 from prime_protocol.toploc_verify import ChunkReport

@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from prime_node.engine.base import EngineFacts
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.process import EngineDied, EngineProcess, command_of, environment_of
+from prime_node.engine.seam import EngineFacts
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.base import Reading, Text
+from prime_node.engine.seam import Reading, Text
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.toploc import parse_proofs

@@ -17,7 +17,6 @@ import prime_node
 import prime_protocol
 import prime_runtime
 from prime_node.engine import frame_values as values
-from prime_node.engine.base import Completion, EngineFacts, Order, Sampling
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.frames import (
     HEAD_BYTES,
@@ -40,6 +39,7 @@ from prime_node.engine.frames import (
     read_head,
 )
 from prime_node.engine.measuring import Claim, RowNumbers
+from prime_node.engine.seam import Completion, EngineFacts, Order, Sampling
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision

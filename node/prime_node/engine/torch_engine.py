@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.dense_shape import Unfit, parse_dense_shape
+from prime_node.engine.seam import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_device import choose_device, choose_precision, get_cache_bytes, is_out_of_memory
 from prime_node.engine.torch_generation import Generation

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from prime_node.engine.base import Completion, Order, Sampling
 from prime_node.engine.row_order import close_gaps
+from prime_node.engine.seam import Completion, Order, Sampling
 from prime_node.engine.torch_model import Batch, Model
 from prime_node.engine.torch_proofs import ProofMaker
 from prime_node.engine.torch_sampling import Draws, choose_tokens

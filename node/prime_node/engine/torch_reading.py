@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prime_node.engine.base import Reading, Sampling, Text
+from prime_node.engine.seam import Reading, Sampling, Text
 from prime_node.engine.torch_model import Model
 from prime_node.engine.torch_sampling import Draws, get_logprobs, get_margins, take_likeliest, take_own
 from prime_protocol.errors import RemoteError

@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from prime_node.engine.base import Completion, EngineFacts, Order, Reading, Sampling, Text
+from prime_node.engine.seam import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.torch_device import choose_precision, is_out_of_memory
 from prime_node.engine.torch_reading import check_texts
 from prime_node.engine.torch_weights import FolderTensors

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.base import Reading, Text
+from prime_node.engine.seam import Reading, Text
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS
 from prime_protocol.errors import LocalError
 from prime_protocol.toploc import build_proofs

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prime_node.engine.base import Reading, Sampling, Text
+from prime_node.engine.seam import Reading, Sampling, Text
 from prime_node.engine.torch_sampling import Draws, choose_tokens, get_logprobs, get_margins, take_likeliest, take_own
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.vllm_record import ReadingSoFar, WritingSoFar

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from prime_node.engine.base import Completion, Order, Sampling
+from prime_node.engine.seam import Completion, Order, Sampling
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts import Finish
 

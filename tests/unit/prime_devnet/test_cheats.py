@@ -8,7 +8,7 @@ from tiny_models import EOS, LETTERS, make_checkpoint
 
 from prime_devnet.cheating_child import write_interpreter
 from prime_devnet.cheats import CHEATS
-from prime_node.engine.base import Completion, Engine, Order, Sampling, Text
+from prime_node.engine.seam import Completion, Engine, Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.ids import Digest
 from prime_protocol.toploc import parse_proofs

@@ -21,8 +21,8 @@ from prime_node.calibrate_run import (
 )
 from prime_node.cli import main
 from prime_node.commands.calibrate import find_engines, find_precisions, parse_numbers, task_prompts
-from prime_node.engine.base import Sampling
 from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_node.engine.seam import Sampling
 from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from tiny_models import EOS, make_checkpoint
 
-from prime_node.engine.base import Order, Sampling, Text
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.frames import HEAD_BYTES, PIPE_BYTES_MAX, Done, pack, read_body, read_head
 from prime_node.engine.keeper import DEATHS_MAX, EngineBroken, EngineKeeper, EngineState, Seat
 from prime_node.engine.measuring import Claim
 from prime_node.engine.process import EngineDied, EngineProcess, environment_of
+from prime_node.engine.seam import Order, Sampling, Text
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.tolerance import Precision

@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 from tiny_models import EOS, make_checkpoint
 
-from prime_node.engine.base import Completion, Order, Reading, Sampling, Text
+from prime_node.engine.seam import Completion, Order, Reading, Sampling, Text
 from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.errors import LocalError, RemoteError

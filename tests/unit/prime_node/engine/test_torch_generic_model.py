@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import EOS, make_checkpoint, make_tokenizer
 
-from prime_node.engine.base import Order, Sampling, Text
+from prime_node.engine.seam import Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
 from prime_node.engine.torch_generic_model import GenericModel
 from prime_protocol.errors import LocalError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import EOS, make_checkpoint
 
-from prime_node.engine.base import Order, Sampling, Text
+from prime_node.engine.seam import Order, Sampling, Text
 from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_device import choose_device, choose_precision, is_out_of_memory, names_bf16
 from prime_node.engine.torch_engine import TorchEngine

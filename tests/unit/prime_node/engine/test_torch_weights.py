@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import make_checkpoint, make_tensors, write_safetensors
 
-from prime_node.engine.base import Order, Sampling
+from prime_node.engine.seam import Order, Sampling
 from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_engine import TorchEngine
 from prime_node.engine.torch_weights import FolderTensors

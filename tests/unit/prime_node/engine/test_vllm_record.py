@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prime_node.engine.base import Text
+from prime_node.engine.seam import Text
 from prime_node.engine.vllm_record import ReadingSoFar, WritingSoFar
 from prime_protocol.errors import LocalError
 from prime_protocol.toploc import build_proofs
