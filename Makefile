@@ -13,7 +13,7 @@ help:  ## this list
 demo: $(READY)  ## a whole network on this machine trains a tiny model and catches a cheater (DEMO=--exit: end when done)
 	@.venv/bin/python -m prime_devnet $(DEMO)
 
-test: $(READY)  ## every test; fails under 100 % branch coverage of prime_protocol
+test: $(READY) .vllm/ready  ## every test; fails under 100 % branch coverage of prime_protocol
 	sh tests/install_packages.sh test
 	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
 
