@@ -1,4 +1,4 @@
-"""Compile the C kernels of prime_protocol while the package is built. Without a compiler the numpy versions serve."""
+"""Compile the C kernels while the package is built. Without a compiler numpy, or torch, computes the same."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = "protocol/prime_protocol/native"
+NATIVE = ("protocol/prime_protocol/native", "node/prime_node/engine/native")
 # No -march=native: the wheel must run elsewhere. Wide instructions are chosen at run time, inside the sources.
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 
@@ -21,11 +21,11 @@ class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None or not sys.platform.startswith("linux"):
-            self.app.display_warning("no C compiler: the slower numpy kernels will be used")
+            self.app.display_warning("no C compiler: the slower kernels of numpy and torch will be used")
             return
-        for source in sorted((Path(self.root) / NATIVE).glob("*.c")):
+        for source in sorted(path for folder in NATIVE for path in (Path(self.root) / folder).glob("*.c")):
             library = source.with_suffix(".so")
             subprocess.run([compiler, *FLAGS, "-o", str(library), str(source)], check=True)
-            build_data["artifacts"].append(f"/{NATIVE}/{library.name}")
+            build_data["artifacts"].append(f"/{library.relative_to(self.root)}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -58,13 +58,14 @@ def merge(one: Stripe, next_: Stripe) -> Stripe:
     return Stripe(one.start, next_.stop, min(one.shortest, next_.shortest), max(one.longest, next_.longest))
 
 
-def close_gaps(rows: int, gone: Collection[int]) -> list[int]:
+def close_gaps(rows: int, gone: Collection[int], *, stripes: int = STRIPES) -> list[int]:
     """Which row each place takes over once some are gone: shorter than before, and nearly in the same order.
 
-    A gap is closed from a stripe further on, whose gap is closed from the next one: few rows move, and none far.
+    A gap is closed from a stripe further on, whose gap is closed from the next one: few rows move, and none far. With
+    one stripe a single row moves, from the end.
     """
     order = list(range(rows))
-    reach = -(-rows // STRIPES)
+    reach = -(-rows // stripes)
     for gap in sorted(gone, reverse=True):
         last = len(order) - 1
         while gap < last:

@@ -23,6 +23,9 @@ class KvCache:
         self, shape: DenseShape, *, rows: int, device: torch.device, dtype: torch.dtype, bytes_max: int | None
     ) -> None:
         self.rows = rows
+        self.device = device
+        self.dtype = dtype
+        self.head_dim = shape.head_dim
         self.length = 0
         """Tokens there is room for in every row."""
         self.bytes_max = bytes_max

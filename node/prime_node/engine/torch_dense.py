@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prime_node.engine.dense_shape import DenseShape
-from prime_node.engine.row_order import Stripe
+from prime_node.engine.torch_attention import Attention
 from prime_node.engine.torch_cache import KvCache
 from prime_node.engine.torch_rope import Rotation, get_frequencies
 
@@ -39,11 +39,12 @@ class Pass:
 
     tokens: Tensor
     positions: Tensor
-    stripes: list[tuple[Stripe, Tensor | None]]
-    """Decoding rows that attend together, each with its mask; None where all are equally long."""
     runs: list[Run]
-    places: Tensor | None
-    """Where the cache takes the tokens' keys and values; None: nowhere, they are read once."""
+    decoding: Attention | None = None
+    cache: KvCache | None = None
+    """Where the runs' keys and values are kept; None: nowhere, they are read once."""
+    places: Tensor | None = None
+    """Where in the cache, for each token of the runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,15 +98,13 @@ class DenseDecoder:
             down_bias=self._empty(shape.hidden) if shape.has_mlp_bias else None,
         )
 
-    def forward(self, todo: Pass, wanted: Tensor | None, cache: KvCache | None = None) -> Tensor:
+    def forward(self, todo: Pass, wanted: Tensor | None = None) -> Tensor:
         """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
         states = functional.embedding(todo.tokens, self.embedding)
         rotation = Rotation(self.frequencies, todo.positions, self.dtype)
         for number, layer in enumerate(self.layers):
             queries, keys, values = self._project(states, layer, rotation)
-            if cache is not None and todo.places is not None:
-                cache.write(number, todo.places, keys, values)
-            mixed = self._attend(todo, queries, keys, values, number, cache)
+            mixed = self._attend(todo, number, queries, keys, values)
             add_product(states, mixed, layer.out, layer.out_bias)
             for part in states.split(MLP_TOKENS):
                 self._widen(part, layer)
@@ -126,31 +125,21 @@ class DenseDecoder:
         turned = rotation.apply(turned)
         return turned[:, : shape.heads], turned[:, shape.heads :], values
 
-    def _attend(
-        self, todo: Pass, queries: Tensor, keys: Tensor, values: Tensor, number: int, cache: KvCache | None
-    ) -> Tensor:
-        shape = self.shape
-        mixed = queries.new_empty((len(queries), shape.heads * shape.head_dim))
-        groups = (shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
-        for stripe, mask in todo.stripes:
-            assert cache is not None, "decoding rows live in a cache"
-            rows = slice(stripe.start, stripe.stop)
-            # The queries that share a key head stand where a longer query would: its keys are read once for all.
-            found = functional.scaled_dot_product_attention(
-                queries[rows].unflatten(1, groups[:2]),
-                cache.keys[number][rows, :, : stripe.length],
-                cache.values[number][rows, :, : stripe.length],
-                attn_mask=mask,
-            )
-            mixed[rows] = found.flatten(1)
+    def _attend(self, todo: Pass, number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        start, parts = 0, []
+        if todo.decoding is not None:
+            start = todo.decoding.rows
+            parts.append(todo.decoding.attend(number, queries[:start], keys[:start], values[:start]))
+        if todo.cache is not None and todo.places is not None:
+            todo.cache.write(number, todo.places, keys[start:], values[start:])
         for run in todo.runs:
             query, key, value = (
                 tensor[run.start : run.stop].unflatten(0, (run.count, run.length)).transpose(1, 2)
                 for tensor in (queries, keys, values)
             )
             found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-            mixed[run.start : run.stop] = found.transpose(1, 2).flatten(2).flatten(0, 1)
-        return mixed
+            parts.append(found.transpose(1, 2).flatten(2).flatten(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _widen(self, states: Tensor, layer: Layer) -> None:
         """The wide part, added to the states in place."""

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prime_node.engine.dense_shape import DenseShape
-from prime_node.engine.row_order import Stripe, plan_stripes
+from prime_node.engine.row_order import STRIPES, close_gaps
+from prime_node.engine.torch_attention import is_native, open_attention
 from prime_node.engine.torch_cache import KvCache
 from prime_node.engine.torch_dense import DenseDecoder, Pass, Run
 from prime_node.engine.torch_weights import FolderTensors, choose_names
@@ -52,9 +53,7 @@ class DenseModel:
         todo = Pass(
             tokens=self._send(np.concatenate(sequences)),
             positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
-            stripes=[],
             runs=plan_runs(lengths, 0),
-            places=None,
         )
         return self.decoder.forward(todo, self._send(np.concatenate(wanted)))
 
@@ -91,40 +90,31 @@ class DenseBatch:
         self.cache.make_room(max(lengths), self.length_max)
         tokens = [writing.output[-1] for writing in decoding]
         positions = [length - 1 for length in lengths[: len(decoding)]]
-        rows = list(range(len(decoding)))
+        attention = open_attention(self.cache, lengths[: len(decoding)]) if decoding else None
+        if not joining:
+            return self.decoder.forward(Pass(self._send(tokens), self._send(positions), [], attention))
+        rows: list[int] = []
         for row, writing in enumerate(joining, len(decoding)):
             tokens += writing.tokens
             positions += range(writing.length)
             rows += [row] * writing.length
-        todo = Pass(
-            tokens=self._send(tokens),
-            positions=self._send(positions),
-            stripes=[(stripe, self._mask(stripe, lengths)) for stripe in plan_stripes(lengths[: len(decoding)])],
-            runs=plan_runs(lengths[len(decoding) :], len(decoding)),
-            places=self.cache.get_places(self._send(rows), self._send(positions)),
-        )
+        places = self.cache.get_places(self._send(rows), self._send(positions[len(decoding) :]))
+        runs = plan_runs(lengths[len(decoding) :], len(decoding))
+        todo = Pass(self._send(tokens), self._send(positions), runs, attention, self.cache, places)
         last = np.cumsum([1] * len(decoding) + lengths[len(decoding) :]) - 1
-        return self.decoder.forward(
-            todo, torch.from_numpy(last).to(self.decoder.device) if joined else None, self.cache
-        )
+        return self.decoder.forward(todo, torch.from_numpy(last).to(self.decoder.device))
 
-    def keep(self, order: Sequence[int]) -> None:
+    def leave(self, gone: Sequence[int]) -> list[int]:
+        # Only rows that attend together gain from lying by length.
+        order = close_gaps(len(self.lengths), gone, stripes=1 if is_native(self.cache) else STRIPES)
         moves = [(place, row) for place, row in enumerate(order) if place != row]
         if moves:
             targets, sources = zip(*moves, strict=True)
             self.cache.move(targets, sources, max(self.lengths[row] for row in sources))
+        return order
 
     def _send(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.decoder.device)
-
-    def _mask(self, stripe: Stripe, lengths: Sequence[int]) -> Tensor | None:
-        """What to add to the scores of a stripe's tokens: minus infinity behind each row's end."""
-        if stripe.is_even:
-            return None
-        ends = self._send(lengths[stripe.start : stripe.stop])
-        behind = torch.arange(stripe.length, device=self.decoder.device) >= ends[:, None]
-        mask = torch.zeros(behind.shape, dtype=self.decoder.dtype, device=self.decoder.device)
-        return mask.masked_fill_(behind, float("-inf"))[:, None, None]
 
 
 def plan_runs(lengths: Sequence[int], start: int) -> list[Run]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from prime_node.engine.row_order import close_gaps
 from prime_node.engine.seam import Completion, Order, Sampling
 from prime_node.engine.torch_model import Batch, Model
 from prime_node.engine.torch_proofs import ProofMaker
@@ -78,6 +77,7 @@ class Generation:
             self.ending.append((writing, finish))
             self._slots.append(self.proofs.finish(writing))
         if gone:
-            order = close_gaps(len(self.running), gone)
-            self.running = [self.running[row] for row in order]
-            batch.keep(order)
+            rows = self.running
+            # First without them: moving rows may run out of memory, and who is done must not be requeued.
+            self.running = [writing for row, writing in enumerate(rows) if row not in gone]
+            self.running = [rows[row] for row in batch.leave(gone)]

@@ -167,6 +167,7 @@ class GenericBatch:
         self._model = model
         self._cache_bytes = cache_bytes
         self._cache: Any = None
+        self._rows = 0
 
     def pick(self, waiting: deque[Writing], room: int) -> list[Writing]:
         if self._cache is not None or not waiting:
@@ -179,17 +180,21 @@ class GenericBatch:
 
     def advance(self, running: Sequence[Writing], joined: int) -> Tensor:
         tokens = [writing.tokens if joined else writing.output[-1:] for writing in running]
+        self._rows = len(tokens)
         hidden, self._cache = self._model.compute(torch.tensor(tokens), self._cache)
         taken = get_cache_bytes(self._cache)
         if self._cache_bytes is not None and taken > self._cache_bytes:
             raise torch.OutOfMemoryError(f"a cache of {taken} bytes, allowed are {self._cache_bytes}")
         return hidden[:, -1]
 
-    def keep(self, order: Sequence[int]) -> None:
+    def leave(self, gone: Sequence[int]) -> list[int]:
+        order = [row for row in range(self._rows) if row not in gone]
+        self._rows = len(order)
         if order:
             self._cache.reorder_cache(torch.tensor(order, device=self._model.device))
         else:
             self._cache = None
+        return order
 
 
 def get_cache_bytes(cache: Any) -> int:

@@ -23,8 +23,8 @@ class Batch(Protocol):
         """Final hidden states (rows, hidden) of every sequence's last token. The last `joined` ones are new."""
         ...
 
-    def keep(self, order: Sequence[int]) -> None:
-        """Which row each place takes over; the others are done."""
+    def leave(self, gone: Sequence[int]) -> list[int]:
+        """Rows that are done; which row each place takes over."""
         ...
 
 

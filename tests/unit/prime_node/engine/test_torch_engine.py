@@ -170,6 +170,19 @@ def test_a_completion_does_not_depend_on_who_else_is_in_the_batch(
         assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["qwen2", "llama"])
+def test_writes_the_same_where_the_kernel_was_not_compiled(
+    name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_orders(30, seed=8)
+    one = generate(open_engine(folders[name]), orders)
+    monkeypatch.setattr("prime_node.engine.torch_attention.get_kernel", lambda: None)
+    other = generate(open_engine(folders[name]), orders)
+    for number, completion in one.items():
+        assert other[number].tokens.tolist() == completion.tokens.tolist()
+        assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
+
+
 def test_proofs_hold_against_its_own_reading_and_no_others(engine: TorchEngine) -> None:
     orders = make_orders(40, seed=2)
     done = generate(engine, orders)

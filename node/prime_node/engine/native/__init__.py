@@ -1,0 +1,19 @@
+"""The compiled kernels of the torch engine, if the machine that installed it had a C compiler.
+
+The C sources stand beside this file; `hatch_build.py` makes one shared library of each at install time. Where
+`library()` is None, torch computes the same.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def library(name: str) -> ctypes.CDLL | None:
+    """The kernels of `name`.c, or None where they were not built or do not load on this machine."""
+    path = Path(__file__).with_name(f"{name}.so")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None

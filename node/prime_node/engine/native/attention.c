@@ -1,0 +1,172 @@
+/* One new token for each of many sequences: its key and value go into the cache, its queries look at all that is there.
+ *
+ * Float32 on a CPU. Every row is read to its own length, so unequal ones cost what they have and nothing is masked. No
+ * state and no allocation; Python owns every buffer and has checked every length. Where this was not compiled,
+ * torch's scaled_dot_product_attention gives the same but for rounding (torch_attention.py). */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define WIDE __attribute__((target("avx2,fma")))
+#endif
+
+enum {
+    LANES = 8,          /* floats in a vector */
+    VECTORS = 4,        /* vectors of a value that are added up side by side */
+    KEYS = 4,           /* keys that are compared side by side */
+};
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* A row's part of each buffer is `stride` floats behind that of the row before. */
+struct rows {
+    const float *queries, *keys, *values;
+    size_t query_stride, key_stride, value_stride;
+};
+
+struct cache {
+    float *keys, *values; /* (rows, heads, room, size) */
+    size_t heads, room, size;
+};
+
+/* Lane by lane one or the other. */
+INLINE void choose(vector *out, const words *which, const vector *one, const vector *other) {
+    *out = (vector)((*which & (words)*one) | (~*which & (words)*other));
+}
+
+/* e^x for x <= 0, within two units of the last place; NaN stays NaN. */
+INLINE void exponentiate(vector *x) {
+    const vector lowest = (vector){0} - 87.0f;
+    words is_low = *x < lowest;
+    choose(x, &is_low, &lowest, x);
+    vector n = (*x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to a whole number */
+    vector r = (*x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    words scale = (__builtin_convertvector(n, words) + 127) << 23;
+    *x = p * (vector)scale;
+}
+
+INLINE float add_up(const vector *lanes) {
+    typedef float half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+    half sum = ((const half *)lanes)[0] + ((const half *)lanes)[1];
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+/* Scores of one query against `count` keys, filled up to whole vectors with scores that count for nothing. */
+INLINE void score(const float *query, const float *keys, size_t count, size_t size, float scale, float *scores) {
+    size_t t = 0;
+    for (; t + KEYS <= count; t += KEYS) {
+        vector sums[KEYS] = {0};
+        for (size_t i = 0; i < size; i += LANES) {
+            const vector part = *(const vector *)(query + i);
+            for (size_t key = 0; key < KEYS; key++)
+                sums[key] += part * *(const vector *)(keys + (t + key) * size + i);
+        }
+        for (size_t key = 0; key < KEYS; key++)
+            scores[t + key] = add_up(&sums[key]) * scale;
+    }
+    for (; t < count; t++) {
+        vector sum = {0};
+        for (size_t i = 0; i < size; i += LANES)
+            sum += *(const vector *)(query + i) * *(const vector *)(keys + t * size + i);
+        scores[t] = add_up(&sum) * scale;
+    }
+    for (; t % LANES; t++)
+        scores[t] = -__builtin_inff();
+}
+
+/* From scores to weights that add up to what is returned. */
+INLINE float weigh(float *scores, size_t count) {
+    vector largest = *(const vector *)scores, sums = {0};
+    for (size_t t = LANES; t < count; t += LANES) {
+        const vector *here = (const vector *)(scores + t);
+        words is_larger = *here > largest;
+        choose(&largest, &is_larger, here, &largest);
+    }
+    float top = largest[0];
+    for (size_t i = 1; i < LANES; i++)
+        top = largest[i] > top ? largest[i] : top;
+    for (size_t t = 0; t < count; t += LANES) {
+        vector *here = (vector *)(scores + t);
+        *here -= top;
+        exponentiate(here);
+        sums += *here;
+    }
+    return add_up(&sums);
+}
+
+/* The weighted mean of `count` values. */
+INLINE void mix(const float *weights, const float *values, size_t count, size_t size, float sum, float *out) {
+    size_t i = 0;
+    for (; i + VECTORS * LANES <= size; i += VECTORS * LANES) {
+        vector a = {0}, b = {0}, c = {0}, d = {0};
+        for (size_t t = 0; t < count; t++) {
+            const vector *value = (const vector *)(values + t * size + i);
+            a += weights[t] * value[0];
+            b += weights[t] * value[1];
+            c += weights[t] * value[2];
+            d += weights[t] * value[3];
+        }
+        vector *mixed = (vector *)(out + i);
+        mixed[0] = a / sum, mixed[1] = b / sum, mixed[2] = c / sum, mixed[3] = d / sum;
+    }
+    for (; i < size; i += LANES) {
+        vector a = {0};
+        for (size_t t = 0; t < count; t++)
+            a += weights[t] * *(const vector *)(values + t * size + i);
+        *(vector *)(out + i) = a / sum;
+    }
+}
+
+INLINE void attend_all(struct rows new, struct cache cache, const int64_t *positions, size_t rows, size_t group,
+                       float scale, float *scores, float *out) {
+    size_t size = cache.size;
+    for (size_t row = 0; row < rows; row++) {
+        size_t count = (size_t)positions[row] + 1;
+        for (size_t head = 0; head < cache.heads; head++) {
+            float *keys = cache.keys + (row * cache.heads + head) * cache.room * size;
+            float *values = cache.values + (row * cache.heads + head) * cache.room * size;
+            memcpy(keys + (count - 1) * size, new.keys + row * new.key_stride + head * size, size * sizeof(float));
+            memcpy(values + (count - 1) * size, new.values + row * new.value_stride + head * size, size * sizeof(float));
+            for (size_t member = 0; member < group; member++) {
+                const float *query = new.queries + row * new.query_stride + (head * group + member) * size;
+                score(query, keys, count, size, scale, scores);
+                float sum = weigh(scores, count);
+                mix(scores, values, count, size, sum, out + ((row * cache.heads + head) * group + member) * size);
+            }
+        }
+    }
+}
+
+#ifdef WIDE
+WIDE static void attend_wide(struct rows new, struct cache cache, const int64_t *positions, size_t rows, size_t group,
+                             float scale, float *scores, float *out) {
+    attend_all(new, cache, positions, rows, group, scale, scores, out);
+}
+#endif
+
+/* `positions` is where each row's new token goes: behind those it has. `scores` has room for one row of the cache, `out`
+ * for all queries, `size` is a multiple of 8. */
+EXPORT void attention_attend(const float *queries, size_t query_stride, const float *keys, size_t key_stride,
+                             const float *values, size_t value_stride, float *cache_keys, float *cache_values,
+                             const int64_t *positions, size_t rows, size_t heads, size_t group, size_t room,
+                             size_t size, float scale, float *scores, float *out) {
+    struct rows new = {queries, keys, values, query_stride, key_stride, value_stride};
+    struct cache cache = {cache_keys, cache_values, heads, room, size};
+#ifdef WIDE
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        attend_wide(new, cache, positions, rows, group, scale, scores, out);
+        return;
+    }
+#endif
+    attend_all(new, cache, positions, rows, group, scale, scores, out);
+}
