@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_task(args: argparse.Namespace) -> int:
-    from prime_node.commands.context import Context, NotRunning
+    from prime_node.commands.context import Context
     from prime_protocol.errors import LocalError, RemoteError
+    from prime_runtime.door import NotRunning
     from prime_runtime.screen import Screen
 
     context = Context(args, os.environ, Screen(sys.stdout), ask_password)

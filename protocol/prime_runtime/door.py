@@ -5,7 +5,9 @@ take no orders, so they need none; but a name that a stranger's web page points 
 """
 
 import asyncio
+import errno
 import hmac
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -25,8 +27,8 @@ CALL_S = 10.0
 LOOK_S = 0.05
 
 Report = Callable[[], dict[str, Any]]
-Order = Callable[[], str]
-"""Does it, and says in words what was done; LocalError where it cannot be."""
+Order = Callable[[dict[str, str]], str]
+"""What was given with it to what was done, in words; LocalError where it cannot be."""
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,15 +50,21 @@ class Door:
             app.router.add_get(path, show)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
 
-    async def open(self, port: int) -> str:
-        """Its URL; port 0 takes a free one."""
+    async def open(self, port: int, *, advice: str, is_firm: bool = True) -> str:
+        """Its URL; port 0 takes a free one. Without `is_firm` so does a port that is taken."""
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, HOST, port).start()
+            await self._listen(port)
         except OSError as error:
-            await self._runner.cleanup()
-            raise LocalError(f"cannot listen on {HOST}, port {port}: {error.strerror}; choose another") from None
+            if is_firm or error.errno != errno.EADDRINUSE:
+                await self._runner.cleanup()
+                problem = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror
+                raise LocalError(f"cannot listen on {HOST} port {port}: {problem}; {advice}") from None
+            await self._listen(0)
         return f"http://{HOST}:{self._runner.addresses[0][1]}"
+
+    async def _listen(self, port: int) -> None:
+        await web.TCPSite(self._runner, HOST, port).start()
 
     async def close(self) -> None:
         await self._runner.cleanup()
@@ -69,7 +77,7 @@ class Door:
         async def take(request: web.Request) -> web.Response:
             self._check(request)
             try:
-                return web.json_response({"text": order()})
+                return web.json_response({"text": order(await _read_given(request))})
             except LocalError as error:
                 raise web.HTTPConflict(text=f"{error}\n") from None
 
@@ -90,21 +98,37 @@ async def _check_name(request: web.Request, handler: Page) -> web.StreamResponse
     return await handler(request)
 
 
+async def _read_given(request: web.Request) -> dict[str, str]:
+    raw = await request.read()
+    if not raw:
+        return {}
+    try:
+        given = json.loads(raw)
+    except ValueError:
+        raise web.HTTPBadRequest(text="the body is not JSON\n") from None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise web.HTTPBadRequest(text="the body is not an object of texts\n")
+    return given
+
+
 # --- The side of other commands ---------------------------------------------------------------------------------------
 
 
-async def call_door(lock: Path, who: str, method: str, path: str) -> dict[str, Any]:
-    """One question or order to the program whose lock file that is; `who` is what people call it."""
+async def call_door(
+    lock: Path, who: str, method: str, path: str, *, start: str, given: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """One question or order to the program whose lock file that is. `who` is what people call it, `start` starts it."""
     facts = read_facts(lock) if is_held(lock) else {}
     if "url" not in facts:
-        state = "is just starting; try again" if facts else "is not running"
-        raise NotRunning(f"the {who} in {lock.parent} {state}")
+        if facts:
+            raise NotRunning(f"the {who} in {lock.parent}, process {facts.get('pid')}, is just starting; try again")
+        raise NotRunning(f"the {who} in {lock.parent} is not running; start it with: {start}")
     headers = {"Authorization": f"Bearer {facts['token']}"}
     timeout = aiohttp.ClientTimeout(total=CALL_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.request(method, f"{facts['url']}{path}", headers=headers) as response,
+            session.request(method, f"{facts['url']}{path}", headers=headers, json=given) as response,
         ):
             if response.status == 409:
                 raise LocalError((await response.text()).strip())

@@ -22,9 +22,9 @@ from integration.coordinator_parts import NETWORK, RUN, CoordinatorProcess, key_
 from integration.coordinator_process import PASSWORD
 
 from prime_coordinator.config import BooksConfig
-from prime_node.commands.context import NotRunning
 from prime_node.commands.door import call
 from prime_protocol.keystore import encrypt_key
+from prime_runtime.door import NotRunning
 from prime_runtime.p2p_config import P2PConfig
 
 WAIT_S = 90.0

@@ -223,7 +223,7 @@ def run_status(args: argparse.Namespace) -> int:
     from prime_runtime.door import call_door
     from prime_trainer.view import render
 
-    report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status"))
+    report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status", start="prime-trainer start"))
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0
 
@@ -234,7 +234,7 @@ def run_stop(args: argparse.Namespace) -> int:
     from prime_runtime.door import call_door, wait_until_gone
 
     async def stop() -> None:
-        await call_door(find_lock(args), "trainer", "POST", "/stop")
+        await call_door(find_lock(args), "trainer", "POST", "/stop", start="prime-trainer start")
         await wait_until_gone(find_lock(args), "trainer", int(args.wait_s * 1000))
 
     asyncio.run(stop())

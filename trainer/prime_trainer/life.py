@@ -120,12 +120,12 @@ class Trainer:
         return 0
 
     async def _open_door(self, lock: Lock, notes: Notes, stack: AsyncExitStack) -> None:
-        def stop() -> str:
+        def stop(given: dict[str, str]) -> str:
             self._stop.set()
             return "it ends after the running step"
 
         door = Door(lambda: self._report.make(self._clock.now_ms()), {"stop": stop}, {"/metrics": notes.metrics.handle})
-        url = await door.open(self._config.port)
+        url = await door.open(self._config.port, advice="choose another --port")
         stack.push_async_callback(door.close)
         lock.note_url(url, token=door.token)
         log.info("status and metrics are under %s", url)

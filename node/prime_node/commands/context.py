@@ -16,10 +16,6 @@ from prime_runtime.secret import Secret
 from prime_runtime.settings import Resolved, read_flags
 
 
-class NotRunning(LocalError):
-    """There is no node in the folder, or it does not answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """One call of the command line."""

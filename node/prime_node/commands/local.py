@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 
-from prime_node.commands.context import Context, NotRunning
+from prime_node.commands.context import Context
 from prime_node.commands.door import call
 from prime_node.full_screen import draw
 from prime_node.home import Home
 from prime_node.view import render
 from prime_protocol.errors import LocalError
-from prime_runtime.lock import is_held
+from prime_runtime.door import wait_until_gone
 
 WATCH_MS = 1_000
 STOP_MS = 30_000
@@ -94,12 +94,6 @@ def shown(report: dict[str, Any], show: Callable[[dict[str, Any]], T]) -> T:
 
 async def _stop(context: Context) -> int:
     await call(context.folder, "POST", "/stop")
-    path = Home(context.folder).lock
-    try:
-        async with asyncio.timeout(STOP_MS / 1000):
-            while is_held(path):
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise NotRunning(f"the node in {context.folder} was told to stop, and has not after {STOP_MS} ms") from None
+    await wait_until_gone(Home(context.folder).lock, "node", STOP_MS)
     context.screen.say("stopped")
     return 0

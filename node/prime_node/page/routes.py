@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from prime_node.local_server import Page
 from prime_node.page.html_page import STYLE_PATH, render_page
+from prime_runtime.door import Page
 from prime_runtime.metrics import Metrics
 
 STYLE = Path(__file__).with_name("style.css")

@@ -12,26 +12,26 @@ from prime_protocol.errors import LocalError
 from prime_runtime.door import Door, NotRunning, call_door, wait_until_gone
 from prime_runtime.lock import lock_file
 
-WHO = "trainer"
+WHO, START = "trainer", "prime-trainer start"
 
 
 async def show_page(request: web.Request) -> web.Response:
     return web.Response(text="numbers")
 
 
-def refuse() -> str:
+def refuse(given: dict[str, str]) -> str:
     raise LocalError("not now")
 
 
 @asynccontextmanager
 async def open_door(lock: Path, done: list[str]) -> AsyncIterator[str]:
-    def stop() -> str:
-        done.append("stop")
+    def stop(given: dict[str, str]) -> str:
+        done.append(given.get("when", "now"))
         return "it stops"
 
     door = Door(lambda: {"step": 3}, {"stop": stop, "refused": refuse}, {"/metrics": show_page})
     with lock_file(lock, WHO, advice=""):
-        url = await door.open(0)
+        url = await door.open(0, advice="")
         try:
             with lock.open("r+") as file:
                 file.write(f'{{"pid": 1, "url": "{url}", "token": "{door.token}"}}\n')
@@ -43,15 +43,17 @@ async def open_door(lock: Path, done: list[str]) -> AsyncIterator[str]:
 async def test_commands_of_the_machine_ask_and_order_over_the_lock_file(tmp_path: Path) -> None:
     done: list[str] = []
     async with open_door(tmp_path / "lock", done):
-        assert await call_door(tmp_path / "lock", WHO, "GET", "/status") == {"step": 3}
-        assert await call_door(tmp_path / "lock", WHO, "POST", "/stop") == {"text": "it stops"}
+        assert await call_door(tmp_path / "lock", WHO, "GET", "/status", start=START) == {"step": 3}
+        assert await call_door(tmp_path / "lock", WHO, "POST", "/stop", start=START) == {"text": "it stops"}
+        later = {"when": "later"}
+        await call_door(tmp_path / "lock", WHO, "POST", "/stop", start=START, given=later)
         with pytest.raises(LocalError, match=r"^not now$"):
-            await call_door(tmp_path / "lock", WHO, "POST", "/refused")
+            await call_door(tmp_path / "lock", WHO, "POST", "/refused", start=START)
         with pytest.raises(NotRunning, match="HTTP 404"):
-            await call_door(tmp_path / "lock", WHO, "POST", "/nothing")
+            await call_door(tmp_path / "lock", WHO, "POST", "/nothing", start=START)
         with pytest.raises(NotRunning, match="has not after 60 ms"):
             await wait_until_gone(tmp_path / "lock", WHO, 60)
-    assert done == ["stop"]
+    assert done == ["now", "later"]
     await wait_until_gone(tmp_path / "lock", WHO, 60)
 
 
@@ -68,19 +70,23 @@ async def test_strangers_get_the_pages_only_and_no_page_under_a_foreign_name(tmp
 
 async def test_program_that_is_not_there_or_not_ready_is_said_to_be_so(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    with pytest.raises(NotRunning, match=r"the trainer in .* is not running"):
-        await call_door(lock, WHO, "GET", "/status")
+    with pytest.raises(NotRunning, match=r"the trainer in .* is not running; start it with: prime-trainer start"):
+        await call_door(lock, WHO, "GET", "/status", start=START)
     with lock_file(lock, WHO, advice=""), pytest.raises(NotRunning, match="is just starting"):
-        await call_door(lock, WHO, "GET", "/status")
+        await call_door(lock, WHO, "GET", "/status", start=START)
     with lock_file(lock, WHO, advice="") as held:
         held.note_url("http://127.0.0.1:1", token="x")
         with pytest.raises(NotRunning, match="does not answer"):
-            await call_door(lock, WHO, "GET", "/status")
+            await call_door(lock, WHO, "GET", "/status", start=START)
 
 
 async def test_port_that_is_taken_is_said_with_what_to_do() -> None:
     doors = [Door(dict, {}, {}) for _ in range(2)]
-    url = await doors[0].open(0)
-    with pytest.raises(LocalError, match="choose another"):
-        await doors[1].open(int(url.rpartition(":")[2]))
-    await doors[0].close()
+    url = await doors[0].open(0, advice="")
+    taken = int(url.rpartition(":")[2])
+    with pytest.raises(LocalError, match="the port is taken; choose another"):
+        await doors[1].open(taken, advice="choose another")
+    third = Door(dict, {}, {})
+    assert await third.open(taken, advice="", is_firm=False) != url
+    for door in (doors[0], third):
+        await door.close()
