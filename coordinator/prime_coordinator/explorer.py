@@ -29,6 +29,9 @@ class DeskLive:
         counts = {str(phase): count for phase, count in self._desk.core.liveness.count().items()}
         return Attendance(online=counts["online"], late=counts["late"])
 
+    def list_online(self) -> list[NodeId] | None:
+        return self._desk.core.liveness.list_online()
+
     def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, Presence] | None:
         return {str(node): self._presence(node) for node in nodes}
 

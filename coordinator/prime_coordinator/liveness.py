@@ -88,5 +88,8 @@ class Liveness:
         presence = self.get(node)
         return presence.phase if presence else Phase.LOST
 
+    def list_online(self) -> list[NodeId]:
+        return list(self._online)
+
     def count(self) -> dict[Phase, int]:
         return {Phase.ONLINE: len(self._online), Phase.LATE: len(self._late)}

@@ -55,7 +55,13 @@ def add_pages(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: 
 
 async def send_object(objects: ObjectStore, key: str) -> web.StreamResponse:
     """By sendfile from a folder, by redirection from a bucket."""
-    headers = {"Content-Type": "application/octet-stream", "Cache-Control": FOREVER}
+    # Strangers' bytes on the explorer's own origin: never to be shown as a page.
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Cache-Control": FOREVER,
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+    }
     path = objects.local_path(key)
     if path is not None:
         if not path.is_file():

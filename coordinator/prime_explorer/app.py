@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from prime_explorer.attendance import Attendances
 from prime_explorer.constants import BEGIN_MS
 from prime_explorer.contents import PAGES
 from prime_explorer.contributions import send_contributions
@@ -57,7 +58,8 @@ class Explorer:
         self._reader = Reader(folder / "index.db")
         self._news = News(self._reader, clock)
         renderer = Renderer(is_live=is_live, has_files=not isinstance(objects, NoObjects))
-        site = Site(self._reader, mirror, live, objects, Manifests(objects), models)
+        self._attendances = Attendances(folder / "attendance.db", live, clock)
+        site = Site(self._reader, mirror, live, objects, Manifests(objects), self._attendances, models)
         self._server = Server(site, renderer, wake=self._wanted.set, proxies=proxies)
         self._command = [
             sys.executable,
@@ -85,7 +87,11 @@ class Explorer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        parts = [Part("explorer's index", self._follow), Part("explorer's news", self._news.run)]
+        parts = [
+            Part("explorer's index", self._follow),
+            Part("explorer's news", self._news.run),
+            Part("explorer's attendance", self._attendances.run),
+        ]
         await Supervisor(parts, self._clock).run()
 
     def begin(self) -> None:

@@ -57,7 +57,7 @@ def _write_work(entry: Any) -> str:
         case e.PlantRevealed(outcome=outcome) | e.Settled(outcome=outcome):
             return str(outcome)
         case e.Credited(units=units):
-            return f"{units:,} units"
+            return "1 unit" if units == 1 else f"{units:,} units"
         case e.PaidOut(step=step):
             return f"step {step:,}"
         case e.ValidatorScored(validator=node):

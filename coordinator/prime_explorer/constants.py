@@ -19,6 +19,9 @@ FETCH_TIMEOUT_S = 30.0
 BEGIN_MS = 20_000
 """When the index is followed up after a start, unless somebody opens a page before: a start has other things to do."""
 
+LOOK_MS = 60_000
+"""Between two counts of who is online."""
+
 HEADS_KEPT = 5_000
 """Signed heads kept in the index, newest first. Any older one is known by its size, and its root follows from tiles."""
 
@@ -42,6 +45,9 @@ STREAMS_PER_ADDRESS_MAX = 10
 
 NEWS_MS = 1_000
 """Between two looks for news, for all streams together."""
+
+LISTENING_MS = 1_000
+"""Between two looks whether the reader of a stream is still there."""
 
 KEEP_ALIVE_MS = 15_000
 """Between two comments on a quiet stream, so that proxies do not close it."""
@@ -71,9 +77,6 @@ ROLLOUT_FILE_BYTES_SHOWN = 32 * 2**20
 MANIFEST_BYTES_READ = 8 * 2**20
 EVIDENCE_BYTES_READ = 32 * 2**20
 """Longest manifest, and longest evidence with its rollout file in it, that is read for a page."""
-
-FILES_REMEMBERED = 8
-"""Rollout files that were read and are kept for the next page."""
 
 MANIFESTS_REMEMBERED = 4_096
 

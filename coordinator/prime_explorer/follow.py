@@ -6,6 +6,7 @@ serves pages, or the coordinator's, must answer meanwhile. It only reads the mir
 
 import argparse
 import logging
+import os
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +22,8 @@ from prime_runtime.logs import LogConfig, set_up_logs
 from prime_runtime.snapshots import code_digest
 
 log = logging.getLogger(__name__)
+NICENESS = 10
+"""Whoever answers somebody goes first."""
 TROUBLES_MAX = 5
 """Times in a row that a file may be missing: a mirror that is being written changes under its reader."""
 
@@ -28,6 +31,7 @@ TROUBLES_MAX = 5
 def main(argv: list[str] | None = None) -> int:
     """0: the input ended, 1: this cannot go on."""
     args = parse_args(argv)
+    os.nice(NICENESS)
     set_up_logs(LogConfig(), stream=sys.stderr, secrets=[])
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()

@@ -81,11 +81,11 @@ class Follower:
             raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
         key = self._given_key or VerifierKey.parse(self._read_log_key(head))
         open_tree_head(note, [key])
-        hashes = [leaf_hash(leaf) for leaf in self._read_leaves(size, head.size)]
-        root = Frontier.of(size, self._tree.get_node).append_many(hashes).root()
+        hashes = b"".join(leaf_hash(leaf) for leaf in self._read_leaves(size, head.size))
+        root = Frontier.of(size, self._tree.get_node).append_many(_split(hashes)).root()
         if root != head.root:
             raise RemoteError("tree_head.root", f"is {head.root}, the entries have {root}: {FORKED}")
-        self._tree.append_many(hashes)
+        self._tree.append_many([hashes])
         for tile in tiles_written(self._tiles_size, head.size):
             if read_tile(self._mirror, tile) != encode_tile(tile, self._tree.get_node):
                 raise RemoteError(tile.path, "does not hold the hashes of the entries")
@@ -164,8 +164,11 @@ class Follower:
             width = min(TILE_HASHES, head.size - tile.index * TILE_HASHES)
             raw = read_tile(self._mirror, Tile(0, tile.index, width))
             check_tile(Tile(0, tile.index, width), raw)
-            hashes = raw[: tile.width * DIGEST_BYTES]
-            tree.append_many(hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES))
+            tree.append_many([raw[: tile.width * DIGEST_BYTES]])
         if bytes(tree.root()) != self._index.get("root"):
             raise RemoteError("tile/0", f"holds other hashes than before: {FORKED}")
         return tree
+
+
+def _split(hashes: bytes) -> Iterator[bytes]:
+    return (hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES))

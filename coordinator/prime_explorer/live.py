@@ -54,6 +54,8 @@ class Live(Protocol):
 
     def count(self) -> Attendance | None: ...
 
+    def list_online(self) -> list[NodeId] | None: ...
+
     def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, Presence] | None:
         """By address as it prints."""
         ...
@@ -77,6 +79,9 @@ class NothingLive:
     """What a mirror knows beside the log."""
 
     def count(self) -> Attendance | None:
+        return None
+
+    def list_online(self) -> list[NodeId] | None:
         return None
 
     def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, Presence] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from prime_explorer.constants import KEEP_ALIVE_MS, NEWS_MS
+from prime_explorer.constants import KEEP_ALIVE_MS, LISTENING_MS, NEWS_MS
 from prime_explorer.reading import Db, NotYet, Reader
 from prime_runtime.clock import Clock
 
@@ -50,9 +50,9 @@ class News:
         self._event = asyncio.Event()
 
     async def _wait(self) -> bool:
-        """Whether anything happened before it was time to say that nothing did."""
+        """Whether anything happened before it was time to see who has left."""
         try:
-            async with asyncio.timeout(KEEP_ALIVE_MS / 1000):
+            async with asyncio.timeout(LISTENING_MS / 1000):
                 await self._event.wait()
         except TimeoutError:
             return False
@@ -67,18 +67,26 @@ class News:
         self._listeners += 1
         try:
             await response.write(b"retry: 5000\n\n")
-            told = self._now
-            while not self._is_closed:
-                if told is self._now and not await self._wait():
-                    await response.write(b": still here\n\n")
-                elif told is not self._now:
-                    told = self._now
+            told, quiet = self._now, 0
+            while not self._is_closed and not _is_gone(request):
+                if told is not self._now:
+                    told, quiet = self._now, 0
                     await response.write(f"event: news\ndata: {json.dumps(told)}\n\n".encode())
+                elif not await self._wait():
+                    quiet += 1
+                    if quiet * LISTENING_MS >= KEEP_ALIVE_MS:
+                        quiet = 0
+                        await response.write(b": still here\n\n")
         except ConnectionError:
             pass  # the reader has left
         finally:
             self._listeners -= 1
         return response
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Nobody tells a handler that waits; a reader who goes from page to page must not use up the places."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def read_news(db: Db) -> dict[str, Any]:

@@ -53,9 +53,12 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
+            cache_size=-1,
         )
         self._environment.filters |= words.FILTERS
         self._environment.globals |= {**words.GLOBALS, **pictures.PICTURES, "static": name_static}
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)  # now: a release that is installed later must not mix with this one
 
     async def render(self, reader: Reader, name: str, view: Any, request: web.Request) -> bytes:
         template = self._environment.get_template(name)

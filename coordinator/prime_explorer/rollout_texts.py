@@ -6,12 +6,17 @@ from itertools import islice
 from typing import Any, Protocol
 
 from prime_explorer.constants import ROLLOUT_CHARS_SHOWN, ROLLOUTS_SHOWN
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, Slot
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollouts import Finish, Rollout, RolloutLimits
+from prime_protocol.tasks.family import Family, Grade
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.terms import ANY_MODEL_FILES
 
+PLAIN_FAMILIES = ("arithmetic", "sort-digits")
 TOKENS_SHOWN = 400
 """Of a completion that no tokenizer can turn into text."""
 
@@ -30,6 +35,10 @@ class RolloutShown:
     """There is more of it in the file."""
     prompt_tokens: int
     output_tokens: int
+    reward: float | None
+    """As graded here; null where its task set needs a sandbox or a problem file."""
+    grade: str
+    """Why it got that reward."""
     logprob_mean: float
     proofs: int
     """Chunks of 32 tokens, each with its proof."""
@@ -85,12 +94,20 @@ def read_texts(
         rows = read_rollouts(data, limits).rows
     except RemoteError as error:
         return refuse(f"the file does not pass the strict reader: {error}")
-    shown = tuple(_show(row, model) for row in islice(rows, first, first + ROLLOUTS_SHOWN))
+    family = open_plain_family(terms["task_set"]) if model is not None else None
+    shown = tuple(_show(row, model, family) for row in islice(rows, first, first + ROLLOUTS_SHOWN))
     return RolloutsShown(total=len(rows), first=first, rows=shown, is_text=model is not None, problem="")
 
 
-def _show(row: Rollout, model: Model | None) -> RolloutShown:
+def open_plain_family(task_set: str) -> Family | None:
+    """A family that grades at once; others need walls around strangers' answers, or their problem file."""
+    spec = TaskSetSpec.parse(task_set)
+    return open_family(spec) if spec.family in PLAIN_FAMILIES else None
+
+
+def _show(row: Rollout, model: Model | None, family: Family | None) -> RolloutShown:
     prompt, completion = _decode(row.prompt_tokens, model), _decode(row.output_tokens, model)
+    grade = family.grade(family.make(row.task), completion) if family and row.task < family.size else None
     return RolloutShown(
         slot=row.slot,
         sample=row.sample,
@@ -101,8 +118,10 @@ def _show(row: Rollout, model: Model | None) -> RolloutShown:
         is_cut=len(completion) > ROLLOUT_CHARS_SHOWN,
         prompt_tokens=len(row.prompt_tokens),
         output_tokens=len(row.output_tokens),
+        reward=grade.reward if isinstance(grade, Grade) else None,
+        grade=str(grade.reason) if isinstance(grade, Grade) else "",
         logprob_mean=float(row.output_logprobs.mean()),
-        proofs=-(-len(row.output_tokens) // 32),
+        proofs=-(-len(row.output_tokens) // TOPLOC_CHUNK_TOKENS),
     )
 
 

@@ -102,7 +102,7 @@ class Server:
         self, handler: Handler, *, is_json: bool = False, gate: Gate | None = None, is_timed: bool = True
     ) -> Handler:
         """Bounds before, and every failure as a page after."""
-        door = gate or self._gate
+        door = self._gate if gate is None else gate
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             self._wake()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_explorer.asking import Ask
+from prime_explorer.attendance import Attendances
 from prime_explorer.constants import EVIDENCE_BYTES_READ, ROLLOUT_FILE_BYTES_SHOWN, STEPS_DRAWN
 from prime_explorer.live import Live, Objects
 from prime_explorer.manifests import ManifestFacts, Manifests
@@ -46,6 +47,7 @@ class Site:
     live: Live
     objects: Objects
     manifests: Manifests
+    attendances: Attendances
     models: tuple[Model, ...] = ()
 
     async def read_manifest(self, digest: str, run: str, idx: int) -> ManifestFacts | None:
@@ -126,12 +128,13 @@ async def show_nodes(site: Site, ask: Ask) -> View:
             query=query,
             nodes=found,
             presence=None,
+            uptime={},
             rank=1 if is_whole else 0,
         )
 
     view = await site.reader.ask(read)
     listed = [NodeId.parse(row.node) for row in view.nodes.rows]
-    return replace(view, presence=site.live.get_presence(listed))
+    return replace(view, presence=site.live.get_presence(listed), uptime=await site.attendances.read(listed))
 
 
 async def show_node(site: Site, ask: Ask) -> View:
@@ -145,6 +148,7 @@ async def show_node(site: Site, ask: Ask) -> View:
     return replace(
         view,
         presence=presence[str(node)] if presence else None,
+        uptime=(await site.attendances.read([node])).get(str(node)),
         refused=None if refused is None else tuple(refused),
     )
 
@@ -229,7 +233,9 @@ async def show_network(site: Site, ask: Ask) -> View:
     if view is None or not view.run:
         return view
     serving = site.live.list_serving(RunId(view.run))
-    return replace(view, serving=None if serving is None else tuple(serving))
+    if serving is None:
+        return view
+    return replace(view, serving=tuple(serving), ahead=sum(view.latest_manifest in each.manifests for each in serving))
 
 
 async def show_search(site: Site, ask: Ask) -> View:

@@ -18,6 +18,11 @@ def show_count(number: float | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def count_things(number: int, thing: str) -> str:
+    """1 step, 2 steps."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def show_short_count(number: int) -> str:
     """Three digits that count: 12.3 M."""
     for size, letter in SCALES:
@@ -81,6 +86,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": show_bytes,
     "columns": take_columns,
     "count": show_count,
+    "counted": count_things,
     "short_count": show_short_count,
     "short_amount": show_short_amount,
     "iso": show_iso,

@@ -41,10 +41,12 @@ from prime_explorer.settings import ExplorerConfig
 from prime_protocol import entries as e
 from prime_protocol.dtypes import Dtype
 from prime_protocol.entries import Outcome, Role
+from prime_protocol.gossip import Serving, seal_gossip
 from prime_protocol.ids import Digest, NodeId, Step
 from prime_protocol.manifest import FileEntry, Kind, Manifest, ShardEntry, TensorEntry, compute_digest
 from prime_protocol.messages import AuditTask, Purpose
 from prime_protocol.receipts import VerdictReceipt, receipt_id
+from prime_protocol.records import SHARE, Share
 from prime_protocol.signed_manifest import seal_manifest
 from prime_protocol.terms import RunTerms
 from prime_protocol.typed_data import EMBEDDED, sign_document
@@ -201,6 +203,8 @@ class Play:
         await self.until("slash", "executed", names["cheat"])
         await self.until("slash", "overturned", names["wronged"])
         second = await self.publish(1, names["worker"])
+        await self.serve(self.parties["worker"], second.manifest, depth=1)
+        await self.serve(self.parties["validator-0"], Digest(bytes(32)), depth=2)
         beacon = await self.until_beacon_of(1)
         self.stage.names["open"] = await self.submit(self.parties["worker"], beacon, second.root)
         await until_drawn(self.validators, self.stage.names["open"])
@@ -218,6 +222,15 @@ class Play:
         entry = e.CheckpointPublished(step=Step(step), root=sealed.root, manifest=sealed.digest, trained_on=trained_on)
         await trainer.write(entry)
         return entry
+
+    async def serve(self, who: Party, manifest: Digest, depth: int) -> None:
+        """Say that it passes weights on."""
+        word = Serving(urls=("http://127.0.0.1:9",), depth=depth, slots_free=3, manifests=(manifest,))
+        now_ms = SystemClock().now_ms()
+        frame = seal_gossip(
+            who.key, word, network=NETWORK, run=RUN, sequence=now_ms * 1024, now_ms=now_ms, known_nodes=1
+        )
+        await who.call(SHARE, Share(frame=frame))
 
     async def until_beacon_of(self, step: int) -> Digest:
         while True:

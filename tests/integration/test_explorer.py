@@ -273,6 +273,14 @@ def test_a_checkpoint_leads_back_to_the_nodes_it_was_trained_on(stage: Stage, br
     assert get(stage, f"/objects/{digest}")[0] == 200
 
 
+def test_the_network_is_drawn_by_depth(stage: Stage, browser: webdriver.Chrome) -> None:
+    browser.get(f"{stage.url}/network")
+    peers = [peer.get_attribute("class") for peer in browser.find_elements(By.CSS_SELECTOR, "svg.network .peer")]
+    assert peers == ["peer ahead", "peer"]
+    assert "depth 2" in browser.find_element(By.CSS_SELECTOR, "svg.network").text
+    assert "Whom each fetches from is not published" in text_of(browser)
+
+
 def test_charts_are_drawn_from_the_tables_beside_them(stage: Stage, browser: webdriver.Chrome) -> None:
     set_screen(browser, DESK)
     browser.get(f"{stage.url}/runs/{RUN}")

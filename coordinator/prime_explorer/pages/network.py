@@ -15,6 +15,8 @@ class NetworkView:
     runs: tuple[str, ...]
     serving: tuple[ServingNode, ...] | None
     """Null where this explorer cannot know: it reads a copy of the log."""
+    ahead: int
+    """Of those who serve: who has the newest weights."""
     latest_step: int
     latest_manifest: str | None
     registered: int
@@ -29,7 +31,15 @@ def read_network(db: Db, run: RunId | None) -> NetworkView | None:
     name = run or (RunId(runs[0]) if runs else None)
     if name is None:
         return NetworkView(
-            run="", runs=(), serving=(), latest_step=-1, latest_manifest=None, registered=0, relays=0, trainer=None
+            run="",
+            runs=(),
+            serving=(),
+            ahead=0,
+            latest_step=-1,
+            latest_manifest=None,
+            registered=0,
+            relays=0,
+            trainer=None,
         )
     row = db.row("SELECT latest_step, json_extract(terms, '$.trainer') AS trainer FROM runs WHERE run=?", name)
     if row is None:
@@ -39,6 +49,7 @@ def read_network(db: Db, run: RunId | None) -> NetworkView | None:
         run=name,
         runs=runs,
         serving=None,
+        ahead=0,
         latest_step=row["latest_step"],
         latest_manifest="0x" + manifest.hex() if manifest else None,
         registered=db.facts().get("nodes", 0),

@@ -60,6 +60,8 @@ class NodesView:
     nodes: Rows[NodeRow]
     presence: dict[str, Presence] | None
     """By address; null where this explorer does not know who is there."""
+    uptime: dict[str, float]
+    """By address: share of the minutes since it was first seen that it was online, as far as this explorer looked."""
     rank: int
     """Place of the first row, from 1; 0 where the table is filtered or goes on from another page."""
 
@@ -119,6 +121,8 @@ class NodeView:
     first_idx: int
     first_ms: int
     presence: Presence | None
+    uptime: float | None
+    """Share of the minutes since it was first seen that it was online; null where nobody looked."""
     contributions: tuple[ContributionRow, ...]
     """Newest steps, oldest first."""
     submissions: Rows[SubmissionRow]
@@ -179,6 +183,7 @@ def read_node(db: Db, node: NodeId) -> NodeView | None:
         owner_balance_nano=db.value("SELECT balance_nano FROM accounts WHERE account=?", row["owner"]) or 0,
         submitted=row["submissions"],
         presence=None,
+        uptime=None,
         contributions=read_contributions(db, node),
         submissions=read_rows(db, SubmissionRow, limit=10, node=node),
         unanswered=tuple(as_row(UnansweredRow, each) for each in ended),

@@ -2,7 +2,9 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from prime_explorer.constants import ROWS, STEPS_CHARTED, STEPS_DRAWN
@@ -75,6 +77,19 @@ class Upgrade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Where the time between checkpoints went, over some steps, as far as the log tells."""
+
+    steps: int
+    for_work_ms: int
+    """From a checkpoint until the last outcome that the next one was trained on: the trainer waits for rollouts."""
+    for_trainer_ms: int
+    """From then until that next checkpoint: the work waits for the trainer."""
+    for_weights_ms: int
+    """From a checkpoint until its first lease, a part of the first: nodes wait for weights and a beacon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRow:
     """How a checkpoint travels, from its manifest."""
 
@@ -110,6 +125,8 @@ class RunView:
     rates: Rates
     drawn: tuple[StepRow, ...]
     """Newest steps, oldest first."""
+    waits: Waits | None
+    """Over the drawn steps; null before the second of them that was trained on anything."""
     charted: tuple[StepRow, ...]
     weights: tuple[WeightsRow, ...]
     """Of the newest checkpoints whose manifests this explorer could read."""
@@ -134,6 +151,7 @@ def read_run(db: Db, run: RunId, before: int | None, attendance: Attendance | No
         rates=compute_rates(row),
         charted=charted,
         drawn=charted[-STEPS_DRAWN:],
+        waits=compute_waits(charted[-STEPS_DRAWN:]),
         weights=(),
         steps=read_steps(db, run, before, ROWS),
         notices=_read_notices(db, run),
@@ -173,6 +191,19 @@ def compute_rates(row: sqlite3.Row) -> Rates:
         soft=_share(row["soft"], settled),
         hard=_share(row["hard"], settled),
         overturned=_share(row["overturned"], row["overturned"] + row["executed"]),
+    )
+
+
+def compute_waits(steps: Sequence[StepRow]) -> Waits | None:
+    pairs = [(step, later) for step, later in pairwise(steps) if later.ready_ms is not None]
+    if not pairs:
+        return None
+    ready = [(step, later, max(step.published_ms, later.ready_ms or 0)) for step, later in pairs]
+    return Waits(
+        steps=len(pairs),
+        for_work_ms=sum(at - step.published_ms for step, _, at in ready),
+        for_trainer_ms=sum(later.published_ms - at for _, later, at in ready),
+        for_weights_ms=sum(max(0, (step.first_lease_ms or step.published_ms) - step.published_ms) for step, _ in pairs),
     )
 
 

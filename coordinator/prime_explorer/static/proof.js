@@ -198,7 +198,7 @@
 
   /** True, false, or undefined where this browser has no Ed25519. */
   const isSigned = async (head, key) => {
-    const [, id, encoded] = key.split("+");
+    const [name, id] = key.split("+"), encoded = key.slice(name.length + id.length + 2);  // base64 has pluses, too
     const line = head.signatures.find((each) => each.startsWith(`— ${head.origin} `) &&
       toHex(fromBase64(each.split(" ").at(-1)).slice(0, 4)) === `0x${id}`);
     if (!line) return false;

@@ -8,7 +8,7 @@ from ledger_world import TERMS
 from prime_explorer.live import ServingNode
 from prime_explorer.margins import compare_metrics, read_chunks
 from prime_explorer.pages.checkpoints import LineageRow
-from prime_explorer.pages.runs import StepRow
+from prime_explorer.pages.runs import StepRow, compute_waits
 from prime_explorer.pictures import draw_lineage, draw_network, draw_strips, draw_timeline
 
 TOLERANCE = {name: getattr(TERMS.tolerance, name) for name in TERMS.tolerance.__slots__}
@@ -95,3 +95,13 @@ def test_lineage_and_network_link_to_nodes_and_say_what_is_left_out() -> None:
     assert [each.get("class") for each in drawn].count("peer ahead") == 35
     rows = {each.get("cy") for each in drawn}
     assert len(rows) == 5, "three depths, two of them in two lines"
+
+
+def test_waits_part_the_time_between_checkpoints() -> None:
+    steps = [step(1), step(2, ready_ms=160_000), step(3, ready_ms=280_000)]
+    waits = compute_waits(steps)
+    assert waits is not None
+    assert (waits.steps, waits.for_work_ms, waits.for_trainer_ms) == (2, 60_000 + 80_000, 40_000 + 20_000)
+    assert waits.for_weights_ms == 10_000
+    assert compute_waits(steps[:1]) is None
+    assert compute_waits([step(1), step(2, ready_ms=None)]) is None
