@@ -150,43 +150,59 @@ def winners(
     logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
 ) -> tuple[Floats, NDArray[np.int64]]:
     """The best score of each row and the token that has it."""
-    scores = finite_scores(logits, temperature)
-    tokens = scores.argmax(axis=1)
-    best: Floats = np.take_along_axis(scores, tokens[:, None], axis=1)[:, 0]
+    likeliest = logits.argmax(axis=1)
+    tops = scores_at(logits, temperature, likeliest)
+    # The logits are our own model's: a hole in them is our fault. argmax finds a NaN, the lowest value an infinity.
+    if not (np.isfinite(tops).all() and np.isfinite(logits.min())):
+        raise LocalError("the model gave logits that are not finite: check its weights and precision")
     if temperature == 0:
-        return best, tokens
+        return tops, likeliest
     first, second = row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
-    bits = token_bits(first[:, None], second[:, None], np.arange(scores.shape[1], dtype=np.uint32))
-    # No token gains more than the row's largest noise, so most tokens cannot reach the most likely one: the costly
-    # logarithms are taken for the others only.
-    reach = best + gumbel(np.take_along_axis(bits, tokens[:, None], axis=1)[:, 0]) - gumbel(bits.max(axis=1))
-    near = np.flatnonzero(scores >= (reach - PRUNE_SLACK)[:, None])
-    rows, columns = np.divmod(near, scores.shape[1])
-    totals = scores.ravel()[near] + gumbel(bits.ravel()[near])
-    best = np.maximum.reduceat(totals, np.searchsorted(rows, np.arange(len(scores))))
+    bits = token_bits(first[:, None], second[:, None], np.arange(logits.shape[1], dtype=np.uint32))
+    near = find_near(logits, temperature, bits, likeliest, tops)
+    rows, columns = np.divmod(near, logits.shape[1])
+    totals = logits.ravel()[near].astype(np.float64) / temperature + gumbel(bits.ravel()[near])
+    best = np.maximum.reduceat(totals, np.searchsorted(rows, np.arange(len(logits))))
     hits = np.flatnonzero(totals == best[rows])
-    return best, columns[hits[np.searchsorted(rows[hits], np.arange(len(scores)))]]
+    return best, columns[hits[np.searchsorted(rows[hits], np.arange(len(logits)))]]
+
+
+def find_near(
+    logits: NDArray[Any], temperature: float, bits: Words, likeliest: NDArray[np.int64], tops: Floats
+) -> NDArray[np.int64]:
+    """Places of the tokens that can win their row, of which few remain: the costly logarithms are for them only.
+
+    The winner has at least the total of the likeliest token, and of the one with the most noise. So its noise must make
+    up for what its score lacks to the likeliest, and its score for what its noise lacks to the most.
+    """
+    loudest = bits.argmax(axis=1)
+    most = gumbel(np.take_along_axis(bits, loudest[:, None], axis=1)[:, 0])
+    likely = tops + gumbel(np.take_along_axis(bits, likeliest[:, None], axis=1)[:, 0])
+    least = np.maximum(likely, scores_at(logits, temperature, loudest) + most) - PRUNE_SLACK
+    least_bits = np.exp(-np.exp(tops - least)) * 2.0**32 - 1.0
+    # In the type of the logits, and then one further down, as rounding may have gone up.
+    bounded = np.maximum((least - most) * temperature, np.finfo(logits.dtype).min).astype(logits.dtype)
+    least_logits = np.nextafter(bounded, np.array(-np.inf, logits.dtype))
+    is_near = bits >= np.maximum(least_bits, 0.0).astype(np.uint32)[:, None]
+    is_near &= logits >= least_logits[:, None]
+    return np.flatnonzero(is_near)
+
+
+def scores_at(logits: NDArray[Any], temperature: float, tokens: NDArray[Any]) -> Floats:
+    """Logits over the temperature of one token per row, in float64."""
+    scores: Floats = np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0].astype(np.float64)
+    return scores if temperature == 0 else scores / temperature
 
 
 def own_scores(
     logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any], tokens: NDArray[Any]
 ) -> Floats:
     """The score of one given token per row."""
-    scores = finite_scores(np.take_along_axis(logits, tokens[:, None], axis=1), temperature)[:, 0]
+    scores = scores_at(logits, temperature, tokens)
     if temperature == 0:
         return scores
     first, second = row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
     return scores + gumbel(token_bits(first, second, tokens.astype(np.uint32)))
-
-
-def finite_scores(logits: NDArray[Any], temperature: float) -> Floats:
-    """Logits over the temperature in float64. The logits are our own model's: a hole in them is our fault."""
-    scores = logits.astype(np.float64)
-    if temperature != 0:
-        scores /= temperature
-    if not np.isfinite(scores).all():
-        raise LocalError("the model gave logits that are not finite: check its weights and precision")
-    return scores
 
 
 def chunks(shape: tuple[int, ...]) -> list[slice]:
