@@ -189,7 +189,7 @@ def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dic
         facts: list[dict[str, Any]] = []
         desk = Desk(
             checkpoints=folder / "checkpoints",
-            model_files=folder / "model",
+            model=folder / "model",
             kept=2,
             source=crew,
             outlet=Store(folder, releases),
@@ -197,7 +197,7 @@ def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dic
             clock=SystemClock(),
         )
         position = Position(step=Step(0))
-        keep(learner, position, desk)
+        keep(learner, position, desk, desk.model)
         desk.outlet.publish(position)
         desk.outlet.wait()
         began_s = time.monotonic()

@@ -19,12 +19,12 @@ from prime_protocol.rollouts import Finish, Rollout
 from prime_protocol.tasks.family import Grade
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
-from prime_trainer.grouping import make_group
 from prime_trainer.harvest import Group
 from prime_trainer.learning import Learner
 from prime_trainer.optimizer import GradientGuard, make_optimizer
 from prime_trainer.policy import Policy
 from prime_trainer.ranks import Ranks
+from prime_trainer.reading import make_group
 from prime_trainer.train_config import AdvantageConfig, BatchConfig, LossConfig, OptimizerConfig
 
 LETTERS = f"{string.digits}^>$+-*= " + string.ascii_letters[:14]
@@ -79,8 +79,8 @@ def make_learner(folder: Path, *, correct: bool, steps: int) -> Learner:
     policy = Policy.load(folder)
     schedule = OptimizerConfig(
         learning_rate=1e-3,
-        warmup_steps=10,
-        decay_steps=max(1, steps - 10),
+        warmup_steps=5,
+        decay_steps=max(1, steps - 5),
         decay_to=0.1,
         beta2=0.95,
         weight_decay=0.0,
@@ -92,7 +92,7 @@ def make_learner(folder: Path, *, correct: bool, steps: int) -> Learner:
         guard=GradientGuard(schedule.outlier),
         ranks=Ranks(),
         loss=LossConfig(correct=correct, entropy_weight=0.02),
-        batch=BatchConfig(),
+        batch=BatchConfig(minibatches=2),
         schedule=schedule,
     )
 

@@ -1,6 +1,6 @@
 """How old may rollouts be? GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
 
-    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1] [--steps 160]
+    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1] [--steps 80]
 
 Same warm start and same prompts for each; the rollouts of a step are drawn with the published (bf16) weights of so many
 steps before. Everything that learns is the trainer's own code; only the network between is left out.
@@ -20,8 +20,8 @@ from digit_runs import Digits, make_learner, make_warm_start
 from prime_trainer.harvest import Delivery, make_batch
 from prime_trainer.train_config import AdvantageConfig
 
-COLUMNS = (1, 20, 40, 60, 80, 100, 120, 140, 160)
-WINDOW = 10
+COLUMNS = (1, 10, 20, 30, 40, 50, 60, 70, 80)
+WINDOW = 5
 """Steps that a shown reward is the mean of."""
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lags", default="0,1,2,4,8")
     parser.add_argument("--seeds", default="0,1")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=80)
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in args.seeds.split(",")]

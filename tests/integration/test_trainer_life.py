@@ -52,12 +52,12 @@ async def test_trainer_learns_publishes_answers_and_goes_on_where_it_was(tmp_pat
         assert await trainer.finish() == 0, trainer.tail
         steps = scene.steps()[-1]["step"]
         await check_lineage(scene, steps)
-        again = Command(("prime-trainer", *scene.words("--steps", str(steps + 1))))
+        again = Command(("prime-trainer", *scene.words("--steps", str(steps + 4))))
         await again.start()
         assert await again.finish() == 0, again.tail
-        await check_lineage(scene, steps + 1)
+        await check_lineage(scene, steps + 4)
     facts = scene.steps()
-    assert [each["step"] for each in facts] == list(range(1, steps + 2))
+    assert [each["step"] for each in facts] == list(range(1, steps + 5))
     assert all(each["is_applied"] and each["tokens"] > 0 and each["lag_max"] <= 2 for each in facts)
     assert all(before["at_ms"] <= after["at_ms"] for before, after in pairwise(facts))
     code, text = await run_command("prime-trainer", "status", "--folder", str(scene.trainer))

@@ -17,9 +17,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, Step
 from prime_protocol.messages import STEP, StepFacts, StepWanted
 from prime_protocol.receipts import SubmissionReceipt
-from prime_protocol.rollout_file import read_rollouts
-from prime_protocol.rollout_root import rollout_root
-from prime_protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, verify_derived, verify_header
+from prime_protocol.rollouts import Rollout
 from prime_protocol.tasks.family import Family
 from prime_runtime.clock import Clock
 from prime_runtime.fetching import fetch_file
@@ -28,7 +26,6 @@ from prime_runtime.http_errors import Unreachable
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox import Sandbox
 from prime_runtime.task_sets import TaskSets, grade_answers
-from prime_trainer.grouping import make_group
 from prime_trainer.harvest import Batch, Delivery, Group, Harvest
 from prime_trainer.listing import (
     ANSWER_BYTES_MAX,
@@ -41,6 +38,7 @@ from prime_trainer.listing import (
     to_receipts,
     to_run,
 )
+from prime_trainer.reading import make_group, read_rows
 from prime_trainer.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -267,33 +265,3 @@ async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def read_rows(
-    data: bytes, row: Accepted, receipt: SubmissionReceipt, facts: StepFacts, family: Family
-) -> tuple[Rollout, ...]:
-    """The rows of a file that answers to its receipt, its lease and its step; RemoteError names what does not."""
-    terms = facts.terms
-    limits = RolloutLimits(
-        first_slot=row.first_slot,
-        slots=row.slots,
-        samples_per_slot=terms.samples_per_slot,
-        vocab_size=terms.vocabulary,
-        prompt_tokens_max=terms.prompt_tokens_max,
-        output_tokens_max=terms.output_tokens_max,
-    )
-    file = read_rollouts(data, limits)
-    header = RolloutHeader(
-        run=receipt.run,
-        step=receipt.step,
-        checkpoint_root=receipt.checkpoint_root,
-        lease=receipt.lease,
-        node=receipt.node,
-    )
-    verify_header(file.header, header)
-    if facts.beacon is None:
-        raise RemoteError("beacon", f"of step {receipt.step} is not known, so nothing can have been made for it")
-    verify_derived(file, facts.beacon, tasks_total=family.size, target_lengths=(), temperature=terms.temperature)
-    if rollout_root(file) != receipt.rollout_root:
-        raise RemoteError("rollout_root", "is not the root of the file's rows")
-    return file.rows

@@ -55,7 +55,7 @@ def follow(config: TrainConfig, ranks: Ranks) -> int:
     learner = make_learner(config, ranks, begin)
     desk = Desk(
         checkpoints=config.folder / CHECKPOINTS,
-        model_files=begin.model,
+        model=begin.model,
         kept=config.checkpoints_kept,
         source=Nobody(),
         outlet=Nobody(),
@@ -63,7 +63,7 @@ def follow(config: TrainConfig, ranks: Ranks) -> int:
         clock=SystemClock(),
     )
     if begin.saved is None:
-        keep(learner, begin.position, desk)
+        keep(learner, begin.position, desk, begin.model)
     train(learner, begin.position, desk, steps=config.steps)
     return 0
 
@@ -163,14 +163,14 @@ class Trainer:
     def _begin(self, begin: Start, desk: Desk) -> Learner:
         learner = make_learner(self._config, self._ranks, self._ranks.share(begin))
         if begin.saved is None:
-            keep(learner, begin.position, desk)
+            keep(learner, begin.position, desk, begin.model)
         return learner
 
     def _make_desk(self, begin: Start, collector: Collector, publisher: Publisher, notes: Notes) -> Desk:
         config, bridge = self._config, Bridge(collector, publisher, self._stop, self._config)
         return Desk(
             checkpoints=config.folder / CHECKPOINTS,
-            model_files=begin.model,
+            model=begin.model,
             kept=config.checkpoints_kept,
             source=bridge,
             outlet=bridge,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from prime_protocol.ids import Digest, Step
 from prime_runtime.clock import Clock
-from prime_trainer.checkpoints import Position, save
+from prime_trainer.checkpoints import MODEL, Position, save
 from prime_trainer.harvest import Batch
 from prime_trainer.learning import Learner
 
@@ -50,8 +50,8 @@ class Desk:
 
     checkpoints: Path
     """Folder of what can be resumed from."""
-    model_files: Path
-    """Folder of the model's configuration and tokenizer."""
+    model: Path
+    """Folder of the model that training begins with."""
     kept: int
     source: Source
     outlet: Outlet
@@ -62,6 +62,7 @@ class Desk:
 
 def train(learner: Learner, position: Position, desk: Desk, *, steps: int) -> Position:
     """From a checkpoint to step `steps`, or until the source ends (0: only then). Every rank runs this."""
+    model = desk.model
     while not steps or position.step < steps:
         began_ms = desk.clock.monotonic_ms()
         batch = learner.ranks.share(desk.source.next_batch(position.step) if learner.ranks.is_first else None)
@@ -89,7 +90,7 @@ def train(learner: Learner, position: Position, desk: Desk, *, steps: int) -> Po
         )
         if learner.ranks.is_first:
             desk.outlet.wait()
-        keep(learner, position, desk)
+        model = keep(learner, position, desk, model)
         if learner.ranks.is_first:
             desk.source.learnt(names, step)
             desk.note({**facts, "saved_s": (desk.clock.monotonic_ms() - learnt_ms) / 1000})
@@ -97,7 +98,18 @@ def train(learner: Learner, position: Position, desk: Desk, *, steps: int) -> Po
     return position
 
 
-def keep(learner: Learner, position: Position, desk: Desk) -> None:
-    """On disk before anybody hears of it. The step before is out by then, so no more than one is ever unheard of."""
-    policy = learner.policy
-    save(desk.checkpoints, desk.model_files, policy.model, learner.optimizer, position, learner.ranks, keep=desk.kept)
+def keep(learner: Learner, position: Position, desk: Desk, model: Path) -> Path:
+    """On disk before anybody hears of it; the checkpoint's model folder. `model` is the one before it.
+
+    The step before is out by then, so no more than one is ever unheard of.
+    """
+    made = save(
+        desk.checkpoints,
+        model,
+        learner.policy.model,
+        learner.optimizer,
+        position,
+        learner.ranks,
+        keep=desk.kept,
+    )
+    return made / MODEL

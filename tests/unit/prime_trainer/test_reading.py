@@ -19,9 +19,8 @@ from prime_protocol.rollout_root import rollout_root
 from prime_protocol.rollouts import RolloutHeader, RolloutLimits
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
-from prime_trainer.collecting import read_rows
-from prime_trainer.grouping import make_group
 from prime_trainer.listing import Accepted
+from prime_trainer.reading import make_group, read_rows
 from prime_trainer.train_config import AdvantageConfig
 
 WANTED = replace(USUAL, **TERMS)
