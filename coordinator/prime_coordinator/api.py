@@ -47,9 +47,7 @@ class Reader:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         reading = desk.config.reading
-        self._rates = TokenBuckets(
-            Rate(per_second=reading.per_second, burst=reading.burst), keys_max=READERS_KNOWN_MAX
-        )
+        self._rates = TokenBuckets(Rate(per_second=reading.per_second, burst=reading.burst), keys_max=READERS_KNOWN_MAX)
         self._gate = Gate(total_max=READERS_MAX, key_max=READERS_MAX // 4)
         self._status: tuple[int, bytes] | None = None
 
