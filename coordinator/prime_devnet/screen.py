@@ -42,7 +42,7 @@ class Screen:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, look: Look, phase: str) -> None:
         elapsed_s = time.monotonic() - self._began_s
