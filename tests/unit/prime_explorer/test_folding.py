@@ -71,7 +71,7 @@ def check_sums(db: Db, state: State) -> None:
         assert row["slashes"] == row["executed"] + row["overturned"] + len(run.slashes)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_a_mob_writes_the_index_agrees_with_the_books(seed: int) -> None:
     world, mob = crowd(seed)
     for _ in range(ACTS):
