@@ -13,6 +13,8 @@ FETCH_MS = 2_000
 """Between two looks at a mirror elsewhere."""
 
 FETCH_THREADS = 8
+FETCH_AT_ONCE = 256
+"""Files of a mirror that are asked for before it is looked whether somebody still wants them."""
 FETCH_TIMEOUT_S = 30.0
 """For one file of a mirror elsewhere, at most 17 MB long."""
 

@@ -2,11 +2,12 @@
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 
-from prime_explorer.constants import FETCH_THREADS, FETCH_TIMEOUT_S
+from prime_explorer.constants import FETCH_AT_ONCE, FETCH_THREADS, FETCH_TIMEOUT_S
 from prime_protocol.constants import DIGEST_BYTES, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.note import Note
@@ -35,12 +36,13 @@ class Fetcher:
         old_size = TreeHead.parse(Note.parse(old).text).size if old else 0
         if size < old_size:
             raise RemoteError("tree_head.size", f"is {size}, but {old_size} entries were signed before")
-        parts: list[Tile | Bundle] = [*bundles_written(old_size, size), *tiles_written(old_size, size)]
+        parts: Iterator[Tile | Bundle] = chain(bundles_written(old_size, size), tiles_written(old_size, size))
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
-            for _ in threads.map(lambda part: is_wanted() and self._bring(part), parts):
-                if not is_wanted():
-                    return
-        write_whole(self._mirror / CHECKPOINT_PATH, note)
+            # Some at a time: a size is only a claim, and may be far beyond what there is.
+            while is_wanted() and (some := list(islice(parts, FETCH_AT_ONCE))):
+                list(threads.map(self._bring, some))
+        if is_wanted():
+            write_whole(self._mirror / CHECKPOINT_PATH, note)
 
     def forget(self) -> None:
         """What was brought last does not hold: bring it again next time."""
@@ -57,14 +59,13 @@ class Fetcher:
         except LocalError:
             return b""
 
-    def _bring(self, part: Tile | Bundle) -> bool:
+    def _bring(self, part: Tile | Bundle) -> None:
         path = self._mirror / part.path
         self._brought.append(path)
         if path.is_file():
-            return True  # a copy that broke off had brought it
+            return  # a copy that broke off had brought it
         most = BUNDLE_BYTES_MAX if isinstance(part, Bundle) else TILE_HASHES * DIGEST_BYTES
         write_whole(path, self._get(part.path, most))
-        return True
 
     def _get(self, path: str, bytes_max: int) -> bytes:
         url = f"{self._source}/{path}"

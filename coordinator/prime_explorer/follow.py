@@ -71,6 +71,8 @@ def follow(mirror: Path, folder: Path, source: str | None, key: VerifierKey | No
                 if fetcher is not None:
                     fetcher.fetch(lambda: not stop.is_set())
                 follower.advance(clock.now_ms(), lambda: not stop.is_set())
+                if troubles:
+                    index.put([], trouble="")
                 troubles = 0
             except RemoteError as error:
                 log.error("the log does not hold: %s", error)
@@ -80,7 +82,7 @@ def follow(mirror: Path, folder: Path, source: str | None, key: VerifierKey | No
             except LocalError as error:
                 troubles += 1
                 if troubles >= TROUBLES_MAX:
-                    index.put([], problem=str(error))
+                    index.put([], trouble=str(error))
             stop.wait((FETCH_MS if fetcher or troubles else FOLLOW_MS) / 1000)
     finally:
         follower.close()

@@ -24,20 +24,18 @@ class Index:
 
     @classmethod
     def open(cls, path: Path, made_by: str) -> "Index":
-        """The index in this file, or an empty one in its place where other code has made it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """The index in this file, or an empty one in its place where other code has made it, or nothing can read it."""
+        wanted = f"{SCHEMA} {made_by}"
         try:
-            index = cls(path, _connect(path))
-            if index.get("made_by") != f"{SCHEMA} {made_by}":
-                index.close()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            index = cls(path, _connect(path)) if _read_maker(path) == wanted else None
+            if index is None:
                 for side in SIDES:
                     path.with_name(path.name + side).unlink(missing_ok=True)
                 index = cls(path, _connect(path))
-                index._create(f"{SCHEMA} {made_by}")
+                index._create(wanted)
         except (sqlite3.Error, OSError) as error:
-            raise LocalError(
-                f"cannot use {path} as the explorer's index: {error}; delete it, it is made again"
-            ) from None
+            raise LocalError(f"cannot keep the explorer's index in {path}: {error}") from None
         return index
 
     @property
@@ -45,9 +43,6 @@ class Index:
         return int(self.get("size") or 0)
 
     def get(self, name: str) -> Any:
-        has_meta = "SELECT 1 FROM sqlite_master WHERE name='meta'"
-        if self._connection.execute(has_meta).fetchone() is None:
-            return None
         found = self._connection.execute("SELECT value FROM meta WHERE name=?", (name,)).fetchone()
         return found[0] if found else None
 
@@ -82,7 +77,21 @@ class Index:
 
     def _create(self, made_by: str) -> None:
         self._connection.executescript(TABLES)
-        self.put([], size=0, head_size=0, head_ms=0, problem="", made_by=made_by)
+        self.put([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", trouble="", made_by=made_by)
+
+
+def _read_maker(path: Path) -> str | None:
+    """Which code has made it; None where there is nothing that can be read."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(path, timeout=30)
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+        return str(found[0]) if found else None
+    except sqlite3.DatabaseError:
+        return None
+    finally:
+        connection.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prime_explorer.constants import READERS
+from prime_explorer.schema import SCHEMA
 from prime_protocol.errors import LocalError
 
 T = TypeVar("T")
@@ -63,10 +64,10 @@ class Reader:
                 return question(Db(connection))
             finally:
                 connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            # The follower may be making it anew: what is open here is a file that is gone.
+        except sqlite3.DatabaseError as error:
+            # The follower may be making it anew; else what is wrong here is for the log of this program to tell.
             self._local.connection = None
-            raise NotYet(f"the index is being made: {error}") from None
+            raise LocalError(f"the index {self._path} cannot be read: {error}") from None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Anything else that takes a moment."""
@@ -86,8 +87,12 @@ class Reader:
         uri = f"file:{self._path}?mode=ro"
         try:
             connection = sqlite3.connect(uri, uri=True, timeout=5, check_same_thread=False, isolation_level=None)
-        except sqlite3.OperationalError as error:
+            made_by = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+        except sqlite3.DatabaseError as error:
             raise NotYet(f"there is no index yet: {error}") from None
+        if made_by is None or not made_by[0].startswith(SCHEMA):
+            connection.close()
+            raise NotYet("the index is of another release, and is being made anew")
         self._local.connection = (stamp, connection)
         self._opened.append(connection)
         return connection

@@ -29,6 +29,8 @@ class Frame:
     head_ms: int
     problem: str
     """What does not hold; empty where all does."""
+    trouble: str
+    """Why the log cannot be read just now; empty where it can."""
     address: str
     """Scheme and host as the reader sees them."""
     path: str
@@ -86,6 +88,7 @@ class Renderer:
             signed_size=facts.get("signed_size", 0),
             head_ms=facts.get("head_ms", 0),
             problem=facts.get("problem", ""),
+            trouble=facts.get("trouble", ""),
             address=str(request.url.origin()),
             path=request.path,
             data_path=f"/api/pages{path}{query}" if has_data else "",

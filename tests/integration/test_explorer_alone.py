@@ -117,6 +117,12 @@ def test_a_copy_that_does_not_hold_is_said_on_every_page(tmp_path: Path, world: 
             assert f"ends with entry {good - 1}" in text
 
 
+def test_a_log_that_cannot_be_had_is_said_and_looked_for_again(tmp_path: Path) -> None:
+    with exploring("http://127.0.0.1:9/log", tmp_path / "keep") as url:
+        text = until(f"{url}/nodes", "cannot be read just now")
+        assert "is this the URL of a log" in text
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -78,8 +78,13 @@ def test_an_index_of_other_code_is_made_anew(tmp_path: Path, world: KeyedWorld) 
     assert index.size == len(world.leaves)
     following.close()
     (tmp_path / "index.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(LocalError, match="delete it"):
-        follower(tmp_path)
+    following, index = follower(tmp_path)
+    following.advance(1)
+    assert index.size == len(world.leaves), "it is made again from the log"
+    following.close()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LocalError, match="cannot keep the explorer's index"):
+        Index.open(tmp_path / "file" / "index.db", "test")
 
 
 def stays(folder: Path, following: Follower, index: Index, size: int, field: str) -> None:

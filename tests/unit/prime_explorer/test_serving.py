@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prime_explorer.app import Explorer
 from prime_explorer.constants import PAGE_BURST, ROWS
 from prime_explorer.describing import describe_pages
 from prime_explorer.live import NoObjects, NothingLive
+from prime_explorer.reading import Db, NotYet, Reader
 from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, Role
 from prime_protocol.names import friendly_name
@@ -267,6 +269,16 @@ async def test_before_there_is_an_index_pages_say_so_and_come_back_by_themselves
                 assert 'http-equiv="refresh"' in await answer.text()
         assert (await ask(client, "/nodes", 503))["error"]["title"] == "The index is being made"
     explorer.close()
+
+
+async def test_an_index_of_another_release_is_not_read(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "index.db")
+    connection.executescript("CREATE TABLE meta (name TEXT, value); INSERT INTO meta VALUES ('made_by', 'older code');")
+    connection.close()
+    reader = Reader(tmp_path / "index.db")
+    with pytest.raises(NotYet, match="another release"):
+        await reader.ask(Db.facts)
+    reader.close()
 
 
 async def test_contributions_as_csv_are_those_of_the_books(client: Client) -> None:
