@@ -185,6 +185,7 @@ class Relay:
                 self.command.signal(signal.SIGABRT)  # says where it stands
                 await self.command.finish()
                 raise AssertionError(f"{what}: not within {WAIT_S} s\n{json.dumps(status)}\n{self.command.tail}")
+            await asyncio.sleep(0.05)
 
     async def until_held(self, root: str, kind: str | None = None) -> dict[str, Any]:
         def holds(status: dict[str, Any]) -> bool:

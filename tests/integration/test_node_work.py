@@ -46,7 +46,8 @@ def is_done(node: Node, step: int = 0, slots: int = TERMS["slots_per_step"]) -> 
 
 
 async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollout_is_credited(tmp_path: Path) -> None:
-    async with running_network(tmp_path, slots_per_step=2) as network:
+    # Without lag, so that the second step has to be made with the new weights.
+    async with running_network(tmp_path, slots_per_step=2, lag_max=0) as network:
         began = time.monotonic()
         worker = await network.node("ann", "worker", engine="torch")
         validator = await network.node("val", "validator", engine="torch")
