@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+CLEAR = "\x1b[H\x1b[2J"
+
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
@@ -57,6 +59,7 @@ def add_start(commands: Any, *, with_settings: bool) -> None:
 def add_local(commands: Any) -> None:
     status = commands.add_parser("status", help="what the running trainer does, waits for and has learnt")
     status.add_argument("--json", action="store_true", help="print JSON instead of text")
+    status.add_argument("--watch", action="store_true", help="keep showing it, every second, until interrupted")
     stop = commands.add_parser("stop", help="stop the running trainer after its running step, and wait until it has")
     stop.add_argument("--wait-s", type=float, default=600.0, help="how long to wait (default: 600)")
     for command in (status, stop):
@@ -219,13 +222,18 @@ def refuse_second(folder: Path) -> None:
 def run_status(args: argparse.Namespace) -> int:
     import asyncio
     import json
+    import time
 
     from prime_runtime.door import call_door
     from prime_trainer.view import render
 
-    report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status", start="prime-trainer start"))
-    print(json.dumps(report, indent=2) if args.json else render(report))
-    return 0
+    while True:
+        report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status", start="prime-trainer start"))
+        text = json.dumps(report, indent=None if args.watch else 2) if args.json else render(report)
+        print(CLEAR + text if args.watch and not args.json else text, flush=True)
+        if not args.watch:
+            return 0
+        time.sleep(1)
 
 
 def run_stop(args: argparse.Namespace) -> int:

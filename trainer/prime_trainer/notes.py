@@ -1,6 +1,7 @@
 """The numbers of each step, written down: a line of JSON for programs and people, and gauges for Prometheus."""
 
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ GAUGES = {
     "learnt_s": "Seconds of forward, backward and update.",
     "saved_s": "Seconds until the checkpoint was on disk.",
 }
+CURVES = ("reward_mean", "entropy", "mismatch_kl", "lag_mean", "waited_s")
+CURVE_STEPS = 60
 COUNTERS = {
     "steps": "Steps made.",
     "steps_skipped": "Steps whose gradient was not applied.",
@@ -47,6 +50,8 @@ class Notes:
         self._gauges = {name: self.metrics.gauge(f"last_{name}", text) for name, text in GAUGES.items()}
         self._counters = {name: self.metrics.counter(name, text) for name, text in COUNTERS.items()}
         self.last: dict[str, Any] = {}
+        self.curves: dict[str, deque[float]] = {name: deque(maxlen=CURVE_STEPS) for name in CURVES}
+        """The last steps' values, oldest first."""
 
     def write(self, facts: dict[str, Any]) -> None:
         """After the step's checkpoint is on disk."""
@@ -60,6 +65,8 @@ class Notes:
 
     def show(self, facts: dict[str, Any]) -> None:
         self.last = facts
+        for name, curve in self.curves.items():
+            curve.append(facts[name])
         for name, gauge in self._gauges.items():
             if isinstance(facts.get(name), int | float):
                 gauge.at().set(facts[name])
@@ -70,8 +77,7 @@ class Notes:
         whole = [line for line in lines[:-1] if line]
         if lines[-1]:
             self._path.write_text("".join(line + "\n" for line in whole))
-        written = json.loads(whole[-1])["step"] if whole else 0
-        if facts and facts["step"] > written:
+        for line in whole[-CURVE_STEPS:]:
+            self.show(json.loads(line))
+        if facts and facts["step"] > self.last.get("step", 0):
             self.write({**facts, "saved_s": None})
-        elif facts:
-            self.show(facts)

@@ -124,7 +124,8 @@ class ScoringHead:
         if self._asked is None:
             return self._plain(hidden_1TH)
         head = self._head
-        return torch.stack(score_hidden(hidden_1TH[0], head.weight, head.bias, *self._asked), -1)[None]
+        scores = score_hidden(hidden_1TH[0], head.weight, head.bias, *self._asked)
+        return torch.stack([each[None] for each in scores], -1)
 
 
 def compute_logits(model: Any, pack: Pack, device: Any) -> Tensor:

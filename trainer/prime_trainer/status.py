@@ -45,4 +45,5 @@ class Report:
             "submissions_expired": collector.harvest.expired,
             "problem": "; ".join(filter(None, [collector.problem, publisher.problem, *problems])),
             "last": notes.last,
+            "curves": {name: list(curve) for name, curve in notes.curves.items()},
         }

@@ -4,6 +4,15 @@ from typing import Any
 
 from prime_runtime.wording import show_span
 
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def draw_curve(values: list[float]) -> str:
+    """One character for each value, from the least to the greatest."""
+    low, high = min(values), max(values)
+    steps = len(BARS) - 1
+    return "".join(BARS[round((value - low) / (high - low) * steps) if high > low else steps // 2] for value in values)
+
 
 def render(report: dict[str, Any]) -> str:
     """For a terminal. Pure."""
@@ -29,4 +38,8 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"            waited {last['waited_s']:.1f} s, learnt {last['learnt_s']:.1f} s")
         if last["problem"]:
             lines.append(f"            not applied: {last['problem']}")
+        for name, values in report["curves"].items():
+            lines.append(
+                f"{name:<12}{draw_curve(values)}  {min(values):.3g} to {max(values):.3g}, now {values[-1]:.3g}"
+            )
     return "\n".join(lines)

@@ -63,7 +63,10 @@ def test_model_that_packing_would_change_is_computed_sample_by_sample(tmp_path: 
         tokens = torch.from_numpy(np.append(sample.prompt_tokens, sample.output_tokens)).long()
         log = model(tokens[None, :-1], use_cache=False).logits[0, 1:].log_softmax(-1)
         wanted = log.gather(-1, tokens[2:, None])[:, 0]
-        torch.testing.assert_close(policy.score(make_pack([sample]))[0], wanted, rtol=1e-4, atol=1e-5)
+        logp, entropy = policy.score(make_pack([sample]))
+        torch.testing.assert_close(logp, wanted, rtol=1e-4, atol=1e-5)
+        (logp + entropy).sum().backward()
+    assert all(torch.isfinite(each.grad).all() for each in policy.model.parameters() if each.grad is not None)
 
 
 def test_model_is_trained_in_float32_whatever_its_files_are_in(tmp_path: Path) -> None:

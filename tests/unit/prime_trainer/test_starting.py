@@ -69,15 +69,17 @@ def test_steps_are_written_once_and_mended_after_a_crash(tmp_path: Path) -> None
     notes.write(FACTS)
     with path.open("a") as file:
         file.write('{"step": 2, "los')
-    notes = Notes(tmp_path)
-    notes.mend({**FACTS, "step": 2})
-    notes.mend({**FACTS, "step": 2})
+    for _ in range(2):
+        notes = Notes(tmp_path)
+        notes.mend({**FACTS, "step": 2})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
     assert notes.last["step"] == 2
+    assert list(notes.curves["reward_mean"]) == [0.25, 0.25], "as far as the file goes back"
     text = notes.metrics.registry.get_sample_value
     assert text("prime_trainer_last_reward_mean") == 0.25
-    assert text("prime_trainer_starved_s_total") == 2.0
-    notes.write({**FACTS, "step": 3, "is_applied": False})
+    notes.write({**FACTS, "step": 3})
+    notes.write({**FACTS, "step": 4, "is_applied": False})
+    assert text("prime_trainer_starved_s_total") == 4.0
     assert text("prime_trainer_steps_skipped_total") == 1
     assert text("prime_trainer_trained_tokens_total") == 100
 
@@ -101,9 +103,11 @@ def test_status_is_shown_from_the_report_alone() -> None:
         "submissions_expired": 1,
         "problem": "the coordinator does not answer",
         "last": {**FACTS, "problem": "the gradient's norm is nan"},
+        "curves": {"reward_mean": [0.0, 0.5, 1.0], "entropy": [2.0, 2.0]},
     }
     lines = render(report).splitlines()
     assert "step        7, published 6" in lines
     assert "left out    2 for prompt_tokens" in lines
     assert "PROBLEM     the coordinator does not answer" in lines
-    assert lines[-1].endswith("not applied: the gradient's norm is nan")
+    assert lines[-3].endswith("not applied: the gradient's norm is nan")
+    assert lines[-2:] == ["reward_mean  ▄█  0 to 1, now 1", "entropy     ▄▄  2 to 2, now 2"]
