@@ -1,7 +1,7 @@
 """Attention inside the samples of a pack and never across them, for any `transformers` model that takes a plug-in.
 
-Samples of equal length that stand together are one batched call. A mask over the whole pack gives the same numbers and
-costs the square of the pack: 5 times as much at 2,048 tokens of sort-digits (docs/measurements.md).
+Samples of equal length that stand together are one batched call. A mask over the whole pack gives the same numbers, but
+its cost grows with the square of the pack and not of the samples.
 """
 
 from itertools import groupby, pairwise

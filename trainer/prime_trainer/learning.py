@@ -95,8 +95,9 @@ class Learner:
         return norm, problem
 
 
-def summarise(sums: list[float]) -> dict[str, float]:
-    """Sums to means over the trained tokens."""
+def summarise(sums: list[float]) -> dict[str, float | None]:
+    """Sums to means over the trained tokens; None where a number was none."""
     found = dict(zip(SUMS, sums, strict=True))
     tokens = int(found.pop("tokens"))
-    return {"tokens": tokens, **{name: value / max(1, tokens) for name, value in found.items()}}
+    means = {name: value / max(1, tokens) if math.isfinite(value) else None for name, value in found.items()}
+    return {"tokens": tokens, **means}

@@ -56,7 +56,7 @@ class Notes:
     def write(self, facts: dict[str, Any]) -> None:
         """After the step's checkpoint is on disk."""
         with self._path.open("a") as file:
-            file.write(json.dumps(facts) + "\n")
+            file.write(json.dumps(facts, allow_nan=False) + "\n")
         self.show(facts)
         self._counters["steps"].at().inc()
         self._counters["steps_skipped"].at().inc(0 if facts["is_applied"] else 1)
@@ -66,7 +66,7 @@ class Notes:
     def show(self, facts: dict[str, Any]) -> None:
         self.last = facts
         for name, curve in self.curves.items():
-            curve.append(facts[name])
+            curve.append(facts[name] if facts[name] is not None else next(reversed(curve), 0.0))
         for name, gauge in self._gauges.items():
             if isinstance(facts.get(name), int | float):
                 gauge.at().set(facts[name])

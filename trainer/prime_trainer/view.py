@@ -14,6 +14,10 @@ def draw_curve(values: list[float]) -> str:
     return "".join(BARS[round((value - low) / (high - low) * steps) if high > low else steps // 2] for value in values)
 
 
+def show(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
 def render(report: dict[str, Any]) -> str:
     """For a terminal. Pure."""
     up = show_span(report["now_ms"] - report["started_ms"])
@@ -33,7 +37,7 @@ def render(report: dict[str, Any]) -> str:
     if last:
         lines.append(
             f"last step   reward {last['reward_mean']:.3f}, {last['tokens']} tokens of {last['samples']} samples, "
-            f"lag {last['lag_mean']:.1f}, entropy {last['entropy']:.3f}, mismatch {last['mismatch_kl']:.4f}"
+            f"lag {last['lag_mean']:.1f}, entropy {show(last['entropy'])}, mismatch {show(last['mismatch_kl'])}"
         )
         lines.append(f"            waited {last['waited_s']:.1f} s, learnt {last['learnt_s']:.1f} s")
         if last["problem"]:

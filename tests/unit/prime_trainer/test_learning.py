@@ -1,5 +1,6 @@
 """A step of learning: minibatches, what the guard skips, the pull to a reference, and that it does learn."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def test_bad_gradient_leaves_weights_and_optimizer_as_they_were(folder: Path) ->
     facts = learner.learn([*SAMPLES, broken], 2)
     assert not facts["is_applied"]
     assert "norm is nan" in facts["problem"]
+    assert facts["loss"] is None
+    json.dumps(facts, allow_nan=False)
     assert torch.equal(weights_of(learner), before)
     assert learner.updates == 1
     assert str(learner.optimizer.state_dict()) == str(state)
