@@ -16,7 +16,7 @@ import numpy as np
 
 from prime_protocol.constants import DELTA_BLOCK_LANES
 from prime_protocol.delta_lanes import Bytes
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.manifest import Manifest, TensorEntry, patch_tensor, rebuild_tensor
 from prime_protocol.safetensors_header import get_head_bytes
 from prime_runtime.shardcast.checkpoint import (
@@ -30,7 +30,10 @@ from prime_runtime.shardcast.checkpoint import (
     map_checkpoint,
     run_all,
 )
-from prime_runtime.shardcast.room import allocate, is_in_memory
+from prime_runtime.shardcast.room import allocate, count_free_bytes, is_in_memory
+
+SPARE = 2
+"""A copy made ahead is a comfort: it is made only where so many would fit."""
 
 
 def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
@@ -80,8 +83,10 @@ def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    is_copied = is_in_memory(folder)
-    for path in list_files(checkpoint):
+    is_copied, files = is_in_memory(folder), list_files(checkpoint)
+    if is_copied and count_free_bytes(folder) < SPARE * sum(path.stat().st_size for path in files):
+        raise LocalError("a copy made ahead would take memory that is needed")
+    for path in files:
         if is_copied:
             shutil.copyfile(path, folder / path.name)
         elif path.suffix == TENSOR_SUFFIX:

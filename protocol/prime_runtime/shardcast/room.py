@@ -31,7 +31,7 @@ def allocate(path: Path, size: int) -> None:
             elif count_free_bytes(path.parent) >= size:
                 os.truncate(file.fileno(), size)
             else:
-                raise OSError("the memory that it may use is used up")
+                raise OSError("not enough memory is free")
     except OSError as error:
         path.unlink(missing_ok=True)
         raise LocalError(f"no room for {size} bytes of weights in {path.parent}: {error}") from None
@@ -44,5 +44,13 @@ def back(path: Path, offset: int, length: int) -> None:
 
 
 def count_free_bytes(folder: Path) -> int:
+    """What may be written there; in memory no more than the machine has left."""
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    free = found.f_bavail * found.f_frsize
+    return min(free, read_available_bytes()) if is_in_memory(folder) else free
+
+
+def read_available_bytes() -> int:
+    """Memory that programs can still have, as the kernel guesses."""
+    text = Path("/proc/meminfo").read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:"))

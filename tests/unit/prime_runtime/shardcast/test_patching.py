@@ -86,6 +86,15 @@ async def test_in_memory_a_copy_is_made_ahead_and_patched_in_place(step: Step, m
     assert (step.old / MODEL).read_bytes() == before
 
 
+async def test_no_copy_takes_the_last_memory(step: Step, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(path.stat().st_size for path in step.old.iterdir())
+    monkeypatch.setattr(patching, "count_free_bytes", lambda folder: 2 * size - 1)
+    with pytest.raises(LocalError, match="memory that is needed"):
+        prepare_folder(step.old, memory / "next")
+    monkeypatch.setattr(patching, "count_free_bytes", lambda folder: 2 * size)
+    assert prepare_folder(step.old, memory / "next") is not None
+
+
 async def test_a_copy_of_something_else_is_refused(step: Step, memory: Path) -> None:
     copy = prepare_folder(step.new, memory / "other")
     assert copy is not None

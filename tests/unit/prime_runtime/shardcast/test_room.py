@@ -9,7 +9,7 @@ import pytest
 
 from prime_protocol.errors import LocalError
 from prime_runtime.shardcast import room
-from prime_runtime.shardcast.room import allocate, back, count_free_bytes, is_in_memory
+from prime_runtime.shardcast.room import allocate, back, count_free_bytes, is_in_memory, read_available_bytes
 
 SIZE = 1_000_000
 
@@ -47,6 +47,11 @@ def test_memory_is_taken_piece_by_piece_and_what_is_there_stays(memory: Path) ->
     back(path, 0, 100_000)
     assert 100_000 <= count_backed(path) < SIZE // 2
     assert path.read_bytes()[:6_000] == bytes(5_000) + b"here" + bytes(996)
+
+
+def test_in_memory_no_more_is_free_than_the_machine_has(memory: Path) -> None:
+    assert 0 < count_free_bytes(memory) <= read_available_bytes() + 2**30, "it changes between two looks"
+    assert count_free_bytes(Path("/proc")) == 0
 
 
 def test_too_little_room_is_said_and_leaves_nothing(memory: Path) -> None:
