@@ -1,17 +1,22 @@
 """How old may rollouts be? GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
 
-    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1] [--steps 80]
+    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1,2] [--steps 80] [--results FILE [--runs N]] [--svg FILE]
 
 Same warm start and same prompts for each; the rollouts of a step are drawn with the published (bf16) weights of so many
-steps before. Everything that learns is the trainer's own code; only the network between is left out.
+steps before. Everything that learns is the trainer's own code; only the network between is left out. A sweep takes most
+of an hour: with --results each run is kept as one line of JSON, what is there already is not run again, and --runs ends
+after so many new ones.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,60 +28,149 @@ from prime_trainer.train_config import AdvantageConfig
 COLUMNS = (1, 10, 20, 30, 40, 50, 60, 70, 80)
 WINDOW = 5
 """Steps that a shown reward is the mean of."""
+COLOURS = ("#1b6ca8", "#2a9d5c", "#c9a227", "#d1495b", "#5b3a8c", "#333333")
+WIDTH, HEIGHT, LEFT, TOP, ROOM = 460, 300, 40, 30, 230
+"""Of one picture, in points."""
+Key = tuple[int, bool, int]
+Run = dict[str, Any]
 
 
-def run(folder: Path, *, lag: int, correct: bool, seed: int, steps: int) -> tuple[list[float], float, dict[str, float]]:
+def run(lag: int, correct: bool, seed: int, steps: int) -> Run:
     """Mean reward of each step's rollouts as drawn, greedy accuracy at the end, and means of the monitors."""
-    learner = make_learner(folder, correct=correct, steps=steps)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="prime-staleness-") as name:
+        learner = make_learner(make_warm_start(Path(name), seed), correct=correct, steps=steps)
     digits = Digits(seed)
     past = deque([digits.copy_weights(learner.policy)], maxlen=lag + 1)
     rewards, seen = [], []
     for step in range(1, steps + 1):
         groups = digits.draw(past[0], step, AdvantageConfig(scale_max=100.0))
         batch = make_batch([Delivery(digits.name(step), step - len(past), tuple(groups))], step - 1)
-        facts = learner.learn(batch.samples, step)
+        seen.append(learner.learn(batch.samples, step))
         rewards.append(batch.facts["reward_mean"])
-        seen.append(facts)
         past.append(digits.copy_weights(learner.policy))
     monitors = {name: statistics.fmean(each[name] for each in seen) for name in ("mismatch_kl", "tail", "entropy")}
-    return rewards, digits.measure(past[-1]), monitors
+    return {
+        "lag": lag,
+        "correct": correct,
+        "seed": seed,
+        "steps": steps,
+        "rewards": rewards,
+        "greedy": digits.measure(past[-1]),
+        "seconds": time.monotonic() - began,
+        **monitors,
+    }
 
 
-def show(rewards: list[float], step: int) -> str:
-    if step > len(rewards):
-        return "-"
-    return f"{np.mean(rewards[max(0, step - WINDOW) : step]):.2f}"
+def read_results(path: Path | None, steps: int) -> dict[Key, Run]:
+    if path is None or not path.exists():
+        return {}
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(each["lag"], each["correct"], each["seed"]): each for each in found if each["steps"] == steps}
+
+
+def keep(path: Path | None, found: Run) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+def smooth(rewards: Sequence[float]) -> list[float]:
+    return [float(np.mean(rewards[max(0, end - WINDOW) : end])) for end in range(1, len(rewards) + 1)]
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def list_rows(results: dict[Key, Run], steps: int) -> Iterator[str]:
+    """One row for each lag and correction: means over seeds, the spread over seeds at the end."""
+    columns = [step for step in COLUMNS if step <= steps]
+    yield "| lag | correction | " + " | ".join(map(str, columns)) + " | last, each seed | greedy | mismatch | tails |"
+    yield "|---" * (len(columns) + 6) + "|"
+    for lag, correct in dict.fromkeys(key[:2] for key in sorted(results, key=lambda key: (key[0], not key[1], key[2]))):
+        runs = [each for key, each in results.items() if key[:2] == (lag, correct)]
+        curves = np.array([smooth(each["rewards"]) for each in runs])
+        cells = [f"{curves[:, step - 1].mean():.2f}" for step in columns]
+        ends = " ".join(f"{end:.3f}" for end in sorted(curves[:, -1]))
+        means = {name: statistics.fmean(each[name] for each in runs) for name in ("greedy", "mismatch_kl", "tail")}
+        yield (
+            f"| {lag} | {'on' if correct else 'off'} | {' | '.join(cells)} | {ends} | {means['greedy']:.3f} "
+            f"| {means['mismatch_kl']:.4f} | {means['tail']:.3f} |"
+        )
+
+
+def result_line(results: dict[Key, Run]) -> str:
+    ends: dict[tuple[int, bool], list[float]] = {}
+    for (lag, correct, _), each in sorted(results.items()):
+        ends.setdefault((lag, correct), []).append(smooth(each["rewards"])[-1])
+    words = [f"lag{lag}_{'on' if correct else 'off'}={np.mean(found):.3f}" for (lag, correct), found in ends.items()]
+    return "RESULT " + " ".join(words)
+
+
+# --- Curves -----------------------------------------------------------------------------------------------------------
+
+
+def draw(results: dict[Key, Run], steps: int) -> str:
+    """Two pictures side by side: correction on, correction off. A line is the mean over seeds, a band their range."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}">',
+        "<style>text{font:12px sans-serif}</style>",
+        f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for place, correct in enumerate((True, False)):
+        parts += draw_side(results, steps, place * WIDTH, correct=correct)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def draw_side(results: dict[Key, Run], steps: int, left: int, *, correct: bool) -> Iterator[str]:
+    across, start = WIDTH - LEFT - 70, left + LEFT
+    yield f'<text x="{start}" y="18">reward by step, correction {"on" if correct else "off"}</text>'
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = TOP + ROOM * (1 - share)
+        yield f'<path d="M{start} {y}h{across}" stroke="#ddd"/>'
+        yield f'<text x="{start - 6}" y="{y + 4}" text-anchor="end">{share:g}</text>'
+    for step in range(0, steps + 1, 20):
+        yield f'<text x="{start + across * step / steps:.0f}" y="{TOP + ROOM + 18}" text-anchor="middle">{step}</text>'
+    lags = sorted({key[0] for key in results if key[1] is correct})
+    for place, lag in enumerate(lags):
+        curves = np.array([smooth(each["rewards"]) for key, each in results.items() if key[:2] == (lag, correct)])
+        at = [start + across * (step + 1) / steps for step in range(curves.shape[1])]
+        low, high, mean = curves.min(0), curves.max(0), curves.mean(0)
+        edge = [*zip(at, high, strict=True), *reversed(list(zip(at, low, strict=True)))]
+        colour = COLOURS[place % len(COLOURS)]
+        yield f'<path d="{trace(edge)}Z" fill="{colour}" opacity="0.12"/>'
+        yield f'<path d="{trace(zip(at, mean, strict=True))}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+        y = TOP + ROOM - 16 * (len(lags) - place) + 8
+        yield f'<path d="M{start + across + 6} {y - 4}h14" stroke="{colour}" stroke-width="3"/>'
+        yield f'<text x="{start + across + 24}" y="{y}">lag {lag}</text>'
+
+
+def trace(points: Any) -> str:
+    return "M" + "L".join(f"{x:.1f} {TOP + ROOM * (1 - value):.1f}" for x, value in points)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lags", default="0,1,2,4,8")
-    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--results", type=Path, help="file that runs are kept in, and not made again")
+    parser.add_argument("--runs", type=int, default=1000, help="new runs to make before ending")
+    parser.add_argument("--svg", type=Path, help="draw the curves into this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    columns = [step for step in COLUMNS if step <= args.steps]
-    print("| lag | correction | seed | " + " | ".join(map(str, columns)) + " | greedy | mismatch | tails | time |")
-    print("|---" * (len(columns) + 7) + "|")
-    last: dict[tuple[int, bool], list[float]] = {}
-    for lag in [int(lag) for lag in args.lags.split(",")]:
-        for correct in (True, False):
-            for seed in seeds:
-                with tempfile.TemporaryDirectory(prefix="prime-staleness-") as name:
-                    warm = make_warm_start(Path(name), seed)
-                    began = time.monotonic()
-                    rewards, greedy, seen = run(warm, lag=lag, correct=correct, seed=seed, steps=args.steps)
-                took_s = time.monotonic() - began
-                cells = [show(rewards, step) for step in columns]
-                last.setdefault((lag, correct), []).append(float(np.mean(rewards[-WINDOW:])))
-                print(
-                    f"| {lag} | {'on' if correct else 'off'} | {seed} | " + " | ".join(cells),
-                    f"| {greedy:.3f} | {seen['mismatch_kl']:.4f} | {seen['tail']:.3f} | {took_s:.0f} s |",
-                    flush=True,
-                )
-    words = [f"lag{lag}_{'on' if on else 'off'}={np.mean(found):.3f}" for (lag, on), found in last.items()]
-    print("RESULT " + " ".join(words))
+    lags, seeds = ([int(word) for word in words.split(",")] for words in (args.lags, args.seeds))
+    results = read_results(args.results, args.steps)
+    wanted = [(lag, correct, seed) for seed in seeds for correct in (True, False) for lag in lags]
+    for key in [key for key in wanted if key not in results][: args.runs]:
+        results[key] = run(*key, args.steps)
+        keep(args.results, results[key])
+    shown = {key: results[key] for key in wanted if key in results}
+    for line in list_rows(shown, args.steps):
+        print(line)
+    if args.svg:
+        args.svg.write_text(draw(shown, args.steps))
+    print(result_line(shown))
 
 
 if __name__ == "__main__":
