@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+/// @title Slashes: proposed with proof, appealed with a bond, decided by others, ended by anyone
+/// @notice This contract is the network's EIP-712 domain (`NetworkCreated.contract`): workers and validators sign their
+/// receipts for it, in the same form in which the log carries them:
+/// `SubmissionReceipt(string network,string run,uint64 step,uint64 lease,address node,bytes32 checkpointRoot,bytes32 fileDigest,bytes32 rolloutRoot)`
+/// `VerdictReceipt(string network,string run,bytes32 submission,address validator,uint64 outcome,bytes32 evidence)`
+/// A slash is named by its submission: the EIP-712 struct hash of the worker's receipt, as in the log.
+interface ICourt {
+    enum SlashStatus {
+        None,
+        Open,
+        Appealed,
+        Executed,
+        Refunded
+    }
+
+    /// @notice A worker's SubmissionReceipt without the names, which follow from the run.
+    struct Receipt {
+        uint64 step;
+        uint64 lease;
+        address node;
+        bytes32 checkpointRoot;
+        bytes32 fileDigest;
+        bytes32 rolloutRoot;
+        bytes signature;
+    }
+
+    /// @notice A validator's VerdictReceipt without names and submission. Outcome: 0 accept, 1 soft, 2 hard.
+    struct Verdict {
+        address validator;
+        uint64 outcome;
+        bytes32 evidence;
+        bytes signature;
+    }
+
+    /// @notice An entry that the coordinator wrote into the log, and where it stands.
+    struct LoggedEntry {
+        bytes leaf; // the log's record, as in a mirror
+        uint32 offset; // where in the leaf the entry's last fields begin; see LogEntry.sol
+        uint64 issuedAtMs; // of the letter
+        uint64 expiresAtMs; // of the letter
+        uint64 index; // of the leaf
+        uint64 size; // of the first anchored head that covers it
+        bytes32[] proof; // inclusion
+    }
+
+    struct Slash {
+        bytes32 run;
+        address node;
+        SlashStatus status;
+        uint48 appealUntil;
+        uint48 judgeUntil; // 0 until it is appealed
+        uint32 judgementWindow;
+        uint8 quorum;
+        bool toPool;
+        address appellant;
+        uint128 bond;
+        uint32 judgeAge;
+        uint128 stakeMin;
+        bytes32 judges; // keccak256 of the packed validators, then owners, whose verdicts it rests on
+    }
+
+    /// @param judges the validators in the order given, then the owners behind them; `judge` wants the same list
+    event SlashProposed(
+        bytes32 indexed submission,
+        bytes32 indexed run,
+        address indexed node,
+        uint256 amount,
+        bytes32 evidence,
+        uint48 appealUntil,
+        address[] judges
+    );
+    event Appealed(bytes32 indexed submission, address indexed appellant, uint256 bond, uint48 judgeUntil);
+    event SlashExecuted(bytes32 indexed submission, uint256 amount, uint256 bond, address to);
+    event SlashOverturned(bytes32 indexed submission);
+
+    error SlashExists(bytes32 submission, SlashStatus status);
+    error WrongStatus(bytes32 submission, SlashStatus status);
+    error NotReceiptSigner(address signer, address node);
+    error NotVerdictSigner(address signer, address validator);
+    error TooFewVerdicts(uint256 verdicts, uint8 quorum);
+    error VerdictsNotSorted(address validator);
+    error WrongOutcome(address validator, uint64 outcome);
+    error EvidenceUnsigned(bytes32 evidence);
+    error JudgeStakeTooSmall(address validator, uint256 stake, uint256 stakeMin);
+    error JudgeTooNew(address validator, uint48 boundAt, uint256 latest);
+    error OwnerTwice(address owner);
+    error JudgeAskedBefore(address validator);
+    error JudgesDiffer(bytes32 submission);
+    error NotInLeaf(uint256 offset);
+    error NotFirstHead(uint64 index, uint64 size);
+    error SlashTooLate(uint48 anchoredAt, uint256 until);
+    error DayLimit(bytes32 run, uint256 day, uint256 taken, uint256 amount, uint256 max);
+    error NothingToSlash(address node);
+    error NotAccused(address caller, address node, address owner);
+    error AppealTooLate(bytes32 submission, uint48 appealUntil);
+    error AppealWindowOpen(bytes32 submission, uint48 appealUntil);
+    error JudgementWindowOpen(bytes32 submission, uint48 judgeUntil);
+    error JudgementTooLate(bytes32 submission, uint48 judgeUntil);
+    error RunFrozen(bytes32 run);
+
+    /// @notice Anyone: open a slash. Rests on the worker's receipt, hard verdicts of a quorum (sorted by validator, no owner twice, none
+    /// of the accused's owner), of which one names the evidence, and the coordinator's SlashProposed entry in the anchored log.
+    /// The stake is in escrow from here on.
+    function propose(bytes32 run, Receipt calldata receipt, Verdict[] calldata verdicts, bytes32 evidence, LoggedEntry calldata entry)
+        external
+        returns (bytes32 submission);
+
+    /// @notice The accused node or its owner, inside the window: look again. Takes the bond from the caller.
+    function appeal(bytes32 submission) external;
+
+    /// @notice Anyone, inside the judgement window: decide an appeal by a quorum of others. All hard, with the log's SlashExecuted:
+    /// the slash is executed. None hard, with the log's SlashOverturned: it is refunded.
+    /// @param judges the list in the slash's SlashProposed event
+    function judge(bytes32 submission, address[] calldata judges, Verdict[] calldata verdicts, LoggedEntry calldata entry) external;
+
+    /// @notice Anyone: the window is over and nobody appealed.
+    function execute(bytes32 submission) external;
+
+    /// @notice Anyone: the appeal was not decided in time, or the log was shown to have told two histories. Stake and bond go back.
+    function refund(bytes32 submission) external;
+
+    function slashOf(bytes32 submission) external view returns (Slash memory);
+    /// @notice Amount that slashes of a run have put into escrow on a day (days since 1970, UTC).
+    function takenOn(bytes32 run, uint256 day) external view returns (uint256);
+    /// @notice Bonds of open appeals: what this contract holds.
+    function bonds() external view returns (uint256);
+    function submissionOf(bytes32 run, Receipt calldata receipt) external view returns (bytes32);
+    function token() external view returns (address);
+    function vault() external view returns (address);
+    function pool() external view returns (address);
+    function registry() external view returns (address);
+    function logAnchor() external view returns (address);
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+/// @title Money for a run's contributors
+/// @notice Anyone funds a run. Once per epoch the operator promises: one Merkle root over what each account has earned in all since the
+/// run began. Leaves are OpenZeppelin's: keccak256(keccak256(abi.encode(account, cumulative))), pairs hashed in sorted order.
+/// A promise is bound by the money that is there, by the budget of the terms, and by a head of the anchored log.
+interface IRewardPool {
+    struct Pool {
+        uint128 held; // token units inside
+        uint128 claimed; // paid out so far
+        uint128 promised; // in all, claimed included; the newest root's total
+        uint128 funded; // by funders who have not taken their part back
+        uint64 epoch; // number of the newest root; the first is 1
+        uint48 promisedAt; // when it came; the run's creation before the first
+        uint64 headSize; // of the log it was computed from
+    }
+
+    struct Promise {
+        bytes32 root;
+        uint128 total;
+        uint48 maturesAt;
+        uint64 headSize;
+    }
+
+    event Funded(bytes32 indexed run, address indexed funder, uint256 amount);
+    event ForfeitReceived(bytes32 indexed run, uint256 amount);
+    event Promised(bytes32 indexed run, uint64 indexed epoch, bytes32 root, uint256 total, uint64 headSize, uint48 maturesAt);
+    event Claimed(bytes32 indexed run, address indexed account, uint256 amount, uint256 cumulative);
+    event Reclaimed(bytes32 indexed run, address indexed funder, uint256 amount);
+    event RestBurned(bytes32 indexed run, uint256 amount);
+
+    error NotCourt(address caller, address court);
+    error AmountMissing();
+    error TokenFee(uint256 expected, uint256 received);
+    error RunIsOver(bytes32 run);
+    error RunNotOver(bytes32 run);
+    error WrongEpoch(uint64 epoch, uint64 next);
+    error EpochTooSoon(uint256 now_, uint256 earliest);
+    error TotalFell(uint256 total, uint256 promised);
+    error OverBudget(uint256 increase, uint256 budget);
+    /// @notice The pool would promise more than it holds.
+    error Insolvent(uint256 owed, uint256 held);
+    error HeadOlder(uint64 headSize, uint64 last);
+    error EpochUnknown(bytes32 run, uint64 epoch);
+    error NotMatured(uint64 epoch, uint48 maturesAt);
+    error PromiseVoid(uint64 epoch, uint48 frozenAt);
+    error BadProof(address account, uint256 cumulative);
+    error PromiseExceeded(uint256 claimed, uint256 total);
+    error NothingFunded(address caller);
+    error FundersLeft(uint256 funded);
+
+    /// @notice Anyone: money for a run's contributors.
+    function fund(bytes32 run, uint256 amount) external;
+    function fundWithPermit(bytes32 run, uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s) external;
+
+    /// @notice Court: slashed stake has arrived. It belongs to the run's contributors, never to a judge.
+    function receiveForfeit(bytes32 run, uint256 amount) external;
+
+    /// @notice Operator: the next epoch's root. `total` is the sum of all leaves; `headSize` an anchored head of the run.
+    function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external;
+
+    /// @notice Anyone, for an account: pay what a matured root says and was not paid yet. Harmless twice: then it pays 0.
+    function claim(bytes32 run, uint64 epoch, address account, uint256 cumulative, bytes32[] calldata proof)
+        external
+        returns (uint256 amount);
+
+    /// @notice Funder, once the run is over or its log frozen: my part of what is not promised.
+    function reclaim(bytes32 run) external returns (uint256 amount);
+
+    /// @notice Anyone, when the run is over and no funder is left: burn what slashes left behind.
+    function burnRest(bytes32 run) external returns (uint256 amount);
+
+    function token() external view returns (address);
+    function poolOf(bytes32 run) external view returns (Pool memory);
+    function promiseOf(bytes32 run, uint64 epoch) external view returns (Promise memory);
+    function claimedBy(bytes32 run, address account) external view returns (uint256);
+    function fundedBy(bytes32 run, address funder) external view returns (uint256);
+    /// @notice Promised in all, without promises that a freeze made void.
+    function validPromised(bytes32 run) external view returns (uint256);
+    /// @notice Whether nothing more can be promised: closed for one unbonding delay, or frozen.
+    function isOver(bytes32 run) external view returns (bool);
+}
