@@ -14,7 +14,7 @@ from ledger_world import BOND, DAY_MS, HOUR_MS, MINUTE_MS, RUN, STAKE, TERMS, di
 from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, RunStatus
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, Step
 from prime_protocol.messages import Activity
 
 WORKERS = ("ann", "bob", "cat", "dan", "eve")
@@ -118,6 +118,8 @@ class CoreMob:
             if submission.outcome is Outcome.ACCEPT and submission.trained_into is None
         ]
         self.scene.publish(*self.dice.sample(accepted, min(2, len(accepted))))
+        numbers = (e.Metric(name="held_out", value=0.5),)
+        self.send("trainer", e.StepMeasured(step=Step(self.scene.run.latest), metrics=numbers))
 
     def repeat(self) -> None:
         """The same entry again, in another envelope."""

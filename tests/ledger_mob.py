@@ -149,6 +149,8 @@ class Mob:
     def publish(self) -> None:
         accepted = [n for n, s in self.world.run.submissions.items() if s.outcome is Outcome.ACCEPT]
         self.world.publish(*self.dice.sample(accepted, min(len(accepted), self.dice.randrange(3))))
+        if self.world.run.latest % 2:
+            self.world.measure(self.world.run.latest, held_out=0.5)
 
     def end_lease(self, number: int) -> None:
         author = self.dice.choice([self.world.names[self.world.run.leases[number].node], "coordinator"])

@@ -249,6 +249,11 @@ class World:
         self.write("trainer", e.CheckpointPublished(step=step, root=root, manifest=manifest, trained_on=trained_on))
         self.note_head()
 
+    def measure(self, step: int, **metrics: float) -> None:
+        """The trainer's numbers of a step."""
+        numbers = tuple(e.Metric(name=name, value=metrics[name]) for name in sorted(metrics))
+        self.write("trainer", e.StepMeasured(step=Step(step), metrics=numbers))
+
     def note_head(self) -> None:
         self.coordinate(e.HeadNoted(root=self.state.frontier.root()))
 

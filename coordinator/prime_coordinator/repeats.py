@@ -7,7 +7,7 @@ each kind stand, so this works after a restart too, and ends when the ledger has
 from hashlib import sha256
 from typing import Any
 
-from prime_protocol.entries import CheckpointPublished, NodeRegistered, Submitted, VerdictGiven
+from prime_protocol.entries import CheckpointPublished, NodeRegistered, StepMeasured, Submitted, VerdictGiven
 from prime_protocol.envelope import Letter
 from prime_protocol.ids import Digest
 from prime_protocol.messages import Logged
@@ -44,5 +44,8 @@ def _find_in_run(run: RunState, letter: Letter, entry: Any) -> Place | None:
         case CheckpointPublished(step=step):
             checkpoint = run.checkpoints.get(step)
             return checkpoint.place if checkpoint and letter.sender == run.terms.trainer else None
+        case StepMeasured(step=step):
+            measured = run.checkpoints.get(step)
+            return measured.measured if measured and letter.sender == run.terms.trainer else None
         case _:
             return None

@@ -38,6 +38,8 @@ def _write(entry: Any) -> str:
             return f"root {str(root)[:10]}…"
         case e.CheckpointPublished(step=step, trained_on=names):
             return f"step {step}, trained on {len(names):,} submissions"
+        case e.StepMeasured(step=step, metrics=metrics):
+            return f"step {step}: " + ", ".join(f"{each.name} {each.value:.4g}" for each in metrics)
     return _write_work(entry)
 
 

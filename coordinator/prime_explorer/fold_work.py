@@ -1,5 +1,6 @@
 """What entries about checkpoints, leases, submissions, credit and pay mean for the index. Pure."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,10 @@ def describe(state: State, about: Circumstances, seen: Any, touched: Touched) ->
     match about.entry:
         case e.CheckpointPublished():
             yield from _publish(state, about, seen)
+        case e.StepMeasured(step=step, metrics=metrics):
+            found = {metric.name: metric.value for metric in metrics}
+            charted = (found.get(name) for name in CHARTED)
+            yield MEASURE_STEP, (*charted, json.dumps(found), about.index, about.run, step)
         case e.HeadNoted():
             yield from _note_head(state, about, seen)
         case e.LeaseGranted():
@@ -153,6 +158,9 @@ ADD_STEP = (
     " lag_sum, lag_max, ready_ms) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,"
     " (SELECT max(settled_ms) FROM submissions WHERE run=? AND trained_into=?))"
 )
+CHARTED = ("held_out", "entropy", "mismatch_kl")
+"""Those of the trainer's numbers that a run's page draws."""
+MEASURE_STEP = "UPDATE steps SET held_out=?, entropy=?, mismatch_kl=?, metrics=?, measured_idx=? WHERE run=? AND step=?"
 ADD_LEASE = "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,?,'open',NULL,NULL)"
 COUNT_LEASE = "UPDATE steps SET leases=leases+1, first_lease_ms=ifnull(first_lease_ms,?) WHERE run=? AND step=?"
 ADD_SUBMISSION = (

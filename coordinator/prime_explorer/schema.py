@@ -71,6 +71,8 @@ CREATE TABLE steps (
   accepted INTEGER DEFAULT 0, soft INTEGER DEFAULT 0, hard INTEGER DEFAULT 0, audited INTEGER DEFAULT 0,
   rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0, units INTEGER DEFAULT 0, file_bytes INTEGER DEFAULT 0,
   nodes INTEGER DEFAULT 0, reward_sum REAL DEFAULT 0, rewards INTEGER DEFAULT 0,
+  held_out REAL, entropy REAL, mismatch_kl REAL,   -- the trainer's numbers that have a chart
+  metrics TEXT, measured_idx INTEGER,
   PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 CREATE INDEX steps_by_root ON steps (root);

@@ -390,7 +390,7 @@ ADDRESS_CHARS_MAX = 200
 
 REASON_CHARS_MAX = 400
 METRICS_MAX = 64
-"""Most numbers in one verdict."""
+"""Most numbers in one verdict, or of one step."""
 
 QUORUM_MAX = 15
 """Most validators in one round. Each costs a full prefill of the submission."""

@@ -21,6 +21,8 @@ from prime_protocol.constants import (
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, Slot, Step
+from prime_protocol.metrics import Metric as Metric
+from prime_protocol.metrics import check_names
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
 from prime_protocol.signing import Signature
 from prime_protocol.statuses import OUTCOME_NUMBER as OUTCOME_NUMBER
@@ -194,6 +196,17 @@ class CheckpointPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasured:
+    """Trainer: the numbers of a published step, once, and how it does on held-out problems. They decide nothing."""
+
+    step: Step
+    metrics: Annotated[tuple[Metric, ...], Size(1, METRICS_MAX)]
+
+    def __post_init__(self) -> None:
+        check_names(self.metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNoted:
     """Coordinator: the tree head over everything before this entry. Beacons and audit draws hang on it."""
 
@@ -248,14 +261,6 @@ class AuditDrawn:
     head_size: Uint
     validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
     """Empty in round 0: not drawn for audit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One number of a verdict."""
-
-    name: Annotated[str, Size(1, 48)]
-    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +376,7 @@ Entry = (
     | RunFunded
     | PoolReturned
     | CheckpointPublished
+    | StepMeasured
     | HeadNoted
     | LeaseGranted
     | LeaseEnded

@@ -63,6 +63,7 @@ RULES: dict[type, Rule] = {
     entries.RunFunded: Rule(Author.ANYONE, Scope.RUN, rewards.fund_run),
     entries.PoolReturned: Rule(Author.ANYONE, Scope.RUN, rewards.return_pool),
     entries.CheckpointPublished: Rule(Author.ANYONE, Scope.RUN, work.publish_checkpoint),
+    entries.StepMeasured: Rule(Author.ANYONE, Scope.RUN, work.measure_step),
     entries.LeaseGranted: Rule(Author.COORDINATOR, Scope.RUN, work.grant_lease),
     entries.LeaseEnded: Rule(Author.ANYONE, Scope.RUN, work.end_lease),
     entries.Submitted: Rule(Author.ANYONE, Scope.RUN, work.submit),

@@ -22,6 +22,7 @@ from prime_protocol.entries import (
     Released,
     RunFunded,
     Staked,
+    StepMeasured,
     Submitted,
     Unbonded,
     VerdictGiven,
@@ -217,6 +218,7 @@ AUTHORED: tuple[type[Any], ...] = (
     Released,
     RunFunded,
     Staked,
+    StepMeasured,
     Submitted,
     Unbonded,
     VerdictGiven,
@@ -224,7 +226,7 @@ AUTHORED: tuple[type[Any], ...] = (
 )
 """The entries that others than the coordinator write."""
 
-REPEATABLE: tuple[type[Any], ...] = (CheckpointPublished, NodeRegistered, Submitted, VerdictGiven)
+REPEATABLE: tuple[type[Any], ...] = (CheckpointPublished, NodeRegistered, StepMeasured, Submitted, VerdictGiven)
 """Entries that may be sent again when no answer came: the same body by the same sender gets the same `Logged`."""
 
 ENTRY_ENDPOINTS: tuple[Endpoint[Any, Logged], ...] = tuple(

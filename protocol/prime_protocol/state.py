@@ -52,6 +52,8 @@ class CheckpointState:
     manifest: Digest
     place: Place
     beacon: Digest | None = None
+    measured: Place | None = None
+    """Where the trainer's numbers of its step stand."""
 
 
 @dataclass(slots=True)

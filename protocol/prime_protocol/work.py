@@ -15,6 +15,7 @@ from prime_protocol.entries import (
     RunStatus,
     RunStatusSet,
     RunUpdated,
+    StepMeasured,
     Submitted,
 )
 from prime_protocol.errors import RemoteError
@@ -61,8 +62,7 @@ def set_run_status(state: State, turn: Turn, entry: RunStatusSet) -> None:
 
 def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> None:
     run = state.run(turn)
-    if turn.author != run.terms.trainer:
-        raise RemoteError("sender", f"is {turn.author}, the run's trainer is {run.terms.trainer}")
+    _check_trainer(run, turn)
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
     if entry.step != run.latest + 1:
@@ -77,6 +77,21 @@ def publish_checkpoint(state: State, turn: Turn, entry: CheckpointPublished) -> 
     run.without_beacon.append(entry.step)
     run.latest = entry.step
     retire_steps(run)
+
+
+def measure_step(state: State, turn: Turn, entry: StepMeasured) -> None:
+    """Also of a closed run: its last checkpoint may still be tried on held-out problems then."""
+    run = state.run(turn)
+    _check_trainer(run, turn)
+    checkpoint = run.checkpoints.get(entry.step)
+    if checkpoint is None or checkpoint.measured is not None:
+        raise RemoteError("step", f"{entry.step} was not published, or its numbers stand in the log already")
+    checkpoint.measured = turn.place()
+
+
+def _check_trainer(run: RunState, turn: Turn) -> None:
+    if turn.author != run.terms.trainer:
+        raise RemoteError("sender", f"is {turn.author}, the run's trainer is {run.terms.trainer}")
 
 
 def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:

@@ -203,6 +203,8 @@ class Play:
         await self.until("slash", "executed", names["cheat"])
         await self.until("slash", "overturned", names["wronged"])
         second = await self.publish(1, names["worker"])
+        await self.measure(0, held_out=0.25)
+        await self.measure(1, held_out=0.5, entropy=1.25, mismatch_kl=0.01, **{MARKUP[:48]: 3.0})
         await self.serve(self.parties["worker"], second.manifest, depth=1)
         await self.serve(self.parties["validator-0"], Digest(bytes(32)), depth=2)
         beacon = await self.until_beacon_of(1)
@@ -222,6 +224,10 @@ class Play:
         entry = e.CheckpointPublished(step=Step(step), root=sealed.root, manifest=sealed.digest, trained_on=trained_on)
         await trainer.write(entry)
         return entry
+
+    async def measure(self, step: int, **numbers: float) -> None:
+        metrics = tuple(e.Metric(name=name, value=numbers[name]) for name in sorted(numbers))
+        await self.parties["trainer"].write(e.StepMeasured(step=Step(step), metrics=metrics))
 
     async def serve(self, who: Party, manifest: Digest, depth: int) -> None:
         """Say that it passes weights on."""

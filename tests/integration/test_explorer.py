@@ -273,6 +273,16 @@ def test_a_checkpoint_leads_back_to_the_nodes_it_was_trained_on(stage: Stage, br
     assert get(stage, f"/objects/{digest}")[0] == 200
 
 
+def test_held_out_rewards_are_a_curve_beside_what_validators_found(stage: Stage, browser: webdriver.Chrome) -> None:
+    steps = json.loads(get(stage, f"/api/pages/runs/{RUN}")[2])["charted"]
+    assert [(step["reward"], step["held_out"]) for step in steps] == [(0.5, 0.25), (None, 0.5)]
+    numbers = json.loads(get(stage, "/api/pages" + stage.paths()["checkpoint"])[2])["metrics"]
+    assert numbers["held_out"] == 0.5
+    browser.get(f"{stage.url}/runs/{RUN}")
+    assert "On held-out problems: 0.25 with step 0, 0.5 with step 1." in text_of(browser)
+    wait_for(browser, "return document.querySelectorAll('#reward .u-series').length === 3")
+
+
 def test_the_network_is_drawn_by_depth(stage: Stage, browser: webdriver.Chrome) -> None:
     browser.get(f"{stage.url}/network")
     peers = [peer.get_attribute("class") for peer in browser.find_elements(By.CSS_SELECTOR, "svg.network .peer")]
@@ -291,7 +301,7 @@ def test_charts_are_drawn_from_the_tables_beside_them(stage: Stage, browser: web
     assert browser.execute_script(is_open)
     drawn = browser.execute_script("return document.querySelector('#tokens canvas').toDataURL().length")
     assert drawn > 3_000, "there is more on it than an empty grid"
-    assert "is not in the log yet" in text_of(browser)
+    assert "by the trainer's word" in text_of(browser)
 
 
 def test_nodes_are_found_while_typing(stage: Stage, browser: webdriver.Chrome) -> None:

@@ -48,6 +48,7 @@ def tell() -> World:
     world.credit(disputed)
     world.coordinate(e.RunUpdated(terms=world.terms(quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)))
     world.publish(good)
+    world.measure(1, held_out=0.25, reward=0.125)
     world.pay_out(0)
     world.appeal("ann", wronged)
     world.agree(wronged, ACCEPT)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prime_protocol.codec import HIDDEN, Range, Size
 from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX
-from prime_protocol.entries import OUTCOME_NUMBER, NodeRegistered, Outcome, VerdictGiven
+from prime_protocol.entries import OUTCOME_NUMBER, Metric, NodeRegistered, Outcome, StepMeasured, VerdictGiven
 from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import FixedBytes, Name
@@ -93,8 +93,13 @@ REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
     Records: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
     Share: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
     RunTerms: lambda drawn: drawn | {"slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"])},
+    StepMeasured: lambda drawn: drawn | {"metrics": sort_metrics(drawn["metrics"])},
     VerdictGiven: lambda drawn: drawn | {"outcome": outcome_of(drawn["receipt"].outcome)},
 }
+
+
+def sort_metrics(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    return tuple(sorted({metric.name: metric for metric in metrics}.values(), key=lambda metric: metric.name))
 
 
 def outcome_of(number: int) -> Outcome:

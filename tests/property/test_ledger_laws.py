@@ -28,7 +28,7 @@ from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.plants import plant_seal
 from prime_protocol.terms import RunTerms, SlashTo
 
-SEEDS = 16
+SEEDS = 24
 ACTS = 300
 
 

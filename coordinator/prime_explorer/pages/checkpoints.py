@@ -47,6 +47,10 @@ class CheckpointView:
     model: str
     trainer: str
     step: StepRow
+    metrics: dict[str, float]
+    """The trainer's numbers of the step; empty before it has published them."""
+    measured_idx: int | None
+    """The entry that has them."""
     beacon: str | None
     previous_root: str | None
     is_latest: bool
@@ -72,6 +76,8 @@ def read_checkpoint(db: Db, run: RunId, step: int, before: int | None) -> Checkp
         model=terms["model"],
         trainer=terms["trainer"],
         step=step_row(row),
+        metrics=json.loads(row["metrics"] or "{}"),
+        measured_idx=row["measured_idx"],
         beacon=plain(row["beacon"]),
         previous_root=plain(db.value("SELECT root FROM steps WHERE run=? AND step=?", run, step - 1)),
         is_latest=owner["latest_step"] == step,

@@ -48,6 +48,10 @@ class StepRow:
     nodes: int
     reward: float | None
     """Mean of what validators found, over accepted submissions; null where no verdict says it."""
+    held_out: float | None
+    """Mean reward of the checkpoint on held-out problems, by the trainer's word; null where it was not tried."""
+    entropy: float | None
+    mismatch_kl: float | None
     trained_on: int
     lag_mean: float | None
     """Of the submissions that the checkpoint was trained on."""

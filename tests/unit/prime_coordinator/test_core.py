@@ -213,7 +213,8 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
     verdict = scene.world.opinion(validator, name, ACCEPT)
     checkpoint = e.CheckpointPublished(step=Step(1), root=digest("w"), manifest=digest("m"), trained_on=())
     hello = e.NodeRegistered(roles=(Role.WORKER,), hardware="another")
-    for author, entry in ((validator, verdict), ("trainer", checkpoint), ("ann", hello)):
+    measured = e.StepMeasured(step=Step(1), metrics=(e.Metric(name="held_out", value=0.5),))
+    for author, entry in ((validator, verdict), ("trainer", checkpoint), ("trainer", measured), ("ann", hello)):
         first = scene.send(author, entry)
         size = scene.state.size
         assert scene.send(author, entry) == first
@@ -224,6 +225,8 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
         scene.send(validator, scene.world.opinion(validator, name, HARD))
     with pytest.raises(RemoteError):
         scene.send("trainer", replace(checkpoint, root=digest("other")))
+    with pytest.raises(RemoteError):
+        scene.send("trainer", replace(measured, metrics=(e.Metric(name="held_out", value=0.6),)))
     with pytest.raises(RemoteError):
         scene.send("ann", checkpoint)
     with pytest.raises(RemoteError):

@@ -10,6 +10,8 @@ from ledger_mob import crowd, try_act
 from ledger_world import BUDGET, HOUR_MS, RUN, TERMS, World
 
 from prime_explorer.folding import Folding, get_stake
+from prime_explorer.pages.checkpoints import read_checkpoint
+from prime_explorer.pages.runs import read_run
 from prime_explorer.reading import Db
 from prime_protocol import entries as e
 from prime_protocol.codec import decode, encode
@@ -221,3 +223,23 @@ def test_a_payouts_shares_add_up_to_what_left_the_pool() -> None:
     assert paid == 1000 * 10**9 - folding.state.books.pools[RUN] <= BUDGET
     assert db.value("SELECT count(*) FROM payouts") > 2
     assert TERMS.audit_share
+
+
+def test_the_trainers_numbers_make_a_curve_and_stand_with_their_checkpoint() -> None:
+    world = World.started()
+    world.measure(0, held_out=0.25)
+    world.publish()
+    world.publish()
+    world.measure(2, held_out=0.5, entropy=1.5, loss=-0.125)
+    db, _ = fold(world.leaves)
+    view = read_run(db, RUN, None, None)
+    assert view is not None
+    assert [(row.step, row.held_out, row.entropy) for row in view.charted] == [
+        (0, 0.25, None),
+        (1, None, None),
+        (2, 0.5, 1.5),
+    ]
+    shown = read_checkpoint(db, RUN, 2, None)
+    assert shown is not None
+    assert shown.metrics == {"entropy": 1.5, "held_out": 0.5, "loss": -0.125}
+    assert shown.measured_idx == len(world.leaves) - 1

@@ -61,6 +61,7 @@ def step(number: int, **times: int | None) -> StepRow:
          "hard", "audited", "rollouts", "tokens", "units", "nodes", "trained_on"), 0
     )  # fmt: skip
     more = {"root": "0x", "manifest": "0x", "reward": None, "lag_mean": None, "lag_max": None}
+    more |= {"held_out": None, "entropy": None, "mismatch_kl": None}
     return StepRow(**{"step": number, **counts, **more, **usual, **times})
 
 

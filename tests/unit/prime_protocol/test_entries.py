@@ -3,8 +3,9 @@
 import pytest
 
 from prime_protocol.codec import decode, encode
-from prime_protocol.entries import OUTCOME_NUMBER, NodeRegistered, Outcome, Role
+from prime_protocol.entries import OUTCOME_NUMBER, Metric, NodeRegistered, Outcome, Role, StepMeasured
 from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Step
 
 
 @pytest.mark.parametrize("roles", [(Role.WORKER, Role.RELAY), (Role.WORKER, Role.WORKER)])
@@ -34,3 +35,9 @@ def test_another_address_is_refused_by_its_place() -> None:
     with pytest.raises(RemoteError) as caught:
         NodeRegistered(roles=(Role.RELAY,), hardware="", addresses=("/ip4/192.0.2.1", "ftp://node.example"))
     assert caught.value.field == "addresses[1]"
+
+
+@pytest.mark.parametrize("names", [("loss", "entropy"), ("loss", "loss")])
+def test_numbers_of_a_step_are_sorted_each_once(names: tuple[str, str]) -> None:
+    with pytest.raises(RemoteError, match="sorted by name"):
+        StepMeasured(step=Step(0), metrics=tuple(Metric(name=name, value=0.0) for name in names))

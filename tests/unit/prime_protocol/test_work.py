@@ -82,6 +82,17 @@ def test_checkpoints_are_the_trainers_and_stand_in_order(world: World) -> None:
     world.lease("ann")
 
 
+def test_the_numbers_of_a_step_are_the_trainers_and_stand_once(world: World) -> None:
+    world.write("trainer", checkpoint(1))
+    world.measure(1, held_out=0.5, loss=-0.1)
+    world.set_run(e.RunStatus.CLOSED)
+    world.measure(0, held_out=0.25)
+    for step in (0, 1, 2):
+        with world.refuses("step"):
+            world.measure(step, held_out=0.75)
+    assert [world.run.checkpoints[Step(step)].measured is not None for step in range(2)] == [True, True]
+
+
 def test_beacons_follow_from_the_head_after_the_checkpoint(world: World) -> None:
     world.publish()
     beacons = [world.run.checkpoints[Step(step)].beacon for step in range(2)]
