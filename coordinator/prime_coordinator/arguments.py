@@ -25,6 +25,7 @@ Group = Any
 
 
 PASSED_ON = {
+    "attacks": ("prime_attacks", "run every attack we know against the real checks and print what each came to"),
     "devnet": ("prime_devnet", "run a whole network on this machine and train a tiny model with it"),
     "simulate": ("prime_simulator", "run the whole network in a seeded simulator"),
 }

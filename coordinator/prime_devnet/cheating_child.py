@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from prime_devnet.cheats import CHEATS
+from prime_devnet.cheats import CHEATS, open_cheat
 from prime_node.engine.child import Options, main, open_engine
 from prime_node.engine.seam import Engine
 
@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     assert tuple(words[: len(HONEST)]) == HONEST, f"started with {words}"
 
     def make(options: Options) -> Engine:
-        return CHEATS[name](open_engine(options))
+        return open_cheat(name, open_engine(options))
 
     return main(words[len(HONEST) :], make)
 

@@ -1,11 +1,13 @@
 """Engines that cheat: an honest one underneath, and one lie on top. What a dishonest owner would swap in.
 
 Each lie is told twice: in what is generated, and in the node's own check of it, which would otherwise keep the file
-back. Whoever reads the file on another machine is not lied to, and that is what catches it.
+back. Whoever reads the file on another machine is not lied to, and that is what catches it. Cheats about tokens are
+here, those about the model itself in cheats_model.py, which needs torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,16 @@ from prime_protocol.toploc import build_proofs
 
 DIGITS = 10
 """In the vocabulary of characters, token n is the digit n for the first ten."""
+TRIES = 4
+"""Completions of which a best-of-n cheat keeps one."""
+COOLER = 0.7
+"""Part of the run's temperature that a cheat for better answers draws with."""
+FILLER = 8
+"""Tokens that a cheat for more pay adds to each completion."""
+FLATTERY = 0.5
+"""What forged log-probs are of the true ones: the model looks surer than it is."""
+
+Answer = tuple[Order, list[int], Finish]
 
 
 class Cheat:
@@ -40,18 +52,38 @@ class Cheat:
         for reading in self._honest.read(texts, sampling):
             yield replace(reading, margins=np.zeros_like(reading.margins))
 
-    def _prove(self, order: Order, tokens: list[int], finish: Finish, sampling: Sampling) -> Completion:
+    def _prove(self, answers: Sequence[Answer], sampling: Sampling) -> Iterator[Completion]:
         """What an honest pass over these tokens gives: true proofs and log-probs of tokens that were not drawn."""
-        output = np.array(tokens, np.int32)
-        text = Text(number=order.number, prompt=order.prompt, output=output, seed=order.seed)
-        (reading,) = self._honest.read([text], sampling)
-        return Completion(
-            number=order.number,
-            tokens=output,
-            logprobs=np.minimum(reading.logprobs, 0),
-            finish=finish,
-            proofs=build_proofs(reading.hidden_bits).blob,
-        )
+        texts = [
+            Text(number=number, prompt=order.prompt, output=np.array(tokens, np.int32), seed=order.seed)
+            for number, (order, tokens, _) in enumerate(answers)
+        ]
+        for reading in self._honest.read(texts, sampling):
+            order, tokens, finish = answers[reading.number]
+            yield Completion(
+                number=order.number,
+                tokens=np.array(tokens, np.int32),
+                logprobs=np.minimum(reading.logprobs, 0),
+                finish=finish,
+                proofs=build_proofs(reading.hidden_bits).blob,
+            )
+
+
+class Rewriter(Cheat):
+    """Lets the model answer, and then writes something else."""
+
+    def rewrite(self, order: Order, done: Completion, sampling: Sampling) -> tuple[list[int], Finish]:
+        return done.tokens.tolist(), done.finish
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        by_number = {order.number: order for order in orders}
+        answers: list[Answer] = []
+        for done in self._honest.generate(orders, sampling, is_wanted):
+            order = by_number[done.number]
+            answers.append((order, *self.rewrite(order, done, sampling)))
+        yield from self._prove(answers, sampling)
 
 
 class AnswerSheet(Cheat):
@@ -61,21 +93,116 @@ class AnswerSheet(Cheat):
         self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         end = min(sampling.eos)
+        answers: list[Answer] = []
         for order in orders:
             digits = sorted(int(token) for token in order.prompt if token < DIGITS)
-            yield self._prove(order, [*digits, end], Finish.EOS, sampling)
+            answers.append((order, [*digits, end], Finish.EOS))
+        yield from self._prove(answers, sampling)
 
 
-class Truncated(Cheat):
+class Truncated(Rewriter):
     """Stops after the first token, to be paid for many short answers."""
+
+    def rewrite(self, order: Order, done: Completion, sampling: Sampling) -> tuple[list[int], Finish]:
+        return [int(done.tokens[0]), min(sampling.eos)], Finish.EOS
+
+
+class Padded(Rewriter):
+    """Says more than the model did, to be paid for more tokens."""
+
+    def rewrite(self, order: Order, done: Completion, sampling: Sampling) -> tuple[list[int], Finish]:
+        tokens = done.tokens.tolist()
+        if done.finish is not Finish.EOS:
+            return tokens, done.finish
+        spoken = tokens[:-1] or [int(order.prompt[-1])]
+        return [*tokens[:-1], *(spoken * FILLER)[: min(FILLER, sampling.tokens_max - len(tokens))], tokens[-1]], (
+            Finish.EOS
+        )
+
+
+class EditedAnswer(Rewriter):
+    """Changes one token of each answer, and leaves the rest as the model said it."""
+
+    def rewrite(self, order: Order, done: Completion, sampling: Sampling) -> tuple[list[int], Finish]:
+        tokens = done.tokens.tolist()
+        place = max(0, len(tokens) - 2)
+        others = [token for token in range(self.facts.vocabulary) if token not in (tokens[place], *sampling.eos)]
+        tokens[place] = others[order.seed % len(others)]
+        is_over = tokens[-1] in sampling.eos or len(tokens) == sampling.tokens_max
+        return (tokens, done.finish) if is_over else ([*tokens, min(sampling.eos)], Finish.EOS)
+
+
+class OtherSeed(Cheat):
+    """Draws with noise of its own choice."""
 
     def generate(
         self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        end = min(sampling.eos)
-        for completion in self._honest.generate(orders, sampling, is_wanted):
-            order = next(order for order in orders if order.number == completion.number)
-            yield self._prove(order, [int(completion.tokens[0]), end], Finish.EOS, sampling)
+        yield from self._honest.generate([replace(order, seed=order.seed ^ 1) for order in orders], sampling, is_wanted)
+
+
+class BestOf(Cheat):
+    """Draws several times and hands in what the model likes most; the first draw is the honest one."""
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        tries = [
+            replace(order, number=place * TRIES + number, seed=order.seed ^ number)
+            for place, order in enumerate(orders)
+            for number in range(TRIES)
+        ]
+        best: dict[int, Completion] = {}
+        for done in self._honest.generate(tries, sampling, is_wanted):
+            place = done.number // TRIES
+            if place not in best or done.logprobs.mean() > best[place].logprobs.mean():
+                best[place] = replace(done, number=orders[place].number)
+        yield from best.values()
+
+
+class WrongTemperature(Cheat):
+    """Draws cooler than the run wants, for better answers, and reports the log-probs that it should have."""
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        by_number = {order.number: order for order in orders}
+        cooler = replace(sampling, temperature=sampling.temperature * COOLER)
+        drawn = self._honest.generate(orders, cooler, is_wanted)
+        answers = [(by_number[done.number], done.tokens.tolist(), done.finish) for done in drawn]
+        yield from self._prove(answers, sampling)
+
+
+class HiddenPrompt(Cheat):
+    """Answers a shorter prompt than the one in the file: less to read."""
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        yield from self._honest.generate([cut(order) for order in orders], sampling, is_wanted)
+
+    def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
+        yield from super().read(
+            [replace(text, prompt=text.prompt[len(text.prompt) // 2 :]) for text in texts], sampling
+        )
+
+
+def cut(order: Order) -> Order:
+    return replace(order, prompt=order.prompt[len(order.prompt) // 2 :])
+
+
+class ForgedLogprobs(Cheat):
+    """Makes the model look surer than it is, which would bend what the trainer learns."""
+
+    def generate(
+        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        for done in self._honest.generate(orders, sampling, is_wanted):
+            yield replace(done, logprobs=done.logprobs * np.float32(FLATTERY))
+
+    def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
+        for reading in super().read(texts, sampling):
+            yield replace(reading, logprobs=reading.logprobs * np.float32(FLATTERY))
 
 
 class StaleWeights(Cheat):
@@ -91,18 +218,32 @@ class StaleWeights(Cheat):
         self._is_loaded = True
 
 
-class OtherSeed(Cheat):
-    """Draws with noise of its own choice: what best-of-n comes to."""
-
-    def generate(
-        self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Iterator[Completion]:
-        yield from self._honest.generate([replace(order, seed=order.seed ^ 1) for order in orders], sampling, is_wanted)
-
-
-CHEATS: dict[str, type[Cheat]] = {
-    "answer-sheet": AnswerSheet,
-    "other-seed": OtherSeed,
-    "stale-weights": StaleWeights,
-    "truncated": Truncated,
+MODEL = "prime_devnet.cheats_model"
+CHEATS: dict[str, str] = {
+    "answer-sheet": f"{__name__}:AnswerSheet",
+    "best-of-n": f"{__name__}:BestOf",
+    "edited-answer": f"{__name__}:EditedAnswer",
+    "forged-logprobs": f"{__name__}:ForgedLogprobs",
+    "fp8-cache": f"{MODEL}:Fp8Cache",
+    "fp8-weights": f"{MODEL}:Fp8Weights",
+    "hidden-prompt": f"{__name__}:HiddenPrompt",
+    "int4-weights": f"{MODEL}:Int4Weights",
+    "int8-cache": f"{MODEL}:Int8Cache",
+    "int8-weights": f"{MODEL}:Int8Weights",
+    "older-checkpoint": f"{MODEL}:OlderCheckpoint",
+    "other-model": f"{MODEL}:OtherModel",
+    "other-seed": f"{__name__}:OtherSeed",
+    "padded": f"{__name__}:Padded",
+    "small-model": f"{MODEL}:SmallModel",
+    "stale-weights": f"{__name__}:StaleWeights",
+    "top-k": f"{MODEL}:TopK",
+    "truncated": f"{__name__}:Truncated",
+    "wrong-temperature": f"{__name__}:WrongTemperature",
 }
+"""By name, as module and class: half of them need torch, and whoever lists them does not."""
+
+
+def open_cheat(name: str, honest: Engine) -> Cheat:
+    module, _, kind = CHEATS[name].partition(":")
+    cheat: Cheat = getattr(import_module(module), kind)(honest)
+    return cheat

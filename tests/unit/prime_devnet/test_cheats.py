@@ -7,7 +7,7 @@ import pytest
 from tiny_models import EOS, LETTERS, make_checkpoint
 
 from prime_devnet.cheating_child import write_interpreter
-from prime_devnet.cheats import CHEATS
+from prime_devnet.cheats import CHEATS, open_cheat
 from prime_node.engine.seam import Completion, Engine, Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.ids import Digest
@@ -16,6 +16,8 @@ from prime_protocol.toploc_verify import Thresholds, judge, verify_proofs
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=8)
 MARGIN_MAX = 0.05
+NEAR = {"forged-logprobs", "fp8-cache", "fp8-weights", "int8-cache", "int8-weights", "older-checkpoint"}
+"""Too near to the truth for a few tokens and loose bounds, or not about tokens; tests/attacks has them all."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,11 @@ def find_faults(engine: Engine, orders: list[Order], completions: list[Completio
     return faults
 
 
-@pytest.mark.parametrize("name", sorted(CHEATS))
+@pytest.mark.parametrize("name", sorted(CHEATS.keys() - NEAR))
 def test_a_cheat_fools_its_own_node_and_no_other(name: str, folders: tuple[Path, Path]) -> None:
     old, new = folders
     honest = TorchEngine(device="cpu", precision="float32", threads=1, batch_max=None)
-    cheat = CHEATS[name](TorchEngine(device="cpu", precision="float32", threads=1, batch_max=None))
+    cheat = open_cheat(name, TorchEngine(device="cpu", precision="float32", threads=1, batch_max=None))
     cheat.load(old)
     cheat.load(new)
     honest.load(new)

@@ -1,0 +1,105 @@
+"""TOPLOC proofs made without running the model, from what its hidden states looked like on other texts. Pure.
+
+The forger has run the model before, on texts of its own, and knows which values are likely, and in a model with
+outlying channels also where. From then on it saves itself the work.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_K, TOPLOC_PRIME
+from prime_protocol.toploc import Layout, Part
+from prime_protocol.toploc_kernels import get_kernels
+from prime_protocol.toploc_plain import Bits
+
+LOW_DEGREE = 16
+CHANNELS = 16
+"""Outlying channels that a forger remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a forger has learnt of a model's largest values."""
+
+    constant: int
+    """The pattern that is nearest to most of them."""
+    channels: tuple[tuple[int, int], ...]
+    """Channels that stand out most often, each with its likeliest pattern."""
+
+
+Forge = Callable[[Known, Part, int], Bits]
+"""The words of one proof, from what is known, the shape of the chunk, and the hidden size."""
+
+
+def learn(states: Bits) -> Known:
+    """From hidden states of the model itself, bf16 patterns by token and channel: the most that anyone can know."""
+    chunks = len(states) // TOPLOC_CHUNK_TOKENS
+    whole = np.ascontiguousarray(states[: chunks * TOPLOC_CHUNK_TOKENS]).reshape(chunks, -1)
+    indices, values = get_kernels().select(whole)
+    hidden = states.shape[1]
+    channels: Counter[int] = Counter((indices % hidden).ravel().tolist())
+    likeliest = []
+    for channel, _ in channels.most_common(CHANNELS):
+        here = values[(indices % hidden) == channel]
+        likeliest.append((channel, median_pattern(here)))
+    return Known(median_pattern(values.ravel()), tuple(likeliest))
+
+
+def median_pattern(patterns: Bits) -> int:
+    """The middle magnitude, with the commoner sign."""
+    magnitude = int(np.sort(patterns & 0x7FFF)[len(patterns) // 2])
+    return magnitude | (0x8000 if (patterns >> 15).mean() > 0.5 else 0)
+
+
+def forge_row(make: Forge, known: Known, *, tokens: int, hidden: int) -> bytes:
+    """Proofs of a whole completion."""
+    layout = Layout(tokens, hidden)
+    words = np.zeros((layout.chunks, 1 + TOPLOC_K), dtype=">u2")
+    for part in layout.parts():
+        for number in range(part.first, part.first + part.chunks):
+            words[number, : 1 + part.k] = make(known, part, hidden)
+    return words.tobytes()
+
+
+def interpolate(part: Part, indices: Sequence[int], values: Sequence[int]) -> Bits:
+    """Modulus and coefficients through points, as many as the chunk has values."""
+    moduli, coefficients = get_kernels().interpolate(np.array([indices], np.uint32), np.array([values], np.uint16))
+    found = np.zeros(1 + part.k, np.uint16)
+    found[0] = moduli[0]
+    found[1 : 1 + len(indices)] = coefficients[0]
+    return found
+
+
+def make_constant(known: Known, part: Part, hidden: int) -> Bits:
+    found = np.zeros(1 + part.k, np.uint16)
+    found[0], found[1] = TOPLOC_PRIME, known.constant
+    return found
+
+
+def make_low_degree(known: Known, part: Part, hidden: int) -> Bits:
+    """Through a few likely values, spread over the chunk."""
+    count = min(LOW_DEGREE, part.k)
+    places = np.linspace(0, part.tokens * hidden - 1, count).astype(int).tolist()
+    return interpolate(part, places, [known.constant + n % 2 for n in range(count)])
+
+
+def make_dressed(known: Known, part: Part, hidden: int) -> Bits:
+    """The constant at as many places as there are values: full degree, and no zero among the highest coefficients."""
+    places = np.linspace(0, part.tokens * hidden - 1, part.k).astype(int).tolist()
+    values = [known.constant] * part.k
+    values[-1] += 1
+    return interpolate(part, places, values)
+
+
+def make_learned(known: Known, part: Part, hidden: int) -> Bits:
+    """The channels that stand out most, at every token, each with its likeliest value."""
+    pairs = {token * hidden + channel: pattern for channel, pattern in known.channels for token in range(part.tokens)}
+    chosen = list(pairs.items())[: part.k]
+    # Fewer channels than a chunk has values: the rest of the places get the likeliest value there is.
+    spare = (index for index in range(part.tokens * hidden) if index not in pairs)
+    chosen += [(index, known.constant) for index in islice(spare, part.k - len(chosen))]
+    return interpolate(part, [index for index, _ in chosen], [pattern for _, pattern in chosen])

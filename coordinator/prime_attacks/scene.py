@@ -1,0 +1,288 @@
+"""A run, a model and the parties of one submission, for attacks on the real checks: intake's process and an engine's.
+
+A file goes the way it goes in a network: to the process that checks every file, then to the examination that every
+validator runs, with an engine in a process of its own. Only the network between them is missing.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_attacks.bent_files import Honest, Sent
+from prime_attacks.gallery import Outcome, Verdict
+from prime_coordinator.checker import CheckJob
+from prime_coordinator.checkers import Checkers
+from prime_coordinator.intake import Expected
+from prime_node.briefing import Briefing
+from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine.keeper import EngineKeeper
+from prime_node.engine.seam import Completion, Engine, Order, Text
+from prime_node.examination import Examination, examine
+from prime_protocol.beacon import sample_seed, slot_task
+from prime_protocol.digests import digest_fields
+from prime_protocol.entries import Outcome as Finding
+from prime_protocol.entries import Submitted
+from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Sample, Slot, Step
+from prime_protocol.receipts import SubmissionReceipt
+from prime_protocol.rollout_file import read_rollouts
+from prime_protocol.rollout_root import rollout_root
+from prime_protocol.rollouts import Rollout, RolloutHeader
+from prime_protocol.signing import WalletKey
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.spec import TaskSetSpec
+from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.tolerance import Tolerance
+from prime_protocol.typed_data import EMBEDDED, sign_document
+from prime_protocol.units import context_tokens
+from prime_runtime.clock import SystemClock
+from prime_runtime.model_files import ModelFiles
+
+NETWORK, RUN = NetworkId("gallery"), RunId("attacked")
+STEP, OTHER_STEP = Step(7), Step(6)
+TASK_SET = "sort-digits"
+SAMPLES = 8
+"""As a run has by default."""
+CHECK_MS, CHECK_MEMORY_MB = 60_000, 4096
+INDEX = re.compile(r"\[[0-9]+\]")
+TOKEN = 10**9
+
+
+def digest(*words: object) -> Digest:
+    return digest_fields("gallery/1", *(str(word).encode() for word in words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What a worker was asked for."""
+
+    number: int
+    first_slot: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a gallery is shown with."""
+
+    checkpoint: Path
+    folder: Path
+    """For the engine's process and for files on their way."""
+    tokens_max: int
+    tolerance: Tolerance
+    prompt_tokens_max: int = 64
+
+
+class Scene:
+    """One run with one checkpoint."""
+
+    def __init__(self, setting: Setting, keeper: EngineKeeper, checkers: Checkers) -> None:
+        self.setting = setting
+        self._keeper = keeper
+        self._checkers = checkers
+        self.model = ModelFiles.open(setting.checkpoint)
+        self.root = digest("root", setting.checkpoint)
+        self.key = WalletKey.from_secret(sha256(b"a worker of the gallery").digest())
+        self.briefing = self._brief(STEP)
+        self._number = 0
+
+    def _brief(self, step: Step) -> Briefing:
+        return Briefing(
+            run=RUN,
+            step=step,
+            terms=make_terms(self.model.vocabulary, self.setting),
+            beacon=digest("beacon", step),
+            root=self.root,
+            folder=self.setting.checkpoint,
+            family=open_family(TaskSetSpec.parse(TASK_SET)),
+            model=self.model,
+        )
+
+    def hold_to(self, tolerance: Tolerance) -> None:
+        """From here on everything is judged by these bounds."""
+        self.briefing = replace(self.briefing, terms=replace(self.briefing.terms, tolerance=tolerance))
+
+    # --- Making files -----------------------------------------------------------------------------------------------
+
+    def lease(self, slots: int) -> Lease:
+        """The next one, of slots that nobody had."""
+        self._number += 1
+        return Lease(number=self._number, first_slot=self._number * 64, slots=slots)
+
+    def make_rows(self, engine: Engine, lease: Lease, step: Step = STEP) -> list[Rollout]:
+        """What an engine makes of a lease."""
+        briefing = self.briefing if step == STEP else self._brief(step)
+        places = [
+            (Slot(slot), Sample(sample))
+            for slot in range(lease.first_slot, lease.first_slot + lease.slots)
+            for sample in range(briefing.terms.samples_per_slot)
+        ]
+        orders = [make_order(briefing, number, *place) for number, place in enumerate(places)]
+        done = {completion.number: completion for completion in engine.generate(orders, briefing.sampling)}
+        return [
+            make_row(briefing, slot, sample, orders[number], done[number])
+            for number, (slot, sample) in enumerate(places)
+        ]
+
+    def read_states(self, engine: Engine, rows: Sequence[Rollout]) -> NDArray[np.uint16]:
+        """Hidden states of rows, end to end."""
+        texts = [
+            Text(number=number, prompt=row.prompt_tokens, output=row.output_tokens, seed=0)
+            for number, row in enumerate(rows)
+        ]
+        found = {reading.number: reading.hidden_bits for reading in engine.read(texts, self.briefing.sampling)}
+        return np.concatenate([found[number] for number in sorted(found)])
+
+    def header(self, lease: Lease, node: NodeId | None = None) -> RolloutHeader:
+        return self.briefing.header(lease.number, node or self.key.node)
+
+    def gather(self, engine: Engine, lease: Lease) -> Honest:
+        """What a cheater who can also work honestly starts from."""
+        others = self.make_rows(engine, self.lease(lease.slots + 1))
+        return Honest(
+            header=self.header(lease),
+            rows=self.make_rows(engine, lease),
+            others=others,
+            other_step=self.make_rows(engine, lease, OTHER_STEP),
+            states=self.read_states(engine, others),
+            eos=min(self.model.eos),
+        )
+
+    # --- The way of a file ------------------------------------------------------------------------------------------
+
+    async def submit(self, sent: Sent, lease: Lease) -> Outcome:
+        """Intake, then an audit."""
+        try:
+            await self._take_in(sent, lease)
+        except RemoteError as error:
+            check = INDEX.sub("", error.field).removeprefix("rows.").removeprefix("receipt.")
+            return Outcome(verdict=Verdict.REFUSED, checks=(check,), reason=str(error))
+        examined = await self.audit(sent.data, lease)
+        judged = examined.judge()
+        checks = tuple(dict.fromkeys(flaw.check for flaw in judged.flaws))
+        if judged.outcome is Finding.SOFT:
+            return Outcome(verdict=Verdict.REFUSED, checks=("order",), reason=judged.reason)
+        verdict = Verdict.HARD if judged.outcome is Finding.HARD else None
+        tokens = sum(row.tokens for row in examined.numbers)
+        return Outcome(verdict=verdict, checks=checks, reason=judged.reason, tokens=tokens)
+
+    async def audit(self, data: bytes, lease: Lease) -> Examination:
+        """As a validator does, with a seed that the file's maker did not know."""
+        briefing = self.briefing
+        header, limits = self.header(lease), briefing.limits(lease.first_slot, lease.slots)
+        seed = digest("audit", sha256(data).hexdigest())
+        return await examine(data, briefing, header, limits, self._keeper, seed)
+
+    async def _take_in(self, sent: Sent, lease: Lease) -> None:
+        """The cheap checks, in the process that the coordinator runs them in."""
+        briefing = self.briefing
+        expected = Expected(
+            self.header(lease), briefing.limits(lease.first_slot, lease.slots), briefing.terms, briefing.beacon
+        )
+        path = self.setting.folder / f"lease-{lease.number}"
+        await asyncio.to_thread(path.write_bytes, sent.data)
+        try:
+            await self._checkers.check(CheckJob(path, self._sign(sent, lease, expected), expected, None))
+        finally:
+            path.unlink()
+
+    def _sign(self, sent: Sent, lease: Lease, expected: Expected) -> Submitted:
+        """The receipt of a worker who knows what it sends; what cannot be read is claimed to be empty."""
+        root, outputs, context = Digest(bytes(32)), 0, 0
+        try:
+            file = read_rollouts(sent.data, expected.limits)
+        except RemoteError:
+            pass
+        else:
+            root = rollout_root(file)
+            outputs = sum(len(row.output_tokens) for row in file.rows) + sent.more_tokens
+            context = sum(context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in file.rows)
+        receipt = SubmissionReceipt(
+            network=NETWORK,
+            run=RUN,
+            step=STEP,
+            lease=lease.number,
+            node=self.key.node,
+            checkpoint_root=self.root,
+            file_digest=Digest(sha256(sent.data).digest()),
+            rollout_root=root,
+        )
+        return Submitted(
+            receipt=receipt,
+            signature=sign_document(self.key, receipt, EMBEDDED),
+            file_bytes=len(sent.data),
+            output_tokens=outputs,
+            context_tokens=context,
+        )
+
+
+@asynccontextmanager
+async def open_scene(setting: Setting) -> AsyncIterator[Scene]:
+    """With the processes that it needs."""
+    setting.folder.mkdir(parents=True, exist_ok=True)
+    keeper = EngineKeeper(EngineConfig(device="cpu", threads=1), setting.folder / "engine", SystemClock())
+    checkers = Checkers(count=1, check_ms=CHECK_MS, memory_mb=CHECK_MEMORY_MB)
+    try:
+        yield Scene(setting, keeper, checkers)
+    finally:
+        await keeper.close()
+        await checkers.close()
+
+
+def make_order(briefing: Briefing, number: int, slot: Slot, sample: Sample) -> Order:
+    task = slot_task(briefing.beacon, slot, briefing.family.size)
+    return Order(number=number, prompt=briefing.encode_prompt(task), seed=sample_seed(briefing.beacon, slot, sample))
+
+
+def make_row(briefing: Briefing, slot: Slot, sample: Sample, order: Order, done: Completion) -> Rollout:
+    return Rollout(
+        slot=slot,
+        sample=sample,
+        task=slot_task(briefing.beacon, slot, briefing.family.size),
+        temperature=briefing.terms.temperature,
+        target_length=None,
+        finish=done.finish,
+        prompt_tokens=order.prompt,
+        output_tokens=done.tokens,
+        output_logprobs=done.logprobs,
+        proofs=done.proofs,
+    )
+
+
+def make_terms(vocabulary: int, setting: Setting) -> RunTerms:
+    """A run's defaults, around the model that is attacked."""
+    return RunTerms(
+        trainer=NodeId(bytes(20)),
+        model=setting.checkpoint.name,
+        tolerance=setting.tolerance,
+        task_set=TASK_SET,
+        slots_per_step=64,
+        samples_per_slot=SAMPLES,
+        vocabulary=vocabulary,
+        prompt_tokens_max=setting.prompt_tokens_max,
+        output_tokens_max=setting.tokens_max,
+        temperature=1.0,
+        lag_max=2,
+        version_min=1,
+        quorum=3,
+        audit_probation=20,
+        audit_floor=500,
+        verdict_ms=600_000,
+        appeal_ms=86_400_000,
+        judgement_ms=86_400_000,
+        stake_min_nano=100 * TOKEN,
+        slash_nano=50 * TOKEN,
+        appeal_bond_nano=5 * TOKEN,
+        slash_to=SlashTo.BURN,
+        step_budget_nano=10 * TOKEN,
+        audit_share=1_000,
+        units_per_token=10**9,
+        units_per_context_token=0,
+    )

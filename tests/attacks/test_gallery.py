@@ -1,0 +1,28 @@
+"""The gallery as a list: every attack has a program, and every program stands in the list."""
+
+from prime_attacks.bent_files import MAKERS
+from prime_attacks.gallery import ENGINES, FILES, ROWS, WORKERS, Outcome, Verdict
+from prime_attacks.table import Tally, describe
+from prime_devnet.cheats import CHEATS
+
+
+def test_every_worker_attack_has_a_program_and_none_is_left_out() -> None:
+    assert {attack.name for attack in (*ROWS, *FILES)} == MAKERS.keys()
+    # A node that never takes new weights is an older checkpoint after one step; it needs a run that goes on.
+    assert {attack.name for attack in ENGINES} == CHEATS.keys() - {"stale-weights"}
+    assert len({attack.name for attack in WORKERS}) == len(WORKERS)
+
+
+def test_an_attack_is_caught_by_the_right_verdict_from_the_right_check_only() -> None:
+    attack = WORKERS[0]
+    right = Outcome(verdict=Verdict.HARD, checks=attack.caught_by[:1], reason="seen")
+    assert right.is_caught(attack)
+    for wrong in (
+        Outcome(verdict=None, checks=(), reason=""),
+        Outcome(verdict=Verdict.HARD, checks=("termination",), reason="by luck"),
+        Outcome(verdict=Verdict.REFUSED, checks=attack.caught_by, reason="by another check"),
+    ):
+        assert not wrong.is_caught(attack)
+        assert list(describe(Tally(tries=[(attack, right), (attack, wrong)], honest_chunks=7)))[-1] == (
+            "RESULT attacks=1 missed=1 false_rejects=0 honest_chunks=7"
+        )
