@@ -46,19 +46,15 @@ interface ICourt {
         bytes32[] proof; // inclusion
     }
 
+    /// @notice One slash. Its terms are those in force when the log's SlashProposed entry was anchored.
     struct Slash {
         bytes32 run;
         address node;
         SlashStatus status;
         uint48 appealUntil;
+        address appellant; // 0 until it is appealed
         uint48 judgeUntil; // 0 until it is appealed
-        uint32 judgementWindow;
-        uint8 quorum;
-        bool toPool;
-        address appellant;
-        uint128 bond;
-        uint32 judgeAge;
-        uint128 stakeMin;
+        uint48 anchoredAt;
         bytes32 judges; // keccak256 of the packed validators, then owners, whose verdicts it rests on
     }
 
@@ -104,9 +100,13 @@ interface ICourt {
     /// @notice Anyone: open a slash. Rests on the worker's receipt, hard verdicts of a quorum (sorted by validator, no owner twice, none
     /// of the accused's owner), of which one names the evidence, and the coordinator's SlashProposed entry in the anchored log.
     /// The stake is in escrow from here on.
-    function propose(bytes32 run, Receipt calldata receipt, Verdict[] calldata verdicts, bytes32 evidence, LoggedEntry calldata entry)
-        external
-        returns (bytes32 submission);
+    function propose(
+        bytes32 run,
+        Receipt calldata receipt,
+        Verdict[] calldata verdicts,
+        bytes32 evidence,
+        LoggedEntry calldata entry
+    ) external returns (bytes32 submission);
 
     /// @notice The accused node or its owner, inside the window: look again. Takes the bond from the caller.
     function appeal(bytes32 submission) external;
@@ -114,7 +114,12 @@ interface ICourt {
     /// @notice Anyone, inside the judgement window: decide an appeal by a quorum of others. All hard, with the log's SlashExecuted:
     /// the slash is executed. None hard, with the log's SlashOverturned: it is refunded.
     /// @param judges the list in the slash's SlashProposed event
-    function judge(bytes32 submission, address[] calldata judges, Verdict[] calldata verdicts, LoggedEntry calldata entry) external;
+    function judge(
+        bytes32 submission,
+        address[] calldata judges,
+        Verdict[] calldata verdicts,
+        LoggedEntry calldata entry
+    ) external;
 
     /// @notice Anyone: the window is over and nobody appealed.
     function execute(bytes32 submission) external;

@@ -32,7 +32,9 @@ interface ILogAnchor {
 
     event Anchored(bytes32 indexed run, uint64 indexed size, bytes32 root, uint64 previous);
     /// @notice The log key told two histories. Every run of that key is frozen, for good.
-    event Frozen(bytes32 indexed run, address indexed headSigner, uint64 sizeA, bytes32 rootA, uint64 sizeB, bytes32 rootB);
+    event Frozen(
+        bytes32 indexed run, address indexed headSigner, uint64 sizeA, bytes32 rootA, uint64 sizeB, bytes32 rootB
+    );
 
     error HeadNotNewer(uint64 size, uint64 latest);
     error NotHeadSigner(address signer, address headSigner);

@@ -25,14 +25,15 @@ interface IRewardPool {
 
     event Funded(bytes32 indexed run, address indexed funder, uint256 amount);
     event ForfeitReceived(bytes32 indexed run, uint256 amount);
-    event Promised(bytes32 indexed run, uint64 indexed epoch, bytes32 root, uint256 total, uint64 headSize, uint48 maturesAt);
+    event Promised(
+        bytes32 indexed run, uint64 indexed epoch, bytes32 root, uint256 total, uint64 headSize, uint48 maturesAt
+    );
     event Claimed(bytes32 indexed run, address indexed account, uint256 amount, uint256 cumulative);
     event Reclaimed(bytes32 indexed run, address indexed funder, uint256 amount);
     event RestBurned(bytes32 indexed run, uint256 amount);
 
     error NotCourt(address caller, address court);
     error AmountMissing();
-    error TokenFee(uint256 expected, uint256 received);
     error RunIsOver(bytes32 run);
     error RunNotOver(bytes32 run);
     error WrongEpoch(uint64 epoch, uint64 next);

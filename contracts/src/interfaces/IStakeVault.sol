@@ -44,8 +44,6 @@ interface IStakeVault {
     error NothingMatured(address node);
     error EscrowTaken(bytes32 submission);
     error EscrowUnknown(bytes32 submission);
-    /// @notice The token took a fee on the way: the vault would hold less than it owes.
-    error TokenFee(uint256 expected, uint256 received);
 
     /// @notice Owner: bind another's node to me, with the node's consent. A node without anything in its position can be bound anew.
     function bind(address node, bytes calldata consent) external;

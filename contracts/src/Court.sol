@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
+import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+
+import {ICourt} from "./interfaces/ICourt.sol";
+import {ILogAnchor} from "./interfaces/ILogAnchor.sol";
+import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
+import {IStakeVault} from "./interfaces/IStakeVault.sol";
+import {LogEntry} from "./LogEntry.sol";
+import {RewardPool} from "./RewardPool.sol";
+import {StakeVault} from "./StakeVault.sol";
+import {TokenFlow} from "./TokenFlow.sol";
+
+/// @title Decides slashes; see ICourt
+contract Court is ICourt, EIP712 {
+    using SafeCast for uint256;
+    using SafeERC20 for IERC20;
+    using TokenFlow for IERC20;
+    using LogEntry for bytes;
+
+    bytes32 public constant SUBMISSION_TYPEHASH = keccak256(
+        "SubmissionReceipt(string network,string run,uint64 step,uint64 lease,address node,bytes32 checkpointRoot,bytes32 fileDigest,bytes32 rolloutRoot)"
+    );
+    bytes32 public constant VERDICT_TYPEHASH = keccak256(
+        "VerdictReceipt(string network,string run,bytes32 submission,address validator,uint64 outcome,bytes32 evidence)"
+    );
+    /// @notice Number of the outcome in a VerdictReceipt that says: provably dishonest.
+    uint64 public constant HARD = 2;
+
+    StakeVault private immutable _vault;
+    RewardPool private immutable _pool;
+    IRunRegistry private immutable _registry;
+    ILogAnchor private immutable _logAnchor;
+    IERC20 private immutable _token;
+    bytes32 private immutable _network; // as EIP-712 hashes it
+
+    /// @inheritdoc ICourt
+    uint256 public bonds;
+    /// @inheritdoc ICourt
+    mapping(bytes32 run => mapping(uint256 day => uint256)) public takenOn;
+    mapping(bytes32 submission => Slash) private _slashes;
+
+    constructor(IERC20 token_, IRunRegistry registry_, ILogAnchor logAnchor_) EIP712("prime-swarm", "1") {
+        _token = token_;
+        _registry = registry_;
+        _logAnchor = logAnchor_;
+        _network = keccak256(bytes(registry_.network()));
+        _vault = new StakeVault(token_, registry_.unbondingDelay());
+        _pool = new RewardPool(token_, registry_, logAnchor_);
+    }
+
+    /// @inheritdoc ICourt
+    function propose(
+        bytes32 run,
+        Receipt calldata receipt,
+        Verdict[] calldata verdicts,
+        bytes32 evidence,
+        LoggedEntry calldata entry
+    ) external returns (bytes32 submission) {
+        // checks
+        submission = _checkReceipt(run, receipt);
+        LogEntry.Letter memory letter = _letter(run, entry);
+        uint48 anchoredAt = _checkLogged(run, LogEntry.slashProposed(submission, evidence, letter), entry);
+        IRunRegistry.Terms memory terms = _registry.termsAt(run, anchoredAt);
+        if (block.timestamp > uint256(anchoredAt) + terms.slashWindow) {
+            revert SlashTooLate(anchoredAt, uint256(anchoredAt) + terms.slashWindow);
+        }
+        _checkEvidence(verdicts, evidence);
+        if (!_checkVerdicts(run, submission, verdicts)) {
+            revert WrongOutcome(verdicts[0].validator, verdicts[0].outcome);
+        }
+        address[] memory judges = _checkJudges(receipt.node, verdicts, terms, anchoredAt);
+
+        // effects
+        uint48 appealUntil = (block.timestamp + terms.appealWindow).toUint48();
+        _slashes[submission] = Slash({
+            run: run,
+            node: receipt.node,
+            status: SlashStatus.Open,
+            appealUntil: appealUntil,
+            appellant: address(0),
+            judgeUntil: 0,
+            anchoredAt: anchoredAt,
+            judges: keccak256(abi.encodePacked(judges))
+        });
+        // The vault is this contract's own and calls nobody.
+        uint256 amount = _vault.seize(submission, receipt.node, terms.slashAmount);
+        if (amount == 0) revert NothingToSlash(receipt.node);
+        _countDay(run, amount, terms.slashPerDay);
+        emit SlashProposed(submission, run, receipt.node, amount, evidence, appealUntil, judges);
+    }
+
+    /// @inheritdoc ICourt
+    function appeal(bytes32 submission) external {
+        // checks
+        Slash storage slash = _expect(submission, SlashStatus.Open);
+        address owner = _vault.positionOf(slash.node).owner;
+        if (msg.sender != owner && msg.sender != slash.node) revert NotAccused(msg.sender, slash.node, owner);
+        if (block.timestamp >= slash.appealUntil) revert AppealTooLate(submission, slash.appealUntil);
+        IRunRegistry.Terms memory terms = _registry.termsAt(slash.run, slash.anchoredAt);
+
+        // effects
+        uint48 judgeUntil = (block.timestamp + terms.judgementWindow).toUint48();
+        slash.status = SlashStatus.Appealed;
+        slash.appellant = msg.sender;
+        slash.judgeUntil = judgeUntil;
+        bonds += terms.appealBond;
+        emit Appealed(submission, msg.sender, terms.appealBond, judgeUntil);
+
+        // interactions
+        _token.take(msg.sender, terms.appealBond);
+    }
+
+    /// @inheritdoc ICourt
+    function judge(
+        bytes32 submission,
+        address[] calldata judges,
+        Verdict[] calldata verdicts,
+        LoggedEntry calldata entry
+    ) external {
+        Slash storage slash = _expect(submission, SlashStatus.Appealed);
+        if (block.timestamp >= slash.judgeUntil) revert JudgementTooLate(submission, slash.judgeUntil);
+        if (keccak256(abi.encodePacked(judges)) != slash.judges) revert JudgesDiffer(submission);
+        bytes32 run = slash.run;
+        bool isHard = _checkVerdicts(run, submission, verdicts);
+        LogEntry.Letter memory letter = _letter(run, entry);
+        bytes memory expected =
+            isHard ? LogEntry.slashExecuted(submission, letter) : LogEntry.slashOverturned(submission, letter);
+        uint48 anchoredAt = _checkLogged(run, expected, entry);
+        IRunRegistry.Terms memory terms = _registry.termsAt(run, slash.anchoredAt);
+        _checkOthers(judges, _checkJudges(slash.node, verdicts, terms, anchoredAt));
+        if (isHard) _execute(submission, terms);
+        else _refund(submission);
+    }
+
+    /// @inheritdoc ICourt
+    function execute(bytes32 submission) external {
+        Slash storage slash = _expect(submission, SlashStatus.Open);
+        if (block.timestamp < slash.appealUntil) revert AppealWindowOpen(submission, slash.appealUntil);
+        if (_logAnchor.frozenAt(slash.run) != 0) revert RunFrozen(slash.run);
+        _execute(submission, _registry.termsAt(slash.run, slash.anchoredAt));
+    }
+
+    /// @inheritdoc ICourt
+    function refund(bytes32 submission) external {
+        Slash storage slash = _slashes[submission];
+        bool isOpen = slash.status == SlashStatus.Open || slash.status == SlashStatus.Appealed;
+        if (!isOpen) revert WrongStatus(submission, slash.status);
+        // A log that told two histories convicts nobody.
+        if (_logAnchor.frozenAt(slash.run) == 0) {
+            if (slash.status == SlashStatus.Open) revert WrongStatus(submission, slash.status);
+            if (block.timestamp < slash.judgeUntil) revert JudgementWindowOpen(submission, slash.judgeUntil);
+        }
+        _refund(submission);
+    }
+
+    /// @inheritdoc ICourt
+    function slashOf(bytes32 submission) external view returns (Slash memory) {
+        return _slashes[submission];
+    }
+
+    /// @inheritdoc ICourt
+    function token() external view returns (address) {
+        return address(_token);
+    }
+
+    /// @inheritdoc ICourt
+    function vault() external view returns (address) {
+        return address(_vault);
+    }
+
+    /// @inheritdoc ICourt
+    function pool() external view returns (address) {
+        return address(_pool);
+    }
+
+    /// @inheritdoc ICourt
+    function registry() external view returns (address) {
+        return address(_registry);
+    }
+
+    /// @inheritdoc ICourt
+    function logAnchor() external view returns (address) {
+        return address(_logAnchor);
+    }
+
+    /// @inheritdoc ICourt
+    function submissionOf(bytes32 run, Receipt calldata receipt) public view returns (bytes32) {
+        return keccak256(
+            abi.encode(
+                SUBMISSION_TYPEHASH,
+                _network,
+                run,
+                receipt.step,
+                receipt.lease,
+                receipt.node,
+                receipt.checkpointRoot,
+                receipt.fileDigest,
+                receipt.rolloutRoot
+            )
+        );
+    }
+
+    /// @dev Stake and bond leave: to the run's pool while it can still pay anybody, else to nobody. Never to a judge.
+    function _execute(bytes32 submission, IRunRegistry.Terms memory terms) private {
+        Slash storage slash = _slashes[submission];
+        uint256 bond = slash.status == SlashStatus.Appealed ? terms.appealBond : 0;
+        bool isPooled = terms.slashToPool && !_pool.isOver(slash.run);
+        address to = isPooled ? address(_pool) : TokenFlow.BURNED;
+        uint256 amount = _vault.escrowOf(submission).amount;
+        slash.status = SlashStatus.Executed;
+        bonds -= bond;
+        emit SlashExecuted(submission, amount, bond, to);
+        _vault.forfeit(submission, to);
+        if (bond != 0) _token.safeTransfer(to, bond);
+        if (isPooled) _pool.receiveForfeit(slash.run, amount + bond);
+    }
+
+    function _refund(bytes32 submission) private {
+        Slash storage slash = _slashes[submission];
+        bool isAppealed = slash.status == SlashStatus.Appealed;
+        uint256 bond = isAppealed ? _registry.termsAt(slash.run, slash.anchoredAt).appealBond : 0;
+        slash.status = SlashStatus.Refunded;
+        bonds -= bond;
+        emit SlashOverturned(submission);
+        _vault.restore(submission);
+        if (bond != 0) _token.safeTransfer(slash.appellant, bond);
+    }
+
+    /// @dev A cheat with many nodes must not empty the vault in a day, nor a wrong court.
+    function _countDay(bytes32 run, uint256 amount, uint256 max) private {
+        uint256 day = block.timestamp / 1 days;
+        uint256 taken = takenOn[run][day];
+        if (taken + amount > max) revert DayLimit(run, day, taken, amount, max);
+        takenOn[run][day] = taken + amount;
+    }
+
+    /// @dev The worker signed this very work, for this network and run, and it was not brought before.
+    function _checkReceipt(bytes32 run, Receipt calldata receipt) private view returns (bytes32 submission) {
+        submission = submissionOf(run, receipt);
+        address signer = ECDSA.recover(_hashTypedDataV4(submission), receipt.signature);
+        if (signer != receipt.node) revert NotReceiptSigner(signer, receipt.node);
+        if (_slashes[submission].status != SlashStatus.None) {
+            revert SlashExists(submission, _slashes[submission].status);
+        }
+        IRunRegistry.RunStatus status = _registry.runOf(run).status;
+        if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
+    }
+
+    function _expect(bytes32 submission, SlashStatus status) private view returns (Slash storage slash) {
+        slash = _slashes[submission];
+        if (slash.status != status) revert WrongStatus(submission, slash.status);
+    }
+
+    function _letter(bytes32 run, LoggedEntry calldata entry) private view returns (LogEntry.Letter memory) {
+        return LogEntry.Letter({
+            issuedAtMs: entry.issuedAtMs,
+            expiresAtMs: entry.expiresAtMs,
+            network: _registry.network(),
+            run: _registry.runOf(run).name,
+            sender: _registry.operator()
+        });
+    }
+
+    /// @dev The coordinator wrote it, into a log that has told one history; since when the chain knows it.
+    function _checkLogged(bytes32 run, bytes memory expected, LoggedEntry calldata entry)
+        private
+        view
+        returns (uint48)
+    {
+        if (_logAnchor.frozenAt(run) != 0) revert RunFrozen(run);
+        if (!expected.isIn(entry.leaf, entry.offset)) revert NotInLeaf(entry.offset);
+        ILogAnchor.Head memory head = _logAnchor.requireInclusion(run, entry.size, entry.index, entry.leaf, entry.proof);
+        if (entry.index < head.previous) revert NotFirstHead(entry.index, entry.size);
+        return head.anchoredAt;
+    }
+
+    /// @dev Sorted, so each speaks once; signed; of one mind. Whether they say hard.
+    function _checkVerdicts(bytes32 run, bytes32 submission, Verdict[] calldata verdicts)
+        private
+        view
+        returns (bool isHard)
+    {
+        address last = address(0);
+        isHard = verdicts.length != 0 && verdicts[0].outcome == HARD;
+        for (uint256 i = 0; i < verdicts.length; i++) {
+            Verdict calldata verdict = verdicts[i];
+            if (verdict.validator <= last) revert VerdictsNotSorted(verdict.validator);
+            last = verdict.validator;
+            bool isKnown = verdict.outcome <= HARD;
+            if (!isKnown || (verdict.outcome == HARD) != isHard) {
+                revert WrongOutcome(verdict.validator, verdict.outcome);
+            }
+            address signer = ECDSA.recover(_verdictDigest(run, submission, verdict), verdict.signature);
+            if (signer != verdict.validator) revert NotVerdictSigner(signer, verdict.validator);
+        }
+    }
+
+    function _verdictDigest(bytes32 run, bytes32 submission, Verdict calldata verdict) private view returns (bytes32) {
+        return _hashTypedDataV4(
+            keccak256(
+                abi.encode(
+                    VERDICT_TYPEHASH, _network, run, submission, verdict.validator, verdict.outcome, verdict.evidence
+                )
+            )
+        );
+    }
+
+    /// @dev A quorum with something to lose, no owner twice, none of the accused's. Validators first, then their owners.
+    function _checkJudges(
+        address accused,
+        Verdict[] calldata verdicts,
+        IRunRegistry.Terms memory terms,
+        uint48 anchoredAt
+    ) private view returns (address[] memory judges) {
+        uint256 count = verdicts.length;
+        if (count < terms.quorum) revert TooFewVerdicts(count, terms.quorum);
+        judges = new address[](2 * count);
+        address accusedOwner = _vault.positionOf(accused).owner;
+        for (uint256 i = 0; i < count; i++) {
+            address validator = verdicts[i].validator;
+            IStakeVault.Position memory position = _vault.positionOf(validator);
+            // What is unbonding can still be lost; asking it back must not undo a verdict.
+            uint256 stake = uint256(position.stake) + position.unbonding;
+            if (stake < terms.stakeMin) revert JudgeStakeTooSmall(validator, stake, terms.stakeMin);
+            if (uint256(position.boundAt) + terms.judgeAge > anchoredAt) {
+                revert JudgeTooNew(validator, position.boundAt, anchoredAt);
+            }
+            if (position.owner == accusedOwner) revert OwnerTwice(position.owner);
+            for (uint256 j = 0; j < i; j++) {
+                if (judges[count + j] == position.owner) revert OwnerTwice(position.owner);
+            }
+            judges[i] = validator;
+            judges[count + i] = position.owner;
+        }
+    }
+
+    function _checkEvidence(Verdict[] calldata verdicts, bytes32 evidence) private pure {
+        for (uint256 i = 0; i < verdicts.length; i++) {
+            if (verdicts[i].evidence == evidence) return;
+        }
+        revert EvidenceUnsigned(evidence);
+    }
+
+    /// @dev Nobody who spoke before, and nobody of an owner who did.
+    function _checkOthers(address[] calldata before, address[] memory judges) private pure {
+        for (uint256 i = 0; i < judges.length; i++) {
+            for (uint256 j = 0; j < before.length; j++) {
+                if (judges[i] == before[j]) revert JudgeAskedBefore(judges[i]);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {MerkleProof} from "@openzeppelin/contracts/utils/cryptography/MerkleProof.sol";
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {Checkpoints} from "@openzeppelin/contracts/utils/structs/Checkpoints.sol";
+
+import {ILogAnchor} from "./interfaces/ILogAnchor.sol";
+import {IRewardPool} from "./interfaces/IRewardPool.sol";
+import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
+import {TokenFlow} from "./TokenFlow.sol";
+
+/// @title Holds the money of runs; see IRewardPool
+contract RewardPool is IRewardPool {
+    using Checkpoints for Checkpoints.Trace208;
+    using SafeCast for uint256;
+    using SafeERC20 for IERC20;
+    using TokenFlow for IERC20;
+
+    address public immutable court;
+    IRunRegistry public immutable registry;
+    ILogAnchor public immutable logAnchor;
+
+    /// @notice Sum of what all runs hold.
+    uint256 public held;
+    /// @inheritdoc IRewardPool
+    mapping(bytes32 run => mapping(address account => uint256)) public claimedBy;
+    /// @inheritdoc IRewardPool
+    mapping(bytes32 run => mapping(address funder => uint256)) public fundedBy;
+
+    IERC20 private immutable _token;
+    mapping(bytes32 run => Pool) private _pools;
+    mapping(bytes32 run => mapping(uint64 epoch => Promise)) private _promises;
+    mapping(bytes32 run => Checkpoints.Trace208) private _matured; // time to what is claimable by then, in all
+
+    /// @dev The court makes its own pool; see StakeVault.
+    constructor(IERC20 token_, IRunRegistry registry_, ILogAnchor logAnchor_) {
+        _token = token_;
+        court = msg.sender;
+        registry = registry_;
+        logAnchor = logAnchor_;
+    }
+
+    /// @inheritdoc IRewardPool
+    function fund(bytes32 run, uint256 amount) external {
+        _fund(run, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function fundWithPermit(bytes32 run, uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s) external {
+        _token.permit(amount, deadline, v, r, s);
+        _fund(run, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function receiveForfeit(bytes32 run, uint256 amount) external {
+        if (msg.sender != court) revert NotCourt(msg.sender, court);
+        uint256 balance = _token.balanceOf(address(this));
+        if (balance < held + amount) revert Insolvent(held + amount, balance);
+        _pools[run].held += amount.toUint128();
+        held += amount;
+        emit ForfeitReceived(run, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external {
+        // checks
+        if (msg.sender != registry.operator()) revert IRunRegistry.NotOperator(msg.sender, registry.operator());
+        IRunRegistry.Run memory known = registry.runOf(run);
+        if (known.status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, known.status);
+        if (isOver(run)) revert RunIsOver(run);
+        Pool storage pool = _pools[run];
+        if (epoch != pool.epoch + 1) revert WrongEpoch(epoch, pool.epoch + 1);
+        if (headSize < pool.headSize) revert HeadOlder(headSize, pool.headSize);
+        logAnchor.headAt(run, headSize); // reverts where there is none
+        IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
+        _checkTotal(pool, pool.epoch == 0 ? known.createdAt : pool.promisedAt, total, terms);
+
+        // effects
+        // Never before the root before it: a shorter delay does not let a promise overtake.
+        (, uint48 last,) = _matured[run].latestCheckpoint();
+        uint48 maturesAt = Math.max(block.timestamp + terms.payoutDelay, last).toUint48();
+        pool.promised = total.toUint128();
+        pool.epoch = epoch;
+        pool.promisedAt = block.timestamp.toUint48();
+        pool.headSize = headSize;
+        _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize);
+        _matured[run].push(maturesAt, total.toUint208());
+        emit Promised(run, epoch, root, total, headSize, maturesAt);
+    }
+
+    /// @inheritdoc IRewardPool
+    function claim(bytes32 run, uint64 epoch, address account, uint256 cumulative, bytes32[] calldata proof)
+        external
+        returns (uint256 amount)
+    {
+        // checks
+        Promise storage word = _promises[run][epoch];
+        _checkClaimable(run, epoch, word.maturesAt);
+        bytes32 leaf = keccak256(bytes.concat(keccak256(abi.encode(account, cumulative))));
+        if (!MerkleProof.verifyCalldata(proof, word.root, leaf)) revert BadProof(account, cumulative);
+        uint256 paid = claimedBy[run][account];
+        if (cumulative <= paid) return 0;
+        amount = cumulative - paid;
+        Pool storage pool = _pools[run];
+        // A root over more than its total would let the first take what is others'.
+        if (pool.claimed + amount > word.total) revert PromiseExceeded(pool.claimed + amount, word.total);
+
+        // effects
+        claimedBy[run][account] = cumulative;
+        pool.claimed += amount.toUint128();
+        pool.held -= amount.toUint128();
+        held -= amount;
+        emit Claimed(run, account, amount, cumulative);
+
+        // interactions
+        _token.safeTransfer(account, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function reclaim(bytes32 run) external returns (uint256 amount) {
+        // checks
+        if (!isOver(run)) revert RunNotOver(run);
+        uint256 mine = fundedBy[run][msg.sender];
+        if (mine == 0) revert NothingFunded(msg.sender);
+        Pool storage pool = _pools[run];
+        // By what each put in, of what is left: so the last one takes the remainders too.
+        amount = Math.mulDiv(_rest(run), mine, pool.funded);
+
+        // effects
+        delete fundedBy[run][msg.sender];
+        pool.funded -= mine.toUint128();
+        pool.held -= amount.toUint128();
+        held -= amount;
+        emit Reclaimed(run, msg.sender, amount);
+
+        // interactions
+        _token.safeTransfer(msg.sender, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function burnRest(bytes32 run) external returns (uint256 amount) {
+        if (!isOver(run)) revert RunNotOver(run);
+        Pool storage pool = _pools[run];
+        if (pool.funded != 0) revert FundersLeft(pool.funded);
+        amount = _rest(run);
+        if (amount == 0) revert AmountMissing();
+        pool.held -= amount.toUint128();
+        held -= amount;
+        emit RestBurned(run, amount);
+        _token.safeTransfer(TokenFlow.BURNED, amount);
+    }
+
+    /// @inheritdoc IRewardPool
+    function token() external view returns (address) {
+        return address(_token);
+    }
+
+    /// @inheritdoc IRewardPool
+    function poolOf(bytes32 run) external view returns (Pool memory) {
+        return _pools[run];
+    }
+
+    /// @inheritdoc IRewardPool
+    function promiseOf(bytes32 run, uint64 epoch) external view returns (Promise memory) {
+        return _promises[run][epoch];
+    }
+
+    /// @inheritdoc IRewardPool
+    function validPromised(bytes32 run) public view returns (uint256) {
+        uint48 frozenAt = logAnchor.frozenAt(run);
+        return frozenAt == 0 ? _pools[run].promised : _matured[run].upperLookup(frozenAt);
+    }
+
+    /// @inheritdoc IRewardPool
+    function isOver(bytes32 run) public view returns (bool) {
+        uint48 overAt = registry.overAt(run);
+        return (overAt != 0 && block.timestamp >= overAt) || logAnchor.frozenAt(run) != 0;
+    }
+
+    function _fund(bytes32 run, uint256 amount) private {
+        if (amount == 0) revert AmountMissing();
+        if (isOver(run)) revert RunIsOver(run);
+        fundedBy[run][msg.sender] += amount;
+        _pools[run].funded += amount.toUint128();
+        _pools[run].held += amount.toUint128();
+        held += amount;
+        emit Funded(run, msg.sender, amount);
+        _token.take(msg.sender, amount);
+    }
+
+    function _checkTotal(Pool storage pool, uint48 since, uint256 total, IRunRegistry.Terms memory terms) private view {
+        uint256 epochs = (block.timestamp - since) / terms.epochTime;
+        if (epochs == 0) revert EpochTooSoon(block.timestamp, uint256(since) + terms.epochTime);
+        if (total < pool.promised) revert TotalFell(total, pool.promised);
+        // An epoch that was missed, because the chain was down, keeps its budget.
+        uint256 budget = epochs * terms.epochBudget;
+        if (total - pool.promised > budget) revert OverBudget(total - pool.promised, budget);
+        if (total - pool.claimed > pool.held) revert Insolvent(total - pool.claimed, pool.held);
+    }
+
+    function _checkClaimable(bytes32 run, uint64 epoch, uint48 maturesAt) private view {
+        if (maturesAt == 0) revert EpochUnknown(run, epoch);
+        uint48 frozenAt = logAnchor.frozenAt(run);
+        if (frozenAt != 0 && maturesAt > frozenAt) revert PromiseVoid(epoch, frozenAt);
+        if (block.timestamp < maturesAt) revert NotMatured(epoch, maturesAt);
+    }
+
+    /// @dev What is inside and promised to nobody.
+    function _rest(bytes32 run) private view returns (uint256) {
+        return _pools[run].held + _pools[run].claimed - validPromised(run);
+    }
+}
