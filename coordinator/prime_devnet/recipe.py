@@ -31,6 +31,9 @@ TRAINER = {
     "advantage.scale_max": 4.0,
     "batch.groups": SLOTS,
     "batch.minibatches": 2,
+    "evaluation.task_set": HELD_OUT,
+    "evaluation.every": 10,
+    "evaluation.tokens_max": OUTPUT_TOKENS,
 }
 
 REWARD_BEFORE_MAX, REWARD_AFTER_MIN = 0.3, 0.8

@@ -3,12 +3,18 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from integration.swarm_parts import Command, run_command, until
 from integration.trainer_scene import Scene, running_scene
 
 from prime_runtime.lock import read_facts
+
+HELD_OUT = (
+    *("--evaluation-task-set", "sort-digits?seed=1", "--evaluation-every", "2"),
+    *("--evaluation-tasks", "8", "--evaluation-tokens-max", "8"),
+)
 
 
 async def check_lineage(scene: Scene, steps: int) -> None:
@@ -27,10 +33,30 @@ async def check_lineage(scene: Scene, steps: int) -> None:
     assert set(trained) <= accepted - bad
 
 
+async def check_numbers(scene: Scene, steps: int) -> None:
+    """Every step's stand in the log once, as the trainer has written them down; held-out rewards where it was told."""
+    told = {
+        entry["step"]: {each["name"]: each["value"] for each in entry["metrics"]} for entry in await measured(scene)
+    }
+    assert sorted(told) == list(range(steps + 1))
+    assert told[0].keys() == {"held_out", "held_out_tasks"}, "nothing was learnt for the first one"
+    assert [step for step in told if "held_out" in told[step]] == [
+        step for step in told if step % 2 == 0 or step == steps
+    ]
+    for facts in scene.steps():
+        assert told[facts["step"]]["reward_mean"] == facts["reward_mean"]
+        assert told[facts["step"]]["tokens"] == facts["tokens"]
+
+
+async def measured(scene: Scene) -> list[dict[str, Any]]:
+    entries = await scene.entries("StepMeasured")
+    return sorted(entries, key=lambda entry: int(entry["step"]))
+
+
 async def test_trainer_learns_publishes_answers_and_goes_on_where_it_was(tmp_path: Path) -> None:
     async with running_scene(tmp_path) as scene:
         scene.hands.bad.add(1)
-        trainer = Command(("prime-trainer", *scene.words()))
+        trainer = Command(("prime-trainer", *scene.words(*HELD_OUT)))
         await trainer.start()
         await until(lambda: len(scene.steps()) >= 3, "three steps", lambda: trainer.tail)
         code, text = await run_command("prime-trainer", *scene.words())
@@ -52,10 +78,11 @@ async def test_trainer_learns_publishes_answers_and_goes_on_where_it_was(tmp_pat
         assert await trainer.finish() == 0, trainer.tail
         steps = scene.steps()[-1]["step"]
         await check_lineage(scene, steps)
-        again = Command(("prime-trainer", *scene.words("--steps", str(steps + 4))))
+        again = Command(("prime-trainer", *scene.words(*HELD_OUT, "--steps", str(steps + 4))))
         await again.start()
         assert await again.finish() == 0, again.tail
         await check_lineage(scene, steps + 4)
+        await check_numbers(scene, steps + 4)
     facts = scene.steps()
     assert [each["step"] for each in facts] == list(range(1, steps + 5))
     assert all(each["is_applied"] and each["tokens"] > 0 and each["lag_max"] <= 2 for each in facts)

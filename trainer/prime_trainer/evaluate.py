@@ -1,5 +1,6 @@
 """How good a model is at tasks it is not trained on, and which tasks it gets right how often."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ import numpy as np
 import torch
 
 from prime_protocol.errors import LocalError
-from prime_protocol.tasks.family import Family, Grade
+from prime_protocol.tasks.family import Family
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox import Sandbox
+from prime_runtime.task_sets import grade_answers
 from prime_trainer.model_config import EvalConfig
 
 
@@ -29,29 +31,34 @@ class Scored:
 
 
 async def evaluate(config: EvalConfig) -> list[Scored]:
-    """Each task in turn."""
+    """As the command does: the problem file is one on this machine."""
     torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
     dataset = config.dataset.read_bytes() if config.dataset else b""
-    family, files = open_family(TaskSetSpec.parse(config.task_set), dataset), ModelFiles.open(config.model)
+    family = open_family(TaskSetSpec.parse(config.task_set), dataset)
+    async with Sandbox() as sandbox:
+        return await try_model(config, family, sandbox)
+
+
+async def try_model(config: EvalConfig, family: Family, sandbox: Sandbox) -> list[Scored]:
+    """Each task in turn."""
     if config.first + config.tasks > family.size:
         raise LocalError(f"the task set has {family.size} tasks, fewer than {config.first + config.tasks}")
-    model = open_model(config)
     tasks = [family.make(config.first + number) for number in range(config.tasks)]
-    orders = [np.array(files.encode_prompt(task.prompt), np.int64) for task in tasks for _ in range(config.samples)]
-    texts = [files.decode(tokens) for tokens in generate(model, orders, files, config)]
-    async with Sandbox() as sandbox:
-        rewards = [
-            (await grade(family, tasks[place // config.samples], text, sandbox)).reward
-            for place, text in enumerate(texts)
-        ]
+    texts = await asyncio.to_thread(answer, config, [task.prompt for task in tasks])
     count = config.samples
-    return [Scored(task.index, tuple(rewards[place * count : (place + 1) * count])) for place, task in enumerate(tasks)]
+    found = []
+    for place, task in enumerate(tasks):
+        grades = await grade_answers(family, task, texts[place * count : (place + 1) * count], sandbox)
+        found.append(Scored(task.index, tuple(grade.reward for grade in grades)))
+    return found
 
 
-async def grade(family: Family, task: Any, text: str, sandbox: Sandbox) -> Grade:
-    found = family.grade(task, text)
-    return found if isinstance(found, Grade) else family.conclude(task, await sandbox.run(found))
+def answer(config: EvalConfig, prompts: Sequence[str]) -> list[str]:
+    """Completions of each prompt, one after the other."""
+    files, model = ModelFiles.open(config.model), open_model(config)
+    orders = [np.array(files.encode_prompt(prompt), np.int64) for prompt in prompts for _ in range(config.samples)]
+    torch.manual_seed(config.seed)
+    return [files.decode(tokens) for tokens in generate(model, orders, files, config)]
 
 
 def open_model(config: EvalConfig) -> Any:
@@ -64,6 +71,8 @@ def open_model(config: EvalConfig) -> Any:
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LocalError(f"cannot read a causal language model from {config.model}: {error}") from None
+    if config.as_published:
+        model = model.to(torch.bfloat16).to(dtype)
     return model.to(config.device).eval()
 
 

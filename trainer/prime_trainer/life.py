@@ -24,6 +24,7 @@ from prime_trainer.checkpoints import Position, find_newest
 from prime_trainer.collecting import Collector
 from prime_trainer.harvest import Batch, Harvest
 from prime_trainer.learning import Learner
+from prime_trainer.measuring import Measurer
 from prime_trainer.notes import Notes
 from prime_trainer.publication import Publisher
 from prime_trainer.ranks import Ranks
@@ -136,8 +137,9 @@ class Trainer:
         model_files = await asyncio.to_thread(ModelFiles.open, begin.model)
         harvest = Harvest(config.batch, dict.fromkeys(begin.position.trained_on, int(begin.position.step)))
         collector = Collector(config, client, harvest, model_files, sandbox, self._clock)
-        publisher = Publisher(config, key, self._clock, self._stop)
-        self._report.follow(collector, publisher, notes)
+        measurer = Measurer(config, client, sandbox, self._clock)
+        publisher = Publisher(config, key, self._clock, self._stop, measurer.add)
+        self._report.follow(collector, publisher, measurer, notes)
         seen = await collector.meet(self._stop)
         if seen is None:
             return
@@ -148,7 +150,10 @@ class Trainer:
         publisher.published = Step(seen.latest)
         if begin.position.step > seen.latest:
             desk.outlet.publish(begin.position)
-        supervisor = Supervisor([Part("collector", collector.run)], self._clock)
+        else:
+            # Its numbers may not have come through before the last end.
+            measurer.add(begin.model.parent, begin.position)
+        supervisor = Supervisor([Part("collector", collector.run), Part("measurer", measurer.run)], self._clock)
         self._report.parts = supervisor.parts
         log.info("training begins with step %d, on %d ranks", begin.position.step, self._ranks.size)
         training = asyncio.create_task(asyncio.to_thread(train, learner, begin.position, desk, steps=config.steps))
@@ -158,6 +163,7 @@ class Trainer:
             self._stop.set()
             last = await training
         await publisher.wait()
+        await measurer.finish()
         log.info("the trainer stops with step %d", last.step)
 
     def _begin(self, begin: Start, desk: Desk) -> Learner:

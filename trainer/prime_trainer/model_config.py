@@ -63,3 +63,5 @@ class EvalConfig:
     """Where the model is: cpu or cuda."""
     threads: Annotated[int, Between(1, 1024)] = 1
     """Threads of torch, on a CPU."""
+    as_published: bool = False
+    """Round the weights to bf16 first, as they are when a checkpoint of a trainer is published."""

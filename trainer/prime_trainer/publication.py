@@ -7,6 +7,7 @@ what it had put there, and sends the same entry, which the log takes once.
 import asyncio
 import logging
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +35,17 @@ RETRY_MS_MAX = 60_000
 class Publisher:
     """Publishes one checkpoint at a time."""
 
-    def __init__(self, config: TrainConfig, key: WalletKey, clock: Clock, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        key: WalletKey,
+        clock: Clock,
+        stop: asyncio.Event,
+        tell: Callable[[Path, Position], None],
+    ) -> None:
         self._config = config
+        self._tell = tell
+        """Called when a checkpoint stands in the log."""
         self._key = key
         self._clock = clock
         self._stop = stop
@@ -66,6 +76,7 @@ class Publisher:
         self.published, self.problem = position.step, ""
         sizes = ", ".join(f"{each.manifest.kind} of {each.manifest.transport_bytes} bytes" for each in done.made)
         log.info("step %d is published as %s, entry %d of the log", position.step, sizes, done.logged.index)
+        self._tell(checkpoint, position)
 
     async def _try(self, copy: Path, position: Position) -> Publication:
         """Again and again while the coordinator cannot be reached."""

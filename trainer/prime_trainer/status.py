@@ -4,6 +4,7 @@ from typing import Any
 
 from prime_runtime.supervision import Part
 from prime_trainer.collecting import Collector
+from prime_trainer.measuring import Measurer
 from prime_trainer.notes import Notes
 from prime_trainer.publication import Publisher
 from prime_trainer.train_config import TrainConfig
@@ -15,11 +16,11 @@ class Report:
     def __init__(self, config: TrainConfig, started_ms: int) -> None:
         self._config = config
         self._started_ms = started_ms
-        self._followed: tuple[Collector, Publisher, Notes] | None = None
+        self._followed: tuple[Collector, Publisher, Measurer, Notes] | None = None
         self.parts: tuple[Part, ...] = ()
 
-    def follow(self, collector: Collector, publisher: Publisher, notes: Notes) -> None:
-        self._followed = (collector, publisher, notes)
+    def follow(self, collector: Collector, publisher: Publisher, measurer: Measurer, notes: Notes) -> None:
+        self._followed = (collector, publisher, measurer, notes)
 
     def make(self, now_ms: int) -> dict[str, Any]:
         config = self._config
@@ -33,7 +34,7 @@ class Report:
         }
         if self._followed is None:
             return report
-        collector, publisher, notes = self._followed
+        collector, publisher, measurer, notes = self._followed
         problems = [part.last_error for part in self.parts if part.last_error and not part.is_running]
         return report | {
             "state": collector.state,
@@ -43,7 +44,8 @@ class Report:
             "groups_wanted": config.batch.groups,
             "submissions_refused": dict(collector.refused),
             "submissions_expired": collector.harvest.expired,
-            "problem": "; ".join(filter(None, [collector.problem, publisher.problem, *problems])),
+            "problem": "; ".join(filter(None, [collector.problem, publisher.problem, measurer.problem, *problems])),
+            "held_out": [list(pair) for pair in measurer.held_out],
             "last": notes.last,
             "curves": {name: list(curve) for name, curve in notes.curves.items()},
         }

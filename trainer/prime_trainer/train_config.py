@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.tolerance import Precision
-from prime_runtime.settings import Between
+from prime_runtime.settings import Between, check_parsed
 from prime_trainer.config import PublishConfig
 
 LOCK_NAME = "lock"
@@ -81,6 +82,32 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The section [evaluation]: how checkpoints do on problems that the run does not train on, beside the training."""
+
+    task_set: str = ""
+    """The held-out problems, such as sort-digits?seed=1; empty: none are tried. See docs/protocol/tasks.md."""
+    every: Annotated[int, Between(1, 10**9)] = 10
+    """Steps from one checkpoint that is tried to the next. The first one is tried, and the last of `steps`."""
+    first: Annotated[int, Between(0, 2**40)] = 0
+    """First problem."""
+    tasks: Annotated[int, Between(1, 2**20)] = 256
+    """How many."""
+    temperature: Annotated[float, Between(0.0, 10.0)] = 1.0
+    """Of the sampling; 0 is greedy."""
+    tokens_max: Annotated[int, Between(1, 2**20)] = 1024
+    """Longest answer."""
+    batch: Annotated[int, Between(1, 65_536)] = 256
+    """Answers generated at once."""
+    device: str = "cpu"
+    """Where the copy of the model is that is tried."""
+
+    def __post_init__(self) -> None:
+        if self.task_set:
+            check_parsed(self, {"task_set": TaskSetSpec.parse})
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(PublishConfig):
     """Everything `start` can be told."""
 
@@ -112,3 +139,4 @@ class TrainConfig(PublishConfig):
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -33,6 +33,11 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"too old     {report['submissions_expired']} submissions")
     if report["problem"]:
         lines.append(f"PROBLEM     {report['problem']}")
+    if report["held_out"]:
+        curve = [reward for _, reward in report["held_out"]]
+        lines.append(
+            f"held-out    {draw_curve(curve)}  {curve[0]:.3f} to {curve[-1]:.3f}, step {report['held_out'][-1][0]}"
+        )
     last = report["last"]
     if last:
         lines.append(
