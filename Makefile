@@ -5,7 +5,7 @@ READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.c node/prime_node/engine/native/*.c)
 BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer
 
-.PHONY: help demo test check sim fuzz bench oracle clean
+.PHONY: help demo test check sim fuzz chaos soak bench oracle clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -29,6 +29,15 @@ sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the si
 
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz
+
+chaos: $(READY)  ## break a network of real processes by a schedule, two minutes of faults (SEED=1 is which)
+	sh tests/install_packages.sh chaos
+	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds 100 $(CHAOS)
+
+soak: $(READY)  ## the same for an hour, half of it on PostgreSQL and a bucket (SOAK_S= seconds of each half)
+	sh tests/install_packages.sh chaos
+	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
+	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services
 
 bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
 	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done

@@ -21,6 +21,11 @@ build)
     # libp2p's fastecdsa comes as source only.
     echo '#include <gmp.h>' | cc -E - >/dev/null 2>&1 || need libgmp-dev "the build"
     ;;
+chaos)
+    command -v tc >/dev/null || want iproute2 "a fault of the network"
+    ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || want faketime "a fault of the clock"
+    command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || want postgresql "its loss"
+    ;;
 test)
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"
     command -v zsh >/dev/null || want zsh "a test of completion"

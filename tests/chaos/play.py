@@ -1,0 +1,265 @@
+"""One run: a network of real processes is set up, broken by the schedule, brought to rest, and looked through."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+from chaos import cast
+from chaos.cast import Stage
+from chaos.checkers import list_faults, list_forks, read
+from chaos.faults import Breaker
+from chaos.hosts import Site
+from chaos.keeper import Keeper
+from chaos.looking import Looker, read_address, until
+from chaos.report import Outcome, Survived
+from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Ability, Arena, Fault, draw_faults
+from chaos.services import Bucket, Postgres
+
+from prime_coordinator.books_check import check_log
+from prime_devnet import recipe
+from prime_devnet.tiny_model import make_checkpoint
+from prime_node.journal import Journal, PieceState
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest
+from prime_runtime.mirror import read_head, read_leaves, read_tile
+
+UP_S = 90.0
+RECOVER_S = 90.0
+"""A network that has not recovered by then counts as lost."""
+REST_S = 120.0
+WEIGH_S = 2.0
+UNHEARD = (PieceState.PRODUCED, PieceState.GIVEN_BACK, PieceState.REFUSED)
+"""States of a piece of work that the coordinator has not acknowledged."""
+
+Say = Callable[[str], None]
+
+
+class Play:
+    """Everything that is alive during one run."""
+
+    def __init__(self, site: Site, arena: Arena, say: Say) -> None:
+        self.stage = Stage(site, arena)
+        self.arena = arena
+        self.say = say
+        self.keepers: dict[str, Keeper] = {}
+        self.postgres: Postgres | None = None
+        self.bucket: Bucket | None = None
+        self.survived: list[Survived] = []
+        self.trouble: list[str] = []
+        self._began_s = time.monotonic()
+
+    # --- Setting up -------------------------------------------------------------------------------------------------
+
+    async def open(self, stack: AsyncExitStack) -> Looker:
+        self.stage.site.open()
+        stack.callback(self.stage.site.close)
+        cast.make_hosts(self.stage.site, self.arena)
+        if Ability.SERVICES in self.arena.abilities:
+            await self._open_services(stack)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        looker = Looker(self.stage, session)
+        self._make_model()
+        cast.write_password(self.stage)
+        self._command(*cast.init_words(self.stage))
+        key = self.stage.folder / "trainer.key"
+        self._command("prime-node", "keys", "new", "--out", str(key), "--password-file", str(self.stage.password_file))
+        self._keep(COORDINATOR, "")
+        stack.push_async_callback(self._close)
+        await self._need(lambda: looker.is_back(COORDINATOR, 0, 0), "the coordinator listens")
+        for words in cast.operator_words(self.stage, read_address(key)):
+            self._command(*words, host=COORDINATOR)
+        identity = read_address(self.stage.home / "key.json")
+        for name in self.arena.parties("all")[1:]:
+            self._keep(name, identity)
+        await self._need(lambda: self._is_at_work(looker, 1), "the first steps are made")
+        return looker
+
+    async def _open_services(self, stack: AsyncExitStack) -> None:
+        address = "10.78.255.254" if self.stage.site.has_links else "127.0.0.1"
+        self.postgres, self.bucket = Postgres(address), Bucket(address)
+        stack.callback(self.postgres.close)
+        stack.push_async_callback(self.bucket.close)
+        database, bucket = await self.postgres.open(), await self.bucket.open()
+        self.stage = Stage(self.stage.site, self.arena, database, bucket)
+
+    def _make_model(self) -> None:
+        start, model = self.stage.folder / "model-0", self.stage.folder / cast.MODEL
+        make_checkpoint(start, seed=0, spread=0.3)
+        words = ["--model", str(start), "--out", str(model), "--task-set", recipe.TASK_SET]
+        self._command("prime-trainer", "sft", *words, "--steps", str(recipe.WARM_STEPS))
+
+    def _command(self, *words: str, host: str | None = None) -> None:
+        """A short command to its end."""
+        prefix = self.stage.site.hosts[host].prefix if host else []
+        command = [*prefix, sys.executable, "-m", f"{words[0].replace('-', '_')}.cli", *words[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, env=self._variables)
+        if done.returncode:
+            raise LocalError(f"{' '.join(words[:3])}: {done.stdout}{done.stderr}")
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PRIME_LOG_FORMAT": "json",
+            "PRIME_S3_SECRET_ACCESS_KEY": "not a secret",
+        }
+
+    def _keep(self, name: str, identity: str) -> None:
+        host, variables = self.stage.site.hosts[name], self._variables
+        if host.has_clock and name in self.arena.parties("clocked"):
+            variables |= host.clock_variables()
+        words = cast.party_words(self.stage, name, identity)
+        keeper = Keeper(name, host, words, variables, self.stage.folder / f"{name}.log")
+        self.keepers[name] = keeper
+        keeper.begin()
+
+    async def _close(self) -> None:
+        """Nodes first, the coordinator last: it writes down what the others say."""
+        for keeper in reversed(self.keepers.values()):
+            await keeper.close()
+
+    async def _need(self, holds: Callable[[], object], what: str) -> None:
+        if await until(holds, UP_S) is None:  # type: ignore[arg-type]
+            tails = "\n".join(f"{name}:\n{keeper.tail()}" for name, keeper in self.keepers.items())
+            raise LocalError(f"{what}: not within {UP_S:.0f} s\n{tails}")
+
+    async def _is_at_work(self, looker: Looker, step: int) -> bool:
+        return await looker.step() >= step
+
+    # --- Breaking ---------------------------------------------------------------------------------------------------
+
+    async def suffer(self, looker: Looker, seed: int, *, seconds: float, faults_max: int) -> None:
+        """One fault after the other until time or count is up."""
+        breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket)
+        deadline_s = time.monotonic() + seconds
+        for fault in draw_faults(seed, self.arena):
+            if time.monotonic() > deadline_s or fault.number > faults_max:
+                return
+            await asyncio.sleep(fault.pause_s)
+            self.survived.append(await self._suffer_one(looker, breaker, fault))
+
+    async def _suffer_one(self, looker: Looker, breaker: Breaker, fault: Fault) -> Survived:
+        step = await looker.step()
+        await breaker.inject(fault)
+        await asyncio.sleep(fault.lasts_s)
+        human = await breaker.cure(fault)
+        began_s = time.monotonic()
+        party_s = await until(lambda: self._is_back(looker, fault, step, began_s), RECOVER_S)
+        settled = await looker.newest("Settled")
+        work_s = await until(lambda: self._settles(looker, settled), RECOVER_S) if party_s is not None else None
+        took_s = time.monotonic() - began_s if work_s is not None else None
+        self.say(f"{time.monotonic() - self._began_s:6.0f} s {fault}: {describe(party_s, took_s, human)}")
+        if took_s is None:
+            self.trouble.append(f"{fault}: not recovered after {RECOVER_S:.0f} s\n{self.keepers[fault.party].tail()}")
+        return Survived(fault, party_s, took_s, human)
+
+    async def _is_back(self, looker: Looker, fault: Fault, step: int, began_s: float) -> bool:
+        since_ms = await looker.now_ms() - int(1000 * (time.monotonic() - began_s))
+        return await looker.is_back(fault.party, since_ms, step)
+
+    async def _settles(self, looker: Looker, settled: int) -> bool:
+        return await looker.newest("Settled") > settled
+
+    async def weigh(self) -> None:
+        """For ever."""
+        while True:
+            for keeper in self.keepers.values():
+                keeper.weigh()
+            await asyncio.sleep(WEIGH_S)
+
+    # --- Coming to rest ---------------------------------------------------------------------------------------------
+
+    async def rest(self, looker: Looker) -> None:
+        """Two more steps by everybody, then no more leases, and everything open is settled."""
+        step = await looker.step()
+        if await until(lambda: self._is_at_work(looker, step + 2), REST_S) is None:
+            self.trouble.append(f"training stands still at step {step} after the last fault\n{self._tails()}")
+        names = [name for name in self.arena.parties("all") if name not in (TRAINER, ORIGIN)]
+        for name in names:
+            if not await looker.is_back(name, await looker.now_ms() - 10_000, 0):
+                self.trouble.append(f"{name} is not back at the end\n{self.keepers[name].tail()}")
+        pause = ("prime-coordinator", "run", "pause", cast.RUN, "--reason", "the end", "--folder", str(self.stage.home))
+        self._command(*pause, host=COORDINATOR)
+        if await until(lambda: self._is_quiet(looker), REST_S) is None:
+            self.trouble.append(f"work is open {REST_S:.0f} s after the last lease: {await looker.ask('/status')}")
+
+    async def _is_quiet(self, looker: Looker) -> bool:
+        status = await looker.ask("/status")
+        if status is None or status["leases_open"]:
+            return False
+        return status["submissions"]["waiting"] + status["submissions"]["auditing"] == 0
+
+    def _tails(self) -> str:
+        return "\n".join(f"{name}:\n{keeper.tail(4)}" for name, keeper in self.keepers.items())
+
+    # --- Looking through --------------------------------------------------------------------------------------------
+
+    def look_through(self, looker: Looker) -> Outcome:
+        """When all have stopped."""
+        mirror = self.stage.home / "mirror"
+        checked = check_log(
+            read_head(mirror), lambda size: read_leaves(mirror, size), lambda tile: read_tile(mirror, tile), None
+        )
+        leaves = list(read_leaves(mirror, checked.head.size))
+        told = read(leaves)
+        self.trouble += list_forks(leaves, looker.heads, checked.key)
+        self.trouble += list_faults(told, self._acknowledged(), steps_min=3)
+        return Outcome(
+            survived=self.survived,
+            trouble=self.trouble,
+            keepers=list(self.keepers.values()),
+            told=told,
+            heads=len(looker.heads),
+            entries=len(leaves),
+            seconds=time.monotonic() - self._began_s,
+        )
+
+    def _acknowledged(self) -> set[Digest]:
+        """What workers' own journals say the coordinator has received."""
+        found = set[Digest]()
+        for name in self.arena.parties("workers"):
+            for path in (self.stage.site.hosts[name].folder / "home").glob("journal.db"):
+                journal = Journal(path)
+                found |= {
+                    each.submission for each in journal.list(100_000) if is_acknowledged(each.state) and each.submission
+                }
+                journal.close()
+        return found
+
+
+def is_acknowledged(state: PieceState) -> bool:
+    return state not in UNHEARD
+
+
+def describe(party_s: float | None, took_s: float | None, human: str) -> str:
+    if took_s is None:
+        return "NOT RECOVERED"
+    return f"back after {party_s:.1f} s, work settled after {took_s:.1f} s{f' ({human})' if human else ''}"
+
+
+async def play(folder: Path, arena: Arena, seed: int, *, seconds: float, faults_max: int, say: Say) -> Outcome:
+    site = Site(folder, arena.abilities)
+    game = Play(site, arena, say)
+    async with AsyncExitStack() as stack:
+        looker = await game.open(stack)
+        say(f"{time.monotonic() - game._began_s:6.0f} s everybody is at work")
+        beside = [asyncio.create_task(work) for work in (looker.gather_heads(), game.weigh())]
+        try:
+            await game.suffer(looker, seed, seconds=seconds, faults_max=faults_max)
+            await game.rest(looker)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        await game._close()
+        try:
+            return game.look_through(looker)
+        except (LocalError, RemoteError) as error:
+            raise AssertionError(f"the log does not hold: {error}") from error
