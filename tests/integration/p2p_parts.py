@@ -1,8 +1,10 @@
 """Parts for tests of the libp2p half: nodes on loopback, a host that speaks raw libp2p, waiting on conditions."""
 
 import asyncio
+import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,6 +50,14 @@ def make_node(
     )
 
 
+async def stop_all(nodes: Iterable[P2PNode]) -> None:
+    """Stop them, and let go here of sockets that libp2p left open when a dial was cut short: not in a later test."""
+    await asyncio.gather(*(node.stop() for node in nodes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 @asynccontextmanager
 async def started(*nodes: P2PNode) -> AsyncIterator[None]:
     """Start them in order, joined to the run; stop them all at the end."""
@@ -57,7 +67,7 @@ async def started(*nodes: P2PNode) -> AsyncIterator[None]:
             await node.join(RUN)
         yield
     finally:
-        await asyncio.gather(*(node.stop() for node in nodes))
+        await stop_all(nodes)
 
 
 @asynccontextmanager
@@ -74,7 +84,7 @@ async def line(*numbers: int, **config: Any) -> AsyncIterator[list[P2PNode]]:
                 await meshed(nodes[-2], nodes[-1])
         yield nodes
     finally:
-        await asyncio.gather(*(node.stop() for node in nodes))
+        await stop_all(nodes)
 
 
 def address_of(node: P2PNode) -> str:
