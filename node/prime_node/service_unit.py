@@ -16,12 +16,13 @@ def unit_name(name: str) -> str:
 
 
 def render_unit(program: Path, folder: Path) -> str:
-    """Restarted when it fails, with growing pauses by systemd; killed only after it had time to give back its work."""
+    """Restarted when it fails, for as long as it takes: a disk that is full or a port that is taken for an hour must not
+    need a human afterwards. Killed only after it had time to give back its work.
+    """
     command = " ".join(_quote(word) for word in (str(program), "start", "--folder", str(folder)))
     return f"""[Unit]
 Description=prime-node in {_escape(str(folder))}
-StartLimitIntervalSec=600
-StartLimitBurst=10
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart={command}

@@ -116,6 +116,8 @@ def test_a_unit_starts_the_node_of_one_folder() -> None:
     text = render_unit(Path("/opt/p/bin/prime-node"), Path("/home/a/prime-node"))
     assert "ExecStart=/opt/p/bin/prime-node start --folder /home/a/prime-node\n" in text
     assert "Restart=on-failure" in text
+    assert "StartLimitIntervalSec=0" in text, "systemd gives up for good after a few failures otherwise"
+    assert int(text.partition("RestartSec=")[2].split()[0]) >= 1, "and without a pause it would spin"
     odd = render_unit(Path("/opt/p/prime-node"), Path('/home/a b/50%"$'))
     assert 'ExecStart=/opt/p/prime-node start --folder "/home/a b/50%%\\"$$"\n' in odd
     with pytest.raises(LocalError, match="choose another folder"):
