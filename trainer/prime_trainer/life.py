@@ -103,7 +103,7 @@ class Trainer:
             folder.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             lock = stack.enter_context(lock_file(config.folder / LOCK_NAME, "trainer", advice="give --folder a folder"))
-            notes = Notes(config.folder)
+            notes = Notes(config.folder, self._clock.now_ms())
             await self._open_door(lock, notes, stack)
             key = config.load_key()
             client = await stack.enter_async_context(
@@ -137,7 +137,7 @@ class Trainer:
         model_files = await asyncio.to_thread(ModelFiles.open, begin.model)
         harvest = Harvest(config.batch, dict.fromkeys(begin.position.trained_on, int(begin.position.step)))
         collector = Collector(config, client, harvest, model_files, sandbox, self._clock)
-        measurer = Measurer(config, client, sandbox, self._clock)
+        measurer = Measurer(config, client, sandbox, notes, self._clock)
         publisher = Publisher(config, key, self._clock, self._stop, measurer.add)
         self._report.follow(collector, publisher, measurer, notes)
         seen = await collector.meet(self._stop)

@@ -5,11 +5,9 @@ Training waits for neither. What a trainer could not tell before it ended, its n
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from prime_protocol.entries import Metric, StepMeasured
 from prime_protocol.errors import LocalError, RemoteError
@@ -23,32 +21,28 @@ from prime_runtime.task_sets import TaskSets
 from prime_trainer.checkpoints import MODEL, Position
 from prime_trainer.evaluate import try_model
 from prime_trainer.model_config import EvalConfig
-from prime_trainer.notes import CURVE_STEPS, GAUGES
+from prime_trainer.notes import HELD_OUT, Notes, choose_numbers
 from prime_trainer.train_config import EvaluationConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 
 RETRY_MS = 5_000
 """Before the next try, where the coordinator could not be reached."""
-HELD_OUT = "held_out"
-TOLD = sorted({*GAUGES, "waited_s"} - {"step", "saved_s"})
-"""Of the numbers of a step, those that the log gets."""
 (MEASURED,) = (endpoint for endpoint in ENTRY_ENDPOINTS if endpoint.request is StepMeasured)
 
 
 class Measurer:
     """Tells of one step after the other."""
 
-    def __init__(self, config: TrainConfig, client: HttpClient, sandbox: Sandbox, clock: Clock) -> None:
+    def __init__(self, config: TrainConfig, client: HttpClient, sandbox: Sandbox, notes: Notes, clock: Clock) -> None:
         self._config = config
         self._client = client
+        self._notes = notes
         self._sandbox = sandbox
         self._clock = clock
         self._task_sets = TaskSets(client, config.server)
         self._waiting: deque[tuple[Path, Position]] = deque()
         self._added = asyncio.Event()
-        self.held_out: deque[tuple[int, float]] = deque(maxlen=CURVE_STEPS)
-        """Steps that were tried, and their mean rewards."""
         self.problem = ""
 
     def add(self, checkpoint: Path, position: Position) -> None:
@@ -87,7 +81,7 @@ class Measurer:
             log.warning("%s", self.problem)
             return {}
         mean = sum(each.mean for each in scored) / len(scored)
-        self.held_out.append((step, mean))
+        self._notes.note_held_out(step, mean, self._clock.now_ms())
         log.info("step %d gets %.3f on %d held-out problems", step, mean, len(scored))
         return {HELD_OUT: mean, f"{HELD_OUT}_tasks": float(len(scored))}
 
@@ -114,12 +108,6 @@ class Measurer:
 def is_due(rule: EvaluationConfig, step: Step, last: int) -> bool:
     """Whether a checkpoint is tried on held-out problems; `last` is the step to end with, 0 for none."""
     return bool(rule.task_set) and (step % rule.every == 0 or step == last)
-
-
-def choose_numbers(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are numbers."""
-    found = {name: facts[name] for name in TOLD if isinstance(facts.get(name), int | float)}
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
 def to_metrics(numbers: Mapping[str, float]) -> tuple[Metric, ...]:

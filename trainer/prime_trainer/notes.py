@@ -1,13 +1,20 @@
-"""The numbers of each step, written down: a line of JSON for programs and people, and gauges for Prometheus."""
+"""The numbers of each step, written down: a line of JSON for programs and people, gauges for Prometheus, events for
+TensorBoard.
+"""
 
 import json
+import math
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prime_runtime.metrics import Metrics
+from prime_trainer.event_file import EventFile
 
 STEPS_NAME = "steps.jsonl"
+EVENTS_NAME = "tensorboard"
+HELD_OUT = "held_out"
 GAUGES = {
     "step": "Checkpoint that was made last.",
     "loss": "Mean loss of a trained token.",
@@ -30,7 +37,9 @@ GAUGES = {
     "learning_rate": "Of the step.",
     "learnt_s": "Seconds of forward, backward and update.",
     "saved_s": "Seconds until the checkpoint was on disk.",
+    HELD_OUT: "Mean reward on held-out problems.",
 }
+NUMBERS = sorted({*GAUGES, "waited_s"} - {"step", HELD_OUT})
 CURVES = ("reward_mean", "entropy", "mismatch_kl", "lag_mean", "waited_s")
 CURVE_STEPS = 60
 COUNTERS = {
@@ -44,24 +53,33 @@ COUNTERS = {
 class Notes:
     """One trainer's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, began_ms: int) -> None:
         self._path = folder / STEPS_NAME
+        self._events = EventFile(folder / EVENTS_NAME, began_ms)
         self.metrics = Metrics("trainer")
         self._gauges = {name: self.metrics.gauge(f"last_{name}", text) for name, text in GAUGES.items()}
         self._counters = {name: self.metrics.counter(name, text) for name, text in COUNTERS.items()}
         self.last: dict[str, Any] = {}
         self.curves: dict[str, deque[float]] = {name: deque(maxlen=CURVE_STEPS) for name in CURVES}
         """The last steps' values, oldest first."""
+        self.held_out: deque[tuple[int, float]] = deque(maxlen=CURVE_STEPS)
+        """Steps that this process has tried on held-out problems, and their mean rewards."""
 
     def write(self, facts: dict[str, Any]) -> None:
         """After the step's checkpoint is on disk."""
         with self._path.open("a") as file:
             file.write(json.dumps(facts, allow_nan=False) + "\n")
         self.show(facts)
+        self._events.write(facts["at_ms"], facts["step"], choose_numbers(facts))
         self._counters["steps"].at().inc()
         self._counters["steps_skipped"].at().inc(0 if facts["is_applied"] else 1)
         self._counters["starved_s"].at().inc(facts["waited_s"])
         self._counters["trained_tokens"].at().inc(facts["tokens"] if facts["is_applied"] else 0)
+
+    def note_held_out(self, step: int, reward: float, at_ms: int) -> None:
+        self.held_out.append((step, reward))
+        self._gauges[HELD_OUT].at().set(reward)
+        self._events.write(at_ms, step, {HELD_OUT: reward})
 
     def show(self, facts: dict[str, Any]) -> None:
         self.last = facts
@@ -81,3 +99,11 @@ class Notes:
             self.show(json.loads(line))
         if facts and facts["step"] > self.last.get("step", 0):
             self.write({**facts, "saved_s": None})
+
+
+def choose_numbers(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Of the facts of a step, those that are numbers and change from step to step."""
+    found = {name: facts.get(name) for name in NUMBERS}
+    return {
+        name: float(value) for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
+    }

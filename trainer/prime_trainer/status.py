@@ -45,7 +45,7 @@ class Report:
             "submissions_refused": dict(collector.refused),
             "submissions_expired": collector.harvest.expired,
             "problem": "; ".join(filter(None, [collector.problem, publisher.problem, measurer.problem, *problems])),
-            "held_out": [list(pair) for pair in measurer.held_out],
+            "held_out": [list(pair) for pair in notes.held_out],
             "last": notes.last,
             "curves": {name: list(curve) for name, curve in notes.curves.items()},
         }

@@ -20,6 +20,7 @@ KEY, OTHER = NodeId(bytes(20)), NodeId(bytes([1] * 20))
 FILES = Digest(bytes([2] * 32))
 SEEN = RunSeen(trainer=KEY, model_files=ANY_MODEL_FILES, lag_max=2, latest=5, done={}, is_exhausted=False)
 FACTS: dict[str, Any] = {
+    "at_ms": 0,
     "step": 1,
     "is_applied": True,
     "problem": "",
@@ -64,13 +65,13 @@ def test_folder_that_does_not_fit_is_refused_with_what_to_do(seen: RunSeen, step
 
 
 def test_steps_are_written_once_and_mended_after_a_crash(tmp_path: Path) -> None:
-    notes, path = Notes(tmp_path), tmp_path / "steps.jsonl"
+    notes, path = Notes(tmp_path, 0), tmp_path / "steps.jsonl"
     notes.mend({})
     notes.write(FACTS)
     with path.open("a") as file:
         file.write('{"step": 2, "los')
     for _ in range(2):
-        notes = Notes(tmp_path)
+        notes = Notes(tmp_path, 1)
         notes.mend({**FACTS, "step": 2})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
     assert notes.last["step"] == 2
@@ -102,6 +103,7 @@ def test_status_is_shown_from_the_report_alone() -> None:
         "submissions_refused": {"prompt_tokens": 2},
         "submissions_expired": 1,
         "problem": "the coordinator does not answer",
+        "held_out": [[0, 0.25], [10, 0.5]],
         "last": {**FACTS, "problem": "the gradient's norm is nan"},
         "curves": {"reward_mean": [0.0, 0.5, 1.0], "entropy": [2.0, 2.0]},
     }
@@ -109,5 +111,6 @@ def test_status_is_shown_from_the_report_alone() -> None:
     assert "step        7, published 6" in lines
     assert "left out    2 for prompt_tokens" in lines
     assert "PROBLEM     the coordinator does not answer" in lines
+    assert "held-out     █  0.250 to 0.500, step 10" in lines
     assert lines[-3].endswith("not applied: the gradient's norm is nan")
     assert lines[-2:] == ["reward_mean  ▄█  0 to 1, now 1", "entropy     ▄▄  2 to 2, now 2"]
