@@ -13,7 +13,7 @@ from pathlib import Path
 from chaos.hosts import find_abilities
 from chaos.play import play
 from chaos.report import describe, result_line
-from chaos.schedule import Ability, Arena, first_faults
+from chaos.schedule import Ability, Arena, Kind, first_faults
 
 from prime_protocol.errors import LocalError
 
@@ -28,6 +28,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--services", action="store_true", help="PostgreSQL and a bucket instead of SQLite and a folder"
     )
+    parser.add_argument("--only", default="", help="kinds whose names hold one of these words: kill,clock")
     parser.add_argument("--plan", action="store_true", help="only print the schedule's first 40 faults")
     parser.add_argument("--folder", type=Path, help="keep everybody's files and words there")
     return parser.parse_args(argv)
@@ -36,7 +37,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     abilities = find_abilities() | {Ability.SERVICES if args.services else Ability.FILES}
-    arena = Arena(workers=args.workers, validators=args.validators, abilities=abilities)
+    only = frozenset(kind for kind in Kind if any(part in kind for part in args.only.split(",")))
+    arena = Arena(workers=args.workers, validators=args.validators, abilities=abilities, only=only)
+    if not arena.kinds:
+        print(f"--only {args.only} leaves nothing that this machine can do", file=sys.stderr)
+        return 2
     if args.plan:
         print("\n".join(map(str, first_faults(args.seed, arena, 40))))
         return 0

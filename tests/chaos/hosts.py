@@ -116,7 +116,7 @@ class Host:
         return {
             "LD_PRELOAD": glob(CLOCK_LIBRARY)[0],
             "FAKETIME_TIMESTAMP_FILE": str(self.clock_file),
-            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_RESET": "1",
         }

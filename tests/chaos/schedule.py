@@ -113,6 +113,7 @@ class Arena:
     workers: int
     validators: int
     abilities: frozenset[Ability]
+    only: frozenset[Kind] = frozenset(Kind)
 
     def parties(self, which: str) -> list[str]:
         workers = [f"worker-{number}" for number in range(1, self.workers + 1)]
@@ -129,7 +130,8 @@ class Arena:
 
     @property
     def kinds(self) -> list[Kind]:
-        return [kind for kind, rule in RULES.items() if rule.needs is None or rule.needs in self.abilities]
+        possible = [kind for kind, rule in RULES.items() if rule.needs is None or rule.needs in self.abilities]
+        return [kind for kind in possible if kind in self.only]
 
 
 def draw_faults(seed: int, arena: Arena) -> Iterator[Fault]:
