@@ -8,6 +8,7 @@ is fitted, and the fit is followed out to that chance:
 - The largest margin and log-prob error of a completion are extremes: a generalised Pareto tail over the largest tenth,
   never lighter than an exponential one.
 - Means over a file follow Bernstein's inequality, from their variance between completions.
+- What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
 
 Each estimate is taken at its upper confidence limit, and the worst pairing of machines decides.
 """
@@ -16,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,10 @@ SHAPE_MAX = 0.25
 RESAMPLES = 200
 ERROR_FLOOR = 1e-4
 """Least bound of an error of log-probs: a hundred times what float32 can tell apart near 10."""
+MANTISSA_FLOOR = 0.05
+"""Least bound of what is a usual mantissa error: six units in 128 values."""
+USUAL_ONE_IN = 300
+"""Honest chunks of which one may be unusual in one number. There are six numbers, and 2 % in all are allowed for."""
 CHANCE_MATCH = MANTISSA_ERROR_NONE - 1
 """A value of another index may have the right exponent by chance, and then any mantissa."""
 
@@ -78,6 +84,10 @@ class Noise:
     mantissa_sums: Numbers
     mantissa_means: Numbers
     mantissa_medians: Numbers
+    chunk_margins: Numbers
+    chunk_margin_means: Numbers
+    chunk_logprobs: Numbers
+    chunk_logprob_means: Numbers
     """One for each chunk, so far."""
     tokens: Numbers
     margin_maxima: Numbers
@@ -93,6 +103,7 @@ def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
         if row.proof_problem:
             raise LocalError(f"{pairing}: an honest row has proofs that cannot be read: {row.proof_problem}")
     chunks = [chunk for row in rows for chunk in row.chunks]
+    spans = [span for row in rows for span in row.spans]
     return Noise(
         pairing=pairing,
         exponents=np.array([chunk.exponent_mismatches for chunk in chunks], float),
@@ -100,6 +111,10 @@ def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
         mantissa_sums=np.array([chunk.mantissa_error_sum for chunk in chunks], float),
         mantissa_means=np.array([chunk.mantissa_error_mean for chunk in chunks], float),
         mantissa_medians=np.array([chunk.mantissa_error_median for chunk in chunks], float),
+        chunk_margins=np.array([span.margin_max for span in spans], float),
+        chunk_margin_means=np.array([span.margin_sum / span.tokens for span in spans], float),
+        chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
+        chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
         tokens=np.array([row.tokens for row in rows], float),
         margin_maxima=np.array([row.margin_max for row in rows], float),
         margin_sums=np.array([row.margin_sum for row in rows], float),
@@ -136,7 +151,24 @@ def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precisi
         logprob_error_mean_max=round_up(
             max(bound_mean(noise.tokens, noise.logprob_sums, logprob, target) for noise in noises)
         ),
+        **fit_usual(noises, target),
     )
+
+
+def fit_usual(noises: Sequence[Noise], target: Target) -> dict[str, Any]:
+    """What all but a few honest chunks are below, in every pairing."""
+
+    def find(name: str, floor: float) -> float:
+        return max(floor, *(bound_usual(getattr(noise, name), target) for noise in noises))
+
+    return {
+        "exponent_mismatches_usual": min(math.ceil(find("exponents", 0)), TOPLOC_K - 1),
+        "mantissa_error_mean_usual": round_up(find("mantissa_means", MANTISSA_FLOOR)),
+        "margin_usual": round_up(find("chunk_margins", ERROR_FLOOR)),
+        "margin_mean_usual": round_up(find("chunk_margin_means", ERROR_FLOOR / 10)),
+        "logprob_error_usual": round_up(find("chunk_logprobs", ERROR_FLOOR)),
+        "logprob_error_mean_usual": round_up(find("chunk_logprob_means", ERROR_FLOOR / 10)),
+    }
 
 
 def scale_count(count: int, scale: float) -> int:
@@ -177,6 +209,20 @@ def exceed_count(mean: float, variance: float, chance: float) -> int:
     # Beyond `top` is nothing that counts. Summed from the small end, so that nothing is lost.
     above = np.cumsum(np.exp(logs)[::-1])[::-1]
     return int(np.argmax(np.append(above[1:], 0.0) <= chance))
+
+
+# --- What is usual --------------------------------------------------------------------------------------------------
+
+
+def bound_usual(values: Numbers, target: Target) -> float:
+    """The value that at most one chunk in USUAL_ONE_IN exceeds, at its upper confidence limit.
+
+    How many of n chunks are above the value that one in USUAL_ONE_IN exceeds is binomial, so the order statistic is
+    taken that lies above it for sure enough; where there are too few chunks, the largest one.
+    """
+    n, chance = len(values), 1 / USUAL_ONE_IN
+    above = math.floor(n * chance - target.z * math.sqrt(n * chance * (1 - chance)))
+    return float(np.sort(values)[-1 - max(0, above)])
 
 
 # --- Extremes -------------------------------------------------------------------------------------------------------

@@ -62,6 +62,12 @@ def list_bounds(tolerance: Tolerance, noises: Sequence[Noise]) -> list[list[str]
         "margin_mean_max": max(noise.margin_sums.sum() / noise.tokens.sum() for noise in noises),
         "logprob_error_max": max(noise.logprob_maxima.max() for noise in noises),
         "logprob_error_mean_max": max(noise.logprob_sums.sum() / noise.tokens.sum() for noise in noises),
+        "exponent_mismatches_usual": max(noise.exponents.max() for noise in noises),
+        "mantissa_error_mean_usual": max(noise.mantissa_means.max() for noise in noises),
+        "margin_usual": max(noise.chunk_margins.max() for noise in noises),
+        "margin_mean_usual": max(noise.chunk_margin_means.max() for noise in noises),
+        "logprob_error_usual": max(noise.chunk_logprobs.max() for noise in noises),
+        "logprob_error_mean_usual": max(noise.chunk_logprob_means.max() for noise in noises),
     }
     return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
 

@@ -1,8 +1,9 @@
 """From numbers to an outcome: what is wrong with a rollout file, by the run's terms. Pure.
 
 A file that is not in order is nobody's dishonesty: soft. Tokens, proofs or log-probs that the model cannot have given
-are the work of another program than the run asks for: hard. Every honest node runs these same checks on its own file
-before it sends it. Where the numbers come from is in audit.py and engine/measuring.py.
+are the work of another program than the run asks for: hard. Numbers that noise might explain are weighed together over
+the whole file (prime_protocol.weighing), so that one unlucky chunk convicts nobody. Every honest node runs these same
+checks on its own file before it sends it. Where the numbers come from is in audit.py and engine/measuring.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,22 @@ from numpy.typing import NDArray
 
 from prime_node.engine.measuring import RowNumbers
 from prime_protocol.codec import HIDDEN
-from prime_protocol.constants import METRICS_MAX, REASON_CHARS_MAX
+from prime_protocol.constants import (
+    METRICS_MAX,
+    REASON_CHARS_MAX,
+    WEIGHT_CONVICTS,
+    WEIGHT_UNUSUAL,
+    WEIGHT_USUAL,
+)
 from prime_protocol.entries import Metric, Outcome
 from prime_protocol.errors import RemoteError
 from prime_protocol.rollouts import Finish, Rollout, RolloutFile
 from prime_protocol.tolerance import Tolerance
-from prime_protocol.toploc_verify import ChunkReport, judge
+from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Mark, Weighed, heaviest, mark_proof, mark_span, weigh, weigh_number
 
+WEIGHTS_PER_DECADE = 10
+"""Weights are tenths; verdicts tell powers of ten."""
 FLAWS_KEPT = 64
 """A forged file has thousands; the first ones tell what it is."""
 
@@ -127,45 +137,56 @@ def _termination_problem(row: Rollout, rules: Rules) -> str:
     return ""
 
 
+def weigh_rows(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> tuple[Weighed, list[Flaw]]:
+    """What the model says otherwise, and what all of it together comes to: chunk by chunk, then the file's means.
+
+    Where it is not enough to convict anybody, there are no flaws.
+    """
+    chunks = [(row.row, place, marks) for row in numbers for place, marks in _mark_row(row, tolerance)]
+    means = list(_mark_means(numbers, tolerance))
+    weighed = weigh([*(heaviest(marks) for _, _, marks in chunks), *(mark.weight for mark in means)])
+    if not weighed.convicts:
+        return weighed, []
+    found = [(mark.weight, _as_flaw(row, place, mark)) for row, place, marks in chunks for mark in marks]
+    found += [(mark.weight, _as_flaw(0, 0, mark, where="over all tokens")) for mark in means]
+    # The heaviest first; among equals the one that comes first.
+    found.sort(key=lambda pair: -pair[0])
+    return weighed, [flaw for _, flaw in found[:FLAWS_KEPT]]
+
+
 def find_model_flaws(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> list[Flaw]:
-    """What the model says otherwise, each row by itself and the file as a whole."""
-    found = [flaw for row in numbers for flaw in _number_flaws(row, tolerance)]
+    return weigh_rows(numbers, tolerance)[1]
+
+
+def _mark_row(row: RowNumbers, tolerance: Tolerance) -> Iterator[tuple[int, list[Mark]]]:
+    """Chunk by chunk: its number, and what is not usual about it."""
+    for place, span in enumerate(row.spans):
+        marks = list(mark_span(span, tolerance))
+        if row.proof_problem:
+            marks.append(Mark("proofs", 1.0, 0.0, WEIGHT_CONVICTS))
+        else:
+            marks += mark_proof(row.chunks[place], tolerance)
+        yield place, marks
+
+
+def _mark_means(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> Iterator[Mark]:
+    """Over all tokens of the file. Where they are as they may be, they weigh nothing."""
     tokens = sum(row.tokens for row in numbers)
-    for name, total, limit in (
+    for check, total, limit in (
         ("margin_mean", sum(row.margin_sum for row in numbers), tolerance.margin_mean_max),
         ("logprob_error_mean", sum(row.logprob_error_sum for row in numbers), tolerance.logprob_error_mean_max),
     ):
-        mean = total / tokens
-        if mean > limit:
-            text = f"{name} over all tokens is {mean:.4g}, the limit is {limit:g}"
-            found.append(Flaw(check=name, row=0, place=0, value=mean, limit=limit, text=text))
-    return found[:FLAWS_KEPT]
+        weight, bound = weigh_number(total / tokens, usual=limit, limit=limit)
+        if weight != WEIGHT_USUAL:
+            yield Mark(check, total / tokens, bound, weight)
 
 
-def _number_flaws(row: RowNumbers, tolerance: Tolerance) -> Iterator[Flaw]:
-    if row.proof_problem:
-        text = f"the proofs of row {row.row} cannot be read: {row.proof_problem}"
-        yield Flaw(check="proofs", row=row.row, place=0, value=1.0, limit=0.0, text=text)
-    else:
-        for fault in judge(list(row.chunks), tolerance.thresholds()):
-            text = (
-                f"{fault.check} of row {row.row}, chunk {fault.chunk} is {fault.value:g}, the limit is {fault.limit:g}"
-            )
-            yield Flaw(
-                check=fault.check,
-                row=row.row,
-                place=fault.chunk,
-                value=float(fault.value),
-                limit=float(fault.limit),
-                text=text,
-            )
-    for name, value, at, limit in (
-        ("margin", row.margin_max, row.margin_at, tolerance.margin_max),
-        ("logprob_error", row.logprob_error_max, row.logprob_error_at, tolerance.logprob_error_max),
-    ):
-        if value > limit:
-            text = f"{name} of row {row.row}, token {at} is {value:.4g}, the limit is {limit:g}"
-            yield Flaw(check=name, row=row.row, place=at, value=value, limit=limit, text=text)
+def _as_flaw(row: int, place: int, mark: Mark, where: str = "") -> Flaw:
+    if mark.at is not None:
+        place, where = mark.at, f"of row {row}, token {mark.at}"
+    bound = "usual is at most" if mark.weight == WEIGHT_UNUSUAL else "the limit is"
+    text = f"{mark.check} {where or f'of row {row}, chunk {place}'} is {mark.value:.4g}, {bound} {mark.bound:g}"
+    return Flaw(check=mark.check, row=row, place=place, value=float(mark.value), limit=float(mark.bound), text=text)
 
 
 # --- The outcome ----------------------------------------------------------------------------------------------------
@@ -177,11 +198,21 @@ def judge_disorder(error: RemoteError) -> Judgement:
 
 
 def judge_file(
-    file: RolloutFile, numbers: Sequence[RowNumbers], flaws: Sequence[Flaw], rewards: Rewards | None
+    file: RolloutFile,
+    numbers: Sequence[RowNumbers],
+    flaws: Sequence[Flaw],
+    rewards: Rewards | None,
+    weighed: Weighed | None = None,
 ) -> Judgement:
     """`numbers` is empty where the tokens alone settled it; `rewards` are known for files that are taken."""
     metrics = [("rows", float(len(file.rows))), ("tokens", float(sum(len(row.output_tokens) for row in file.rows)))]
     metrics += list(_number_metrics(numbers)) if numbers else []
+    if weighed is not None:
+        metrics += [
+            ("evidence", weighed.most / WEIGHTS_PER_DECADE),
+            ("chunks_unusual", float(weighed.unusual)),
+            ("chunks_beyond", float(weighed.beyond)),
+        ]
     if rewards is not None:
         metrics += [
             ("reward_mean", rewards.mean),

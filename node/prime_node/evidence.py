@@ -22,7 +22,7 @@ from prime_protocol.receipts import SubmissionReceipt, receipt_id
 from prime_protocol.signing import Signature
 from prime_protocol.typed_data import Domain, check_document
 
-VERSION = 1
+VERSION = 2
 BUNDLE_BYTES_MAX = ROLLOUT_FILE_BYTES_MAX
 """As large as the largest file that a coordinator takes."""
 FILE_BYTES_MAX = BUNDLE_BYTES_MAX // 4 * 3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prime_node.briefing import Briefing
-from prime_node.checks import Flaw, Judgement, Rewards, find_model_flaws, find_token_flaws, judge_disorder, judge_file
+from prime_node.checks import Flaw, Judgement, Rewards, find_token_flaws, judge_disorder, judge_file, weigh_rows
 from prime_node.engine.keeper import EngineKeeper, Seat
 from prime_node.engine.measuring import Claim, RowNumbers
 from prime_node.engine.seam import EngineFacts, Text
@@ -16,6 +16,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollouts import RolloutFile, RolloutHeader, RolloutLimits, verify_derived, verify_header
+from prime_protocol.weighing import Weighed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +28,9 @@ class Examination:
     numbers: Sequence[RowNumbers] = ()
     """Empty where the model was not needed to see that it is bad."""
     flaws: Sequence[Flaw] = ()
+    """What convicts it."""
+    weighed: Weighed | None = None
+    """What its numbers come to; None where there are none."""
     disorder: RemoteError | None = None
     facts: EngineFacts | None = None
     """Of the engine that read it."""
@@ -40,7 +44,7 @@ class Examination:
         if self.file is None:
             assert self.disorder is not None
             return judge_disorder(self.disorder)
-        return judge_file(self.file, self.numbers, self.flaws, rewards)
+        return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed)
 
 
 def open_file(data: bytes, briefing: Briefing, header: RolloutHeader, limits: RolloutLimits) -> Examination:
@@ -82,10 +86,12 @@ async def read_again(opened: Examination, briefing: Briefing, seat: Seat, seed: 
         for number, row in enumerate(rows)
     ]
     numbers = await seat.process.check(claims, briefing.sampling, seed)
+    weighed, flaws = weigh_rows(numbers, briefing.terms.tolerance)
     return Examination(
         file=opened.file,
         numbers=numbers,
-        flaws=find_model_flaws(numbers, briefing.terms.tolerance),
+        flaws=flaws,
+        weighed=weighed,
         facts=seat.facts,
         software=seat.software,
     )

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prime_node.briefing import Briefing
-from prime_node.checks import Judgement
+from prime_node.checks import WEIGHTS_PER_DECADE, Judgement
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
 from prime_node.evidence import Evidence
 from prime_node.examination import examine
+from prime_protocol.constants import WEIGHT_CONVICTS
 from prime_protocol.entries import Metric
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, RunId, Step
@@ -103,4 +104,6 @@ def as_table(metrics: tuple[Metric, ...]) -> dict[str, float]:
 def find_limit(name: str, tolerance: Tolerance) -> float | None:
     if name == "flaws":
         return 0.0
+    if name == "evidence":
+        return WEIGHT_CONVICTS / WEIGHTS_PER_DECADE
     return float(getattr(tolerance, LIMITS[name])) if name in LIMITS else None

@@ -143,9 +143,34 @@ LOGPROB_ERROR_MAX = 0.5
 LOGPROB_ERROR_MEAN_MAX = 0.02
 """Default bounds of the difference of log-probabilities. Two engines in bf16 differed by 0.0074 at most."""
 
+EXPONENT_MISMATCHES_USUAL = 12
+MANTISSA_ERROR_MEAN_USUAL = 3.0
+MARGIN_USUAL = 0.25
+MARGIN_MEAN_USUAL = 0.02
+LOGPROB_ERROR_USUAL = 0.15
+LOGPROB_ERROR_MEAN_USUAL = 0.03
+"""Default bounds of what is usual in a chunk of 32 tokens: of honest chunks all but one in 300 are below each. A run
+that was calibrated has its own."""
+
+WEIGHT_USUAL = -1
+WEIGHT_UNUSUAL = 10
+WEIGHT_BEYOND = 50
+WEIGHT_CONVICTS = 120
+"""What a chunk weighs against its author, in tenths of a power of ten: usual, unusual, beyond a limit; and the sum that
+convicts. Honest chunks are unusual in at most 2 % and beyond a limit in 1e-8 of cases, so a chunk multiplies what there
+is against its author by less than 1 on average: 10^-0.1 * 0.98 + 10 * 0.02 + 10^5 * 1e-8. Then, from whichever chunk
+one begins to count, 10^12 is reached with a chance of 1e-12."""
+
+FAR_FACTOR = 4
+"""A number so many times its limit is no noise: a tail that has 1e-9 beyond the limit has 1e-36 beyond this."""
+
 TOLERANCE_NUMBER_MAX = 100.0
 """A larger bound would allow everything: no margin between tokens of a model is that wide."""
 
+assert 10 ** (WEIGHT_USUAL / 10) * 0.98 + 10 ** (WEIGHT_UNUSUAL / 10) * 0.02 + 10 ** (WEIGHT_BEYOND / 10) * 1e-8 < 1
+assert WEIGHT_BEYOND + 6 * WEIGHT_UNUSUAL < WEIGHT_CONVICTS, (
+    "one unlucky chunk among a few unusual ones convicts nobody"
+)
 assert TOPLOC_PROOF_BYTES == 2 + 2 * TOPLOC_K
 assert 0xFF7F < TOPLOC_PRIME < 2**16
 assert TOPLOC_MODULUS_MIN > TOPLOC_K + TOPLOC_DECOYS + TOPLOC_DECOY_DRAWS, "there must always be enough free points"

@@ -1,5 +1,7 @@
 """How far an honest machine's numbers may be from another's: what an audit allows before it calls a file dishonest.
 
+There are two bounds to a number: what is usual, and a limit. What chunks beyond either come to is in weighing.py.
+
 The bounds stand in a run's terms, so every validator judges by the same ones. They depend on the model and on what it
 is computed in; `prime-node calibrate` measures them. The defaults are loose: they fit bf16 across kinds of machines.
 """
@@ -10,10 +12,16 @@ from typing import Annotated
 
 from prime_protocol.codec import Range
 from prime_protocol.constants import (
+    EXPONENT_MISMATCHES_USUAL,
     LOGPROB_ERROR_MAX,
     LOGPROB_ERROR_MEAN_MAX,
+    LOGPROB_ERROR_MEAN_USUAL,
+    LOGPROB_ERROR_USUAL,
+    MANTISSA_ERROR_MEAN_USUAL,
     MARGIN_MAX,
     MARGIN_MEAN_MAX,
+    MARGIN_MEAN_USUAL,
+    MARGIN_USUAL,
     TOLERANCE_NUMBER_MAX,
     TOPLOC_EXPONENT_MISMATCHES_MAX,
     TOPLOC_K,
@@ -56,6 +64,15 @@ class Tolerance:
     """Most by which one token's log-probability may differ."""
     logprob_error_mean_max: Error = LOGPROB_ERROR_MEAN_MAX
     """The same, as the mean over all tokens of a file."""
+    exponent_mismatches_usual: Count = EXPONENT_MISMATCHES_USUAL
+    """Of a chunk: what few honest ones exceed. Many that do are another model; see weighing.py."""
+    mantissa_error_mean_usual: Annotated[float, Range(0.0, MANTISSA_ERROR_NONE - 1)] = MANTISSA_ERROR_MEAN_USUAL
+    margin_usual: Error = MARGIN_USUAL
+    """Of a chunk's tokens: the largest."""
+    margin_mean_usual: Error = MARGIN_MEAN_USUAL
+    """Of a chunk's tokens: the mean."""
+    logprob_error_usual: Error = LOGPROB_ERROR_USUAL
+    logprob_error_mean_usual: Error = LOGPROB_ERROR_MEAN_USUAL
 
     def thresholds(self) -> Thresholds:
         """The part that judges TOPLOC proofs."""

@@ -35,12 +35,14 @@ from prime_protocol.json_text import parse_json
 from prime_protocol.messages import AuditTask, StepFacts, Weights
 from prime_protocol.rollouts import Finish
 from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Span
 
 NUMBERS = RowNumbers(
     row=1,
     tokens=40,
     chunks=(ChunkReport(128, 0, 0, 3, 1, 2, 9, 0, 0), ChunkReport(128, 60, 1, 3, 1, 2, 9, 0, 0)),
     proof_problem="",
+    spans=(Span(32, 3.5, 2, 4.0, 0.1, 0, 0.1), Span(8, 0.5, 33, 0.5, 0.05, 34, 0.1)),
     margin_max=3.5,
     margin_at=2,
     margin_sum=4.5,

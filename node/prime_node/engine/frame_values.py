@@ -19,10 +19,13 @@ from prime_node.engine.seam import Completion, EngineFacts, Order, Sampling, Tex
 from prime_protocol.errors import RemoteError
 from prime_protocol.rollouts import Finish
 from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Span
 
 T = TypeVar("T", bound=np.generic)
-REPORT_INTS = len(ChunkReport._fields)
-INT32, FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+REPORT_INTS, SPAN_FLOATS = len(ChunkReport._fields), len(Span._fields)
+TABLES = ("reports", "spans")
+"""What a frame holds as bytes of many numbers."""
+INT32, FLOAT32, FLOAT64 = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 
 
 def to_bytes(array: NDArray[Any], dtype: "np.dtype[Any]") -> bytes:
@@ -104,17 +107,36 @@ def to_completion(frame: CompletionFrame) -> Completion:
 
 
 def from_numbers(numbers: RowNumbers) -> NumbersFrame:
-    plain = {name: getattr(numbers, name) for name in NumbersFrame.__slots__ if name not in ("reports",)}
+    plain = {name: getattr(numbers, name) for name in NumbersFrame.__slots__ if name not in TABLES}
     reports = np.array(numbers.chunks, np.int32).reshape(len(numbers.chunks), REPORT_INTS)
     plain["proof_problem"] = numbers.proof_problem.encode()[:PROBLEM_BYTES_MAX]
-    return NumbersFrame(reports=to_bytes(reports, INT32), **plain)
+    spans = np.array(numbers.spans, np.float64).reshape(len(numbers.spans), SPAN_FLOATS)
+    return NumbersFrame(reports=to_bytes(reports, INT32), spans=to_bytes(spans, FLOAT64), **plain)
 
 
 def to_numbers(frame: NumbersFrame) -> RowNumbers:
-    flat = to_array("reports", frame.reports, INT32)
-    if len(flat) % REPORT_INTS:
-        raise RemoteError("reports", f"has {len(flat)} numbers, not a multiple of {REPORT_INTS}")
-    chunks = tuple(map(ChunkReport._make, flat.reshape(-1, REPORT_INTS).tolist()))
-    plain = {name: getattr(frame, name) for name in NumbersFrame.__slots__ if name not in ("reports",)}
+    chunks = to_table("reports", frame.reports, INT32, REPORT_INTS)
+    spans = to_table("spans", frame.spans, FLOAT64, SPAN_FLOATS)
+    if not np.isfinite(spans).all() or (spans < 0).any() or (spans[:, :1] < 1).any():
+        raise RemoteError("spans", "has a number that is not finite, below 0, or counts no token")
+    plain = {name: getattr(frame, name) for name in NumbersFrame.__slots__ if name not in TABLES}
     plain["proof_problem"] = frame.proof_problem.decode(errors="replace")
-    return RowNumbers(chunks=chunks, **plain)
+    return RowNumbers(
+        chunks=tuple(map(ChunkReport._make, chunks.tolist())),
+        spans=tuple(map(to_span, spans.tolist())),
+        **plain,
+    )
+
+
+def to_span(values: list[float]) -> Span:
+    found = Span._make(values)
+    return found._replace(
+        tokens=int(found.tokens), margin_at=int(found.margin_at), logprob_error_at=int(found.logprob_error_at)
+    )
+
+
+def to_table(field: str, data: bytes, dtype: "np.dtype[T]", columns: int) -> NDArray[T]:
+    flat = to_array(field, data, dtype)
+    if len(flat) % columns:
+        raise RemoteError(field, f"has {len(flat)} numbers, not a multiple of {columns}")
+    return flat.reshape(-1, columns)

@@ -138,6 +138,8 @@ class NumbersFrame:
     tokens: Uint
     reports: Array
     """Chunk reports, as 32-bit integers."""
+    spans: Array
+    """What the tokens of each chunk gave, as 64-bit floats."""
     proof_problem: Note
     margin_max: float
     margin_at: Uint

@@ -3,16 +3,19 @@
 It runs in the engine's process, so that logits and hidden states stay there. What the numbers mean is for checks.py.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prime_node.engine.seam import Reading, Text
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.toploc import parse_proofs
 from prime_protocol.toploc_verify import ChunkReport, verify_proofs
+from prime_protocol.weighing import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +37,8 @@ class RowNumbers:
     """One for each proof; none where the proofs cannot be read."""
     proof_problem: str
     """Why the proofs cannot be read, else empty. No honest program writes such a proof."""
+    spans: tuple[Span, ...]
+    """What the tokens of each chunk gave."""
     margin_max: float
     margin_at: int
     """Which output token has the largest margin."""
@@ -64,6 +69,7 @@ def measure(claim: Claim, reading: Reading, *, seed: Digest) -> RowNumbers:
         tokens=tokens,
         chunks=tuple(chunks),
         proof_problem=problem,
+        spans=tuple(cut_spans(margins, errors)),
         margin_max=float(margins.max()),
         margin_at=int(margins.argmax()),
         margin_sum=float(margins.sum()),
@@ -72,6 +78,20 @@ def measure(claim: Claim, reading: Reading, *, seed: Digest) -> RowNumbers:
         logprob_error_sum=float(errors.sum()),
         eos_logprob=float(as_finite("end log-probs", reading.eos_logprobs[-1:])[0]),
     )
+
+
+def cut_spans(margins: NDArray[np.float64], errors: NDArray[np.float64]) -> Iterator[Span]:
+    for start in range(0, len(margins), TOPLOC_CHUNK_TOKENS):
+        some, wrong = margins[start : start + TOPLOC_CHUNK_TOKENS], errors[start : start + TOPLOC_CHUNK_TOKENS]
+        yield Span(
+            tokens=len(some),
+            margin_max=float(some.max()),
+            margin_at=start + int(some.argmax()),
+            margin_sum=float(some.sum()),
+            logprob_error_max=float(wrong.max()),
+            logprob_error_at=start + int(wrong.argmax()),
+            logprob_error_sum=float(wrong.sum()),
+        )
 
 
 def as_finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float64]:

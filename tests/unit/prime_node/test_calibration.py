@@ -10,18 +10,20 @@ import pytest
 from prime_coordinator.run_terms import read_terms
 from prime_node.calibration import (
     ERROR_FLOOR,
+    USUAL_ONE_IN,
     Noise,
     Target,
     bound_count,
     bound_extreme,
     bound_mean,
+    bound_usual,
     collect,
     exceed_count,
     fit_tolerance,
     round_up,
 )
 from prime_node.calibration_report import COLUMNS, list_bounds, list_noise, render_toml
-from prime_node.engine.measuring import RowNumbers
+from prime_node.engine.measuring import RowNumbers, cut_spans
 from prime_protocol.errors import LocalError
 from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.toploc_verify import ChunkReport
@@ -127,6 +129,7 @@ def make_row(dice: np.random.Generator, number: int, noise: float) -> RowNumbers
         tokens=tokens,
         chunks=chunks,
         proof_problem="",
+        spans=tuple(cut_spans(margins, errors)),
         margin_max=margins.max(),
         margin_at=0,
         margin_sum=margins.sum(),
@@ -162,6 +165,25 @@ def test_a_machine_without_noise_gets_the_least_bounds() -> None:
     assert tolerance.margin_max == 2 * ERROR_FLOOR
     assert 1 <= tolerance.exponent_mismatches_max <= 6
     assert tolerance.mantissa_error_mean_max <= 1.1
+
+
+def test_few_honest_chunks_are_beyond_what_is_usual() -> None:
+    dice = np.random.default_rng(3)
+    for seen in (1_000, 30_000):
+        bound = bound_usual(dice.exponential(1.0, seen), Target())
+        assert 0.0 < (dice.exponential(1.0, 300_000) > bound).mean() < 1 / USUAL_ONE_IN
+    loud = make_noise("a → b", 1.0)
+    found = fit_tolerance([loud, make_noise("a → a", 0.1)], Target(), precision=Precision.FLOAT32, hidden=256)
+    for name, values in (
+        ("exponent_mismatches_usual", loud.exponents),
+        ("mantissa_error_mean_usual", loud.mantissa_means),
+        ("margin_usual", loud.chunk_margins),
+        ("margin_mean_usual", loud.chunk_margin_means),
+        ("logprob_error_usual", loud.chunk_logprobs),
+        ("logprob_error_mean_usual", loud.chunk_logprob_means),
+    ):
+        assert (values > getattr(found, name)).mean() <= 1 / USUAL_ONE_IN
+        assert getattr(found, name) < 2 * values.max()
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

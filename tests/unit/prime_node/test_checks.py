@@ -15,6 +15,7 @@ from prime_node.checks import (
     find_token_flaws,
     judge_disorder,
     judge_file,
+    weigh_rows,
 )
 from prime_node.engine.measuring import RowNumbers
 from prime_protocol.constants import REASON_CHARS_MAX
@@ -24,6 +25,7 @@ from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
 from prime_protocol.rollouts import Finish, Rollout, RolloutFile, RolloutHeader
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Span
 
 EOS, LIMIT = 9, 8
 TOLERANCE = Tolerance(margin_max=0.5, margin_mean_max=0.1, logprob_error_max=0.4, logprob_error_mean_max=0.2)
@@ -58,6 +60,7 @@ NUMBERS = RowNumbers(
     tokens=4,
     chunks=(CHUNK,),
     proof_problem="",
+    spans=(Span(4, 0.01, 2, 0.02, 0.01, 1, 0.02),),
     margin_max=0.01,
     margin_at=2,
     margin_sum=0.02,
@@ -108,31 +111,79 @@ def test_a_completion_may_end_by_itself_at_the_very_limit() -> None:
     assert find_token_flaws(file(row([4] * (LIMIT - 1) + [EOS], Finish.LENGTH)), RULES) == []
 
 
+def with_span(**changes: Any) -> RowNumbers:
+    """A row whose only chunk gave these numbers."""
+    span = NUMBERS.spans[0]._replace(**changes)
+    whole = {name: value for name, value in changes.items() if hasattr(NUMBERS, name)}
+    return replace(NUMBERS, spans=(span,), **whole)
+
+
 @pytest.mark.parametrize(
-    ("changes", "check", "place"),
+    ("row", "check", "place"),
     [
-        ({"margin_max": 0.51}, "margin", 2),
-        ({"logprob_error_max": 0.41}, "logprob_error", 1),
-        ({"margin_sum": 0.41}, "margin_mean", 0),
-        ({"logprob_error_sum": 0.81}, "logprob_error_mean", 0),
-        ({"proof_problem": "proofs[0].modulus: is 3", "chunks": ()}, "proofs", 0),
-        ({"chunks": (CHUNK, CHUNK._replace(exponent_mismatches=60))}, "exponent_mismatches", 1),
-        ({"chunks": (CHUNK, CHUNK._replace(decoy_hits=60))}, "decoy_hits", 1),
+        (with_span(margin_max=2.1, margin_at=3), "margin", 3),
+        (with_span(logprob_error_max=1.7), "logprob_error", 1),
+        (with_span(margin_sum=1.7), "margin_mean", 0),
+        (with_span(logprob_error_sum=3.3), "logprob_error_mean", 0),
+        (replace(NUMBERS, proof_problem="proofs[0].modulus: is 3", chunks=()), "proofs", 0),
+        (replace(NUMBERS, chunks=(CHUNK._replace(mantissa_error_sum=128 * 41),)), "mantissa_error_mean", 0),
+        (replace(NUMBERS, chunks=(CHUNK._replace(decoy_hits=60),)), "decoy_hits", 0),
     ],
 )
-def test_numbers_beyond_their_limits_are_hard(changes: dict[str, Any], check: str, place: int) -> None:
-    (flaw,) = find_model_flaws([replace(NUMBERS, **changes)], TOLERANCE)
+def test_a_number_far_beyond_its_limit_is_hard_by_itself(row: RowNumbers, check: str, place: int) -> None:
+    flaw = find_model_flaws([row], TOLERANCE)[0]
     assert (flaw.check, flaw.place) == (check, place)
     assert flaw.value > flaw.limit
 
 
+@pytest.mark.parametrize(
+    ("row", "check"),
+    [
+        (with_span(margin_max=0.51), "margin"),
+        (with_span(logprob_error_max=0.41), "logprob_error"),
+        (replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=60),)), "exponent_mismatches"),
+    ],
+)
+def test_one_chunk_beyond_a_limit_convicts_nobody_and_three_do(row: RowNumbers, check: str) -> None:
+    for count in (1, 2):
+        rows = [replace(row, row=number) for number in range(count)] + [NUMBERS] * 8
+        weighed, flaws = weigh_rows(rows, TOLERANCE)
+        assert flaws == []
+        assert (weighed.beyond, weighed.convicts) == (count, False)
+        judged = judge_file(HONEST, rows, flaws, None, weighed)
+        assert judged.outcome is Outcome.ACCEPT
+        assert {"evidence": 5.0 * count, "chunks_beyond": float(count)}.items() <= {
+            metric.name: metric.value for metric in judged.metrics
+        }.items()
+    flaws = find_model_flaws([replace(row, row=number) for number in range(3)], TOLERANCE)
+    assert {(flaw.check, flaw.row) for flaw in flaws} >= {(check, 0), (check, 1), (check, 2)}
+    assert "the limit is" in flaws[0].text
+
+
+def test_a_mean_of_the_file_beyond_its_limit_counts_like_one_chunk() -> None:
+    weighed, flaws = weigh_rows([with_span(margin_sum=0.44)], TOLERANCE)
+    assert (flaws, weighed.beyond) == ([], 1)
+
+
+def test_many_unusual_chunks_are_another_model_even_if_none_is_beyond_a_limit() -> None:
+    unusual = replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=20),))
+    assert find_model_flaws([unusual] * 11, TOLERANCE) == []
+    flaws = find_model_flaws([replace(unusual, row=number) for number in range(12)], TOLERANCE)
+    assert [flaw.row for flaw in flaws] == list(range(12))
+    assert flaws[0].text == "exponent_mismatches of row 0, chunk 0 is 20, usual is at most 12"
+    mixed = [unusual, *[NUMBERS] * 4] * 20
+    assert find_model_flaws(mixed, TOLERANCE)
+    assert find_model_flaws([unusual, *[NUMBERS] * 10] * 20, TOLERANCE) == []
+
+
 def test_limits_themselves_are_allowed() -> None:
-    at_limit = replace(NUMBERS, margin_max=0.5, logprob_error_max=0.4, margin_sum=0.4, logprob_error_sum=0.8)
-    assert find_model_flaws([at_limit], TOLERANCE) == []
+    at_limit = with_span(margin_max=0.5, logprob_error_max=0.4, margin_sum=0.4, logprob_error_sum=0.8)
+    weighed, flaws = weigh_rows([at_limit], TOLERANCE)
+    assert (flaws, weighed.beyond, weighed.unusual) == ([], 0, 1)
 
 
 def test_a_forged_file_is_told_in_a_few_flaws() -> None:
-    bad = [replace(NUMBERS, row=number, margin_max=9.0) for number in range(1_000)]
+    bad = [replace(with_span(margin_max=9.0), row=number) for number in range(1_000)]
     flaws = find_model_flaws(bad, TOLERANCE)
     assert len(flaws) == FLAWS_KEPT
     assert "; 63 more" in judge_file(HONEST, bad, flaws, None).reason

@@ -1,0 +1,127 @@
+"""From the numbers of many chunks to one decision: a sequential test, so that one unlucky chunk convicts nobody. Pure.
+
+Every chunk of 32 tokens weighs for or against its author, as its worst number says: usual, unusual, beyond a limit, or
+far beyond it. Weights are tenths of a power of ten and are added up in the order of the file; whenever the sum is below
+nothing, it begins anew, so that honest rows do not cover for forged ones. A file is dishonest once the sum reaches
+WEIGHT_CONVICTS. That is Page's test (CUSUM) with a bet whose expectation is below 1 for honest work, which bounds the
+chance of a false conviction by 1e-12 for each chunk of a file (Ville's inequality), whatever the file's length.
+
+What noise cannot give at all decides by itself: a proof that is not one, or a number far beyond its limit.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from prime_protocol.constants import FAR_FACTOR, WEIGHT_BEYOND, WEIGHT_CONVICTS, WEIGHT_UNUSUAL, WEIGHT_USUAL
+from prime_protocol.tolerance import Tolerance
+from prime_protocol.toploc_verify import ChunkReport, judge_chunk
+
+CHANCE_CHECKS = frozenset({"decoy_hits", "collisions", "leading_zeros"})
+"""What they exceed is no tolerance for noise but a bound on chance of 1e-12 or less."""
+
+
+class Span(NamedTuple):
+    """What the tokens of one chunk gave when the draw was replayed."""
+
+    tokens: int
+    margin_max: float
+    margin_at: int
+    """Which output token of the completion has it."""
+    margin_sum: float
+    logprob_error_max: float
+    logprob_error_at: int
+    logprob_error_sum: float
+
+
+class Mark(NamedTuple):
+    """One number of a chunk that is not usual."""
+
+    check: str
+    value: float
+    bound: float
+    """What it is beyond: its limit, or what is usual."""
+    weight: int
+    at: int | None = None
+    """The output token it is about; None where it is about the whole chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What all chunks of a file come to."""
+
+    most: int
+    """The largest sum, in tenths of a power of ten."""
+    at: int
+    """Number of the chunk with which it was reached."""
+    unusual: int
+    """Chunks that are unusual, and no more than that."""
+    beyond: int
+    """Chunks with a number beyond its limit."""
+
+    @property
+    def convicts(self) -> bool:
+        return self.most >= WEIGHT_CONVICTS
+
+
+def weigh_number(value: float, *, usual: float, limit: float) -> tuple[int, float]:
+    """What one number weighs, and the bound that it is beyond."""
+    if value > limit:
+        is_far = 0 < FAR_FACTOR * limit < value
+        return (WEIGHT_CONVICTS if is_far else WEIGHT_BEYOND), limit
+    return (WEIGHT_UNUSUAL if value > usual else WEIGHT_USUAL), usual
+
+
+def mark_proof(report: ChunkReport, tolerance: Tolerance) -> Iterator[Mark]:
+    """Every number of one proof that is not usual."""
+    beyond = {fault.check: fault for fault in judge_chunk(0, report, tolerance.thresholds())}
+    for fault in beyond.values():
+        is_chance = fault.check in CHANCE_CHECKS
+        weight, _ = weigh_number(fault.value, usual=fault.limit, limit=fault.limit)
+        yield Mark(fault.check, fault.value, fault.limit, WEIGHT_CONVICTS if is_chance else weight)
+    for check, value, usual in (
+        ("exponent_mismatches", report.exponent_mismatches, tolerance.exponent_mismatches_usual),
+        ("mantissa_error_mean", report.mantissa_error_mean, tolerance.mantissa_error_mean_usual),
+    ):
+        if value > usual and check not in beyond:
+            yield Mark(check, value, usual, WEIGHT_UNUSUAL)
+
+
+def mark_span(span: Span, tolerance: Tolerance) -> Iterator[Mark]:
+    """Every number of one chunk's tokens that is not usual. Means of so few tokens have no limit of their own."""
+    for check, value, at, usual, limit in (
+        ("margin", span.margin_max, span.margin_at, tolerance.margin_usual, tolerance.margin_max),
+        (
+            "logprob_error",
+            span.logprob_error_max,
+            span.logprob_error_at,
+            tolerance.logprob_error_usual,
+            tolerance.logprob_error_max,
+        ),
+    ):
+        weight, bound = weigh_number(value, usual=usual, limit=limit)
+        if weight != WEIGHT_USUAL:
+            yield Mark(check, value, bound, weight, at)
+    for check, total, usual in (
+        ("margin_mean", span.margin_sum, tolerance.margin_mean_usual),
+        ("logprob_error_mean", span.logprob_error_sum, tolerance.logprob_error_mean_usual),
+    ):
+        if total / span.tokens > usual:
+            yield Mark(check, total / span.tokens, usual, WEIGHT_UNUSUAL)
+
+
+def heaviest(marks: Iterable[Mark]) -> int:
+    """What a chunk weighs: its worst number decides, as the numbers of one chunk go together."""
+    return max((mark.weight for mark in marks), default=WEIGHT_USUAL)
+
+
+def weigh(weights: Iterable[int]) -> Weighed:
+    """The test over all chunks, in the order of the file."""
+    total = most = at = unusual = beyond = 0
+    for number, weight in enumerate(weights):
+        unusual += weight == WEIGHT_UNUSUAL
+        beyond += weight > WEIGHT_UNUSUAL
+        total = max(0, total + weight)
+        if total > most:
+            most, at = total, number
+    return Weighed(most, at, unusual, beyond)

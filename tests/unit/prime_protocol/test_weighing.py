@@ -1,0 +1,112 @@
+"""The sequential test: what one chunk weighs, what many come to, and how seldom honest ones come to much."""
+
+import numpy as np
+import pytest
+
+from prime_protocol.constants import (
+    FAR_FACTOR,
+    WEIGHT_BEYOND,
+    WEIGHT_CONVICTS,
+    WEIGHT_UNUSUAL,
+    WEIGHT_USUAL,
+)
+from prime_protocol.tolerance import Tolerance
+from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Mark, Span, heaviest, mark_proof, mark_span, weigh, weigh_number
+
+BOUNDS = Tolerance(
+    exponent_mismatches_max=20,
+    mantissa_error_mean_max=4.0,
+    margin_max=1.0,
+    logprob_error_max=0.5,
+    exponent_mismatches_usual=5,
+    mantissa_error_mean_usual=1.0,
+    margin_usual=0.25,
+    margin_mean_usual=0.1,
+    logprob_error_usual=0.125,
+    logprob_error_mean_usual=0.05,
+)
+CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
+SPAN = Span(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "bound"),
+    [
+        (1.0, WEIGHT_USUAL, 1.0),
+        (1.1, WEIGHT_UNUSUAL, 1.0),
+        (2.0, WEIGHT_UNUSUAL, 1.0),
+        (2.1, WEIGHT_BEYOND, 2.0),
+        (2.0 * FAR_FACTOR, WEIGHT_BEYOND, 2.0),
+        (2.1 * FAR_FACTOR, WEIGHT_CONVICTS, 2.0),
+    ],
+)
+def test_a_number_weighs_by_the_bound_it_is_beyond(value: float, weight: int, bound: float) -> None:
+    assert weigh_number(value, usual=1.0, limit=2.0) == (weight, bound)
+
+
+def test_where_nothing_is_allowed_nothing_is_far() -> None:
+    assert weigh_number(9.0, usual=0.0, limit=0.0) == (WEIGHT_BEYOND, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks"),
+    [
+        ({}, []),
+        ({"exponent_mismatches": 6}, [("exponent_mismatches", WEIGHT_UNUSUAL)]),
+        ({"exponent_mismatches": 21}, [("exponent_mismatches", WEIGHT_BEYOND)]),
+        ({"exponent_mismatches": 81}, [("exponent_mismatches", WEIGHT_CONVICTS)]),
+        ({"mantissa_error_sum": 129}, [("mantissa_error_mean", WEIGHT_UNUSUAL)]),
+        ({"sign_mismatches": 9}, [("sign_mismatches", WEIGHT_BEYOND)]),
+        ({"leading_zeros": 3}, [("leading_zeros", WEIGHT_CONVICTS)]),
+        ({"collisions": 9}, [("collisions", WEIGHT_CONVICTS)]),
+        ({"decoy_hits": 60}, [("decoy_hits", WEIGHT_CONVICTS)]),
+    ],
+)
+def test_a_proof_is_marked_by_each_number_once(changes: dict[str, int], marks: list[tuple[str, int]]) -> None:
+    assert [(mark.check, mark.weight) for mark in mark_proof(CHUNK._replace(**changes), BOUNDS)] == marks
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks"),
+    [
+        ({}, []),
+        ({"margin_max": 0.5, "margin_at": 40}, [Mark("margin", 0.5, 0.25, WEIGHT_UNUSUAL, 40)]),
+        ({"margin_max": 1.5, "margin_at": 40}, [Mark("margin", 1.5, 1.0, WEIGHT_BEYOND, 40)]),
+        ({"margin_sum": 6.4}, [Mark("margin_mean", 0.2, 0.1, WEIGHT_UNUSUAL)]),
+        ({"logprob_error_max": 3.0}, [Mark("logprob_error", 3.0, 0.5, WEIGHT_CONVICTS, 0)]),
+        ({"logprob_error_sum": 3.2}, [Mark("logprob_error_mean", 0.1, 0.05, WEIGHT_UNUSUAL)]),
+    ],
+)
+def test_tokens_are_marked_with_the_place_of_the_worst(changes: dict[str, float], marks: list[Mark]) -> None:
+    assert list(mark_span(SPAN._replace(**changes), BOUNDS)) == marks
+
+
+def test_the_worst_number_of_a_chunk_decides() -> None:
+    assert heaviest([]) == WEIGHT_USUAL
+    assert heaviest([Mark("margin", 1, 0, WEIGHT_UNUSUAL), Mark("proofs", 1, 0, WEIGHT_BEYOND)]) == WEIGHT_BEYOND
+
+
+def test_one_chunk_beyond_a_limit_convicts_nobody_and_three_do() -> None:
+    assert weigh([]).convicts is False
+    assert weigh([WEIGHT_BEYOND]).most == WEIGHT_BEYOND
+    assert not weigh([WEIGHT_BEYOND, WEIGHT_BEYOND]).convicts
+    assert weigh([WEIGHT_BEYOND] * 3).convicts
+    assert weigh([WEIGHT_CONVICTS]).convicts
+
+
+def test_honest_rows_do_not_cover_for_forged_ones() -> None:
+    found = weigh([WEIGHT_USUAL] * 10_000 + [WEIGHT_UNUSUAL] * 12 + [WEIGHT_USUAL] * 10_000)
+    assert found.convicts
+    assert (found.most, found.at, found.unusual, found.beyond) == (120, 10_011, 12, 0)
+
+
+def test_honest_chunks_come_to_a_conviction_as_seldom_as_is_promised() -> None:
+    """Three million chunks of which 2 % are unusual stay far below, and each decade is as rare as it says."""
+    dice = np.random.default_rng(5)
+    steps = np.where(dice.random(3_000_000) < 0.02, WEIGHT_UNUSUAL, WEIGHT_USUAL)
+    summed = np.concatenate([[0], np.cumsum(steps)])
+    heights = summed - np.minimum.accumulate(summed)
+    assert heights.max() < 90
+    for decades in (2, 3, 4):
+        assert (heights >= 10 * decades).mean() < 10.0 ** (1 - decades)
