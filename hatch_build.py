@@ -25,7 +25,7 @@ class KernelsHook(BuildHookInterface[Any]):
             return
         for source in sorted(path for folder in NATIVE for path in (Path(self.root) / folder).glob("*.c")):
             library = source.with_suffix(".so")
-            subprocess.run([compiler, *FLAGS, "-o", str(library), str(source)], check=True)
+            subprocess.run([compiler, *FLAGS, "-o", str(library), str(source), "-lm"], check=True)
             build_data["artifacts"].append(f"/{library.relative_to(self.root)}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache as remember
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -48,7 +49,7 @@ class NativeAttention:
     def __init__(self, kv: KvCache, lengths: Sequence[int]) -> None:
         self.rows = len(lengths)
         self._kv = kv
-        self._positions = torch.tensor(lengths) - 1
+        self._positions = torch.from_numpy(np.array(lengths, np.int64) - 1)
         self._scores = torch.empty(kv.length)
         kernel = get_kernel()
         assert kernel is not None, "asked for where it is missing"

@@ -14,7 +14,8 @@ from torch.nn import functional
 from prime_node.engine.dense_shape import DenseShape
 from prime_node.engine.torch_attention import Attention
 from prime_node.engine.torch_cache import KvCache
-from prime_node.engine.torch_rope import Rotation, get_frequencies
+from prime_node.engine.torch_rope import get_angles, get_frequencies
+from prime_node.engine.torch_steps import Steps, open_steps
 
 MLP_TOKENS = 512
 """Tokens that go through the wide part at once: its activations stay in the cache of a CPU, and bounded on a GPU."""
@@ -101,28 +102,28 @@ class DenseDecoder:
     def forward(self, todo: Pass, wanted: Tensor | None = None) -> Tensor:
         """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
         states = functional.embedding(todo.tokens, self.embedding)
-        rotation = Rotation(self.frequencies, todo.positions, self.dtype)
+        steps = open_steps(self.shape, get_angles(self.frequencies, todo.positions), self.dtype)
         for number, layer in enumerate(self.layers):
-            queries, keys, values = self._project(states, layer, rotation)
+            queries, keys, values = self._project(states, layer, steps)
             mixed = self._attend(todo, number, queries, keys, values)
             add_product(states, mixed, layer.out, layer.out_bias)
             for part in states.split(MLP_TOKENS):
-                self._widen(part, layer)
+                self._widen(part, layer, steps)
         if wanted is not None:
             states = states.index_select(0, wanted)
-        return functional.rms_norm(states, (self.shape.hidden,), self.norm, self.shape.epsilon)
+        return steps.norm(states, self.norm, self.shape.epsilon)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.head).float()
 
-    def _project(self, states: Tensor, layer: Layer, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, states: Tensor, layer: Layer, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.shape
-        normed = functional.rms_norm(states, (shape.hidden,), layer.input_norm, shape.epsilon)
+        normed = steps.norm(states, layer.input_norm, shape.epsilon)
         heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(-1, shape.qkv_heads, shape.head_dim)
         turned, values = heads[:, : -shape.kv_heads], heads[:, -shape.kv_heads :]
         if layer.qk_norm is not None:
             turned = functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon) * layer.qk_norm
-        turned = rotation.apply(turned)
+        turned = steps.turn(turned)
         return turned[:, : shape.heads], turned[:, shape.heads :], values
 
     def _attend(self, todo: Pass, number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -141,11 +142,11 @@ class DenseDecoder:
             parts.append(found.transpose(1, 2).flatten(2).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _widen(self, states: Tensor, layer: Layer) -> None:
+    def _widen(self, states: Tensor, layer: Layer, steps: Steps) -> None:
         """The wide part, added to the states in place."""
-        normed = functional.rms_norm(states, (self.shape.hidden,), layer.mlp_norm, self.shape.epsilon)
-        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        add_product(states, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+        normed = steps.norm(states, layer.mlp_norm, self.shape.epsilon)
+        both = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
+        add_product(states, steps.gate(both), layer.down, layer.down_bias)
 
 
 def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> None:

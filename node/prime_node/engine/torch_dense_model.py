@@ -114,7 +114,7 @@ class DenseBatch:
         return order
 
     def _send(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self.decoder.device)
+        return torch.from_numpy(np.array(numbers, np.int64)).to(self.decoder.device)
 
 
 def plan_runs(lengths: Sequence[int], start: int) -> list[Run]:

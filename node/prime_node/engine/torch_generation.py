@@ -6,13 +6,11 @@ Sequences that finish leave their row at once and the next in line take it, so t
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from prime_node.engine.seam import Completion, Order, Sampling
 from prime_node.engine.torch_model import Batch, Model
 from prime_node.engine.torch_proofs import ProofMaker
 from prime_node.engine.torch_sampling import Draws, choose_tokens
-from prime_node.engine.writing import Writing
+from prime_node.engine.writing import Lineup, Writing
 from prime_protocol.rollouts import Finish
 
 
@@ -25,6 +23,8 @@ class Generation:
         self.waiting = deque(Writing(order, order.prompt.tolist()) for order in orders)
         self.running: list[Writing] = []
         """By row of the batch."""
+        self._lineup: Lineup | None = None
+        """Of those, while they are the same."""
         self.ending: deque[tuple[Writing, Finish]] = deque()
         self._slots = list(range(slots))
 
@@ -39,17 +39,23 @@ class Generation:
         for writing in joining:
             # Who was in a batch before still has its slot: half a chunk lies there.
             writing.slot = self._slots.pop() if writing.slot is None else writing.slot
+        if joining or self._lineup is None:
+            self._lineup = Lineup.of(self.running)
+        lineup = self._lineup
         hidden = batch.advance(self.running, len(joining))
-        tokens, logprobs = choose_tokens(model.get_logits(hidden), self._get_draws())
-        self.proofs.note(self.running, hidden)
+        draws = Draws(self.sampling.temperature, lineup.seeds, lineup.written)
+        tokens, logprobs = choose_tokens(model.get_logits(hidden), draws)
+        self.proofs.note(lineup, hidden)
         for writing, token, logprob in zip(self.running, tokens, logprobs, strict=True):
             writing.append(token, logprob)
-        self._let_go(batch)
+        lineup.written += 1
+        self._let_go(batch, lineup.find_ended(tokens, self.sampling))
 
     def requeue(self) -> None:
         """Everybody back to the front of the line, with what they have written."""
         self.waiting.extendleft(reversed(self.running))
         self.running = []
+        self._lineup = None
 
     def take_ready(self, *, is_last: bool = False) -> Iterator[Completion]:
         """Completions whose proofs are made; with `is_last` all, however long that takes."""
@@ -60,24 +66,14 @@ class Generation:
             else:
                 self.ending.append((writing, finish))
 
-    def _get_draws(self) -> Draws:
-        return Draws(
-            self.sampling.temperature,
-            np.array([writing.order.seed for writing in self.running], np.uint64),
-            np.array([len(writing.output) for writing in self.running], np.int64),
-        )
-
-    def _let_go(self, batch: Batch) -> None:
-        gone = []
-        for row, writing in enumerate(self.running):
-            finish = writing.get_finish(self.sampling)
-            if finish is None:
-                continue
-            gone.append(row)
-            self.ending.append((writing, finish))
+    def _let_go(self, batch: Batch, gone: list[int]) -> None:
+        for row in gone:
+            writing = self.running[row]
+            self.ending.append((writing, writing.get_finish(self.sampling)))
             self._slots.append(self.proofs.finish(writing))
         if gone:
             rows = self.running
+            self._lineup = None
             # First without them: moving rows may run out of memory, and who is done must not be requeued.
             self.running = [writing for row, writing in enumerate(rows) if row not in gone]
             self.running = [rows[row] for row in batch.leave(gone)]

@@ -3,13 +3,13 @@
 The kernels let go of the interpreter, so a machine with a second core, or a GPU, goes on with the next token meanwhile.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from prime_node.engine.writing import Writing
+from prime_node.engine.writing import Lineup, Writing
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_PROOF_BYTES
 from prime_protocol.toploc import bits_of_tensor, build_proofs
 
@@ -29,16 +29,16 @@ class ProofMaker:
         self._collected: list[tuple[Writing, Tensor]] = []
         self._parts: dict[Writing, list[Part]] = {}
 
-    def note(self, running: Sequence[Writing], hidden: Tensor) -> None:
+    def note(self, lineup: Lineup, hidden: Tensor) -> None:
         """The states that give each sequence its next token, before it has it. Noting them again is no harm."""
-        filled = [len(writing.output) % TOPLOC_CHUNK_TOKENS for writing in running]
-        places = [get_slot(writing) * TOPLOC_CHUNK_TOKENS + fill for writing, fill in zip(running, filled, strict=True)]
-        where = torch.tensor(places, device=hidden.device)
+        fill = lineup.written % TOPLOC_CHUNK_TOKENS
+        where = torch.from_numpy(lineup.slots * TOPLOC_CHUNK_TOKENS + fill).to(hidden.device)
         self._states.flatten(0, 1).index_copy_(0, where, hidden.to(torch.bfloat16))
-        whole = [w for w, fill in zip(running, filled, strict=True) if fill == TOPLOC_CHUNK_TOKENS - 1]
-        if whole:
-            slots = torch.tensor([get_slot(writing) for writing in whole], device=hidden.device)
-            self._collected += zip(whole, self._states.index_select(0, slots).cpu(), strict=True)
+        whole = np.flatnonzero(fill == TOPLOC_CHUNK_TOKENS - 1)
+        if len(whole):
+            slots = torch.from_numpy(lineup.slots[whole]).to(hidden.device)
+            writings = [lineup.writings[row] for row in whole.tolist()]
+            self._collected += zip(writings, self._states.index_select(0, slots).cpu(), strict=True)
         if len(self._collected) >= CHUNKS_AT_ONCE:
             self._hand_over()
 

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of channels turns, and the turning itself."""
+"""Rotary positions: how fast each pair of channels turns, and how far it has at a position."""
 
 import math
 
@@ -32,16 +32,7 @@ def slow_down(frequencies: Tensor, scaling: dict[str, float]) -> Tensor:
     return (1 - share) * frequencies / factor + share * frequencies
 
 
-class Rotation:
-    """The turning for one pass: made once, used by every layer."""
-
-    def __init__(self, frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> None:
-        angles = positions[:, None].float() * frequencies
-        cosine, sine = angles.cos(), angles.sin()
-        self.cosine = torch.cat((cosine, cosine), dim=-1)[:, None].to(dtype)
-        # The first half of a head takes minus the second one's share: the sign is here instead of in the data.
-        self.sine = torch.cat((-sine, sine), dim=-1)[:, None].to(dtype)
-
-    def apply(self, heads: Tensor) -> Tensor:
-        """Turn (tokens, heads, size)."""
-        return torch.addcmul(heads * self.cosine, heads.roll(heads.shape[-1] // 2, -1), self.sine)
+def get_angles(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """(tokens, size) in float32: for each pair of channels its cosine, then for each its sine."""
+    angles = positions[:, None].float() * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)

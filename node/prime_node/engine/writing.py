@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prime_node.engine.seam import Completion, Order, Sampling
 from prime_protocol.errors import LocalError
@@ -33,11 +34,9 @@ class Writing:
         self.output.append(token)
         self.logprobs.append(logprob)
 
-    def get_finish(self, sampling: Sampling) -> Finish | None:
-        """Why it ends here; None: it goes on."""
-        if self.output[-1] in sampling.eos:
-            return Finish.EOS
-        return Finish.LENGTH if len(self.output) >= sampling.tokens_max else None
+    def get_finish(self, sampling: Sampling) -> Finish:
+        """Why it ends here."""
+        return Finish.EOS if self.output[-1] in sampling.eos else Finish.LENGTH
 
     def complete(self, finish: Finish, proofs: bytes) -> Completion:
         return Completion(
@@ -47,6 +46,34 @@ class Writing:
             finish=finish,
             proofs=proofs,
         )
+
+
+@dataclass(slots=True, eq=False)
+class Lineup:
+    """The rows of a batch as arrays, so that a step needs no loop over them. Good until somebody joins or leaves."""
+
+    writings: Sequence[Writing]
+    seeds: NDArray[np.uint64]
+    slots: NDArray[np.int64]
+    written: NDArray[np.int64]
+    """Tokens that each has so far."""
+
+    @classmethod
+    def of(cls, writings: Sequence[Writing]) -> "Lineup":
+        """Everybody in a batch has a slot."""
+        return cls(
+            writings,
+            np.array([writing.order.seed for writing in writings], np.uint64),
+            np.array([writing.slot for writing in writings], np.int64),
+            np.array([len(writing.output) for writing in writings], np.int64),
+        )
+
+    def find_ended(self, tokens: Sequence[int], sampling: Sampling) -> list[int]:
+        """Rows that end with the tokens they have just got."""
+        if self.written.max() >= sampling.tokens_max:
+            is_long = (self.written >= sampling.tokens_max).tolist()
+            return [row for row, token in enumerate(tokens) if is_long[row] or token in sampling.eos]
+        return [row for row, token in enumerate(tokens) if token in sampling.eos]
 
 
 def check_orders(orders: Sequence[Order], sampling: Sampling, *, vocabulary: int, context_max: int) -> None:

@@ -23,6 +23,7 @@ enum {
     LANES = 4,      /* heaps replayed side by side, to hide the latency of each */
     PENDING = 4096, /* replacements noted before a heap must be replayed */
     SMALL = 64 * K, /* from here on torch sorts with a heap */
+    BLOCK = 64,     /* items compared with a pivot before any is moved */
 };
 
 /* A value on its way through a selection: magnitude, index, and the sign in the lowest bit. Indices grow as the scan goes
@@ -230,10 +231,44 @@ static void median_to_front(item *items, size_t n) {
         swap(items, before(*a, *c) ? a : before(*b, *c) ? c : b);
 }
 
-/* Where the second part begins. The pivot itself stops both runs, so neither leaves the range. */
+/* Items that stand on the wrong side of the pivot, of a block that begins, or ends, at `start`: how far off each is. Which
+ * they are cannot be predicted, so nothing here branches on it. */
+INLINE size_t find_left(const item *start, uint32_t pivot, uint8_t *found) {
+    size_t count = 0;
+    for (size_t i = 0; i < BLOCK; i++) {
+        found[count] = (uint8_t)i;
+        count += magnitude(start[i]) <= pivot;
+    }
+    return count;
+}
+INLINE size_t find_right(const item *end, uint32_t pivot, uint8_t *found) {
+    size_t count = 0;
+    for (size_t i = 1; i <= BLOCK; i++) {
+        found[count] = (uint8_t)i;
+        count += magnitude(*(end - i)) >= pivot;
+    }
+    return count;
+}
+
+/* Where the second part begins. The first wrong item from the left changes places with the first from the right, and so
+ * on until they meet: block by block, and the rest one by one. The pivot itself stops both runs, so neither leaves the
+ * range. */
 static size_t partition(item *items, size_t n) {
     item pivot = items[0];
-    size_t low = 1, high = n;
+    size_t low = 1, high = n, lefts = 0, rights = 0, l = 0, r = 0;
+    uint8_t left[BLOCK + 1], right[BLOCK + 1];
+    while (high - low >= 2 * BLOCK) {
+        if (l == lefts)
+            lefts = find_left(items + low, magnitude(pivot), left), l = 0;
+        if (r == rights)
+            rights = find_right(items + high, magnitude(pivot), right), r = 0;
+        for (; l < lefts && r < rights; l++, r++)
+            swap(&items[low + left[l]], &items[high - right[r]]);
+        low += l == lefts ? BLOCK : 0;
+        high -= r == rights ? BLOCK : 0;
+    }
+    low += l < lefts ? left[l] : 0;
+    high -= r < rights ? (size_t)right[r] - 1 : 0;
     for (;;) {
         while (before(items[low], pivot))
             low++;

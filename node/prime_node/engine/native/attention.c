@@ -4,23 +4,14 @@
  * state and no allocation; Python owns every buffer and has checked every length. Where this was not compiled,
  * torch's scaled_dot_product_attention gives the same but for rounding (torch_attention.py). */
 
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__)
-#define WIDE __attribute__((target("avx2,fma")))
-#endif
+#include "vectors.h"
 
 enum {
-    LANES = 8,          /* floats in a vector */
-    VECTORS = 4,        /* vectors of a value that are added up side by side */
-    KEYS = 4,           /* keys that are compared side by side */
+    VECTORS = 4, /* vectors of a value that are added up side by side */
+    KEYS = 4,    /* keys that are compared side by side */
 };
-typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* A row's part of each buffer is `stride` floats behind that of the row before. */
 struct rows {
@@ -32,34 +23,6 @@ struct cache {
     float *keys, *values; /* (rows, heads, room, size) */
     size_t heads, room, size;
 };
-
-/* Lane by lane one or the other. */
-INLINE void choose(vector *out, const words *which, const vector *one, const vector *other) {
-    *out = (vector)((*which & (words)*one) | (~*which & (words)*other));
-}
-
-/* e^x for x <= 0, within two units of the last place; NaN stays NaN. */
-INLINE void exponentiate(vector *x) {
-    const vector lowest = (vector){0} - 87.0f;
-    words is_low = *x < lowest;
-    choose(x, &is_low, &lowest, x);
-    vector n = (*x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to a whole number */
-    vector r = (*x - n * 0.693359375f) + n * 2.12194440e-4f;
-    vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    words scale = (__builtin_convertvector(n, words) + 127) << 23;
-    *x = p * (vector)scale;
-}
-
-INLINE float add_up(const vector *lanes) {
-    typedef float half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
-    half sum = ((const half *)lanes)[0] + ((const half *)lanes)[1];
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
-}
 
 /* Scores of one query against `count` keys, filled up to whole vectors with scores that count for nothing. */
 INLINE void score(const float *query, const float *keys, size_t count, size_t size, float scale, float *scores) {
@@ -163,7 +126,7 @@ EXPORT void attention_attend(const float *queries, size_t query_stride, const fl
     struct rows new = {queries, keys, values, query_stride, key_stride, value_stride};
     struct cache cache = {cache_keys, cache_values, heads, room, size};
 #ifdef WIDE
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (is_wide()) {
         attend_wide(new, cache, positions, rows, group, scale, scores, out);
         return;
     }

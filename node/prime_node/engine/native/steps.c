@@ -1,0 +1,83 @@
+/* What a decoder does between its matrix products: norms, gates and rotations, each in one walk over the data.
+ *
+ * Float32 on a CPU. No state and no allocation; Python owns every buffer and has checked every length: sizes are multiples
+ * of 8. Where this was not compiled, torch gives the same but for rounding (torch_steps.py). */
+
+#include <math.h>
+
+#include "vectors.h"
+
+/* Each row over its root mean square, times the weight. */
+INLINE void norm_all(const float *in, const float *weight, size_t rows, size_t size, float epsilon, float *out) {
+    for (size_t row = 0; row < rows; row++, in += size, out += size) {
+        vector sum = {0};
+        for (size_t i = 0; i < size; i += LANES) {
+            const vector *here = (const vector *)(in + i);
+            sum += *here * *here;
+        }
+        float scale = 1.0f / sqrtf(add_up(&sum) / (float)size + epsilon);
+        for (size_t i = 0; i < size; i += LANES)
+            *(vector *)(out + i) = *(const vector *)(in + i) * scale * *(const vector *)(weight + i);
+    }
+}
+
+/* silu of a row's first half, times its second half. */
+INLINE void gate_all(const float *in, size_t rows, size_t size, float *out) {
+    const vector zero = {0};
+    for (size_t row = 0; row < rows; row++, in += 2 * size, out += size)
+        for (size_t i = 0; i < size; i += LANES) {
+            const vector gate = *(const vector *)(in + i), up = *(const vector *)(in + size + i);
+            words is_below = gate < zero;
+            const vector minus = zero - gate;
+            vector power, share;
+            choose(&power, &is_below, &gate, &minus); /* never above 0, so that nothing overflows */
+            words is_nothing = power < zero - 87.0f;
+            exponentiate(&power);
+            choose(&power, &is_nothing, &zero, &power);
+            const vector one = zero + 1.0f;
+            choose(&share, &is_below, &power, &one);
+            *(vector *)(out + i) = gate * up * share / (one + power);
+        }
+}
+
+/* Each head of a row by the row's angles: cosines of the pairs, then their sines. In place. */
+INLINE void turn_all(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
+    size_t half = size / 2;
+    for (size_t row = 0; row < rows; row++, rows_at += stride, angles += size)
+        for (size_t head = 0; head < heads; head++)
+            for (size_t i = 0; i < half; i += LANES) {
+                vector *low = (vector *)(rows_at + head * size + i), *high = (vector *)(rows_at + head * size + half + i);
+                const vector cosine = *(const vector *)(angles + i), sine = *(const vector *)(angles + half + i);
+                const vector first = *low, second = *high;
+                *low = first * cosine - second * sine;
+                *high = second * cosine + first * sine;
+            }
+}
+
+#ifdef WIDE
+WIDE static void norm_wide(const float *in, const float *weight, size_t rows, size_t size, float epsilon, float *out) {
+    norm_all(in, weight, rows, size, epsilon, out);
+}
+WIDE static void gate_wide(const float *in, size_t rows, size_t size, float *out) { gate_all(in, rows, size, out); }
+WIDE static void turn_wide(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
+    turn_all(rows_at, stride, angles, rows, heads, size);
+}
+#else
+#define norm_wide norm_all
+#define gate_wide gate_all
+#define turn_wide turn_all
+#endif
+
+EXPORT void steps_norm(const float *in, const float *weight, size_t rows, size_t size, float epsilon, float *out) {
+    (is_wide() ? norm_wide : norm_all)(in, weight, rows, size, epsilon, out);
+}
+
+/* `in` has rows of 2 * size. */
+EXPORT void steps_gate(const float *in, size_t rows, size_t size, float *out) {
+    (is_wide() ? gate_wide : gate_all)(in, rows, size, out);
+}
+
+/* Rows of heads are `stride` floats apart; `angles` has a row of `size` for each; `size` is a multiple of 16. */
+EXPORT void steps_turn(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
+    (is_wide() ? turn_wide : turn_all)(rows_at, stride, angles, rows, heads, size);
+}

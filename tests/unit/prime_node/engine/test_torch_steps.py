@@ -1,0 +1,76 @@
+"""Claims about the steps between matrix products: our kernels and torch's give the same, and each serves where it can."""
+
+import pytest
+import torch
+
+from prime_node.engine.dense_shape import DenseShape, RopeShape
+from prime_node.engine.torch_rope import get_angles
+from prime_node.engine.torch_steps import NativeSteps, TorchSteps, get_kernels, is_native, open_steps
+
+CPU = torch.device("cpu")
+TOKENS, HEADS, HEAD = 13, 5, 32
+
+
+def make_shape(hidden: int = 64, intermediate: int = 24, head_dim: int = HEAD) -> DenseShape:
+    return DenseShape(
+        vocabulary=8,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=1,
+        heads=4,
+        kv_heads=1,
+        head_dim=head_dim,
+        epsilon=1e-6,
+        rope=RopeShape(kind="default", theta=10000.0, scaling={}),
+        is_tied=True,
+        has_qkv_bias=False,
+        has_out_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+    )
+
+
+def make_both() -> tuple[NativeSteps, TorchSteps]:
+    frequencies = 1.0 / 10000 ** (torch.arange(0, HEAD, 2) / HEAD)
+    angles = get_angles(frequencies, torch.arange(TOKENS) * 37)
+    return NativeSteps(get_kernels(), angles), TorchSteps(angles, torch.float32)
+
+
+def test_norms_are_the_same() -> None:
+    native, plain = make_both()
+    states, weight = torch.randn(TOKENS, 64) * torch.logspace(-3, 3, TOKENS)[:, None], torch.randn(64)
+    torch.testing.assert_close(native.norm(states, weight, 1e-6), plain.norm(states, weight, 1e-6), rtol=2e-6, atol=0)
+
+
+def test_gates_are_the_same_and_never_overflow() -> None:
+    native, plain = make_both()
+    both = torch.randn(TOKENS, 48) * 10
+    both[0, :8] = torch.tensor([0.0, -0.0, 100.0, -100.0, 3e38, -3e38, 1e-30, float("nan")])
+    both[0, 24:32] = 1.0
+    torch.testing.assert_close(native.gate(both), plain.gate(both), rtol=4e-6, atol=1e-35, equal_nan=True)
+
+
+def test_heads_are_turned_the_same_and_their_neighbours_left_alone() -> None:
+    native, plain = make_both()
+    rows = torch.randn(TOKENS, HEADS, HEAD)
+    wanted, values = plain.turn(rows[:, :-1]), rows[:, -1].clone()
+    torch.testing.assert_close(native.turn(rows[:, :-1]), wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(rows[:, -1], values)
+
+
+@pytest.mark.parametrize("odd", [{"hidden": 60}, {"intermediate": 20}, {"head_dim": 24}])
+def test_odd_sizes_go_to_torch(odd: dict[str, int]) -> None:
+    assert not is_native(make_shape(**odd), CPU, torch.float32)
+
+
+def test_threads_and_precision_decide() -> None:
+    angles = torch.zeros(1, HEAD)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert isinstance(open_steps(make_shape(), angles, torch.float32), NativeSteps)
+        assert isinstance(open_steps(make_shape(), angles, torch.bfloat16), TorchSteps)
+        torch.set_num_threads(2)
+        assert isinstance(open_steps(make_shape(), angles, torch.float32), TorchSteps)
+    finally:
+        torch.set_num_threads(threads)
