@@ -1,4 +1,4 @@
-"""Claims about the steps between matrix products: our kernels and torch's give the same, and each serves where it can."""
+"""Claims about the steps between products: our kernels and torch's give the same, and each serves where it can."""
 
 import pytest
 import torch
