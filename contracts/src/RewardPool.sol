@@ -106,8 +106,9 @@ contract RewardPool is IRewardPool {
         if (cumulative <= paid) return 0;
         amount = cumulative - paid;
         Pool storage pool = _pools[run];
-        // A root over more than its total would let the first take what is others'.
-        if (pool.claimed + amount > word.total) revert PromiseExceeded(pool.claimed + amount, word.total);
+        // A root over more than its total must not be paid from what is not promised.
+        uint256 matured = _maturedTotal(run);
+        if (pool.claimed + amount > matured) revert PromiseExceeded(pool.claimed + amount, matured);
 
         // effects
         claimedBy[run][account] = cumulative;
@@ -207,6 +208,12 @@ contract RewardPool is IRewardPool {
         uint48 frozenAt = logAnchor.frozenAt(run);
         if (frozenAt != 0 && maturesAt > frozenAt) revert PromiseVoid(epoch, frozenAt);
         if (block.timestamp < maturesAt) revert NotMatured(epoch, maturesAt);
+    }
+
+    /// @dev What can be claimed by now, in all; a freeze stops that clock.
+    function _maturedTotal(bytes32 run) private view returns (uint256) {
+        uint48 frozenAt = logAnchor.frozenAt(run);
+        return _matured[run].upperLookup(frozenAt == 0 ? block.timestamp.toUint48() : frozenAt);
     }
 
     /// @dev What is inside and promised to nobody.

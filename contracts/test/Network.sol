@@ -122,8 +122,7 @@ abstract contract Network is Test {
     }
 
     function domainOf(address contract_) internal view returns (bytes32) {
-        bytes32 kind =
-            keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
+        bytes32 kind = keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
         return keccak256(abi.encode(kind, keccak256("prime-swarm"), keccak256("1"), block.chainid, contract_));
     }
 
@@ -214,9 +213,8 @@ abstract contract Network is Test {
     }
 
     function loggedProposal(bytes32 submission) internal returns (ICourt.LoggedEntry memory) {
-        bytes memory body = bytes.concat(
-            hex"a865766964656e6365c420", EVIDENCE, hex"aa7375626d697373696f6ec420", submission
-        );
+        bytes memory body =
+            bytes.concat(hex"a865766964656e6365c420", EVIDENCE, hex"aa7375626d697373696f6ec420", submission);
         return logged(hex"83ab616d6f756e745f6e616e6fcd0258", body, "SlashProposed");
     }
 

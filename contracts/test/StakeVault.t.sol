@@ -149,8 +149,7 @@ contract StakeVaultTest is Network {
     }
 
     function signPermit(uint256 amount) internal view returns (uint8, bytes32, bytes32) {
-        bytes32 kind =
-            keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)");
+        bytes32 kind = keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)");
         bytes32 hash = keccak256(abi.encode(kind, node, address(vault), amount, token.nonces(node), block.timestamp));
         return vm.sign(WORKER_KEY, keccak256(abi.encodePacked(hex"1901", token.DOMAIN_SEPARATOR(), hash)));
     }

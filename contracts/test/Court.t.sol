@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {MerkleLog} from "../src/MerkleLog.sol";
+import {ICourt} from "../src/interfaces/ICourt.sol";
+import {ILogAnchor} from "../src/interfaces/ILogAnchor.sol";
+import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
+import {Network} from "./Network.sol";
+
+/// @dev A slash that is ready to be proposed; each test spoils one part of it.
+contract CourtTest is Network {
+    address internal node = vm.addr(WORKER_KEY);
+    ICourt.Receipt internal receipt;
+    ICourt.Verdict[] internal verdicts;
+    ICourt.LoggedEntry internal entry;
+    bytes32 internal submission;
+
+    function setUp() public virtual override {
+        super.setUp();
+        stakeJudges();
+        stake(node, 1000);
+        skip(1);
+        receipt = receiptOf(WORKER_KEY);
+        submission = court.submissionOf(RUN, receipt);
+        entry = loggedProposal(submission);
+        say(2, 0, 3);
+    }
+
+    function say(uint64 outcome, uint256 first, uint256 count) internal {
+        delete verdicts;
+        ICourt.Verdict[] memory made = verdictsOf(submission, outcome, first, count);
+        for (uint256 i = 0; i < count; i++) {
+            verdicts.push(made[i]);
+        }
+    }
+
+    function propose() internal returns (bytes32) {
+        return court.propose(RUN, receipt, verdicts, EVIDENCE, entry);
+    }
+
+    function refuse(bytes4 refusal) internal {
+        vm.expectPartialRevert(refusal);
+        propose();
+    }
+
+    function status() internal view returns (uint8) {
+        return uint8(court.slashOf(submission).status);
+    }
+
+    function freezeLog() internal {
+        bytes32 root = keccak256("another story");
+        ILogAnchor.Statement memory anchored = ILogAnchor.Statement(entry.size, tree.rootOf(entry.size), "");
+        ILogAnchor.Statement memory lie = ILogAnchor.Statement(entry.size, root, headSignature(entry.size, root));
+        logAnchor.freeze(RUN, anchored, lie);
+    }
+
+    // --- Proposing ---
+
+    function test_proposalPutsStakeIntoEscrow() public {
+        vm.expectEmit();
+        emit ICourt.SlashProposed(
+            submission, RUN, node, 600, EVIDENCE, uint48(block.timestamp) + 3 days, judgesFrom(0, 3)
+        );
+        assertEq(propose(), submission);
+        assertEq(vault.positionOf(node).stake, 400);
+        assertEq(vault.escrowOf(submission).amount, 600);
+        assertEq(court.takenOn(RUN, block.timestamp / 1 days), 600);
+        ICourt.Slash memory slash = court.slashOf(submission);
+        assertEq(slash.run, RUN);
+        assertEq(slash.node, node);
+        assertEq(slash.anchoredAt, block.timestamp);
+        assertEq(court.token(), address(token));
+        assertEq(court.registry(), address(registry));
+        assertEq(court.logAnchor(), address(logAnchor));
+    }
+
+    function test_submissionIsSlashedOnce() public {
+        propose();
+        refuse(ICourt.SlashExists.selector);
+    }
+
+    function test_receiptMustBeTheNodesForThisRun() public {
+        receipt.lease += 1;
+        refuse(ICourt.NotReceiptSigner.selector);
+        receipt.lease -= 1;
+        vm.prank(operator);
+        bytes32 other = registry.createRun("run-2", vm.addr(LOG_KEY), terms());
+        vm.expectPartialRevert(ICourt.NotReceiptSigner.selector);
+        court.propose(other, receipt, verdicts, EVIDENCE, entry);
+    }
+
+    function test_quorumMustSayHard() public {
+        say(2, 0, 2);
+        refuse(ICourt.TooFewVerdicts.selector);
+        say(1, 0, 3);
+        refuse(ICourt.WrongOutcome.selector);
+        say(2, 0, 3);
+        verdicts[1] = verdictOf(judgeKeys[1], submission, 1);
+        refuse(ICourt.WrongOutcome.selector);
+        verdicts[1] = verdictOf(judgeKeys[1], submission, 3);
+        refuse(ICourt.WrongOutcome.selector);
+        delete verdicts;
+        refuse(ICourt.EvidenceUnsigned.selector);
+    }
+
+    function test_eachValidatorSpeaksOnce() public {
+        verdicts[1] = verdicts[0];
+        refuse(ICourt.VerdictsNotSorted.selector);
+    }
+
+    function test_verdictsAreSignedForThisSubmission() public {
+        verdicts[1] = verdictOf(judgeKeys[1], keccak256("other"), 2);
+        refuse(ICourt.NotVerdictSigner.selector);
+    }
+
+    function test_evidenceIsThatOfAVerdict() public {
+        for (uint256 i = 0; i < 3; i++) {
+            verdicts[i].evidence = keccak256("other");
+        }
+        refuse(ICourt.EvidenceUnsigned.selector);
+    }
+
+    function test_judgesHaveSomethingToLose() public {
+        vm.prank(address(court));
+        vault.seize("earlier", judgeAt(1), 1);
+        refuse(ICourt.JudgeStakeTooSmall.selector);
+    }
+
+    function test_judgeThatIsLeavingStillCounts() public {
+        vm.prank(judgeAt(1));
+        vault.unbond(judgeAt(1), 1000);
+        propose();
+    }
+
+    function test_judgesAreOfDifferentOwnersAndNotOfTheAccused() public {
+        hand(judgeKeys[1], judgeAt(0));
+        refuse(ICourt.OwnerTwice.selector);
+        hand(judgeKeys[1], node);
+        refuse(ICourt.OwnerTwice.selector);
+    }
+
+    /// @dev Empty a judge's position and let another owner fill it.
+    function hand(uint256 key, address owner) internal {
+        address validator = vm.addr(key);
+        address before = vault.positionOf(validator).owner;
+        vm.prank(before);
+        vault.unbond(validator, 1000);
+        uint256 now_ = block.timestamp;
+        vm.warp(now_ + DELAY);
+        vm.prank(before);
+        vault.withdraw(validator);
+        vm.warp(now_);
+        bytes32 hash = keccak256(abi.encode(vault.CONSENT_TYPEHASH(), owner, validator, vault.nonceOf(validator)));
+        bytes memory consent = sign(key, digestOf(address(vault), hash));
+        give(owner, 1000);
+        vm.startPrank(owner);
+        vault.bind(validator, consent);
+        token.approve(address(vault), 1000);
+        vault.deposit(validator, 1000);
+        vm.stopPrank();
+    }
+
+    function test_judgeBoundAfterTheAnchorDoesNotCount() public {
+        skip(1);
+        hand(judgeKeys[1], makeAddr("new owner"));
+        refuse(ICourt.JudgeTooNew.selector);
+    }
+
+    function test_entryMustBeTheCoordinatorsAndInTheLog() public {
+        entry.offset += 1;
+        refuse(ICourt.NotInLeaf.selector);
+        entry.offset = type(uint32).max;
+        refuse(ICourt.NotInLeaf.selector);
+        entry.offset = 41;
+        entry.issuedAtMs += 1;
+        refuse(ICourt.NotInLeaf.selector);
+        entry.issuedAtMs -= 1;
+        entry.index -= 1;
+        refuse(MerkleLog.RootDiffers.selector);
+        entry.index += 1;
+        entry.leaf = bytes.concat(entry.leaf, hex"00");
+        refuse(MerkleLog.RootDiffers.selector);
+        vm.expectPartialRevert(ICourt.EvidenceUnsigned.selector);
+        this.proposeWith(keccak256("other"));
+    }
+
+    /// @dev With evidence that no verdict names; the leaf is made to say it too.
+    function proposeWith(bytes32 evidence) external {
+        bytes memory body =
+            bytes.concat(hex"a865766964656e6365c420", evidence, hex"aa7375626d697373696f6ec420", submission);
+        ICourt.LoggedEntry memory other = logged("", body, "SlashProposed");
+        court.propose(RUN, receipt, verdicts, evidence, other);
+    }
+
+    function test_entryOfAnotherKindIsNoProposal() public {
+        bytes memory body =
+            bytes.concat(hex"a865766964656e6365c420", EVIDENCE, hex"aa7375626d697373696f6ec420", submission);
+        entry = logged(hex"83ab616d6f756e745f6e616e6fcd0258", body, "SlashRefusedX");
+        refuse(ICourt.NotInLeaf.selector);
+    }
+
+    function test_windowCountsFromTheFirstHeadThatCoversTheEntry() public {
+        tree.add("later");
+        skip(1 hours);
+        anchorLog();
+        entry.size = tree.size();
+        entry.proof = tree.inclusion(entry.index, entry.size);
+        refuse(ICourt.NotFirstHead.selector);
+    }
+
+    function test_slashComesInsideItsWindow() public {
+        skip(terms().slashWindow + 1);
+        refuse(ICourt.SlashTooLate.selector);
+        rewind(1);
+        propose();
+    }
+
+    function test_pausedRunProposesNothing() public {
+        vm.prank(operator);
+        registry.setStatus(RUN, IRunRegistry.RunStatus.Paused);
+        refuse(IRunRegistry.RunNotActive.selector);
+        vm.prank(operator);
+        registry.setStatus(RUN, IRunRegistry.RunStatus.Closed);
+        propose();
+    }
+
+    function test_dayHasALimit() public {
+        propose();
+        stake(node, 10_000);
+        propose(WORKER_KEY);
+        ICourt.Receipt memory third = receiptOf(WORKER_KEY);
+        bytes32 name = court.submissionOf(RUN, third);
+        ICourt.LoggedEntry memory where = loggedProposal(name);
+        ICourt.Verdict[] memory made = verdictsOf(name, 2, 0, 3);
+        uint256 today = block.timestamp / 1 days;
+        vm.expectRevert(abi.encodeWithSelector(ICourt.DayLimit.selector, RUN, today, 1200, 600, 1500));
+        court.propose(RUN, third, made, EVIDENCE, where);
+        skip(1 days);
+        court.propose(RUN, third, made, EVIDENCE, where);
+        assertEq(court.takenOn(RUN, today + 1), 600);
+    }
+
+    function test_nodeWithoutStakeHasNothingToSlash() public {
+        uint256 stranger = WORKER_KEY + 1;
+        receipt = receiptOf(stranger);
+        submission = court.submissionOf(RUN, receipt);
+        entry = loggedProposal(submission);
+        say(2, 0, 3);
+        refuse(ICourt.NothingToSlash.selector);
+    }
+
+    // --- Without an appeal ---
+
+    function test_unappealedSlashIsExecutedByAnyoneAfterTheWindow() public {
+        propose();
+        vm.expectPartialRevert(ICourt.AppealWindowOpen.selector);
+        court.execute(submission);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.refund(submission);
+        skip(3 days);
+        vm.expectEmit();
+        emit ICourt.SlashExecuted(submission, 600, 0, address(pool));
+        court.execute(submission);
+        assertEq(pool.poolOf(RUN).held, 600);
+        assertEq(token.balanceOf(address(pool)), 600);
+        assertEq(vault.positionOf(node).escrow, 0);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.execute(submission);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.refund(submission);
+    }
+
+    function test_termsMayBurn() public {
+        IRunRegistry.Terms memory burning = terms();
+        burning.slashToPool = false;
+        vm.startPrank(operator);
+        registry.setTerms(RUN, uint48(block.timestamp) + DELAY, burning);
+        vm.stopPrank();
+        skip(DELAY);
+        bytes32 name = propose(WORKER_KEY);
+        skip(3 days);
+        court.execute(name);
+        assertEq(token.balanceOf(BURNED), 600);
+        assertEq(token.balanceOf(address(pool)), 0);
+    }
+
+    function test_poolThatIsOverReceivesNothing() public {
+        vm.prank(operator);
+        registry.setStatus(RUN, IRunRegistry.RunStatus.Closed);
+        propose();
+        skip(DELAY);
+        court.execute(submission);
+        assertEq(token.balanceOf(BURNED), 600);
+    }
+
+    // --- Appeals ---
+
+    function test_appealTakesABondFromTheAccusedInTime() public {
+        propose();
+        vm.expectRevert(abi.encodeWithSelector(ICourt.NotAccused.selector, address(this), node, node));
+        court.appeal(submission);
+        skip(3 days - 1);
+        vm.startPrank(node);
+        deal(address(token), node, 50);
+        token.approve(address(court), 50);
+        vm.expectEmit();
+        emit ICourt.Appealed(submission, node, 50, uint48(block.timestamp) + 3 days);
+        court.appeal(submission);
+        vm.stopPrank();
+        assertEq(court.bonds(), 50);
+        assertEq(token.balanceOf(address(court)), 50);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.execute(submission);
+    }
+
+    function test_lateAppealIsRefused() public {
+        propose();
+        skip(3 days);
+        vm.prank(node);
+        vm.expectPartialRevert(ICourt.AppealTooLate.selector);
+        court.appeal(submission);
+    }
+
+    function judge(uint64 outcome, uint256 first, string memory kind) internal {
+        entry = loggedEnd(submission, kind);
+        say(outcome, first, 3);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_appealThatOthersRefuseIsExecuted() public {
+        propose();
+        appeal(submission, node);
+        judge(2, 3, "SlashExecuted");
+        assertEq(status(), uint8(ICourt.SlashStatus.Executed));
+        assertEq(pool.poolOf(RUN).held, 650);
+        assertEq(court.bonds(), 0);
+        assertEq(token.balanceOf(address(court)), 0);
+    }
+
+    function test_appealThatOthersUpholdGivesEverythingBack() public {
+        propose();
+        appeal(submission, node);
+        judge(0, 3, "SlashOverturned");
+        assertEq(status(), uint8(ICourt.SlashStatus.Refunded));
+        assertEq(vault.positionOf(node).stake, 1000);
+        assertEq(token.balanceOf(node), 50);
+        assertEq(court.bonds(), 0);
+    }
+
+    function test_undecidedAppealIsRefundedAfterTheWindow() public {
+        propose();
+        appeal(submission, node);
+        vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
+        court.refund(submission);
+        skip(3 days);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 3, 3);
+        vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.refund(submission);
+        assertEq(vault.positionOf(node).stake, 1000);
+        assertEq(token.balanceOf(node), 50);
+    }
+
+    function test_appealIsDecidedByOthers() public {
+        propose();
+        appeal(submission, node);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 2, 3);
+        vm.expectPartialRevert(ICourt.JudgeAskedBefore.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        vm.expectPartialRevert(ICourt.JudgesDiffer.selector);
+        court.judge(submission, judgesFrom(5, 3), verdicts, entry);
+        say(2, 3, 2);
+        vm.expectPartialRevert(ICourt.TooFewVerdicts.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_decisionIsTheLogsToo() public {
+        propose();
+        appeal(submission, node);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(0, 3, 3);
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        delete verdicts;
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_onlyAnAppealIsJudged() public {
+        propose();
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 3, 3);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    // --- A log that told two histories ---
+
+    function test_frozenLogConvictsNobody() public {
+        propose();
+        freezeLog();
+        skip(3 days);
+        vm.expectPartialRevert(ICourt.RunFrozen.selector);
+        court.execute(submission);
+        court.refund(submission);
+        assertEq(vault.positionOf(node).stake, 1000);
+    }
+
+    function test_frozenLogProposesNothing() public {
+        freezeLog();
+        refuse(ICourt.RunFrozen.selector);
+    }
+
+    // --- Fuzz ---
+
+    /// @dev Any subset of verdicts, any outcomes, any place in the log: a slash opens only if all of it is right.
+    function testFuzz_noSlashWithoutQuorumAndProof(uint8 count, uint8 spoiled, uint8 part) public {
+        count = uint8(bound(count, 0, JUDGES));
+        say(2, 0, count);
+        part = uint8(bound(part, 0, 6));
+        uint256 victim = count == 0 ? 0 : bound(spoiled, 0, count - 1);
+        bool isRight = part == 0 && count >= 3;
+        if (part == 1 && count > 0) verdicts[victim].outcome = 1;
+        if (part == 2 && count > 0) verdicts[victim].signature[spoiled % 64] ^= 0x01;
+        if (part == 3) entry.leaf[spoiled % entry.leaf.length] ^= 0x01;
+        if (part == 4 && entry.proof.length > 0) entry.proof[spoiled % entry.proof.length] ^= bytes32(uint256(1));
+        if (part == 5) receipt.signature[spoiled % 64] ^= 0x01;
+        if (part == 6) receipt.step += 1 + spoiled;
+        if (part == 1 || part == 2) isRight = false;
+        (bool isOpen,) = address(court).call(abi.encodeCall(court.propose, (RUN, receipt, verdicts, EVIDENCE, entry)));
+        assertEq(isOpen, isRight);
+        assertEq(vault.positionOf(node).stake, isRight ? 400 : 1000);
+    }
+
+    /// @dev Whatever happens when: stake leaves only after a closed window or a second quorum, and otherwise comes back.
+    function testFuzz_everySlashEnds(uint32 waited, uint8 end, bool isAppealed) public {
+        propose();
+        if (isAppealed) appeal(submission, node);
+        waited = uint32(bound(waited, 0, 4 days));
+        end = uint8(bound(end, 0, 3));
+        skip(waited);
+        bool isWindowOver = waited >= 3 days;
+        uint256 judgedBefore = token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3));
+        if (end == 0) attempt(abi.encodeCall(court.execute, submission), !isAppealed && isWindowOver);
+        if (end == 1) attempt(abi.encodeCall(court.refund, submission), isAppealed && isWindowOver);
+        if (end >= 2) {
+            entry = loggedEnd(submission, end == 2 ? "SlashExecuted" : "SlashOverturned");
+            say(end == 2 ? 2 : 0, 3, 3);
+            bytes memory call_ = abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, entry));
+            attempt(call_, isAppealed && !isWindowOver);
+        }
+        assertEq(token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3)), judgedBefore, "a judge gained");
+        assertEq(vault.total(), token.balanceOf(address(vault)));
+        assertEq(court.bonds(), token.balanceOf(address(court)));
+        assertEq(pool.held(), token.balanceOf(address(pool)));
+    }
+
+    function attempt(bytes memory call_, bool isAllowed) internal {
+        (bool isDone,) = address(court).call(call_);
+        assertEq(isDone, isAllowed);
+    }
+}
