@@ -16,7 +16,7 @@ from prime_coordinator.rows import Progress
 from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.entries import NodeStatus, Role
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId, RunId, Step
+from prime_protocol.ids import NAME, Digest, NodeId, RunId, Step
 from prime_protocol.ledger import ENTRY_TYPES
 
 CURSOR = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?")
@@ -95,16 +95,17 @@ def _read_subject(text: str) -> str:
 
 ADDRESS = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
 DIGEST = {"type": "string", "pattern": "^0x[0-9a-f]{64}$"}
+EITHER = {"type": "string", "pattern": f"^({SUBJECT.pattern})$"}
 SIZE_MAX = LOG_ENTRIES_MAX
 STEP_MAX = 2**53
 
 PARAMS: dict[str, Param] = {
-    "run": Param(RunId, {"type": "string"}, "Name of a run."),
+    "run": Param(RunId, {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Name of a run."),
     "node": Param(NodeId.parse, ADDRESS, "Address of a node."),
     "owner": Param(NodeId.parse, ADDRESS, "Address of an owner."),
     "author": Param(NodeId.parse, ADDRESS, "Address of who signed the entry."),
     "submission": Param(Digest.parse, DIGEST, "Name of a submission."),
-    "subject": Param(_read_subject, {"type": "string"}, "Address or digest that the entry speaks of."),
+    "subject": Param(_read_subject, EITHER, "Address or digest that the entry speaks of."),
     "kind": Param(_read_kind, {"type": "string", "enum": sorted(ENTRY_TYPES)}, "Kind of entry."),
     "step": _number(0, STEP_MAX, "Number of a step."),
     "progress": _word(Progress),
