@@ -45,7 +45,7 @@ def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
     torch.set_num_threads(1)
     from prime_trainer.learning import Learner
     from prime_trainer.optimizer import GradientGuard, make_optimizer
-    from prime_trainer.packing import Sample, make_pack
+    from prime_trainer.packing import Layout, Sample, make_pack
     from prime_trainer.policy import Policy
     from prime_trainer.ranks import Ranks
     from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
@@ -53,7 +53,7 @@ def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
     batch = read_batch(batch_path)
     before_bytes = read_peak_bytes()
     policy = Policy.load(folder)
-    policy.is_packed = is_packed
+    policy.layout = Layout.PACKED if is_packed else Layout.ALONE
     schedule = OptimizerConfig(
         learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0, clip_norm=CLIP_NORM, beta2=0.999
     )

@@ -23,7 +23,13 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.terms import ANY_MODEL_FILES, RunTerms, SlashTo
 from prime_protocol.tolerance import Precision, Tolerance
-from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
+from prime_protocol.units import (
+    ModelShape,
+    StateShape,
+    flop_per_context_token,
+    flop_per_token,
+    state_flop_per_token,
+)
 from prime_runtime.model_files import CONFIG, digest_model_files
 from prime_runtime.settings import Between, ConfigError, load_config
 
@@ -41,6 +47,17 @@ SHAPE_KEYS = {
     "vocabulary": "vocab_size",
 }
 """Names in the config.json of a dense decoder."""
+STATE_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "state": "state_size",
+    "rank": "time_step_rank",
+    "kernel": "conv_kernel",
+    "vocabulary": "vocab_size",
+}
+"""Names in the config.json of a state-space decoder."""
+STATE_FAMILIES = ("falcon_mamba", "mamba")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,21 +194,28 @@ def read_model_config(path: Path) -> dict[str, Any]:
         raise LocalError(f"cannot read the model config {path}: {error}") from None
     if len(raw) > MODEL_CONFIG_BYTES_MAX or not isinstance(found, dict):
         raise LocalError(f"{path} is not the config.json of a model")
+    if found.get("model_type") in STATE_FAMILIES:
+        shape = StateShape(**_take_numbers(path, found, STATE_KEYS))
+        return {"vocabulary": shape.vocabulary, "units_per_token": state_flop_per_token(shape)}
     found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
     heads, hidden = found.get("num_attention_heads"), found.get("hidden_size")
     if found.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         found["head_dim"] = hidden // heads
-    missing = [key for key in SHAPE_KEYS.values() if type(found.get(key)) is not int or found[key] < 1]
+    dense = ModelShape(**_take_numbers(path, found, SHAPE_KEYS))
+    return {
+        "vocabulary": dense.vocabulary,
+        "units_per_token": flop_per_token(dense),
+        "units_per_context_token": flop_per_context_token(dense),
+    }
+
+
+def _take_numbers(path: Path, found: dict[str, Any], keys: dict[str, str]) -> dict[str, int]:
+    missing = [key for key in keys.values() if type(found.get(key)) is not int or found[key] < 1]
     if missing:
         raise LocalError(
             f"{path} has no whole number for {', '.join(missing)}; give --units-per-token and --vocabulary"
         )
-    shape = ModelShape(**{name: found[key] for name, key in SHAPE_KEYS.items()})
-    return {
-        "vocabulary": shape.vocabulary,
-        "units_per_token": flop_per_token(shape),
-        "units_per_context_token": flop_per_context_token(shape),
-    }
+    return {name: found[key] for name, key in keys.items()}
 
 
 def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:

@@ -6,6 +6,7 @@ Exit codes: 0 everything went as promised, 1 it did not (the text says what), 2 
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import tempfile
@@ -25,8 +26,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=3, help="honest workers (default 3)")
     parser.add_argument("--validators", type=int, default=2, help="validators (default 2)")
     parser.add_argument("--cheaters", type=int, default=1, help="workers that cheat (default 1)")
-    parser.add_argument("--attack", choices=sorted(CHEATS), default="answer-sheet", help="how they cheat")
-    parser.add_argument("--model", type=Path, help="folder of a model to train instead of the tiny one")
+    parser.add_argument(
+        "--malicious", type=float, metavar="SHARE", help="so many of them that this share of all workers cheats"
+    )
+    parser.add_argument(
+        "--attack",
+        default="answer-sheet",
+        metavar="NAME[,NAME...]",
+        help=f"how they cheat, one after the other in turn: {', '.join(sorted(CHEATS))} (default answer-sheet)",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="train this instead of the tiny model: a folder, or `recurrent` for a tiny one without attention",
+    )
     parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the tiny model (default 0)")
     parser.add_argument(
@@ -38,11 +51,25 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    from prime_devnet.cheats import CHEATS
+
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.nodes < 1 or args.validators < 2 or args.cheaters < 0 or args.steps < 1:
         parser.error("there must be at least 1 worker, 2 validators (one for an appeal) and 1 step")
+    args.attack = tuple(args.attack.split(","))
+    if unknown := set(args.attack) - CHEATS.keys():
+        parser.error(f"no attack is called {sorted(unknown)[0]!r}; there are {', '.join(sorted(CHEATS))}")
+    if args.malicious is not None:
+        if not 0 <= args.malicious < 1:
+            parser.error(f"--malicious {args.malicious} must be from 0 to less than 1")
+        args.cheaters = count_cheaters(args.nodes, args.malicious)
     return args
+
+
+def count_cheaters(honest: int, share: float) -> int:
+    """The fewest that make up this share of all workers. A hair less, since shares are seldom exact in binary."""
+    return math.ceil(share * honest / (1 - share) - 1e-9)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,20 +90,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def run(args: argparse.Namespace, folder: Path) -> int:
-    from prime_devnet.plan import Plan
+    from prime_devnet.plan import RECURRENT, Plan
     from prime_devnet.run import Devnet, play
     from prime_devnet.screen import Screen
     from prime_devnet.summary import describe, list_failures, result_line
 
+    is_recurrent = args.model == Path(RECURRENT)
     plan = Plan(
         folder=folder.absolute(),
         seed=args.seed,
         workers=args.nodes,
         validators=args.validators,
         cheaters=args.cheaters,
-        attack=args.attack,
+        attacks=args.attack,
         steps=args.steps,
-        model=args.model,
+        model=None if is_recurrent else args.model,
+        is_recurrent=is_recurrent,
         limit_s=args.limit_s,
     )
     async with contextlib.AsyncExitStack() as stack:

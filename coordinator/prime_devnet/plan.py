@@ -9,6 +9,8 @@ from pathlib import Path
 
 RUN = "demo"
 PASSWORD_NAME = "password"
+RECURRENT = "recurrent"
+"""What `--model` takes for the tiny model without attention."""
 
 
 class Part(StrEnum):
@@ -35,10 +37,13 @@ class Plan:
     validators: int = 2
     relays: int = 1
     cheaters: int = 1
-    attack: str = "answer-sheet"
+    attacks: tuple[str, ...] = ("answer-sheet",)
+    """How cheaters cheat, in turn."""
     steps: int = 60
     model: Path | None = None
     """A model folder to begin with instead of the tiny one."""
+    is_recurrent: bool = False
+    """Whether the tiny one is the recurrent one."""
     limit_s: int = 900
     """When a network that does not get there is given up."""
 
@@ -93,6 +98,12 @@ def make_node(plan: Plan, url: str, part: Part, number: int) -> Party:
     if part is Part.CHEATER:
         words += ["--engine-python", str(interpreter_path(plan, name))]
     return Party(name=name, part=part, words=tuple(words), folder=folder)
+
+
+def attack_of(plan: Plan, name: str) -> str:
+    """How the cheater of this name cheats."""
+    number = int(name.rpartition("-")[2])
+    return plan.attacks[(number - 1) % len(plan.attacks)]
 
 
 def interpreter_path(plan: Plan, name: str) -> Path:

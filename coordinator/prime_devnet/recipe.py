@@ -11,6 +11,8 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 16, 8
 LAG_MAX = 2
 WARM_STEPS = 32
 """Steps of supervised warm start. It ends below 30 % right; without it there would be no right answer to learn from."""
+RECURRENT_WARM_STEPS = 60
+"""The same for the model without attention, which takes longer to get there."""
 EVALUATED = 512
 """Held-out problems."""
 

@@ -24,6 +24,7 @@ from prime_devnet.plan import (
     Part,
     Party,
     Plan,
+    attack_of,
     coordinator_folder,
     interpreter_path,
     list_nodes,
@@ -80,13 +81,17 @@ class Devnet:
         return plan.model or await self._warm_up()
 
     async def _warm_up(self) -> Path:
+        from prime_devnet.recurrent_model import make_recurrent_checkpoint
         from prime_devnet.tiny_model import make_checkpoint
 
+        plan = self.plan
         self.say("warming a tiny model up, so that some of its answers are right")
-        start, model = self.plan.folder / "model-0", self.plan.folder / "model"
-        make_checkpoint(start, seed=self.plan.seed, spread=0.3)
+        start, model = plan.folder / "model-0", plan.folder / "model"
+        make = make_recurrent_checkpoint if plan.is_recurrent else make_checkpoint
+        make(start, seed=plan.seed, spread=0.3)
+        steps = recipe.RECURRENT_WARM_STEPS if plan.is_recurrent else recipe.WARM_STEPS
         words = ["--model", str(start), "--out", str(model), "--task-set", recipe.TASK_SET]
-        words += ["--steps", str(recipe.WARM_STEPS), "--seed", str(self.plan.seed)]
+        words += ["--steps", str(steps), "--seed", str(plan.seed)]
         await self._do("sft", "prime-trainer", "sft", *words)
         return model
 
@@ -96,7 +101,7 @@ class Devnet:
         text = await self._do(
             name, "prime-trainer", "eval", *words, "--tokens-max", str(recipe.OUTPUT_TOKENS), "--json"
         )
-        return float(json.loads(text)["reward_mean"])
+        return float(json.loads(text.splitlines()[-1])["reward_mean"])
 
     # --- Running ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +123,7 @@ class Devnet:
             await self._start(Party(name=name, part=Part.TRAINER, words=part_words, folder=plan.folder / name))
         for party in list_nodes(plan, self.url):
             if party.part is Part.CHEATER:
-                write_interpreter(interpreter_path(plan, party.name), plan.attack)
+                write_interpreter(interpreter_path(plan, party.name), attack_of(plan, party.name))
             await self._start(party)
 
     async def watch(self) -> Look:
@@ -238,7 +243,7 @@ async def play(devnet: Devnet) -> Summary:
         seconds=time.monotonic() - devnet.began_s,
         full_bytes=full_bytes,
         delta_bytes=delta_bytes,
-        learns=devnet.plan.model is None,
+        learns=devnet.plan.model is None and not devnet.plan.is_recurrent,
     )
 
 

@@ -22,6 +22,30 @@ class ModelShape:
     vocabulary: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """A state-space decoder (Mamba): what is behind a token is in a state of fixed size, so context costs nothing."""
+
+    layers: int
+    hidden: int
+    inner: int
+    """Channels of a layer's recurrence."""
+    state: int
+    """Numbers of state in each channel."""
+    rank: int
+    """Of the product that a channel's step size comes from."""
+    kernel: int
+    """Inputs that a channel's convolution sees."""
+    vocabulary: int
+
+
+def state_flop_per_token(shape: StateShape) -> int:
+    """Products and convolution at two FLOP per weight, the recurrence at six per number of state, and the head."""
+    products = shape.inner * (3 * shape.hidden + 2 * shape.rank + 2 * shape.state + shape.kernel)
+    recurrence = 3 * shape.inner * shape.state
+    return 2 * (shape.layers * (products + recurrence) + shape.vocabulary * shape.hidden)
+
+
 def flop_per_token(shape: ModelShape) -> int:
     """Projections, gated feed-forward and output head, for one token: two FLOP per weight."""
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)

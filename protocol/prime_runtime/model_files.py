@@ -11,7 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prime_protocol.constants import CHECKPOINT_BYTES_MAX, TENSORS_MAX, VOCAB_SIZE_MAX
+from prime_protocol.constants import (
+    CHECKPOINT_BYTES_MAX,
+    OUTPUT_TOKENS_MAX,
+    PROMPT_TOKENS_MAX,
+    TENSORS_MAX,
+    VOCAB_SIZE_MAX,
+)
 from prime_protocol.digests import digest_fields
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
@@ -37,6 +43,9 @@ VOCABULARY_KEYS = ("vocab_size",)
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+ENDLESS_FAMILIES = ("falcon_mamba", "mamba", "mamba2")
+"""Their state takes any number of tokens, so their configurations name no limit; ours holds."""
+ENDLESS = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class ModelFiles:
             vocabulary=vocabulary,
             hidden=take_number(config, HIDDEN_KEYS, CHECKPOINT_BYTES_MAX),
             layers=take_number(config, LAYERS_KEYS, TENSORS_MAX),
-            context_max=take_number(config, CONTEXT_KEYS, CHECKPOINT_BYTES_MAX),
+            context_max=take_context(config),
             digest=digest_contents(contents),
             tokenizer_json=contents[TOKENIZER],
             prompt_text=parse_prompt(contents[PROMPT]) if PROMPT in contents else None,
@@ -200,6 +209,11 @@ def take_number(config: dict[str, Any], keys: tuple[str, ...], most: int) -> int
         if key in config:
             return check_number(f"{CONFIG}.{key}", config[key], least=1, most=most)
     raise RemoteError(f"{CONFIG}.{keys[0]}", "is missing")
+
+
+def take_context(config: dict[str, Any]) -> int:
+    is_endless = config.get("model_type") in ENDLESS_FAMILIES and not any(key in config for key in CONTEXT_KEYS)
+    return ENDLESS if is_endless else take_number(config, CONTEXT_KEYS, CHECKPOINT_BYTES_MAX)
 
 
 def check_number(field: str, value: Any, *, least: int, most: int) -> int:

@@ -66,6 +66,8 @@ def open_model(config: EvalConfig) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    # What goes wrong is an error of ours; hints about kernels that are not installed would fill the log.
+    transformers_logging.set_verbosity_error()
     dtype = torch.float32 if config.device == "cpu" else torch.bfloat16
     try:
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, local_files_only=True)
@@ -80,11 +82,10 @@ def open_model(config: EvalConfig) -> Any:
 def generate(
     model: Any, prompts: Sequence[np.ndarray[Any, Any]], files: ModelFiles, config: EvalConfig
 ) -> list[list[int]]:
-    """Sorted by length, padded on the left: a batch is as long as its longest prompt."""
+    """Padded on the left: a batch is as long as its longest prompt."""
     outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
-    for start in range(0, len(order), config.batch):
-        places = order[start : start + config.batch]
+    # A recurrent model would carry the padding on in its state, whatever a mask says.
+    for places in cut_batches(list(map(len, prompts)), config.batch, is_even=bool(model._is_stateful)):
         width = max(len(prompts[place]) for place in places)
         tokens = torch.zeros(len(places), width, dtype=torch.long)
         mask = torch.zeros_like(tokens)
@@ -105,6 +106,18 @@ def generate(
         for row, place in enumerate(places):
             outputs[place] = cut(made[row, width:].tolist(), files.eos)
     return outputs
+
+
+def cut_batches(lengths: Sequence[int], size: int, *, is_even: bool) -> list[list[int]]:
+    """Places by length, at most `size` together; only equal lengths together where batches are to be even."""
+    batches: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        fits = bool(batches) and len(batches[-1]) < size
+        if fits and not (is_even and lengths[batches[-1][0]] != lengths[place]):
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    return batches
 
 
 def cut(tokens: list[int], eos: frozenset[int]) -> list[int]:

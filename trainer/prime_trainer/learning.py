@@ -9,7 +9,7 @@ import torch
 
 from prime_trainer.loss import SUMS, observe, total_loss
 from prime_trainer.optimizer import GradientGuard, compute_learning_rate
-from prime_trainer.packing import Pack, Sample, deal_packs, pack_samples, split_evenly
+from prime_trainer.packing import Pack, Sample, arrange, deal_packs, split_evenly
 from prime_trainer.policy import Policy
 from prime_trainer.ranks import Ranks, gather
 from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
@@ -59,8 +59,8 @@ class Learner:
 
     def _deal(self, samples: Sequence[Sample]) -> list[Pack]:
         """This rank's packs; every rank has as many."""
-        tokens_max = self.batch.pack_tokens if self.policy.is_packed else 1
-        return deal_packs(pack_samples(samples, tokens_max=tokens_max), self.ranks.size)[self.ranks.rank]
+        packs = arrange(samples, self.policy.layout, tokens_max=self.batch.pack_tokens)
+        return deal_packs(packs, self.ranks.size)[self.ranks.rank]
 
     def _read_start(self, packs: Sequence[Pack]) -> list[Tensor]:
         with torch.no_grad():

@@ -1,17 +1,31 @@
 """Samples of unequal length, packed end to end so that no computation goes into padding. Pure.
 
 A pack is one row of tokens with the bounds of its samples; positions begin again with each sample, and attention does
-not cross a bound (see attention.py). The last token of a sample is predicted but never read, so it is no input.
+not cross a bound (see attention.py). The last token of a sample is predicted but never read, so it is no input. A model
+that would carry something over a bound gets a row for each sample instead, as long as the longest: what comes after a
+sample's end changes nothing before it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+
+class Layout(StrEnum):
+    """How the samples of one forward pass lie."""
+
+    PACKED = "packed"
+    """End to end."""
+    STACKED = "stacked"
+    """Each in a row of its own, filled up at the end."""
+    ALONE = "alone"
+    """One sample a pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +106,34 @@ def pack_samples(samples: Sequence[Sample], *, tokens_max: int) -> list[Pack]:
             bins[place].append(sample)
             rooms[place] -= sample.length
     return [make_pack(each) for each in bins]
+
+
+def stack_samples(samples: Sequence[Sample], *, tokens_max: int) -> list[Pack]:
+    """Longest first, as many as fit when each takes as much as the longest of them."""
+    stacks: list[list[Sample]] = []
+    for sample in sorted(samples, key=lambda sample: -sample.length):
+        if stacks and (len(stacks[-1]) + 1) * stacks[-1][0].length <= tokens_max:
+            stacks[-1].append(sample)
+        else:
+            stacks.append([sample])
+    return [make_pack(each) for each in stacks]
+
+
+def arrange(samples: Sequence[Sample], layout: Layout, *, tokens_max: int) -> list[Pack]:
+    """Forward passes over all samples, of at most so many tokens each, filling included."""
+    if layout is Layout.STACKED:
+        return stack_samples(samples, tokens_max=tokens_max)
+    return pack_samples(samples, tokens_max=tokens_max if layout is Layout.PACKED else 1)
+
+
+def lay_rows(pack: Pack) -> tuple[Ints, Ints]:
+    """Tokens (N, longest) with a row for each sample, and where the pack's places are in them, row after row."""
+    starts, lengths = np.array(pack.bounds[:-1]), np.diff(pack.bounds)
+    tokens_NL = np.zeros((len(lengths), lengths.max()), np.int64)
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        tokens_NL[row, :length] = pack.tokens_L[start : start + length]
+    rows_T = np.searchsorted(starts, pack.places_T, "right") - 1
+    return tokens_NL, rows_T * tokens_NL.shape[1] + pack.places_T - starts[rows_T]
 
 
 def deal_packs(packs: Sequence[Pack], ranks: int) -> list[list[Pack]]:

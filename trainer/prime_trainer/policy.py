@@ -17,7 +17,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.tolerance import Precision
 from prime_trainer import attention
 from prime_trainer.loss import Tokens
-from prime_trainer.packing import Pack, Sample, make_pack
+from prime_trainer.packing import Layout, Pack, Sample, lay_rows, make_pack
 from prime_trainer.scores import score_hidden, score_tokens
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class Policy:
     """A model and how to ask it."""
 
     def __init__(
-        self, model: Any, *, is_packed: bool, head: "ScoringHead | None", device: str, precision: Precision
+        self, model: Any, *, layout: Layout, head: "ScoringHead | None", device: str, precision: Precision
     ) -> None:
         self.model = model
-        self.is_packed = is_packed
-        """False: something passes from one sample to the next in a pack, so each sample is computed alone."""
+        self.layout = layout
+        """Packed, unless something would pass from one sample to the next in a pack."""
         self._head = head
         """None: the model does more to its logits than its head says, so they are made and kept."""
         self.device = torch.device(device)
@@ -58,23 +58,24 @@ class Policy:
         """LocalError where the folder does not hold exactly the weights of a causal language model."""
         attention.register()
         model = _open(folder)
-        is_packed = keeps_samples_apart(model)
-        if not is_packed:
-            log.warning("the model in %s cannot be packed: its samples are computed one by one", folder)
+        layout = find_layout(model)
+        if layout is not Layout.PACKED:
+            log.warning("the model in %s cannot be packed: its samples are %s", folder, layout)
         head = find_head(model)
         _quieten(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return cls(model.to(device).train(), is_packed=is_packed, head=head, device=device, precision=precision)
+        return cls(model.to(device).train(), layout=layout, head=head, device=device, precision=precision)
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-prob of each trained token, and the entropy of the choice it was."""
         targets_T, temperature_T = self._put(pack.targets_T), self._put(pack.temperature_T)
+        inputs, rows_T = make_inputs(pack, self.layout, self.device)
         with self._autocast():
             if self._head is None:
-                return score_tokens(compute_logits(self.model, pack, self.device), targets_T, temperature_T)
-            with self._head.asked_for(targets_T, temperature_T):
-                scores_T2 = compute_logits(self.model, pack, self.device)
+                return score_tokens(choose_rows(self.model(**inputs).logits, rows_T), targets_T, temperature_T)
+            with self._head.asked_for(targets_T, temperature_T, rows_T):
+                scores_T2 = self.model(**inputs).logits[0]
         return scores_T2[:, 0], scores_T2[:, 1]
 
     def read(self, pack: Pack, start_logp_T: Tensor | None = None, reference_logp_T: Tensor | None = None) -> Tokens:
@@ -110,34 +111,51 @@ class ScoringHead:
         self._plain = head.forward
         self._head = head
         self._asked: tuple[Tensor, Tensor] | None = None
+        self._rows_T: Tensor | None = None
         head.forward = self._forward
 
     @contextmanager
-    def asked_for(self, targets_T: Tensor, temperature_T: Tensor) -> Iterator[None]:
-        self._asked = (targets_T, temperature_T)
+    def asked_for(self, targets_T: Tensor, temperature_T: Tensor, rows_T: Tensor | None) -> Iterator[None]:
+        """`rows_T`: which hidden states they are about, where the model gives all of them."""
+        self._asked, self._rows_T = (targets_T, temperature_T), rows_T
         try:
             yield
         finally:
             self._asked = None
 
-    def _forward(self, hidden_1TH: Tensor) -> Tensor:
+    def _forward(self, hidden: Tensor) -> Tensor:
         if self._asked is None:
-            return self._plain(hidden_1TH)
+            return self._plain(hidden)
         head = self._head
-        scores = score_hidden(hidden_1TH[0], head.weight, head.bias, *self._asked)
+        scores = score_hidden(choose_rows(hidden, self._rows_T), head.weight, head.bias, *self._asked)
         return torch.stack([each[None] for each in scores], -1)
 
 
-def compute_logits(model: Any, pack: Pack, device: Any) -> Tensor:
-    """Of the trained tokens only: the vocabulary is large, and prompts are not learnt."""
-    out = model(
-        input_ids=torch.from_numpy(pack.tokens_L)[None].to(device),
-        position_ids=torch.from_numpy(pack.positions_L)[None].to(device),
-        use_cache=False,
-        logits_to_keep=torch.from_numpy(pack.places_T).to(device),
-        **{attention.BOUNDS: pack.bounds},
-    )
-    return out.logits[0]
+def make_inputs(pack: Pack, layout: Layout, device: Any) -> tuple[dict[str, Any], Tensor | None]:
+    """What a model is called with, and which of the rows that come out are the trained tokens'; None: all of them.
+
+    Logits are wanted of the trained tokens only: the vocabulary is large, and prompts are not learnt.
+    """
+    if layout is Layout.STACKED:
+        tokens_NL, rows_T = lay_rows(pack)
+        inputs = {"input_ids": torch.from_numpy(tokens_NL).to(device), "use_cache": False}
+        return inputs, torch.from_numpy(rows_T).to(device)
+    return {
+        "input_ids": torch.from_numpy(pack.tokens_L)[None].to(device),
+        "position_ids": torch.from_numpy(pack.positions_L)[None].to(device),
+        "use_cache": False,
+        "logits_to_keep": torch.from_numpy(pack.places_T).to(device),
+        attention.BOUNDS: pack.bounds,
+    }, None
+
+
+def choose_rows(values_NLX: Tensor, rows_T: Tensor | None) -> Tensor:
+    return values_NLX[0] if rows_T is None else values_NLX.flatten(0, 1)[rows_T]
+
+
+def compute_logits(model: Any, pack: Pack, layout: Layout) -> Tensor:
+    inputs, rows_T = make_inputs(pack, layout, CPU)
+    return choose_rows(model(**inputs).logits, rows_T)
 
 
 def _open(folder: Path) -> Any:
@@ -145,6 +163,8 @@ def _open(folder: Path) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    # What goes wrong is an error of ours; hints about kernels that are not installed would fill the log.
+    transformers_logging.set_verbosity_error()
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -172,24 +192,24 @@ def _quieten(model: Any) -> None:
             module.attention_dropout = 0.0
 
 
-def keeps_samples_apart(model: Any) -> bool:
-    """Whether samples give the same logits in a pack, with our attention, as alone with the model's own.
+def find_layout(model: Any) -> Layout:
+    """The first in which samples give the same logits together as alone with the model's own attention.
 
-    If so, the model is left with ours. A recurrent model passes on its state, and some have more in their attention
-    than ours knows of.
+    Packs need our attention, and the model is left with it where that is right. A recurrent model passes on its state,
+    and some have more in their attention than ours knows of.
     """
     model.eval()
     samples = make_probe(model)
     with torch.no_grad():
-        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), CPU) for sample in samples])
-        model.set_attn_implementation(attention.NAME)
-        try:
-            is_apart = is_near(compute_logits(model, make_pack(samples), CPU), alone_TV)
-        except LocalError:
-            is_apart = False
-    if not is_apart:
-        model.set_attn_implementation(PLAIN)
-    return is_apart
+        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), Layout.ALONE) for sample in samples])
+        for layout in (Layout.PACKED, Layout.STACKED):
+            model.set_attn_implementation(attention.NAME if layout is Layout.PACKED else PLAIN)
+            try:
+                if is_near(compute_logits(model, make_pack(samples), layout), alone_TV):
+                    return layout
+            except LocalError as error:
+                log.info("samples cannot be %s: %s", layout, error)
+    return Layout.ALONE
 
 
 def find_head(model: Any) -> ScoringHead | None:
@@ -206,7 +226,7 @@ def find_head(model: Any) -> ScoringHead | None:
 
     hook = head.register_forward_hook(swell)
     with torch.no_grad():
-        logits_TV = compute_logits(model, make_pack(make_probe(model)[:1]), CPU)
+        logits_TV = compute_logits(model, make_pack(make_probe(model)[:1]), Layout.ALONE)
     hook.remove()
     is_plain = len(seen) == 1 and seen[0].shape[1:] == logits_TV.shape and is_near(seen[0][0], logits_TV)
     return ScoringHead(head) if is_plain else None

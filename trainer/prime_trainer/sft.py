@@ -12,7 +12,7 @@ from prime_runtime.model_files import ModelFiles
 from prime_trainer.checkpoints import MODEL, WEIGHTS, copy_files, plan_weights
 from prime_trainer.examples import Example, draw_examples, read_examples, to_sample
 from prime_trainer.model_config import SftConfig
-from prime_trainer.packing import Sample, pack_samples
+from prime_trainer.packing import Sample, arrange
 from prime_trainer.policy import Policy
 from prime_trainer.publication import make_copy
 from prime_trainer.tensor_files import write_tensors
@@ -53,7 +53,7 @@ def list_examples(config: SftConfig) -> Iterator[Example]:
 def learn(policy: Policy, samples: list[Sample], pack_tokens: int) -> float:
     """Gradients of the mean log-prob over all tokens; the loss."""
     tokens, total = sum(len(sample.output_tokens) for sample in samples), 0.0
-    for pack in pack_samples(samples, tokens_max=pack_tokens if policy.is_packed else 1):
+    for pack in arrange(samples, policy.layout, tokens_max=pack_tokens):
         logp_T, _ = policy.score(pack)
         loss = -logp_T.sum() / tokens
         loss.backward()

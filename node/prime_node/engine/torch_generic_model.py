@@ -1,9 +1,11 @@
 """Every other architecture, through transformers' own modules: slower than torch_dense.py, and the same to the engine.
 
-Rows of a batch are equally long, so that no architecture has to understand padding; sequences leave when they are done,
+Rows of a batch are equally long, so that no architecture has to understand padding, and a recurrent one carries no
+state over from it; sequences leave when they are done,
 and others join when all have left. Nothing that a checkpoint says is run as code, and nothing is fetched.
 """
 
+import inspect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ PROBE_TOLERANCE = 0.02
 """Of the largest logit: more than the rounding of bfloat16, less than any other head."""
 DROPPED_KEYS = frozenset({"attn_implementation", "experts_implementation", "dtype", "torch_dtype", "model_type"})
 """What a configuration says about how to compute, which is for this machine to say."""
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What models call what they keep of the tokens so far: keys and values, or the state of a recurrence."""
 
 OTHER_ENGINE = "set the engine to vllm for this run"
 
@@ -75,6 +80,7 @@ class GenericModel:
         self.device = device
         self._dtype = dtype
         self._model = self._make(tensors).to(device)
+        self._cache_name = find_cache_name(self._model.base_model)
         self._scale, self._cap = self._probe()
         self.is_whole = True
 
@@ -100,10 +106,9 @@ class GenericModel:
 
     def compute(self, tokens: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Final hidden states of all tokens, and the cache."""
-        outputs = self._model.base_model(
-            input_ids=tokens.to(self.device), past_key_values=cache, use_cache=True, return_dict=True
-        )
-        return outputs.last_hidden_state, getattr(outputs, "past_key_values", None)
+        kept = {self._cache_name: cache}
+        outputs = self._model.base_model(input_ids=tokens.to(self.device), use_cache=True, return_dict=True, **kept)
+        return outputs.last_hidden_state, getattr(outputs, self._cache_name, None)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         logits = self._multiply(hidden) * self._scale
@@ -197,7 +202,18 @@ class GenericBatch:
         return order
 
 
+def find_cache_name(base: Any) -> str:
+    """LocalError where the model has none of these: it is not even tried out."""
+    taken = inspect.signature(base.forward).parameters
+    found = next((name for name in CACHE_NAMES if name in taken), None)
+    if found is None:
+        raise LocalError(f"{type(base).__name__} keeps no cache that this engine knows; {OTHER_ENGINE}")
+    return found
+
+
 def get_cache_bytes(cache: Any) -> int:
-    """Bytes of keys and values; layers that keep something else count for nothing."""
-    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    """Bytes of keys and values, and of the states of recurrent layers; what else is kept counts for nothing."""
+    attended = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    states = [getattr(layer, name, {}) for layer in cache.layers for name in ("conv_states", "recurrent_states")]
+    tensors = [*attended, *(state for each in states for state in each.values())]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from prime_coordinator.run_terms import read_model_config
 from prime_devnet.cli import parse_args
-from prime_devnet.plan import Part, Plan, list_nodes
+from prime_devnet.plan import Part, Plan, attack_of, list_nodes
+from prime_devnet.recurrent_model import make_recurrent_checkpoint
 from prime_devnet.settings import coordinator_words, origin_words, run_words, trainer_words
 from prime_devnet.view import draw_curve
 
@@ -40,11 +42,40 @@ def test_every_party_is_started_with_words_that_its_program_knows() -> None:
         parse_node(list(party.words[1:]))
 
 
-@pytest.mark.parametrize("words", [["--validators", "1"], ["--nodes", "0"], ["--steps", "0"], ["--attack", "nothing"]])
+@pytest.mark.parametrize(
+    "words", [["--validators", "1"], ["--nodes", "0"], ["--steps", "0"], ["--attack", "nothing"], ["--malicious", "1"]]
+)
 def test_a_network_that_cannot_work_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_args(words)
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("honest", "share", "cheaters"), [(4, 0.3, 2), (7, 0.3, 3), (3, 0.25, 1), (3, 0.0, 0)])
+def test_a_malicious_share_is_reached_with_the_fewest_cheaters(honest: int, share: float, cheaters: int) -> None:
+    args = parse_args(["--nodes", str(honest), "--malicious", str(share)])
+    assert args.cheaters == cheaters
+
+
+def test_cheaters_cheat_in_turn() -> None:
+    plan = Plan(folder=Path("/somewhere"), cheaters=3, attacks=("answer-sheet", "other-seed"))
+    names = [party.name for party in list_nodes(plan, "http://127.0.0.1:1") if party.part is Part.CHEATER]
+    assert [attack_of(plan, name) for name in names] == ["answer-sheet", "other-seed", "answer-sheet"]
+
+
+def test_the_recurrent_model_is_whole_and_has_no_attention(tmp_path: Path) -> None:
+    from prime_trainer.packing import Layout
+    from prime_trainer.policy import Policy
+
+    policy = Policy.load(make_recurrent_checkpoint(tmp_path, hidden=32, layers=1))
+    assert policy.layout is Layout.STACKED
+    assert not any("attn" in name for name, _ in policy.model.named_parameters())
+    terms = read_model_config(tmp_path)
+    # Two FLOP for each weight of the products and the convolution, six for each number of state.
+    met = {"in_proj", "x_proj", "dt_proj.weight", "out_proj", "conv1d.weight", "embeddings"}
+    weights = sum(each.numel() for name, each in policy.model.named_parameters() if any(part in name for part in met))
+    assert terms["units_per_token"] == 2 * weights + 6 * 64 * 8
+    assert "units_per_context_token" not in terms, "a state of fixed size is all that it looks back at"
 
 
 def test_the_curve_rises_with_the_reward() -> None:

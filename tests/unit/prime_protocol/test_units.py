@@ -8,7 +8,15 @@ from prime_protocol.constants import (
     SUBMISSION_TOKENS_MAX,
     UNIT_FLOP,
 )
-from prime_protocol.units import ModelShape, compute_units, context_tokens, flop_per_context_token, flop_per_token
+from prime_protocol.units import (
+    ModelShape,
+    StateShape,
+    compute_units,
+    context_tokens,
+    flop_per_context_token,
+    flop_per_token,
+    state_flop_per_token,
+)
 
 QWEN3_8B = ModelShape(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, feed_forward=12288, vocabulary=151936)
 
@@ -43,3 +51,10 @@ def test_the_largest_submission_of_the_largest_model_has_units_that_an_entry_can
         per_context_token=FLOP_PER_CONTEXT_TOKEN_MAX,
     )
     assert units < 2**63
+
+
+def test_a_token_of_a_state_space_model_meets_its_weights_and_its_state() -> None:
+    """Mamba of 130 million parameters, its embeddings once: all but norms, biases, step sizes, skips and decays."""
+    shape = StateShape(layers=24, hidden=768, inner=1536, state=16, rank=48, kernel=4, vocabulary=50280)
+    small = 24 * (768 + 1536 + 1536 + 1536 + 1536 * 16) + 768
+    assert state_flop_per_token(shape) == 2 * (129_135_360 - small) + 24 * 6 * 1536 * 16

@@ -26,6 +26,16 @@ def test_tells_the_shape_and_the_end_tokens(tmp_path: Path) -> None:
     assert (files.architecture, files.family, files.eos) == ("Qwen2ForCausalLM", "qwen2", {3, 7})
 
 
+def test_a_recurrent_model_has_a_context_without_end_unless_it_says_otherwise(tmp_path: Path) -> None:
+    change(make_checkpoint(tmp_path, context=77), model_type="mamba")
+    assert ModelFiles.open(tmp_path).context_max == 77
+    change(tmp_path, max_position_embeddings=None)
+    assert ModelFiles.open(tmp_path).context_max == 2**21
+    change(tmp_path, model_type="llama")
+    with pytest.raises(LocalError, match="max_position_embeddings: is missing"):
+        ModelFiles.open(tmp_path)
+
+
 def test_end_tokens_of_generation_come_before_those_of_the_model(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, eos=5)
     assert ModelFiles.open(change(tmp_path, "generation_config.json", eos_token_id=[6])).eos == {6}

@@ -9,7 +9,17 @@ from tiny_models import make_checkpoint
 from trainer_parts import make_sample
 
 from prime_trainer.loss import total_loss
-from prime_trainer.packing import Pack, deal_packs, make_blank, make_pack, pack_samples, split_evenly
+from prime_trainer.packing import (
+    Layout,
+    Pack,
+    arrange,
+    deal_packs,
+    lay_rows,
+    make_blank,
+    make_pack,
+    pack_samples,
+    split_evenly,
+)
 from prime_trainer.policy import Policy
 from prime_trainer.train_config import LossConfig
 
@@ -34,6 +44,21 @@ def test_sample_longer_than_a_pack_gets_its_own_and_is_not_cut() -> None:
     packs = pack_samples(samples_of(3, 25), tokens_max=10)
     assert [lengths_of(pack) for pack in packs] == [[25], [3]]
     assert [pack.trained for pack in packs] == [24, 2]
+
+
+def test_stacks_hold_what_fits_when_all_are_as_long_as_the_longest() -> None:
+    stacks = arrange(samples_of(3, 9, 4, 6, 5, 2, 25), Layout.STACKED, tokens_max=12)
+    assert [lengths_of(stack) for stack in stacks] == [[25], [9], [6, 5], [4, 3, 2]]
+    assert [lengths_of(pack) for pack in arrange(samples_of(3, 9), Layout.ALONE, tokens_max=99)] == [[9], [3]]
+
+
+def test_rows_hold_each_sample_and_say_where_its_places_are() -> None:
+    pack = make_pack(samples_of(4, 2, 3))
+    tokens_NL, rows_T = lay_rows(pack)
+    assert tokens_NL.shape == (3, 4)
+    assert tokens_NL[1].tolist() == [*pack.tokens_L[4:6], 0, 0]
+    assert tokens_NL.reshape(-1)[rows_T].tolist() == pack.tokens_L[pack.places_T].tolist()
+    assert rows_T.tolist() == [1, 2, 3, 5, 9, 10]
 
 
 def test_pack_predicts_each_output_token_from_the_one_before_it() -> None:

@@ -11,7 +11,7 @@ from trainer_parts import make_sample
 from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
 
 from prime_protocol.errors import LocalError
-from prime_trainer.packing import make_pack
+from prime_trainer.packing import Layout, arrange
 from prime_trainer.policy import Policy
 
 TINY = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1}
@@ -52,24 +52,32 @@ def test_tensors_of_another_model_are_refused_by_name(tmp_path: Path, change: st
     ],
     ids=["recurrent", "capped"],
 )
-def test_model_that_packing_would_change_is_computed_sample_by_sample(tmp_path: Path, config: object) -> None:
+def test_model_that_packing_would_change_gets_a_row_for_each_sample(tmp_path: Path, config: object) -> None:
+    """Log-probs, entropies and gradients are those of each sample alone: no state comes from the sample before."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    policy, samples = Policy.load(tmp_path), [make_sample(number, prompt=2, output=5) for number in range(2)]
-    assert not policy.is_packed
+    policy = Policy.load(tmp_path)
+    assert policy.layout is Layout.STACKED
+    samples = [make_sample(number, prompt=2 + number, output=5 - number) for number in range(3)]
+    wanted = []
     for sample in samples:
         # Whatever the model does to its logits after the head is part of what is scored.
         tokens = torch.from_numpy(np.append(sample.prompt_tokens, sample.output_tokens)).long()
-        log = model(tokens[None, :-1], use_cache=False).logits[0, 1:].log_softmax(-1)
-        wanted = log.gather(-1, tokens[2:, None])[:, 0]
-        logp, entropy = policy.score(make_pack([sample]))
-        torch.testing.assert_close(logp, wanted, rtol=1e-4, atol=1e-5)
-        (logp + entropy).sum().backward()
-    assert all(torch.isfinite(each.grad).all() for each in policy.model.parameters() if each.grad is not None)
+        first = len(sample.prompt_tokens)
+        log = model(tokens[None, :-1], use_cache=False).logits[0, first - 1 :].log_softmax(-1)
+        wanted.append(log.gather(-1, tokens[first:, None])[:, 0] - (log.exp() * log).sum(-1))
+    (pack,) = arrange(samples, policy.layout, tokens_max=100)
+    logp, entropy = policy.score(pack)
+    torch.testing.assert_close(logp + entropy, torch.cat(wanted), rtol=1e-4, atol=1e-5)
+    torch.cat(wanted).sum().backward()
+    (logp + entropy).sum().backward()
+    grads = dict(model.named_parameters())
+    for name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name].grad, rtol=1e-3, atol=1e-5)
 
 
 def test_model_is_trained_in_float32_whatever_its_files_are_in(tmp_path: Path) -> None:
     policy = Policy.load(make_checkpoint(tmp_path, hidden=32, layers=1))
-    assert policy.is_packed
+    assert policy.layout is Layout.PACKED
     assert {each.dtype for each in policy.model.parameters()} == {torch.float32}

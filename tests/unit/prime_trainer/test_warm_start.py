@@ -9,7 +9,7 @@ from tiny_models import make_checkpoint
 
 from prime_protocol.errors import LocalError
 from prime_trainer.cli import main
-from prime_trainer.evaluate import Scored, choose_tasks, cut, evaluate
+from prime_trainer.evaluate import Scored, choose_tasks, cut, cut_batches, evaluate
 from prime_trainer.examples import read_examples
 from prime_trainer.model_config import EvalConfig, SftConfig
 from prime_trainer.sft import warm_up
@@ -65,6 +65,12 @@ def test_tasks_of_middling_difficulty_are_written_down(tmp_path: Path, capsys: p
     assert main([*words, "--low", "0", "--out", str(out), "--json"]) == 0
     assert out.read_text().split() == ["0", "1", "2", "3"]
     assert json.loads(capsys.readouterr().out) == {"tasks": 4, "chosen": 4}
+
+
+def test_batches_are_sorted_by_length_and_even_where_a_state_would_carry_padding_on() -> None:
+    lengths = [3, 1, 3, 2, 1]
+    assert cut_batches(lengths, 2, is_even=False) == [[1, 4], [3, 0], [2]]
+    assert cut_batches(lengths, 2, is_even=True) == [[1, 4], [3], [0, 2]]
 
 
 def test_an_answer_ends_with_its_first_end_token() -> None:

@@ -13,7 +13,7 @@ from tiny_models import EOS, make_checkpoint, make_tokenizer
 
 from prime_node.engine.seam import Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
-from prime_node.engine.torch_generic_model import GenericModel
+from prime_node.engine.torch_generic_model import GenericModel, get_cache_bytes
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest
 from prime_protocol.toploc import parse_proofs
@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2": {**SHAPE, "num_key_value_heads": 2, "head_dim": 16, "final_logit_softcapping": 2.0, "sliding_window": 8},
     # Experts, which transformers joins when it loads them.
     "mixtral": {**SHAPE, "num_key_value_heads": 2, "num_local_experts": 4},
+    # No attention: a state that is carried from token to token.
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
     # A factor on the logits.
     "granite": {**SHAPE, "num_key_value_heads": 2, "logits_scaling": 3.0},
 }
@@ -145,8 +147,20 @@ def test_what_transformers_does_not_know_or_cannot_be_is_refused(
         TorchEngine(device="cpu").load(folder)
 
 
-def test_an_architecture_without_keys_and_values_is_refused(tmp_path: Path) -> None:
-    KINDS["mamba"] = {"hidden_size": 64, "num_hidden_layers": 1}
-    folder = save_kind(tmp_path, "mamba")
-    with pytest.raises(LocalError, match="keeps no cache that this engine knows; set the engine to vllm"):
+def test_an_architecture_that_keeps_neither_keys_nor_a_known_state_is_refused(tmp_path: Path) -> None:
+    KINDS["rwkv"] = {"hidden_size": 64, "num_hidden_layers": 2}
+    folder = save_kind(tmp_path, "rwkv")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LocalError, match="RwkvModel keeps no cache that this engine knows; set the engine to vllm"):
         TorchEngine(device="cpu").load(folder)
+
+
+def test_a_state_takes_no_more_memory_however_long_the_text(tmp_path: Path) -> None:
+    engine = open_engine(save_kind(tmp_path, "mamba"))
+    model = engine._model
+    assert isinstance(model, GenericModel)
+    _, short = model.compute(torch.zeros((2, 3), dtype=torch.int64), None)
+    _, long = model.compute(torch.zeros((2, 30), dtype=torch.int64), None)
+    # Two layers, two rows, 128 channels: the last 4 inputs and 8 numbers of state each, in float32.
+    assert get_cache_bytes(short) == get_cache_bytes(long) == 2 * 2 * 128 * (4 + 8) * 4
