@@ -49,7 +49,7 @@ async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None
     desk.config = replace(desk.config, reading=ReadingConfig(per_second=1e6, burst=10**6))
     app, stop = web.Application(), asyncio.Event()
     add_json_routes(app, desk)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
