@@ -7,7 +7,6 @@ the dense family and in torch_generic_model.py for the rest.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from prime_node.engine.torch_dense_model import DenseModel
 from prime_node.engine.torch_device import choose_device, choose_precision, get_cache_bytes, is_out_of_memory
 from prime_node.engine.torch_generation import Generation
 from prime_node.engine.torch_model import Batch, Model
-from prime_node.engine.torch_proofs import ProofMaker
+from prime_node.engine.torch_proofs import ProofMaker, choose_executor
 from prime_node.engine.torch_reading import check_texts, get_length, plan_groups, read_group
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.writing import check_orders
@@ -56,7 +55,7 @@ class TorchEngine:
         """The same for tokens that are read at once."""
         self._cache_bytes = cache_bytes
         self._proofs = proofs
-        self._thread = ThreadPoolExecutor(1, "proofs")
+        self._builder = choose_executor(self._device)
         self._model: Model | None = None
         self._files: ModelFiles | None = None
 
@@ -102,7 +101,7 @@ class TorchEngine:
             return
         slots = min(self._room, len(orders))
         length_max = max(len(order.prompt) for order in orders) + sampling.tokens_max
-        proofs = self._proofs(slots=slots, hidden=facts.hidden, device=self._device, thread=self._thread)
+        proofs = self._proofs(slots=slots, hidden=facts.hidden, device=self._device, builder=self._builder)
         generation = Generation(orders, sampling, proofs, slots)
         batch: Batch | None = None
         while generation.is_busy and is_wanted():

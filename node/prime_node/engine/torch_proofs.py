@@ -1,9 +1,12 @@
-"""Proofs made while sequences are written: hidden states wait until they are a chunk, another thread does the rest.
+"""Proofs made while sequences are written: hidden states wait until they are a chunk, then they become a proof.
 
-The kernels let go of the interpreter, so a machine with a second core, or a GPU, goes on with the next token meanwhile.
+Beside a GPU another thread does it, and the GPU goes on with the next token meanwhile. On a CPU it is done at once: to
+share the interpreter between two threads costs more than the proofs.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +23,26 @@ Part = tuple["Future[bytes]", int]
 """Proofs of some chunks end to end, and which of them is meant."""
 
 
+class AtOnce(Executor):
+    """Does what it is given before it returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+def choose_executor(device: torch.device) -> Executor:
+    """Who builds proofs of what is computed there."""
+    return AtOnce() if device.type == "cpu" else ThreadPoolExecutor(1, "proofs")
+
+
 class ProofMaker:
     """Hidden states of `slots` sequences at a time, on the model's device."""
 
-    def __init__(self, *, slots: int, hidden: int, device: torch.device, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, *, slots: int, hidden: int, device: torch.device, builder: Executor) -> None:
         self._states = torch.empty((slots, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
-        self._thread = thread
+        self._builder = builder
         self._collected: list[tuple[Writing, Tensor]] = []
         self._parts: dict[Writing, list[Part]] = {}
 
@@ -48,7 +65,7 @@ class ProofMaker:
         if rest := len(writing.output) % TOPLOC_CHUNK_TOKENS:
             tail = self._states[slot, :rest].to("cpu", copy=True)
             self._hand_over()
-            self._parts.setdefault(writing, []).append((self._thread.submit(build, [tail]), 0))
+            self._parts.setdefault(writing, []).append((self._builder.submit(build, [tail]), 0))
         elif any(w is writing for w, _ in self._collected):
             self._hand_over()
         return slot
@@ -64,7 +81,7 @@ class ProofMaker:
     def _hand_over(self) -> None:
         if not self._collected:
             return
-        future = self._thread.submit(build, [chunk for _, chunk in self._collected])
+        future = self._builder.submit(build, [chunk for _, chunk in self._collected])
         for number, (writing, _) in enumerate(self._collected):
             self._parts.setdefault(writing, []).append((future, number))
         self._collected = []
