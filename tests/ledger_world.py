@@ -27,7 +27,7 @@ from prime_protocol.rewards import submission_units
 from prime_protocol.signing import Signature, WalletKey
 from prime_protocol.state import RunState, State, SubmissionState
 from prime_protocol.terms import RunTerms, SlashTo
-from prime_protocol.typed_data import sign_document
+from prime_protocol.typed_data import EMBEDDED, Domain, sign_document
 
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
@@ -192,9 +192,9 @@ class World:
 
     # --- The network ------------------------------------------------------------------------------------------------
 
-    def create_network(self, unbonding_ms: int = 7 * DAY_MS) -> None:
-        zeros = NodeId(bytes(20))
-        self.coordinate(e.NetworkCreated(log_key="key", chain_id=0, contract=zeros, unbonding_ms=unbonding_ms))
+    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED) -> None:
+        at = {"chain_id": domain.chain_id, "contract": domain.contract}
+        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms))
 
     def deposit(self, name: str, amount_nano: int) -> None:
         reference = digest(f"deposit {self.state.size}")

@@ -36,6 +36,9 @@ class SmallDesk:
     def now_ms(self) -> int:
         return self.world.now_ms
 
+    def hasten(self) -> None:
+        """There is no chain here."""
+
     async def commit(self) -> None:
         self.commits += 1
         self.world.leaves += self.core.scribe.drain()

@@ -49,6 +49,7 @@ def build_parser(*, with_settings: bool = False, with_terms: bool = False) -> ar
     _add_listings(commands)
     _add_log(commands)
     _add_copies(commands)
+    _add_chain(commands)
     _add_others(commands)
     return parser
 
@@ -215,6 +216,25 @@ def _add_copies(commands: Group) -> None:
         "--database", help="URL of an empty database to restore into; a SQLite file in the folder if not given"
     )
     restore.add_argument("--head", type=Path, help="newest tree head anybody was shown: refuse a backup that is older")
+
+
+def _add_chain(commands: Group) -> None:
+    chain: argparse.ArgumentParser = commands.add_parser("chain", help="settle on a chain: contracts, state, anchors")
+    actions = chain.add_subparsers(dest="action", required=True, metavar="ACTION")
+    deploy = _command(actions, "deploy", "chain:deploy", "make a network's contracts; then make the network with init")
+    add = deploy.add_argument
+    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
+    add("--network", required=True, metavar="NAME", help="name of the network that will settle there")
+    add("--token", metavar="ADDRESS", help="of the token that stake and pay are in; at least 9 decimals")
+    add("--test-token", metavar="TOKENS", help="make a token of play money with this supply, instead of --token")
+    add("--test-token-to", metavar="ADDRESS", help="who gets the play money. Default: the coordinator.")
+    add("--unbonding-s", type=int, default=14 * 86_400, metavar="SECONDS", help="how long stake stays slashable (14 d)")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
+    add("--password-file", type=Path, help="file whose first line is the password of the coordinator's key")
+    text = "what the chain says of the network's contracts and runs"
+    status = _command(actions, "status", "chain:status", text, calls=True)
+    status.add_argument("--run", action="append", metavar="NAME", help="only this run. Default: all.")
+    _command(actions, "anchor", "chain:anchor", "bring the log's head to the chain now, before its epoch", calls=True)
 
 
 def _add_explorer(commands: Group) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from prime_coordinator.constants import READER_BURST, READER_RATE
+from prime_coordinator.settlement.config import SettlementConfig
 from prime_coordinator.tempo import TempoConfig
 from prime_explorer.settings import ExplorerConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
@@ -139,6 +140,7 @@ class CoordinatorConfig:
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
+    settlement: SettlementConfig = field(default_factory=SettlementConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     origin: OriginConfig = field(default_factory=OriginConfig)
     explorer: ExplorerConfig = field(default_factory=ExplorerConfig)

@@ -27,3 +27,7 @@ class Desk(Protocol):
     async def commit(self) -> None:
         """Return when everything that `core` has written so far is on disk; only then may a caller be answered."""
         ...
+
+    def hasten(self) -> None:
+        """Have settlement bring the log's head to where value is kept as soon as it can."""
+        ...

@@ -6,6 +6,7 @@ objects/      files that nodes sent         mirror/     the log as static files 
 plants/       keys of planted workers       lock        who is running here
 state.snapshot  the state at the last stop; the log is all it takes to make it again
 explorer/     the index behind the web pages; the log is all it takes to make it again
+chain/        settlement on a chain: see settlement/chain_files.py
 """
 
 import secrets
@@ -126,12 +127,17 @@ def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
 
 
 def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey]:
-    """Draw both keys and write them; never over keys that are there."""
+    """Draw both keys and write them; never over keys that are there. A deployment has drawn the first one before."""
     home = Home(config.folder)
-    key = key_file.create(home.key, read_password(config), secrets.token_bytes)
+    key = load_key(config) if home.key.exists() else create_key(config)
     log_key = Ed25519PrivateKey.generate()
     key_file.write_private(home.log_key, log_key.private_bytes_raw().hex() + "\n")
     return key, log_key
+
+
+def create_key(config: CoordinatorConfig) -> WalletKey:
+    """Draw the coordinator's wallet key."""
+    return key_file.create(Home(config.folder).key, read_password(config), secrets.token_bytes)
 
 
 def _read_text(path: Path) -> str:

@@ -14,6 +14,7 @@ from prime_coordinator.desk import Desk
 from prime_coordinator.questions import QUESTIONS
 from prime_coordinator.rows import to_plain
 from prime_protocol.codec import Size
+from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Endpoint, RefusalCode
 from prime_protocol.ledger import RULES, Scope
@@ -47,16 +48,30 @@ class Told:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hasten:
+    """Operator: bring the log's head to where value is kept now, not when its epoch ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hastened:
+    """It will be, at the next look at the chain."""
+
+    size: Uint
+
+
 ASK = Endpoint(PREFIX + "ask", Asked, Told, is_idempotent=True)
 ORDER_ENDPOINTS: dict[type, Endpoint[Any, Logged]] = {
     kind: Endpoint(PREFIX + kind.__name__, kind, Logged) for kind in ORDERS
 }
 """An order's message is the entry it asks for; the letter names the run."""
-OPERATOR_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (ASK, *ORDER_ENDPOINTS.values())
+HASTEN = Endpoint(PREFIX + "hasten", Hasten, Hastened, is_idempotent=True)
+OPERATOR_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (ASK, HASTEN, *ORDER_ENDPOINTS.values())
 
 
 def add_operator_routes(server: HttpServer, desk: Desk) -> None:
     server.add(ASK, answer_with(desk))
+    server.add(HASTEN, hasten_with(desk))
     for kind, endpoint in ORDER_ENDPOINTS.items():
         server.add(endpoint, order_with(desk, kind))
 
@@ -71,6 +86,15 @@ def answer_with(desk: Desk) -> Callable[[Caller, Asked], Awaitable[Told]]:
         return Told(body=json.dumps(to_plain(await question.answer(desk, ask)), allow_nan=False).encode())
 
     return answer
+
+
+def hasten_with(desk: Desk) -> Callable[[Caller, Hasten], Awaitable[Hastened]]:
+    async def hasten(caller: Caller, _: Hasten) -> Hastened:
+        check_operator(desk, caller)
+        desk.hasten()
+        return Hastened(size=desk.core.state.size)
+
+    return hasten
 
 
 def order_with(desk: Desk, kind: type) -> Callable[[Caller, Any], Awaitable[Logged]]:

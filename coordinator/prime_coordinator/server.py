@@ -37,7 +37,7 @@ from prime_coordinator.pages import add_pages
 from prime_coordinator.plants import Plants
 from prime_coordinator.recovery import recover
 from prime_coordinator.settlement import Settlement
-from prime_coordinator.settlement.embedded import EmbeddedSettlement
+from prime_coordinator.settlement.opening import open_settlement
 from prime_coordinator.store import LogStore, open_log_store
 from prime_coordinator.submissions import BadFile, Submissions
 from prime_coordinator.uploads import Uploads
@@ -140,8 +140,7 @@ class CoordinatorServer:
         writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
         mended = await writer.mend()
         log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
-        faucet = config.faucet
-        settlement = EmbeddedSettlement(network, core.state, faucet_nano=faucet.amount_nano, nodes_max=faucet.nodes_max)
+        settlement = open_settlement(config, core.state, key, clock)
         metrics = Metrics("coordinator")
         http = HttpServer(key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, KINDS))
         objects = open_store(objects_url(config), config.s3)
@@ -171,6 +170,9 @@ class CoordinatorServer:
         if fresh:
             self.writer.put(fresh)
         await self.writer.reached(self.core.state.size)
+
+    def hasten(self) -> None:
+        self._settlement.hasten()
 
     # --- Routes -----------------------------------------------------------------------------------------------------
 
@@ -273,6 +275,7 @@ class CoordinatorServer:
         finally:
             await _end(stop, *work)
             await self._checkers.close()
+            await self._settlement.close()
             if self._explorer is not None:
                 self._explorer.close()
         for task in work:
@@ -288,6 +291,7 @@ class CoordinatorServer:
             self._repeat(self.config.tempo.tick_ms, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
             self._gossiping.run(port),
+            self._settlement.run(self),
         ]
 
     async def _finish(self) -> None:
@@ -308,8 +312,8 @@ class CoordinatorServer:
 
     async def tick(self) -> None:
         """What time has made due, and what came in from outside."""
-        for deposit in await self._settlement.collect(self.core.state):
-            self.core.order(deposit, None, self._clock.now_ms())
+        for order in await self._settlement.collect(self.core.state):
+            self.core.order(order, None, self._clock.now_ms())
         self.core.tick(self._clock.now_ms())
         await self.commit()
 

@@ -62,6 +62,16 @@ class VerdictReceipt:
     """SHA-256 of the evidence bundle; of the metrics where there is none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent:
+    """Node: that owner may put stake behind me. Only a chain asks for it, in the domain of its vault."""
+
+    owner: NodeId
+    node: NodeId
+    nonce: Uint
+    """The vault's count of this node's consents, so that each counts once."""
+
+
 def receipt_id(receipt: SubmissionReceipt | VerdictReceipt | Delegation) -> Digest:
     """The name of what the receipt stands for, the same on every chain and in every domain."""
     return struct_hash(receipt)

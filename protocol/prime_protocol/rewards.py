@@ -68,6 +68,7 @@ def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
         raise RemoteError("step", f"{owed} is accepted without credit, or hard without a slash")
     for (owner, node), amount_nano in step_shares(state, name, step).items():
         state.books.pay(name, owner, amount_nano)
+        run.paid[owner] += amount_nano
         state.nodes[node].earned_nano += amount_nano
     run.carried_units.clear()
     run.carried_upheld.clear()

@@ -179,6 +179,8 @@ class RunState:
     """Steps before this one are never leased again, whatever the lag becomes. It only rises."""
     funded: Counter[NodeId] = field(default_factory=Counter)
     """What each account put into the pool."""
+    paid: Counter[NodeId] = field(default_factory=Counter)
+    """What each account was paid out of it, in all. Settlement on a chain promises exactly this."""
     leases: dict[int, LeaseState] = field(default_factory=dict)
     lease_next: int = 0
     steps: dict[Step, StepState] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any
 
 from prime_coordinator.commands.context import Context, NotReached
 from prime_coordinator.home import load_key, read_lock
-from prime_coordinator.operator import ASK, ORDER_ENDPOINTS, Asked, Given
+from prime_coordinator.operator import ASK, HASTEN, ORDER_ENDPOINTS, Asked, Given, Hasten, Hastened
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.messages import Logged
@@ -48,6 +48,11 @@ class Line:
         """Have an entry written to the log."""
         logged: Logged = self._call(ORDER_ENDPOINTS[type(entry)], entry, run)
         return logged
+
+    def hasten(self) -> Hastened:
+        """Have the log's head brought to the chain at once."""
+        hastened: Hastened = self._call(HASTEN, Hasten(), None)
+        return hastened
 
     def _call(self, endpoint: Any, message: Any, run: RunId | None) -> Any:
         async def call() -> Any:

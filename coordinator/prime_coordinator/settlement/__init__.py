@@ -4,11 +4,14 @@ The books themselves are in the log, whatever settles them. A deposit counts onc
 is no harm.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from prime_protocol.entries import Deposited
+from prime_protocol.entries import Deposited, NodeStatusSet
 from prime_protocol.ids import NodeId
 from prime_protocol.state import State
+
+Order = Deposited | NodeStatusSet
+"""What settlement has the coordinator write."""
 
 
 class Settlement(Protocol):
@@ -18,6 +21,22 @@ class Settlement(Protocol):
         """What a node that has just registered is to be given."""
         ...
 
-    async def collect(self, state: State) -> list[Deposited]:
-        """What came in from outside and does not stand in the books yet."""
+    async def collect(self, state: State) -> list[Order]:
+        """What happened outside and does not stand in the books yet. It never waits for the outside."""
+        ...
+
+    async def run(self, books: Any) -> None:
+        """As long as the coordinator: whatever has to be done outside. `books` is a ledger_view.Books."""
+        ...
+
+    async def close(self) -> None:
+        """The coordinator ends."""
+        ...
+
+    def hasten(self) -> None:
+        """Bring the books outside as soon as can be, if they are brought there at all."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """For people and their programs: where value is kept, and how far the books have been brought there."""
         ...

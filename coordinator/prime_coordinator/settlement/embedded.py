@@ -1,7 +1,10 @@
 """Embedded settlement: balances live in the log alone. On a devnet a faucet makes value, elsewhere the operator."""
 
+import asyncio
 from hashlib import sha256
+from typing import Any
 
+from prime_coordinator.settlement import Order
 from prime_protocol.constants import AMOUNT_NANO_MAX
 from prime_protocol.entries import Deposited
 from prime_protocol.ids import Digest, NetworkId, NodeId
@@ -28,6 +31,19 @@ class EmbeddedSettlement:
         self._left -= 1
         return [Deposited(account=node, amount_nano=self._faucet_nano, reference=reference)]
 
-    async def collect(self, state: State) -> list[Deposited]:
+    async def collect(self, state: State) -> list[Order]:
         """Nothing comes from outside: there is no outside."""
         return []
+
+    async def run(self, books: Any) -> None:
+        """Nothing is to be done, for ever."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def hasten(self) -> None:
+        """There is nowhere to bring them."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "embedded"}

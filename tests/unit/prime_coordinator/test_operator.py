@@ -48,7 +48,7 @@ async def called_by(name: str, world: World, folder: Path) -> AsyncIterator[tupl
 
 def test_every_order_has_its_endpoint() -> None:
     assert set(ORDER_ENDPOINTS) == set(ORDERS)
-    assert len({endpoint.path for endpoint in OPERATOR_ENDPOINTS}) == len(ORDERS) + 1
+    assert len({endpoint.path for endpoint in OPERATOR_ENDPOINTS}) == len(ORDERS) + 2
 
 
 async def test_order_is_in_the_log_and_on_disk_when_it_is_answered(tmp_path: Path) -> None:

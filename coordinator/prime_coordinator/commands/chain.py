@@ -1,0 +1,160 @@
+"""`prime-coordinator chain`: make the contracts of a network, look at them, and bring the log there at once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prime_coordinator.commands.context import Context
+from prime_coordinator.commands.line import Line
+from prime_coordinator.commands.orders import read_address
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import Home, create_key, load_key, locked
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import NetworkId
+from prime_runtime.chain.caps import GasConfig
+from prime_runtime.chain.client import Chain
+from prime_runtime.chain.contracts import find_contracts, run_key
+from prime_runtime.chain.errors import ChainRefused
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import SystemClock
+from prime_runtime.wording import read_amount, show_amount
+
+DEPLOY_CONFIRMATIONS = 2
+
+
+def deploy(context: Context) -> int:
+    """Also where there is no coordinator yet: the contracts come before the network's first entry."""
+    from prime_coordinator.settlement.deployment import Deployer, Wanted
+
+    args, folder = context.args, context.folder.absolute()
+    if Home(folder).config.exists():
+        raise LocalError(
+            f"there is a coordinator in {folder} already; contracts come before its network: choose another"
+        )
+    wanted = Wanted(
+        network=read_network(args.network),
+        unbonding_s=args.unbonding_s,
+        token=read_address(args.token) if args.token else None,
+        supply=read_amount(args.test_token) if args.test_token else 0,
+        supply_to=read_address(args.test_token_to) if args.test_token_to else None,
+    )
+    if (wanted.token is None) == (wanted.supply == 0):
+        raise LocalError(
+            "give --token ADDRESS of the token that stake and pay are in, or --test-token TOKENS to make one"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = context.with_password(CoordinatorConfig(folder=folder, password_file=args.password_file), confirm=True)
+    files = ChainFiles(folder)
+
+    async def work(chain: Chain) -> None:
+        with locked(folder):
+            key = load_key(config) if Home(folder).key.exists() else create_key(config)
+            wallet = Wallet(
+                chain,
+                key,
+                SystemClock(),
+                gas=GasConfig(fee_gwei_max=args.fee_gwei_max),
+                confirmations=DEPLOY_CONFIRMATIONS,
+                book=files.transactions,
+            )
+            contracts = await Deployer(chain, wallet, files, wanted, context.screen.say).deploy()
+        say = context.screen.say
+        say(f"operator     {key.node}")
+        say(f"vault        {contracts.vault.address}")
+        say(f"reward pool  {contracts.pool.address}")
+        say(
+            f"now: prime-coordinator init --folder {folder} --network {wanted.network} --settlement-kind evm"
+            f" --settlement-rpc {args.rpc}"
+        )
+
+    return _with_chain(args.rpc, None, work)
+
+
+def status(context: Context) -> int:
+    """From the chain itself, and from the coordinator where it runs."""
+    config = _evm_config(context)
+    settlement = config.settlement
+
+    async def work(chain: Chain) -> None:
+        contracts = await find_contracts(chain, settlement.court_address)
+        head = await chain.newest()
+        operator = str(await chain.read(contracts.registry, "operator"))
+        lines = [
+            ("chain", f"{contracts.chain_id}, block {head.number}"),
+            ("court", str(contracts.court.address)),
+            ("vault", f"{contracts.vault.address}, holds {await _held(chain, contracts, contracts.vault.address)}"),
+            ("reward pool", f"{contracts.pool.address}, holds {await _held(chain, contracts, contracts.pool.address)}"),
+            ("operator", f"{operator}, {await chain.balance_wei(read_address(operator.lower())) / 10**18:.4f} for gas"),
+        ]
+        for run in context.args.run or await _runs(context):
+            lines += await _run_lines(chain, contracts, run)
+        context.screen.show(context.screen.facts(lines))
+
+    bearer = settlement.rpc_bearer.reveal() if settlement.rpc_bearer else None
+    return _with_chain(settlement.rpc, bearer, work)
+
+
+def anchor(context: Context) -> int:
+    """The running coordinator does it: two must not use its key at once."""
+    _evm_config(context)
+    told = Line(context).hasten()
+    context.screen.say(f"the log's {told.size} entries are anchored at the next look at the chain")
+    return 0
+
+
+# --- Small parts ------------------------------------------------------------------------------------------------------
+
+
+def _with_chain(rpc: str, bearer: str | None, work: Callable[[Chain], Awaitable[None]]) -> int:
+    async def run() -> None:
+        chain = Chain(rpc, bearer=bearer)
+        try:
+            await work(chain)
+        finally:
+            await chain.close()
+
+    asyncio.run(run())
+    return 0
+
+
+def _evm_config(context: Context) -> CoordinatorConfig:
+    config = context.load_config()
+    if not config.settlement.is_evm:
+        raise LocalError("this network's value lives in its log alone: settlement.kind is embedded")
+    return config
+
+
+async def _held(chain: Chain, contracts: Any, account: Any) -> str:
+    units = int(await chain.read(contracts.token, "balanceOf", account))
+    return f"{show_amount(units // contracts.scale)} tokens"
+
+
+async def _runs(context: Context) -> list[str]:
+    try:
+        rows = await asyncio.to_thread(Line(context).ask, "runs", {})
+    except LocalError:
+        return []  # it is not running: the chain alone is shown
+    return [row["run"] for row in rows["rows"]]
+
+
+async def _run_lines(chain: Chain, contracts: Any, run: str) -> list[tuple[str, str]]:
+    key, scale = run_key(run), contracts.scale
+    try:
+        await chain.read(contracts.registry, "runOf", key)
+    except ChainRefused:
+        return [(f"run {run}", "is not on the chain yet")]
+    size = await chain.read(contracts.anchor, "latestSize", key)
+    pool = await chain.read(contracts.pool, "poolOf", key)
+    paid = f"epoch {pool['epoch']}, {show_amount(pool['promised'] // scale)} promised in all"
+    rest = f"{show_amount(pool['claimed'] // scale)} claimed, {show_amount(pool['held'] // scale)} in the pool"
+    frozen = await chain.read(contracts.anchor, "frozenAt", key)
+    warning = ", FROZEN: the log told two histories" if frozen else ""
+    return [(f"run {run}", f"{size} entries anchored; {paid}, {rest}{warning}")]
+
+
+def read_network(text: str) -> NetworkId:
+    try:
+        return NetworkId(text)
+    except RemoteError as error:
+        raise LocalError(f"{text!r} is not the name of a network: it {error.problem}") from None

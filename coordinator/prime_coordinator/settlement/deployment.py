@@ -1,0 +1,98 @@
+"""Make a network's contracts, one after the other, each written down as soon as it is there: stopped, it goes on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import NetworkId, NodeId
+from prime_runtime.chain.client import Chain, Contract
+from prime_runtime.chain.contracts import Contracts, find_contracts
+from prime_runtime.chain.wallet import Wallet
+
+TEST_TOKEN = "TestToken"
+GAS_NEEDED = 15_000_000
+"""Of all contracts together, rounded up."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be deployed."""
+
+    network: NetworkId
+    unbonding_s: int
+    token: NodeId | None
+    """None: a test token of ours."""
+    supply: int = 0
+    """Of the test token, in its smallest unit."""
+    supply_to: NodeId | None = None
+    """Who is given the test token; None: whoever deploys."""
+
+
+class Deployer:
+    """One deployment by the coordinator's own key, which gets no right by it that it would not have anyway."""
+
+    def __init__(self, chain: Chain, wallet: Wallet, files: ChainFiles, wanted: Wanted, say: Say) -> None:
+        self._chain = chain
+        self._wallet = wallet
+        self._files = files
+        self._wanted = wanted
+        self._say = say
+        self._made: dict[str, Any] = files.read_deployment()
+
+    async def deploy(self) -> Contracts:
+        """All of it; what was made before is not made again."""
+        wanted = self._wanted
+        self._check(await self._chain.chain_id())
+        await self._check_money()
+        head = await self._chain.newest()
+        self._note(
+            chain_id=await self._chain.chain_id(),
+            network=str(wanted.network),
+            unbonding_s=wanted.unbonding_s,
+            start_block=self._made.get("start_block", head.number),
+        )
+        token = wanted.token or await self._make(TEST_TOKEN, "Test token", "TEST", wanted.supply)
+        if wanted.token is None and wanted.supply_to is not None and "supplied" not in self._made:
+            there = Contract(TEST_TOKEN, token)
+            await self._wallet.do("the supply of test tokens", there, "transfer", wanted.supply_to, wanted.supply)
+            self._note(supplied=str(wanted.supply_to))
+        registry = await self._make("RunRegistry", str(wanted.network), self._wallet.node, wanted.unbonding_s)
+        anchor = await self._make("LogAnchor", registry)
+        court = await self._make("Court", token, registry, anchor)
+        return await find_contracts(self._chain, court)
+
+    def _check(self, chain_id: int) -> None:
+        named = {"chain_id": chain_id, "network": str(self._wanted.network), "unbonding_s": self._wanted.unbonding_s}
+        for name, value in named.items():
+            if self._made.get(name, value) != value:
+                raise LocalError(
+                    f"{self._files.deployment} was begun with {name} {self._made[name]}, not {value}:"
+                    " give the same again, or choose another folder"
+                )
+
+    async def _check_money(self) -> None:
+        head = await self._chain.newest()
+        needed, held = GAS_NEEDED * head.base_fee_wei, await self._chain.balance_wei(self._wallet.node)
+        if held < needed:
+            raise LocalError(
+                f"the coordinator's account {self._wallet.node} holds {held} wei and needs about {needed} for gas:"
+                " send it some and run this again"
+            )
+
+    async def _make(self, name: str, *values: Any) -> NodeId:
+        if name in self._made:
+            return NodeId.parse(self._made[name])
+        if not any(sent.purpose == name for sent in self._wallet.book):
+            await self._wallet.send_data(name, "", self._chain.encode_creation(name, *values))
+        mined = await self._wallet.finish(name)
+        assert mined.contract is not None
+        self._note(**{name: str(mined.contract)})
+        self._say(f"{name} is at {mined.contract}")
+        return mined.contract
+
+    def _note(self, **facts: Any) -> None:
+        self._made.update(facts)
+        self._files.keep_deployment(self._made)

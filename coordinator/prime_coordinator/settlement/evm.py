@@ -1,0 +1,227 @@
+"""Settlement on a chain: follows what its contracts tell, and brings heads, payout roots and slashes there.
+
+The log stays the book of everything, the chain holds stake and money. A chain that is away stops no work: what is due
+is found again from both sides when it is back. This is the one part of the coordinator that knows there is a chain.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.settlement import Order
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_coordinator.settlement.config import SettlementConfig
+from prime_coordinator.settlement.ledger_view import Books
+from prime_coordinator.settlement.poster import Poster
+from prime_coordinator.settlement.vault_events import (
+    Followed,
+    find_unbacked,
+    is_income,
+    make_deposit,
+    not_booked,
+)
+from prime_protocol.constants import AMOUNT_NANO_MAX
+from prime_protocol.entries import Deposited
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import NodeId
+from prime_protocol.signing import WalletKey
+from prime_protocol.state import State
+from prime_runtime.chain.client import Block, Chain, Event
+from prime_runtime.chain.contracts import Contracts, find_contracts
+from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+AWAY_MS_MAX = 60_000
+"""Longest pause between two looks for a chain that is away."""
+
+
+class EvmSettlement:
+    """One network's, on one chain."""
+
+    def __init__(self, config: SettlementConfig, key: WalletKey, folder: Path, clock: Clock) -> None:
+        self._config = config
+        self._key = key
+        self._clock = clock
+        self._files = ChainFiles(folder)
+        self._chain = Chain(config.rpc, bearer=config.rpc_bearer.reveal() if config.rpc_bearer else None)
+        self._wallet = Wallet(
+            self._chain,
+            key,
+            clock,
+            gas=config.gas,
+            confirmations=config.confirmations,
+            book=self._files.transactions,
+        )
+        self._followed = self._files.read_followed(config.start_block)
+        self._waiting: list[Deposited] = []
+        """Deposits on the chain that the log does not have yet."""
+        self._contracts: Contracts | None = None
+        self._poster: Poster | None = None
+        self._is_current = False
+        """Whether every block that lies deep enough was followed."""
+        self._head = 0
+        self._problem = "it was not looked at yet"
+
+    # --- For the server ---------------------------------------------------------------------------------------------
+
+    def welcome(self, state: State, node: NodeId) -> list[Deposited]:
+        """Nothing is given: who wants stake puts it into the vault."""
+        return []
+
+    async def collect(self, state: State) -> list[Order]:
+        """Deposits of the chain, and nodes whose stake has left it."""
+        room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
+        orders: list[Order] = []
+        for deposit in not_booked(self._waiting, state.references):
+            if deposit.amount_nano > room_nano:
+                log.error(
+                    "a deposit of %d nano by %s is more than the books hold", deposit.amount_nano, deposit.account
+                )
+                continue
+            room_nano -= deposit.amount_nano
+            orders.append(deposit)
+        if self._is_current and self._contracts is not None and not orders:
+            orders += find_unbacked(state, self._followed.stakes, self._contracts.scale)
+        return orders
+
+    async def run(self, books: Books) -> None:
+        """As long as the coordinator. Nothing that happens on the chain ends it."""
+        wait_ms = self._config.poll_ms
+        while True:
+            try:
+                await self.settle(books)
+                self._note("")
+                wait_ms = self._config.poll_ms
+            except (ChainAway, ChainRefused) as error:
+                self._note(str(error))
+                wait_ms = min(max(AWAY_MS_MAX, self._config.poll_ms), 2 * wait_ms)
+            await self._clock.sleep_ms(wait_ms)
+
+    async def close(self) -> None:
+        await self._chain.close()
+
+    def hasten(self) -> None:
+        """Anchor at the next look, whatever the epoch."""
+        if self._poster is not None:
+            self._poster.is_hastened = True
+
+    def describe(self) -> dict[str, Any]:
+        contracts = self._contracts
+        named = ("court", "vault", "pool", "registry", "anchor", "token")
+        return {
+            "kind": "evm",
+            "chain_id": contracts.chain_id if contracts else None,
+            "contracts": {name: str(getattr(contracts, name).address) for name in named} if contracts else {},
+            "head": self._head,
+            "followed": self._followed.block,
+            "problem": self._problem,
+            "on_their_way": [sent.purpose for sent in self._wallet.book if sent.mined_in is None],
+            "put_off": dict(self._poster.trouble) if self._poster else {},
+            "anchors": self._followed.anchors[::-1],
+            "promises": self._followed.promises[::-1],
+        }
+
+    def payout_file(self, run: Any, epoch: int) -> Path:
+        """What the root of an epoch was made of."""
+        return self._files.payout(run, epoch)
+
+    # --- One look at the chain --------------------------------------------------------------------------------------
+
+    async def settle(self, books: Books) -> None:
+        """Follow, look after what was sent, and send what is due. ChainAway where the chain is."""
+        poster = self._poster or await self._connect(books.core.state)
+        head = await self._chain.newest()
+        self._head = head.number
+        await self._follow(books, head)
+        await self._wallet.tend(head)
+        if self._is_current:
+            await poster.post(books, self._followed, head)
+
+    async def _connect(self, state: State) -> Poster:
+        contracts = await find_contracts(self._chain, self._config.court_address)
+        if contracts.domain != state.domain:
+            raise ChainAway(
+                f"this is chain {contracts.chain_id} with the court {contracts.court.address}, and the network was"
+                f" created on chain {state.domain.chain_id} with {state.domain.contract}: is settlement.rpc right?"
+            )
+        self._contracts = contracts
+        self._poster = Poster(self._chain, contracts, self._wallet, self._key, self._files, self._config)
+        log.info("settling on chain %d, court %s", contracts.chain_id, contracts.court.address)
+        return self._poster
+
+    async def _follow(self, books: Books, head: Block) -> None:
+        """Take in what lies deep enough. The place is kept when the log has it all on disk."""
+        await self._check_history()
+        while (span := self._followed.next_span(head.number, self._config.confirmations)) is not None:
+            self._is_current = False
+            last = await self._chain.block(span[-1])
+            assert self._contracts is not None
+            events = await self._chain.events(self._contracts.told, span[0], span[-1])
+            if last is None:
+                return  # the chain became shorter while we looked
+            if not await self._book(books, [event for event in events if is_income(event)]):
+                return  # the log will have them at the next look
+            for event in events:
+                self._followed.take(event)
+            self._followed.block, self._followed.hash = last.number, last.hash
+            self._files.keep_followed(self._followed)
+        self._is_current = True
+
+    async def _check_history(self) -> None:
+        """Begin anew where the chain has dropped a block that was believed."""
+        followed = self._followed
+        if not followed.hash:
+            return
+        seen = await self._chain.block(followed.block)
+        if seen is not None and seen.hash == followed.hash:
+            return
+        log.error(
+            "the chain has another block %d than was believed: a reorganisation of over %d blocks, or another chain."
+            " Everything is read again",
+            followed.block,
+            self._config.confirmations,
+        )
+        self._followed = Followed(block=self._config.start_block - 1)
+
+    async def _book(self, books: Books, events: list[Event]) -> bool:
+        """Whether the log has all these deposits on disk; those that it lacks are told to `collect`."""
+        assert self._contracts is not None
+        found = []
+        for event in events:
+            mined = await self._chain.mined(event.transaction)
+            if mined is None:
+                raise ChainAway(f"transaction {event.transaction} is gone again")
+            source = self._contracts.vault if event.contract == "StakeVault" else self._contracts.pool
+            found.append(
+                make_deposit(
+                    event,
+                    chain_id=self._contracts.chain_id,
+                    contract=source.address,
+                    place=event.index - mined.first_event,
+                    scale=self._contracts.scale,
+                )
+            )
+        room_nano = AMOUNT_NANO_MAX - books.core.state.books.deposited_nano
+        self._waiting = [
+            deposit for deposit in not_booked(found, books.core.state.references) if deposit.amount_nano <= room_nano
+        ]
+        if self._waiting:
+            return False
+        await books.commit()
+        return True
+
+    def _note(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.warning("settlement waits, work goes on: %s", problem)
+        elif self._problem and not problem:
+            log.info("settlement follows the chain at block %d", self._followed.block)
+        self._problem = problem
+
+
+def open_evm(config: SettlementConfig, key: WalletKey, folder: Path, clock: Clock) -> EvmSettlement:
+    if not config.court:
+        raise LocalError("settlement.court is empty: make the contracts with: prime-coordinator chain deploy")
+    return EvmSettlement(config, key, folder, clock)

@@ -1,0 +1,336 @@
+"""Carries out what posting.py finds due: gathers both sides' facts, and turns an action into one transaction."""
+
+import logging
+from typing import Any
+
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_coordinator.settlement.chain_terms import ChainTerms, chain_terms
+from prime_coordinator.settlement.config import SettlementConfig
+from prime_coordinator.settlement.ledger_view import Books, last_payout, list_slashed, read_case
+from prime_coordinator.settlement.papers import (
+    SlashCase,
+    choose_judges,
+    entry_words,
+    receipt_words,
+    verdict_words,
+)
+from prime_coordinator.settlement.posting import (
+    Action,
+    Anchor,
+    CloseRun,
+    CreateRun,
+    Execute,
+    Judge,
+    Payable,
+    PoolOnChain,
+    PostRoot,
+    Propose,
+    Refund,
+    RunInLog,
+    RunOnChain,
+    RunPhase,
+    SetTerms,
+    SlashInLog,
+    SlashOnChain,
+    SlashPhase,
+    is_over,
+    list_actions,
+)
+from prime_coordinator.settlement.vault_events import Followed, Stake
+from prime_protocol.entries import RunStatus, VerdictGiven
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.merkle import root_of
+from prime_protocol.payout_tree import PayoutTree
+from prime_protocol.signing import WalletKey
+from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead
+from prime_protocol.typed_data import sign_document
+from prime_runtime.chain.client import Block, Chain
+from prime_runtime.chain.contracts import Contracts, run_key
+from prime_runtime.chain.errors import ChainRefused
+from prime_runtime.chain.wallet import Wallet
+
+log = logging.getLogger(__name__)
+
+FAR = 2**48 - 1
+"""A time after every announced change of terms."""
+NOTICE_ROOM_S = 3_600
+"""Beyond the notice that new terms need: the transaction takes its time."""
+LOST = ("SlashTooLate", "NothingToSlash")
+"""Refusals of a slash that waiting does not change."""
+ACTIONS_AT_ONCE = 16
+"""Transactions in one look at the chain, where each comes into its block at once."""
+
+
+class Poster:
+    """For one network."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        contracts: Contracts,
+        wallet: Wallet,
+        key: WalletKey,
+        files: ChainFiles,
+        config: SettlementConfig,
+    ) -> None:
+        self._chain = chain
+        self._contracts = contracts
+        self._wallet = wallet
+        self._key = key
+        self._files = files
+        self._config = config
+        self._payable: dict[RunId, Payable] = {}
+        """What accounts were paid at the size that was last anchored from here."""
+        self._since: dict[RunId, int] = {}
+        """Slashes that were proposed in the log before this index are over."""
+        self._held: dict[Action, int] = {}
+        """Actions that a contract refused, and when they may be tried again."""
+        self._cases: dict[Digest, SlashCase] = {}
+        self._lost: set[Digest] = set()
+        """Slashes that the court will never open any more."""
+        self.is_hastened = False
+        """Anchor now, whatever the epoch."""
+        self.trouble: dict[str, str] = {}
+        """What the chain refuses, by action, for people."""
+
+    async def post(self, books: Books, followed: Followed, head: Block) -> None:
+        """Everything that is due, one transaction after the other, as far as they come into blocks."""
+        for _ in range(ACTIONS_AT_ONCE):
+            if self._wallet.is_busy or not await self._post_one(books, followed, head):
+                return
+            head = await self._chain.newest()
+            await self._wallet.tend(head)
+
+    async def _post_one(self, books: Books, followed: Followed, head: Block) -> bool:
+        """Send what is most urgent; False where nothing is due, or everything due is refused."""
+        for name in list(books.core.state.runs):
+            on_chain = await self._read_run(name)
+            in_log = await self._read_log(books, name, on_chain, followed)
+            for action in list_actions(in_log, on_chain, head.time_s, is_hastened=self.is_hastened):
+                if self._held.get(action, 0) <= head.time_s and await self._try(action, books, followed, head):
+                    return True
+        self.is_hastened = False
+        return False
+
+    async def _try(self, action: Action, books: Books, followed: Followed, head: Block) -> bool:
+        name = type(action).__name__
+        try:
+            await self._do(action, books, followed, head)
+        except ChainRefused as error:
+            if isinstance(action, Propose) and error.name in LOST:
+                self._lost.add(action.submission)
+            self._hold(action, head, str(error))
+            return False
+        except LocalError as error:
+            if type(error) is not LocalError:
+                raise
+            self._hold(action, head, str(error))
+            return False
+        self._held.pop(action, None)
+        self.trouble.pop(repr(action), None)
+        log.info("%s of %s is on its way to the chain", name, action.run)
+        return True
+
+    def _hold(self, action: Action, head: Block, why: str) -> None:
+        """One that is refused must not keep the others waiting."""
+        self._held[action] = head.time_s + max(1, self._config.epoch_ms // 1000)
+        self.trouble[repr(action)] = why
+        log.warning("%s of %s is put off: %s", type(action).__name__, action.run, why)
+
+    # --- Facts ------------------------------------------------------------------------------------------------------
+
+    async def _read_run(self, name: RunId) -> RunOnChain:
+        read, at, run = self._chain.read, self._contracts, run_key(name)
+        try:
+            known = await read(at.registry, "runOf", run)
+        except ChainRefused as error:
+            if error.name == "RunUnknown":
+                return RunOnChain()
+            raise
+        size = int(await read(at.anchor, "latestSize", run))
+        newest = await read(at.anchor, "headAt", run, size) if size else {"anchoredAt": 0}
+        pool = await read(at.pool, "poolOf", run)
+        return RunOnChain(
+            phase=RunPhase(known["status"]),
+            terms=ChainTerms.read(await read(at.registry, "termsAt", run, FAR)),
+            size=size,
+            anchored_at=int(newest["anchoredAt"]),
+            is_frozen=bool(await read(at.anchor, "frozenAt", run)),
+            pool=PoolOnChain(
+                held=pool["held"],
+                claimed=pool["claimed"],
+                promised=pool["promised"],
+                epoch=pool["epoch"],
+                since=pool["promisedAt"] or known["createdAt"],
+            ),
+            slashes=await self._read_slashes(name),
+        )
+
+    async def _read_slashes(self, name: RunId) -> dict[Digest, SlashOnChain]:
+        found = {}
+        for submission in self._cases:
+            seen = await self._chain.read(self._contracts.court, "slashOf", submission)
+            phase = SlashPhase(seen["status"])
+            if phase is SlashPhase.NONE or bytes(seen["run"]) == run_key(name):
+                found[submission] = SlashOnChain(phase, seen["appealUntil"], seen["judgeUntil"])
+        return found
+
+    async def _read_log(self, books: Books, name: RunId, on_chain: RunOnChain, followed: Followed) -> RunInLog:
+        run = books.core.state.runs[name]
+        slashes = await self._follow_slashes(books, name, on_chain, followed)
+        payable = self._payable.get(name)
+        if (payable is None or payable.size != on_chain.size) and await last_payout(books.log, name) < on_chain.size:
+            payable = Payable(on_chain.size, self._units(run.paid))
+        return RunInLog(
+            name=name,
+            terms=chain_terms(run.terms, self._config, self._contracts.scale),
+            size=books.writer.size,
+            is_closed=run.status is RunStatus.CLOSED,
+            payable=payable,
+            paid_total=sum(run.paid.values()) * self._contracts.scale,
+            slashes=tuple(slashes),
+        )
+
+    def _units(self, paid: dict[NodeId, int]) -> dict[NodeId, int]:
+        return {account: nano * self._contracts.scale for account, nano in paid.items() if nano > 0}
+
+    async def _follow_slashes(
+        self, books: Books, name: RunId, on_chain: RunOnChain, followed: Followed
+    ) -> list[SlashInLog]:
+        """The slashes of a run that are not over; those that are, are not read again."""
+        found, is_first = [], True
+        for submission in await list_slashed(books.log, name, self._since.get(name, 0)):
+            case = self._cases.get(submission)
+            if case is None or case.ended is None:
+                case = self._cases[submission] = await read_case(books.log, submission)
+            slash = self._describe(case, on_chain, followed)
+            if submission in self._lost or is_over(slash, on_chain):
+                if is_first:
+                    self._since[name] = case.proposed + 1
+                    self._cases.pop(submission, None)
+                continue
+            is_first = False
+            found.append(slash)
+        return found
+
+    def _describe(self, case: SlashCase, on_chain: RunOnChain, followed: Followed) -> SlashInLog:
+        quorum = on_chain.terms.quorum if on_chain.terms else 0
+        deciding = self._choose(case, case.deciding(), on_chain, followed, followed.judges.get(str(case.submission)))
+        can_judge = 0 < quorum <= len(deciding)
+        return SlashInLog(case.submission, case.proposed, case.ended, case.is_executed, can_judge)
+
+    def _choose(
+        self,
+        case: SlashCase,
+        given: list[VerdictGiven],
+        on_chain: RunOnChain,
+        followed: Followed,
+        barred: list[str] | None,
+    ) -> list[VerdictGiven]:
+        """Verdicts that the court will count: of validators with enough in the vault, none of an owner barred."""
+        terms = on_chain.terms
+        if terms is None or barred is None:
+            return []
+
+        def is_fit(validator: NodeId) -> bool:
+            held = followed.stakes.get(str(validator), Stake())
+            return held.stake + held.unbonding >= terms.stakeMin and held.owner not in barred
+
+        return choose_judges(given, is_fit, {NodeId.parse(each) for each in barred}, terms.quorum)
+
+    # --- Doing ------------------------------------------------------------------------------------------------------
+
+    async def _do(self, action: Action, books: Books, followed: Followed, head: Block) -> None:
+        at, run = self._contracts, run_key(action.run)
+        name = f"{type(action).__name__} {action.run}"
+        send = self._wallet.send
+        match action:
+            case CreateRun(terms=terms):
+                self._check_windows(terms, await self._chain.read(at.registry, "unbondingDelay"))
+                await send(name, at.registry, "createRun", (str(action.run), self._key.node, terms.words()))
+            case SetTerms(terms=terms):
+                notice_s = int(await self._chain.read(at.registry, "unbondingDelay"))
+                self._check_windows(terms, notice_s)
+                starts = head.time_s + notice_s + NOTICE_ROOM_S
+                await send(name, at.registry, "setTerms", (run, starts, terms.words()))
+            case CloseRun():
+                await send(name, at.registry, "setStatus", (run, int(RunPhase.CLOSED)))
+            case Anchor():
+                await send(name, at.anchor, "anchor", await self._anchor_values(books, action.run))
+            case PostRoot(epoch=epoch):
+                await send(name, at.pool, "postRoot", await self._root_values(books, action.run, epoch))
+            case Propose(submission=submission):
+                values = await self._propose_values(books, action.run, submission, followed)
+                await send(f"{name} {submission}", at.court, "propose", values)
+            case Judge(submission=submission):
+                values = await self._judge_values(books, action.run, submission, followed)
+                await send(f"{name} {submission}", at.court, "judge", values)
+            case Execute(submission=submission):
+                await send(f"{name} {submission}", at.court, "execute", (submission,))
+            case Refund(submission=submission):
+                await send(f"{name} {submission}", at.court, "refund", (submission,))
+
+    def _check_windows(self, terms: ChainTerms, unbonding_s: int) -> None:
+        if terms.windows_s > unbonding_s:
+            raise LocalError(
+                f"a slash may take {terms.windows_s} s, and stake leaves the vault after {unbonding_s} s:"
+                " shorten settlement.slash_window_ms, or the run's appeal_ms and judgement_ms"
+            )
+
+    async def _anchor_values(self, books: Books, name: RunId) -> tuple[Any, ...]:
+        """A head over everything so far, and what everybody was paid then: the next root is over the same entries."""
+        state = books.core.state
+        size, paid = state.size, self._units(state.runs[name].paid)
+        await books.commit()
+        old_size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
+        root = root_of(size, books.writer.tree.get_node)
+        proof = books.writer.consistency_proof(old_size, size) if old_size else ()
+        head = TreeHead(ORIGIN_PREFIX + books.core.scribe.ledger.network, size, root)
+        signature = sign_document(self._key, head, self._contracts.head_domain)
+        self._payable[name] = Payable(size, paid)
+        return run_key(name), size, root, [bytes(each) for each in proof], bytes(signature)
+
+    async def _root_values(self, books: Books, name: RunId, epoch: int) -> tuple[Any, ...]:
+        size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
+        payable = self._payable.get(name)
+        if payable is None or payable.size != size:
+            payable = Payable(size, self._units(books.core.state.runs[name].paid))
+        tree = PayoutTree(payable.paid)
+        scale = self._contracts.scale
+        self._files.keep_payout(name, epoch, size, {key: units // scale for key, units in payable.paid.items()})
+        return run_key(name), epoch, size, tree.root, tree.total
+
+    async def _propose_values(
+        self, books: Books, name: RunId, submission: Digest, followed: Followed
+    ) -> tuple[Any, ...]:
+        case, on_chain = self._cases[submission], await self._read_run(name)
+        assert case.submitted is not None and case.evidence is not None
+        owner = followed.stakes.get(str(case.submitted.receipt.node), Stake()).owner
+        chosen = self._choose(case, case.accusing(), on_chain, followed, [owner] if owner else [])
+        entry = await self._entry(books, name, case.proposed, submission, case.evidence)
+        verdicts = [verdict_words(each) for each in chosen]
+        return run_key(name), receipt_words(case.submitted), verdicts, case.evidence, entry
+
+    async def _judge_values(self, books: Books, name: RunId, submission: Digest, followed: Followed) -> tuple[Any, ...]:
+        case, on_chain = self._cases[submission], await self._read_run(name)
+        judges = followed.judges[str(submission)]
+        chosen = self._choose(case, case.deciding(), on_chain, followed, judges)
+        assert case.ended is not None
+        entry = await self._entry(books, name, case.ended, submission, None)
+        verdicts = [verdict_words(each) for each in chosen]
+        return submission, [NodeId.parse(each) for each in judges], verdicts, entry
+
+    async def _entry(
+        self, books: Books, name: RunId, index: int, submission: Digest, evidence: Digest | None
+    ) -> tuple[Any, ...]:
+        """The log's own entry, in the first anchored head that covers it."""
+        (leaf,) = await books.log.read(index, index + 1)
+        size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
+        while True:
+            found = await self._chain.read(self._contracts.anchor, "headAt", run_key(name), size)
+            if found["previous"] <= index:
+                break
+            size = int(found["previous"])
+        proof = books.writer.inclusion_proof(index, size)
+        return entry_words(leaf, index, size, proof, submission, evidence)

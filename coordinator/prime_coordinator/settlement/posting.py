@@ -1,0 +1,223 @@
+"""What to bring to the chain next: from what the log says and what the chain says, nothing else. Pure.
+
+It is decided anew each time, so a coordinator that was killed between two transactions, or a chain that took some back,
+needs no repair: what is missing is found and sent. All times are seconds of the chain's clock.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from prime_coordinator.settlement.chain_terms import ChainTerms
+from prime_protocol.ids import Digest, NodeId, RunId
+
+
+class RunPhase(IntEnum):
+    """IRunRegistry.RunStatus."""
+
+    NONE = 0
+    ACTIVE = 1
+    PAUSED = 2
+    CLOSED = 3
+
+
+class SlashPhase(IntEnum):
+    """ICourt.SlashStatus."""
+
+    NONE = 0
+    OPEN = 1
+    APPEALED = 2
+    EXECUTED = 3
+    REFUNDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Payable:
+    """What the accounts of a run were paid in all, after so many entries."""
+
+    size: int
+    paid: Mapping[NodeId, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.paid.values())
+
+
+@dataclass(frozen=True, slots=True)
+class SlashInLog:
+    """A slash, as the log tells it."""
+
+    submission: Digest
+    proposed: int
+    """Index of its SlashProposed entry."""
+    ended: int | None = None
+    is_executed: bool = False
+    can_judge: bool = False
+    """Others of the appeal's rounds have signed what was found, as many as the quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlashOnChain:
+    phase: SlashPhase = SlashPhase.NONE
+    appeal_until: int = 0
+    judge_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOnChain:
+    held: int = 0
+    claimed: int = 0
+    promised: int = 0
+    epoch: int = 0
+    since: int = 0
+    """When the newest root came; the run's creation before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOnChain:
+    """What the chain says of a run."""
+
+    phase: RunPhase = RunPhase.NONE
+    terms: ChainTerms | None = None
+    """The last that were announced."""
+    size: int = 0
+    """Of the newest anchored head."""
+    anchored_at: int = 0
+    is_frozen: bool = False
+    pool: PoolOnChain = field(default_factory=PoolOnChain)
+    slashes: Mapping[Digest, SlashOnChain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunInLog:
+    name: RunId
+    terms: ChainTerms
+    size: int
+    """Entries of the whole log."""
+    is_closed: bool
+    payable: Payable | None
+    """At the size of the newest anchored head; None where that is not known here."""
+    paid_total: int
+    slashes: tuple[SlashInLog, ...]
+
+
+# --- What can be done -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRun:
+    run: RunId
+    terms: ChainTerms
+
+
+@dataclass(frozen=True, slots=True)
+class SetTerms:
+    run: RunId
+    terms: ChainTerms
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun:
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class PostRoot:
+    run: RunId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    run: RunId
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    run: RunId
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    run: RunId
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Refund:
+    run: RunId
+    submission: Digest
+
+
+Action = CreateRun | SetTerms | CloseRun | Anchor | PostRoot | Propose | Judge | Execute | Refund
+
+
+def list_actions(log: RunInLog, chain: RunOnChain, now: int, *, is_hastened: bool = False) -> Iterator[Action]:
+    """Everything that is due for a run, most urgent first: who is accused waits the least."""
+    if chain.phase is RunPhase.NONE:
+        if not log.is_closed:
+            yield CreateRun(log.name, log.terms)
+        return
+    assert chain.terms is not None
+    for slash in log.slashes:
+        action = slash_action(log.name, slash, chain, now)
+        if action is not None:
+            yield action
+    if chain.is_frozen or chain.phase is RunPhase.CLOSED:
+        return
+    if log.size > chain.size and (is_hastened or now - chain.anchored_at >= chain.terms.epochTime):
+        yield Anchor(log.name)
+    if can_promise(log, chain, now):
+        yield PostRoot(log.name, chain.pool.epoch + 1)
+    if chain.terms != log.terms:
+        yield SetTerms(log.name, log.terms)
+    if log.is_closed and not is_owing(log, chain):
+        yield CloseRun(log.name)
+
+
+def slash_action(run: RunId, slash: SlashInLog, chain: RunOnChain, now: int) -> Action | None:
+    seen = chain.slashes.get(slash.submission, SlashOnChain())
+    if chain.is_frozen:
+        is_open = seen.phase in (SlashPhase.OPEN, SlashPhase.APPEALED)
+        return Refund(run, slash.submission) if is_open else None
+    if seen.phase is SlashPhase.NONE:
+        return Propose(run, slash.submission) if slash.proposed < chain.size else None
+    if seen.phase is SlashPhase.OPEN and now >= seen.appeal_until:
+        return Execute(run, slash.submission) if slash.is_executed else None
+    if seen.phase is SlashPhase.APPEALED:
+        if now >= seen.judge_until:
+            return Refund(run, slash.submission)
+        is_anchored = slash.ended is not None and slash.ended < chain.size
+        return Judge(run, slash.submission) if is_anchored and slash.can_judge else None
+    return None
+
+
+def can_promise(log: RunInLog, chain: RunOnChain, now: int) -> bool:
+    """The bounds that the pool checks too: one root an epoch, inside its budget, never more than it holds."""
+    pool, terms = chain.pool, chain.terms
+    assert terms is not None
+    if log.payable is None or log.payable.size != chain.size or log.payable.total <= pool.promised:
+        return False
+    epochs = (now - pool.since) // terms.epochTime
+    is_in_budget = log.payable.total - pool.promised <= epochs * terms.epochBudget
+    return epochs > 0 and is_in_budget and log.payable.total - pool.claimed <= pool.held
+
+
+def is_owing(log: RunInLog, chain: RunOnChain) -> bool:
+    """Whether something of the run has still to be promised, or a slash to be ended."""
+    ended = (SlashPhase.EXECUTED, SlashPhase.REFUNDED)
+    is_judging = any(chain.slashes.get(slash.submission, SlashOnChain()).phase not in ended for slash in log.slashes)
+    return log.paid_total > chain.pool.promised or is_judging
+
+
+def is_over(slash: SlashInLog, chain: RunOnChain) -> bool:
+    """Whether a slash needs no more looking after."""
+    phase = chain.slashes.get(slash.submission, SlashOnChain()).phase
+    return phase in (SlashPhase.EXECUTED, SlashPhase.REFUNDED)

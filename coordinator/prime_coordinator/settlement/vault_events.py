@@ -1,0 +1,152 @@
+"""What the chain has told so far: whose stake stands behind which node, what came in, what was anchored. Pure.
+
+Events are taken once they lie as deep as the settings ask. If the chain turns out to have another history still, all is
+read again from the deployment on: a deposit counts once by its reference, so nothing is booked twice.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from prime_protocol.beacon import u64
+from prime_protocol.digests import digest_fields
+from prime_protocol.entries import Deposited, NodeStatus, NodeStatusSet
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.state import State
+
+BLOCKS_AT_ONCE = 2_000
+"""Asked for in one go; public nodes refuse more."""
+SHOWN_MAX = 200
+"""Anchors and payout roots that are remembered for people."""
+UNBACKED = "its stake has left the vault on the chain"
+
+
+class Told(Protocol):
+    """An event, as the chain's client decodes it."""
+
+    @property
+    def contract(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> Mapping[str, Any]: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def transaction(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Stake:
+    """What the vault holds for a node."""
+
+    owner: str = ""
+    stake: int = 0
+    unbonding: int = 0
+    escrow: int = 0
+
+
+@dataclass(slots=True)
+class Followed:
+    """Everything that was taken in, and up to which block."""
+
+    block: int
+    """The last one."""
+    hash: str = ""
+    stakes: dict[str, Stake] = field(default_factory=dict)
+    """By node."""
+    judges: dict[str, list[str]] = field(default_factory=dict)
+    """By submission: who is behind a slash before the court, and the owners behind them."""
+    anchors: list[dict[str, Any]] = field(default_factory=list)
+    promises: list[dict[str, Any]] = field(default_factory=list)
+
+    def next_span(self, head: int, confirmations: int) -> range | None:
+        """Blocks to read next: as far as they lie deep enough."""
+        first, last = self.block + 1, min(head - confirmations, self.block + BLOCKS_AT_ONCE)
+        return range(first, last + 1) if first <= last else None
+
+    def take(self, event: Told) -> None:
+        """Fold one event in; the order is that of the chain."""
+        values = event.values
+        match event.contract, event.name:
+            case "StakeVault", "Bound":
+                self.stakes[low(values["node"])] = Stake(low(values["owner"]))
+            case "StakeVault", name if "node" in values:
+                self._move(self.stakes.setdefault(low(values["node"]), Stake()), name, int(values["amount"]))
+            case "Court", "SlashProposed":
+                self.judges["0x" + bytes(values["submission"]).hex()] = [low(each) for each in values["judges"]]
+            case "Court", "SlashExecuted" | "SlashOverturned":
+                self.judges.pop("0x" + bytes(values["submission"]).hex(), None)
+            case "LogAnchor", "Anchored":
+                self._show(self.anchors, event, ("size",))
+            case "RewardPool", "Promised":
+                self._show(self.promises, event, ("epoch", "total", "headSize", "maturesAt"))
+            case _:
+                pass
+
+    def _move(self, stake: Stake, name: str, amount: int) -> None:
+        match name:
+            case "Deposited":
+                stake.stake += amount
+            case "Unbonded":
+                stake.stake -= amount
+                stake.unbonding += amount
+            case "Withdrawn":
+                stake.unbonding -= amount
+            case "Seized":
+                from_stake = min(amount, stake.stake)
+                stake.stake -= from_stake
+                stake.unbonding -= amount - from_stake
+                stake.escrow += amount
+            case "Restored":
+                stake.escrow -= amount
+                stake.stake += amount
+            case "Forfeited":
+                stake.escrow -= amount
+            case _:
+                pass
+
+    def _show(self, rows: list[dict[str, Any]], event: Told, names: tuple[str, ...]) -> None:
+        facts = {name: int(event.values[name]) for name in names}
+        run, root = bytes(event.values["run"]).hex(), bytes(event.values["root"]).hex()
+        rows.append(
+            {"run": f"0x{run}", "root": f"0x{root}", **facts, "block": event.block, "transaction": event.transaction}
+        )
+        del rows[:-SHOWN_MAX]
+
+
+def low(address: str) -> str:
+    return address.lower()
+
+
+def is_income(event: Told) -> bool:
+    """Whether value came into a contract that the log has to know of."""
+    return (event.contract, event.name) in (("StakeVault", "Deposited"), ("RewardPool", "Funded"))
+
+
+def make_deposit(event: Told, *, chain_id: int, contract: NodeId, place: int, scale: int) -> Deposited:
+    """`place` is the event's among its transaction's: the same one in whatever block the transaction ends up."""
+    account = event.values["owner" if event.name == "Deposited" else "funder"]
+    transaction = bytes.fromhex(event.transaction.removeprefix("0x"))
+    reference = digest_fields("prime-swarm chain deposit", u64(chain_id), contract, transaction, u64(place))
+    amount_nano = int(event.values["amount"]) // scale
+    return Deposited(account=NodeId.parse(low(account)), amount_nano=amount_nano, reference=reference)
+
+
+def find_unbacked(state: State, stakes: Mapping[str, Stake], scale: int) -> list[NodeStatusSet]:
+    """Nodes whose stake in the log is no longer in the vault get no work, until it is."""
+    orders = []
+    for node, known in state.nodes.items():
+        held = stakes.get(str(node), Stake())
+        is_owners = held.owner == str(state.owners[node])
+        backed_nano = (held.stake + held.escrow) // scale if is_owners else 0
+        is_backed = state.stake_of(node) <= backed_nano
+        if not is_backed and known.status is NodeStatus.ACTIVE:
+            orders.append(NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=UNBACKED))
+        elif is_backed and known.status is NodeStatus.DRAINED and known.reason == UNBACKED:
+            orders.append(NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason="its stake is in the vault again"))
+    return orders
+
+
+def not_booked(deposits: Iterable[Deposited], references: set[Digest]) -> list[Deposited]:
+    return [deposit for deposit in deposits if deposit.reference not in references and deposit.amount_nano > 0]

@@ -1,0 +1,73 @@
+"""Where our contracts are: all of them follow from the court."""
+
+from dataclasses import dataclass
+
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import NodeId
+from prime_protocol.signing import keccak
+from prime_protocol.typed_data import Domain
+from prime_runtime.chain.client import Chain, Contract
+from prime_runtime.chain.errors import ChainAway
+
+NANO_DECIMALS = 9
+"""The log counts in 10^-9 of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contracts:
+    """The contracts of one network."""
+
+    chain_id: int
+    court: Contract
+    vault: Contract
+    pool: Contract
+    registry: Contract
+    anchor: Contract
+    token: Contract
+    scale: int
+    """Units of the token in a nano."""
+
+    @property
+    def domain(self) -> Domain:
+        """For which receipts are signed: the network's own."""
+        return Domain(self.chain_id, self.court.address)
+
+    @property
+    def head_domain(self) -> Domain:
+        return Domain(self.chain_id, self.anchor.address)
+
+    @property
+    def told(self) -> list[Contract]:
+        """Those whose events are followed."""
+        return [self.vault, self.court, self.anchor, self.pool]
+
+
+async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
+    """Ask the court for the others."""
+    at = Contract("Court", court)
+    if not await chain.has_code(court):
+        raise ChainAway(f"there is no contract at {court} on this chain; is it the right chain?")
+    named = {name: await _ask(chain, at, name) for name in ("vault", "pool", "registry", "logAnchor", "token")}
+    token = Contract("TestToken", named["token"])
+    decimals = int(await chain.read(token, "decimals"))
+    if decimals < NANO_DECIMALS:
+        raise LocalError(f"the token has {decimals} decimals, at least {NANO_DECIMALS} are needed")
+    return Contracts(
+        await chain.chain_id(),
+        at,
+        Contract("StakeVault", named["vault"]),
+        Contract("RewardPool", named["pool"]),
+        Contract("RunRegistry", named["registry"]),
+        Contract("LogAnchor", named["logAnchor"]),
+        token,
+        10 ** (decimals - NANO_DECIMALS),
+    )
+
+
+async def _ask(chain: Chain, contract: Contract, function: str) -> NodeId:
+    return NodeId.parse(str(await chain.read(contract, function)).lower())
+
+
+def run_key(run: str) -> bytes:
+    """How the chain names a run."""
+    return keccak(run.encode())

@@ -1,0 +1,15 @@
+"""What can go wrong with a chain: it cannot be asked, or it says no."""
+
+from prime_protocol.errors import LocalError
+
+
+class ChainAway(LocalError):
+    """The chain cannot be asked now. Whoever settles tries again later; nothing is lost."""
+
+
+class ChainRefused(LocalError):
+    """A contract refuses. `name` is its custom error, empty where it gave none that we know."""
+
+    def __init__(self, what: str, name: str = "") -> None:
+        super().__init__(what)
+        self.name = name

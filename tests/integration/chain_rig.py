@@ -1,0 +1,171 @@
+"""A whole log and a whole chain in one process: a World that writes real entries, and EVM settlement on a real anvil.
+
+The log's clock is the World's and the chain's is anvil's; both move only when a test says so.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from integration.chain_parts import GAS, Anvil, Holder, anvil
+from ledger_world import NETWORK, RUN, STAKE, TOKEN, World
+
+from prime_coordinator.core import Core
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_coordinator.settlement.config import Kind, SettlementConfig
+from prime_coordinator.settlement.deployment import Deployer, Wanted
+from prime_coordinator.settlement.evm import EvmSettlement
+from prime_coordinator.store import open_log_store
+from prime_protocol import entries as e
+from prime_protocol.catalogue import make_card
+from prime_protocol.entries import Role
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.merkle import Proof, Tree, consistency_proof, inclusion_proof, leaf_hash
+from prime_runtime.chain.contracts import Contracts, run_key
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import SystemClock
+
+SUPPLY = 10**6 * TOKEN
+EPOCH_S, WINDOW_S = 5, 100
+UNBONDING_S = 1_000_000
+CONFIRMATIONS = 2
+TERMS: dict[str, Any] = {"appeal_bond_nano": 0, "quorum": 2}
+
+
+class Writer:
+    """The log's tree, as far as it is on disk."""
+
+    def __init__(self) -> None:
+        self.tree = Tree()
+
+    @property
+    def size(self) -> int:
+        return self.tree.size
+
+    def inclusion_proof(self, index: int, size: int) -> Proof:
+        return inclusion_proof(index, size, self.tree.get_node)
+
+    def consistency_proof(self, old_size: int, new_size: int) -> Proof:
+        return consistency_proof(old_size, new_size, self.tree.get_node)
+
+
+class Rig:
+    """The coordinator's books over a World, and its settlement."""
+
+    def __init__(self, folder: Path, chain: Anvil, world: World, contracts: Contracts, start_block: int) -> None:
+        self.folder, self.chain, self.world, self.contracts = folder, chain, world, contracts
+        self.config = SettlementConfig(
+            kind=Kind.EVM,
+            rpc=chain.rpc,
+            court=str(contracts.court.address),
+            start_block=start_block,
+            confirmations=CONFIRMATIONS,
+            epoch_ms=EPOCH_S * 1000,
+            slash_window_ms=WINDOW_S * 1000,
+            payout_delay_ms=0,
+            gas=GAS,
+        )
+        self.log = open_log_store(f"sqlite:///{folder / 'log.db'}")
+        self.writer: Any = Writer()
+        self.core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
+        self._opened: list[EvmSettlement] = []
+        self.settlement = self.restart()
+        self.holders: dict[str, Holder] = {}
+
+    # --- Books ------------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        fresh = self.world.leaves[self.writer.size :]
+        if fresh:
+            await self.log.append(self.writer.size, fresh, [make_card(leaf) for leaf in fresh])
+            self.writer.tree.append_many([leaf_hash(leaf) for leaf in fresh])
+
+    # --- Doing ------------------------------------------------------------------------------------------------------
+
+    def restart(self) -> EvmSettlement:
+        """As a new process would: only the files are left."""
+        self.settlement = EvmSettlement(self.config, self.world.key("coordinator"), self.folder, SystemClock())
+        self._opened.append(self.settlement)
+        return self.settlement
+
+    async def settle(self, *, looks: int = 3) -> None:
+        """A few looks at the chain, with time for what was sent to lie deep enough."""
+        for _ in range(looks):
+            await self.commit()
+            await self.settlement.settle(self)
+            for order in await self.settlement.collect(self.world.state):
+                self.world.coordinate(order)
+            await self.chain.mine(CONFIRMATIONS + 1)
+
+    async def next_epoch(self) -> None:
+        await self.chain.pass_time(EPOCH_S)
+        await self.settle()
+
+    async def holder(self, name: str, tokens: int = 4 * STAKE) -> Holder:
+        if name not in self.holders:
+            made = self.holders[name] = await Holder.open(self.chain, self.contracts, self.world.key(name))
+            bank = self.holders.get("bank") or made
+            await bank.wallet.do("gift", self.contracts.token, "transfer", made.key.node, tokens)
+        return self.holders[name]
+
+    async def join(self, *names: str, role: Role) -> None:
+        """Register, and stake over the chain."""
+        for name in names:
+            self.world.register(name, role)
+            await (await self.holder(name)).deposit(STAKE)
+        await self.settle()
+        for name in names:
+            self.world.stake(name, name)
+
+    async def read(self, contract: str, function: str, *values: Any) -> Any:
+        return await self.chain.chain.read(getattr(self.contracts, contract), function, *values)
+
+    async def tokens(self, account: NodeId) -> int:
+        return int(await self.read("token", "balanceOf", account))
+
+    async def slash_status(self, name: Digest) -> int:
+        return int((await self.read("court", "slashOf", name))["status"])
+
+    async def anchored(self) -> int:
+        return int(await self.read("anchor", "latestSize", run_key(RUN)))
+
+    async def close(self) -> None:
+        for settlement in self._opened:
+            await settlement.close()
+        self.log.close()
+
+
+@asynccontextmanager
+async def rig(folder: Path) -> AsyncIterator[Rig]:
+    """Contracts, a network on them, and a bank with all the tokens."""
+    async with anvil(folder) as chain:
+        world = World()
+        key = world.key("coordinator")
+        await chain.give(key.node)
+        files = ChainFiles(folder)
+        wallet = Wallet(chain.chain, key, SystemClock(), gas=GAS, book=files.transactions)
+        wanted = Wanted(NETWORK, UNBONDING_S, None, SUPPLY, world.id("bank"))
+        contracts = await Deployer(chain.chain, wallet, files, wanted, lambda line: None).deploy()
+        world.create_network(domain=contracts.domain)
+        made = Rig(folder, chain, world, contracts, files.read_deployment()["start_block"])
+        made.holders["bank"] = await Holder.open(chain, contracts, world.key("bank"))
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+async def started(made: Rig, *, workers: tuple[str, ...] = ("ann", "bob"), validators: int = 6, **terms: Any) -> None:
+    """A run on the chain, funded there, with everybody staked there, ready to lease."""
+    await made.join(*workers, role=Role.WORKER)
+    await made.join(*[f"val-{number}" for number in range(validators)], role=Role.VALIDATOR)
+    made.world.create_run(**TERMS | terms)
+    await made.settle()
+    sponsor = await made.holder("sponsor", 1000 * TOKEN)
+    at = made.contracts
+    await sponsor.wallet.do("approval", at.token, "approve", at.pool.address, 1000 * TOKEN)
+    await sponsor.wallet.do("fund", at.pool, "fund", run_key(RUN), 1000 * TOKEN)
+    await made.settle()
+    made.world.write("sponsor", e.RunFunded(amount_nano=1000 * TOKEN))
+    made.world.publish()
