@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prime_node.engine.torch_steps import keep_rows
 from prime_node.engine.writing import Lineup, Writing
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_PROOF_BYTES
 from prime_protocol.toploc import bits_of_tensor, build_proofs
@@ -42,6 +43,7 @@ class ProofMaker:
 
     def __init__(self, *, slots: int, hidden: int, device: torch.device, builder: Executor) -> None:
         self._states = torch.empty((slots, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
+        self._flat = self._states.flatten(0, 1)
         self._builder = builder
         self._collected: list[tuple[Writing, Tensor]] = []
         self._parts: dict[Writing, list[Part]] = {}
@@ -50,7 +52,7 @@ class ProofMaker:
         """The states that give each sequence its next token, before it has it. Noting them again is no harm."""
         fill = lineup.written % TOPLOC_CHUNK_TOKENS
         where = torch.from_numpy(lineup.slots * TOPLOC_CHUNK_TOKENS + fill).to(hidden.device)
-        self._states.flatten(0, 1).index_copy_(0, where, hidden.to(torch.bfloat16))
+        keep_rows(hidden, where, self._flat)
         whole = np.flatnonzero(fill == TOPLOC_CHUNK_TOKENS - 1)
         if len(whole):
             slots = torch.from_numpy(lineup.slots[whole]).to(hidden.device)

@@ -96,6 +96,17 @@ class NativeSteps:
         return heads
 
 
+def keep_rows(rows: Tensor, places: Tensor, kept: Tensor) -> None:
+    """Put each row into its place among those that are kept, as bfloat16."""
+    kernels = get_kernels() if rows.device.type == "cpu" and rows.dtype == torch.float32 else None
+    if kernels is None or not rows.is_contiguous():
+        kept.index_copy_(0, places, rows.to(torch.bfloat16))
+        return
+    assert kept.is_contiguous()
+    assert places.dtype == torch.int64
+    kernels.steps_keep(rows.data_ptr(), places.data_ptr(), rows.shape[0], rows.shape[1], kept.data_ptr())
+
+
 @cache
 def get_kernels() -> Any:
     """native/steps.c; None where it was not compiled."""
@@ -105,6 +116,7 @@ def get_kernels() -> Any:
     kernels.steps_norm.argtypes = [POINTER, POINTER, SIZE, SIZE, ctypes.c_float, POINTER]
     kernels.steps_gate.argtypes = [POINTER, SIZE, SIZE, POINTER]
     kernels.steps_turn.argtypes = [POINTER, SIZE, POINTER, SIZE, SIZE, SIZE]
-    for kernel in (kernels.steps_norm, kernels.steps_gate, kernels.steps_turn):
+    kernels.steps_keep.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER]
+    for kernel in (kernels.steps_norm, kernels.steps_gate, kernels.steps_turn, kernels.steps_keep):
         kernel.restype = None
     return kernels

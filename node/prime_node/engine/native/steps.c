@@ -54,6 +54,17 @@ INLINE void turn_all(float *rows_at, size_t stride, const float *angles, size_t 
             }
 }
 
+/* Rows as bfloat16, rounded to the nearest, of two the even one, each to its place in `out`. Sizes need not be even. */
+INLINE void keep_all(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
+    for (size_t row = 0; row < rows; row++, in += size) {
+        uint16_t *place = out + (size_t)places[row] * size;
+        for (size_t i = 0; i < size; i++) {
+            uint32_t bits = in[i], rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+            place[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+        }
+    }
+}
+
 #ifdef WIDE
 WIDE static void norm_wide(const float *in, const float *weight, size_t rows, size_t size, float epsilon, float *out) {
     norm_all(in, weight, rows, size, epsilon, out);
@@ -62,7 +73,11 @@ WIDE static void gate_wide(const float *in, size_t rows, size_t size, float *out
 WIDE static void turn_wide(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
     turn_all(rows_at, stride, angles, rows, heads, size);
 }
+WIDE static void keep_wide(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
+    keep_all(in, places, rows, size, out);
+}
 #else
+#define keep_wide keep_all
 #define norm_wide norm_all
 #define gate_wide gate_all
 #define turn_wide turn_all
@@ -80,4 +95,9 @@ EXPORT void steps_gate(const float *in, size_t rows, size_t size, float *out) {
 /* Rows of heads are `stride` floats apart; `angles` has a row of `size` for each; `size` is a multiple of 16. */
 EXPORT void steps_turn(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
     (is_wide() ? turn_wide : turn_all)(rows_at, stride, angles, rows, heads, size);
+}
+
+/* `in` holds the bits of float32. */
+EXPORT void steps_keep(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
+    (is_wide() ? keep_wide : keep_all)(in, places, rows, size, out);
 }

@@ -5,7 +5,7 @@ import torch
 
 from prime_node.engine.dense_shape import DenseShape, RopeShape
 from prime_node.engine.torch_rope import get_angles
-from prime_node.engine.torch_steps import NativeSteps, TorchSteps, get_kernels, is_native, open_steps
+from prime_node.engine.torch_steps import NativeSteps, TorchSteps, get_kernels, is_native, keep_rows, open_steps
 
 CPU = torch.device("cpu")
 TOKENS, HEADS, HEAD = 13, 5, 32
@@ -56,6 +56,20 @@ def test_heads_are_turned_the_same_and_their_neighbours_left_alone() -> None:
     wanted, values = plain.turn(rows[:, :-1]), rows[:, -1].clone()
     torch.testing.assert_close(native.turn(rows[:, :-1]), wanted, rtol=1e-5, atol=1e-6)
     assert torch.equal(rows[:, -1], values)
+
+
+@pytest.mark.parametrize("size", [7, 64])
+def test_rows_are_kept_as_torch_rounds_them(size: int) -> None:
+    bits = torch.randint(-(2**31), 2**31, (TOKENS, size), dtype=torch.int64).to(torch.int32)
+    bits[0, :6] = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FFFFFFF, 0x7F800001, 1])
+    rows = bits.view(torch.float32)
+    places = torch.randperm(2 * TOKENS)[:TOKENS]
+    kept, wanted = (torch.zeros(2 * TOKENS, size, dtype=torch.bfloat16) for _ in range(2))
+    keep_rows(rows, places, kept)
+    wanted.index_copy_(0, places, rows.to(torch.bfloat16))
+    numbers = ~wanted.isnan()
+    assert torch.equal(kept.view(torch.int16)[numbers], wanted.view(torch.int16)[numbers])
+    assert kept[~numbers].isnan().all()
 
 
 @pytest.mark.parametrize("odd", [{"hidden": 60}, {"intermediate": 20}, {"head_dim": 24}])
