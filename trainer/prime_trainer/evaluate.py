@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from prime_protocol.tasks.spec import TaskSetSpec
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox import Sandbox
 from prime_runtime.task_sets import grade_answers
+from prime_trainer.hub import find_model
 from prime_trainer.model_config import EvalConfig
 
 
@@ -33,6 +34,7 @@ class Scored:
 async def evaluate(config: EvalConfig) -> list[Scored]:
     """As the command does: the problem file is one on this machine."""
     torch.set_num_threads(config.threads)
+    config = replace(config, model=find_model(config.model))
     dataset = config.dataset.read_bytes() if config.dataset else b""
     family = open_family(TaskSetSpec.parse(config.task_set), dataset)
     async with Sandbox() as sandbox:

@@ -133,7 +133,8 @@ class Trainer:
 
     async def _work(self, key: WalletKey, client: HttpClient, sandbox: Sandbox, notes: Notes) -> None:
         config = self._config
-        begin = choose_start(config, await asyncio.to_thread(find_newest, config.folder / CHECKPOINTS))
+        saved = await asyncio.to_thread(find_newest, config.folder / CHECKPOINTS)
+        begin = await asyncio.to_thread(choose_start, config, saved)
         model_files = await asyncio.to_thread(ModelFiles.open, begin.model)
         harvest = Harvest(config.batch, dict.fromkeys(begin.position.trained_on, int(begin.position.step)))
         collector = Collector(config, client, harvest, model_files, sandbox, self._clock)

@@ -12,7 +12,7 @@ class SftConfig:
     """Everything `sft` can be told."""
 
     model: Path
-    """Folder of the model to begin with."""
+    """Model to begin with: a folder, or owner/model on the Hugging Face hub."""
     out: Path
     """Folder for the model that comes out, in bf16; it must not exist."""
     task_set: str = ""
@@ -40,7 +40,7 @@ class EvalConfig:
     """Everything `eval` can be told."""
 
     model: Path
-    """Folder of the model."""
+    """The model: a folder, or owner/model on the Hugging Face hub."""
     task_set: str
     """Task set to try it on; see docs/protocol/tasks.md."""
     dataset: Path | None = None

@@ -1,6 +1,7 @@
 """A warm start: learn completions by heart until some answers are right. GRPO learns nothing where none ever is."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -11,6 +12,7 @@ from prime_protocol.tasks.spec import TaskSetSpec
 from prime_runtime.model_files import ModelFiles
 from prime_trainer.checkpoints import MODEL, WEIGHTS, copy_files, plan_weights
 from prime_trainer.examples import Example, draw_examples, read_examples, to_sample
+from prime_trainer.hub import find_model
 from prime_trainer.model_config import SftConfig
 from prime_trainer.packing import Sample, arrange
 from prime_trainer.policy import Policy
@@ -23,6 +25,7 @@ def warm_up(config: SftConfig, tell: Callable[[int, float], None]) -> None:
     if config.out.exists():
         raise LocalError(f"{config.out} exists; name another folder")
     torch.set_num_threads(config.threads)
+    config = replace(config, model=find_model(config.model))
     files, policy = ModelFiles.open(config.model), Policy.load(config.model, device=config.device)
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0

@@ -10,6 +10,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId, Step
 from prime_protocol.terms import ANY_MODEL_FILES
 from prime_trainer.checkpoints import Position, Saved, load_optimizer
+from prime_trainer.hub import find_model
 from prime_trainer.learning import Learner
 from prime_trainer.listing import RunSeen
 from prime_trainer.optimizer import GradientGuard, make_optimizer
@@ -35,7 +36,7 @@ class Start:
 def choose_start(config: TrainConfig, saved: Saved | None) -> Start:
     if saved is not None:
         return Start(saved.model, saved.position, saved)
-    return Start(config.model, Position(step=Step(0)), None)
+    return Start(find_model(config.model), Position(step=Step(0)), None)
 
 
 def check_run(seen: RunSeen, key: NodeId, model_files: Digest, start: Start) -> None:
@@ -85,7 +86,7 @@ def make_learner(config: TrainConfig, ranks: Ranks, start: Start) -> Learner:
 
 
 def make_reference(config: TrainConfig, ranks: Ranks) -> Policy:
-    reference = Policy.load(config.model, device=config.device, precision=config.precision)
+    reference = Policy.load(find_model(config.model), device=config.device, precision=config.precision)
     reference.model.requires_grad_(False)
     ranks.split(reference.model, config.precision)
     return reference

@@ -114,7 +114,8 @@ class TrainConfig(PublishConfig):
     folder: Path
     """Where the trainer keeps its checkpoints, its numbers and its lock."""
     model: Path
-    """Folder of the model that training begins with: config.json, tokenizer.json, safetensors."""
+    """Model that training begins with: a folder of config.json, tokenizer.json and safetensors, or owner/model on the
+    Hugging Face hub."""
     steps: Annotated[int, Between(0, 10**9)] = 0
     """Step to end with; 0: go on until stopped."""
     lag_max: Annotated[int, Between(0, 64)] | None = None
