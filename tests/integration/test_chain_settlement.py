@@ -1,14 +1,22 @@
 """EVM settlement on a real anvil, with a real log: deposits, anchors, payouts, slashes and appeals."""
 
+import json
 from pathlib import Path
 
+import pytest
 from integration.chain_parts import needs_anvil
-from integration.chain_rig import rig
-from ledger_world import STAKE
+from integration.chain_rig import CONFIRMATIONS, EPOCH_S, Rig, rig, started
+from ledger_world import HOUR_MS, RUN, SLASH, STAKE, TOKEN
 
-from prime_protocol.entries import Role
+from prime_coordinator.settlement.posting import SlashPhase
+from prime_protocol.entries import NodeStatus, Outcome, Role
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.payout_tree import PayoutTree
+from prime_runtime.chain.contracts import run_key
+from prime_runtime.chain.errors import ChainAway, ChainRefused
 
 pytestmark = needs_anvil
+BOND = 10**9
 
 
 async def test_a_deposit_comes_into_the_log_once_and_the_log_is_anchored(tmp_path: Path) -> None:
@@ -26,3 +34,193 @@ async def test_a_deposit_comes_into_the_log_once_and_the_log_is_anchored(tmp_pat
         made.world.note_head()
         await made.next_epoch()
         assert await made.anchored() == len(made.world.leaves)
+
+
+async def test_what_the_log_paid_is_promised_on_the_chain_and_can_be_claimed_by_anyone_for_its_owner(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        world = made.world
+        for slot, name in enumerate(("ann", "bob")):
+            world.credit(world.settled(name, Outcome.ACCEPT, slot))
+        world.publish()
+        world.pay_out(0)
+        await made.next_epoch()
+        await made.next_epoch()
+        pool = await made.read("pool", "poolOf", run_key(RUN))
+        assert pool["promised"] == sum(world.run.paid.values()) > 0
+        before = await made.tokens(world.id("ann"))
+        await claim(made, "ann", int(pool["epoch"]))
+        await claim(made, "ann", int(pool["epoch"]))
+        assert await made.tokens(world.id("ann")) == before + world.run.paid[world.id("ann")]
+
+
+async def claim(made: Rig, name: str, epoch: int) -> None:
+    """As a stranger would, from the file that the coordinator serves."""
+    account = made.world.id(name)
+    plain = json.loads(made.settlement.payout_file(RUN, epoch).read_bytes())
+    tree = PayoutTree({NodeId.parse(key): nano for key, nano in plain["paid_nano"].items()})
+    values = (run_key(RUN), epoch, account, tree.cumulative[account], tree.proof(account))
+    await made.holders["bank"].wallet.do("claim", made.contracts.pool, "claim", *values)
+
+
+async def convicted(made: Rig, node: str = "ann") -> Digest:
+    """Found hard in the log, and the slash brought before the court."""
+    name = made.world.convicted(node)
+    await made.next_epoch()
+    assert await made.slash_status(name) == SlashPhase.OPEN
+    assert (await made.read("vault", "positionOf", made.world.id(node)))["escrow"] == SLASH
+    return name
+
+
+async def appealed(made: Rig, name: Digest, node: str = "ann") -> None:
+    """On the chain with the bond, and in the log."""
+    wallet, at = made.holders[node].wallet, made.contracts
+    await wallet.do("approval", at.token, "approve", at.court.address, BOND)
+    await wallet.do("appeal", at.court, "appeal", name)
+    made.world.appeal(node, name)
+    await made.settle()
+    assert await made.slash_status(name) == SlashPhase.APPEALED
+
+
+async def test_a_slash_that_nobody_appeals_is_executed_after_its_window_and_not_before(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        name = await convicted(made)
+        made.world.wait(2 * HOUR_MS)
+        made.world.execute(name)
+        await made.next_epoch()
+        assert await made.slash_status(name) == SlashPhase.OPEN, "the chain's window is still open"
+        await made.chain.pass_time(2 * 3600)
+        await made.settle()
+        assert await made.slash_status(name) == SlashPhase.EXECUTED
+        assert (await made.read("vault", "positionOf", made.world.id("ann")))["stake"] == STAKE - SLASH
+
+
+@pytest.mark.parametrize(
+    ("found", "phase"), [(Outcome.HARD, SlashPhase.EXECUTED), (Outcome.ACCEPT, SlashPhase.REFUNDED)]
+)
+async def test_an_appeal_is_decided_on_the_chain_as_in_the_log_by_other_judges(
+    tmp_path: Path, found: Outcome, phase: SlashPhase
+) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        before = await made.tokens(made.world.id("ann"))
+        name = await convicted(made)
+        await appealed(made, name)
+        made.world.agree(name, found)
+        made.world.execute(name) if found is Outcome.HARD else made.world.overturn(name)
+        await made.next_epoch()
+        await made.next_epoch()
+        assert await made.slash_status(name) == phase
+        is_refunded = phase is SlashPhase.REFUNDED
+        position = await made.read("vault", "positionOf", made.world.id("ann"))
+        assert position["stake"] == (STAKE if is_refunded else STAKE - SLASH)
+        assert position["escrow"] == 0
+        assert await made.tokens(made.world.id("ann")) == before - (0 if is_refunded else BOND)
+
+
+async def test_an_appeal_that_nobody_judges_is_refunded_by_anyone(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        name = await convicted(made)
+        await appealed(made, name)
+        made.world.wait(HOUR_MS)
+        made.world.overturn(name)
+        await made.next_epoch()
+        assert await made.slash_status(name) == SlashPhase.APPEALED
+        await made.chain.pass_time(3 * 3600 + 10 * EPOCH_S)
+        await made.settle()
+        assert await made.slash_status(name) == SlashPhase.REFUNDED
+
+
+async def test_a_coordinator_killed_between_transactions_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        world = made.world
+        world.credit(world.settled("bob", Outcome.ACCEPT, 1))
+        name = world.convicted("ann", 2)
+        world.publish()
+        world.wait(2 * HOUR_MS)
+        world.execute(name)
+        world.pay_out(0)
+        await made.chain.pass_time(EPOCH_S)
+        for _ in range(12):
+            made.restart()  # each look is a new process with nothing but its files
+            await made.settle(looks=1)
+        assert await made.slash_status(name) == SlashPhase.OPEN
+        pool = await made.read("pool", "poolOf", run_key(RUN))
+        assert (pool["promised"], pool["epoch"]) == (sum(world.run.paid.values()), 1)
+
+
+async def test_a_transaction_that_was_written_down_but_not_sent_is_sent_by_the_next_process(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await made.join("ann", role=Role.WORKER)
+        made.world.create_run(appeal_bond_nano=0)
+        made.chain.stop()
+        with pytest.raises(ChainAway):
+            await made.settle(looks=1)
+        await made.chain.start()
+        made.restart()
+        await made.settle()
+        assert await made.anchored() > 0
+
+
+async def test_the_chain_restarts_and_settlement_catches_up(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        made.chain.stop()
+        made.world.note_head()
+        with pytest.raises(ChainAway):
+            await made.settle(looks=1)
+        await made.chain.start()
+        await made.next_epoch()
+        assert await made.anchored() == len(made.world.leaves)
+
+
+async def test_what_a_reorganisation_took_out_is_brought_again(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        name = made.world.convicted("ann")
+        await made.chain.pass_time(EPOCH_S)
+        await made.commit()
+        await made.settlement.settle(made)  # anchored and proposed, in blocks that are not deep yet
+        assert await made.slash_status(name) == SlashPhase.OPEN
+        await made.chain.reorganise(CONFIRMATIONS + 1)
+        assert await made.slash_status(name) == SlashPhase.NONE
+        await made.settle(looks=6)
+        assert await made.slash_status(name) == SlashPhase.OPEN
+        assert made.world.state.books.is_conserved()
+
+
+async def test_a_reorganisation_deeper_than_believed_is_read_again_and_books_nothing_twice(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await made.join("ann", role=Role.WORKER)
+        booked = made.world.state.books.deposited_nano
+        await made.chain.reorganise(CONFIRMATIONS + 3)
+        made.restart()
+        await made.settle(looks=6)
+        assert made.world.state.books.deposited_nano == booked
+
+
+async def test_a_node_whose_stake_left_the_vault_gets_no_work_until_it_is_back(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await made.join("ann", role=Role.WORKER)
+        at, wallet, node = made.contracts, made.holders["ann"].wallet, made.world.id("ann")
+        await made.settle()
+        assert made.world.state.nodes[node].status is NodeStatus.ACTIVE
+        await wallet.do("unbonding", at.vault, "unbond", node, STAKE)
+        await made.settle()
+        assert made.world.state.nodes[node].status is NodeStatus.DRAINED
+        await made.holders["ann"].deposit(STAKE)
+        await made.settle()
+        assert made.world.state.nodes[node].status is NodeStatus.ACTIVE
+
+
+async def test_a_refusal_says_which_rule_of_which_contract(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        stranger = await made.holder("ann")
+        with pytest.raises(ChainRefused, match=r"StakeTooSmall\(|NodeNotBound\(node=0x") as refused:
+            await stranger.wallet.do("unbonding", made.contracts.vault, "unbond", stranger.key.node, TOKEN)
+        assert refused.value.name == "NodeNotBound"
