@@ -91,7 +91,8 @@ class NativeKernels:
 
 def address(array: Bits | Points | NDArray[np.int64]) -> int:
     assert array.flags.c_contiguous
-    return array.ctypes.data
+    start: int = array.__array_interface__["data"][0]  # array.ctypes takes four times as long
+    return start
 
 
 def get_native_kernels() -> NativeKernels | None:

@@ -34,6 +34,8 @@ from prime_runtime.shardcast.room import allocate, count_free_bytes, is_in_memor
 
 SPARE = 2
 """A copy made ahead is a comfort: it is made only where so many would fit."""
+PIECE_BYTES = 64 * 2**20
+"""Copied before it is looked again whether they still would: others fill the same memory."""
 
 
 def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
@@ -83,15 +85,27 @@ def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    is_copied, files = is_in_memory(folder), list_files(checkpoint)
-    if is_copied and count_free_bytes(folder) < SPARE * sum(path.stat().st_size for path in files):
-        raise LocalError("a copy made ahead would take memory that is needed")
+    files = list_files(checkpoint)
+    if is_in_memory(folder):
+        _copy_into(folder, files)
+        return map_checkpoint(folder, writable=True)
     for path in files:
-        if is_copied:
-            shutil.copyfile(path, folder / path.name)
-        elif path.suffix == TENSOR_SUFFIX:
+        if path.suffix == TENSOR_SUFFIX:
             allocate(folder / path.name, path.stat().st_size)
-    return map_checkpoint(folder, writable=True) if is_copied else None
+    return None
+
+
+def _copy_into(folder: Path, files: Collection[Path]) -> None:
+    whole = left = sum(path.stat().st_size for path in files)
+    for path in files:
+        with path.open("rb") as source, (folder / path.name).open("wb") as target:
+            while True:
+                if count_free_bytes(folder) < left + (SPARE - 1) * whole:
+                    raise LocalError("a copy made ahead would take memory that is needed")
+                copied = os.sendfile(target.fileno(), source.fileno(), None, PIECE_BYTES)
+                if not copied:
+                    break
+                left -= copied
 
 
 def _clear(folder: Path, names: Collection[str]) -> None:

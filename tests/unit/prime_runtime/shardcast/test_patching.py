@@ -95,6 +95,18 @@ async def test_no_copy_takes_the_last_memory(step: Step, memory: Path, monkeypat
     assert prepare_folder(step.old, memory / "next") is not None
 
 
+async def test_a_copy_stops_where_others_take_the_memory(
+    step: Step, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(path.stat().st_size for path in step.old.iterdir())
+    looks = iter([2 * size, 2 * size, size])
+    monkeypatch.setattr(patching, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(patching, "count_free_bytes", lambda folder: next(looks))
+    with pytest.raises(LocalError, match="memory that is needed"):
+        prepare_folder(step.old, memory / "next")
+    assert next(looks, None) is None
+
+
 async def test_a_copy_of_something_else_is_refused(step: Step, memory: Path) -> None:
     copy = prepare_folder(step.new, memory / "other")
     assert copy is not None
