@@ -25,6 +25,8 @@ class Verdict(StrEnum):
     """Called dishonest by whoever audits it: no credit, and the stake is slashed."""
     SHOWN = "shown"
     """Two signed words contradict each other, or a stranger's replay of the log fails: proof for everybody."""
+    OVERRULED = "overruled"
+    """What it said does not stand, and is counted against it."""
     HARMLESS = "harmless"
     """Nobody is harmed and the attacker gains nothing; it may stay unnamed."""
 
@@ -180,4 +182,132 @@ FILES = (
 )
 """Bytes that attack the reader."""
 
+PROGRAMS = (
+    _worker("fork-bomb", "forks without end", Verdict.HARMLESS, "processes", gains="the validator's machine"),
+    _worker("daemon", "leaves a process behind", Verdict.HARMLESS, "processes", gains="the validator's machine"),
+    _worker("network", "calls home", Verdict.HARMLESS, "network", gains="what the validator can reach"),
+    _worker("file-reads", "reads keys and the answers", Verdict.HARMLESS, "files", gains="the validator's key"),
+    _worker("memory", "takes all memory", Verdict.HARMLESS, "memory", gains="the validator's machine"),
+    _worker("endless-output", "writes without end", Verdict.HARMLESS, "output", gains="the validator's memory"),
+    _worker("endless-loop", "never ends and ignores signals", Verdict.HARMLESS, "time", gains="the validator's time"),
+    _worker("signals", "kills whom it can reach", Verdict.HARMLESS, "signals", gains="the validator's process"),
+    _worker("printed-verdict", "prints that it passed", Verdict.HARMLESS, "result", gains="a reward"),
+    _worker("pickle", "answers with a pickle that runs when it is read", Verdict.HARMLESS, "result", gains="a reward"),
+)
+"""Code answers that attack whoever grades them. The answer earns nothing, and nothing else happens."""
+
+BOOKS = (
+    _worker("late", "answers after the deadline", Verdict.REFUSED, "deadline"),
+    _worker("backdated", "answers late in an envelope that says it was early", Verdict.REFUSED, "deadline"),
+    _worker("copycat", "submits the work of others as its own", Verdict.REFUSED, "slots", saves=1.0),
+    _worker(
+        "two-keys", "answers overlapping leases with several keys of one owner", Verdict.REFUSED, "slots", saves=0.5
+    ),
+    _worker("duplicate", "answers one lease twice, with other bytes", Verdict.REFUSED, "lease", saves=0.5),
+    _worker("swapped-when-drawn", "sends an honest file once it is drawn", Verdict.HARD, "audit", saves=0.9),
+    _worker("runs-with-stake", "forges and asks its stake back", Verdict.HARD, "audit", saves=0.9),
+    _worker("sleeper", "earns trust, then forges now and then", Verdict.HARD, "audit", saves=0.9),
+)
+"""Against the log's rules, in the simulator, which runs the coordinator's and the node's own decisions."""
+
+
+def _other(party: Party, name: str, does: str, verdict: Verdict, *caught_by: str, gains: str) -> Attack:
+    return Attack(name=name, party=party, does=does, verdict=verdict, caught_by=caught_by, gains=gains)
+
+
+VALIDATORS = (
+    _other(Party.VALIDATOR, "lazy", "accepts all without a look", Verdict.OVERRULED, "score", gains="pay for nothing"),
+    _other(Party.VALIDATOR, "vindictive", "rejects all", Verdict.OVERRULED, "score", gains="others lose their stake"),
+    _other(
+        Party.VALIDATOR,
+        "colluding-minority",
+        "a fifth pass forgeries and denounce the honest",
+        Verdict.OVERRULED,
+        "score",
+        gains="forged work is paid",
+    ),
+    _other(
+        Party.VALIDATOR,
+        "copies-verdicts",
+        "says what another has said",
+        Verdict.OVERRULED,
+        "score",
+        gains="pay for nothing",
+    ),
+    _other(
+        Party.VALIDATOR,
+        "leaks-draws",
+        "tells workers that they are drawn",
+        Verdict.HARMLESS,
+        "audit",
+        gains="the worker could change its file",
+    ),
+    _other(Party.VALIDATOR, "silent", "is drawn and never speaks", Verdict.HARMLESS, "rounds", gains="delay"),
+)
+RELAYS = (
+    _other(Party.RELAY, "wrong-bytes", "serves damaged shards", Verdict.REFUSED, "digest", gains="broken weights"),
+    _other(Party.RELAY, "stale-version", "serves an older version", Verdict.REFUSED, "digest", gains="old weights"),
+    _other(Party.RELAY, "stalls", "takes connections and says nothing", Verdict.REFUSED, "speed", gains="delay"),
+    _other(Party.RELAY, "false-claim", "claims shards that it lacks", Verdict.REFUSED, "speed", gains="delay"),
+)
+COORDINATORS = (
+    _other(
+        Party.COORDINATOR,
+        "two-histories",
+        "shows two parties different logs",
+        Verdict.SHOWN,
+        "consistency",
+        gains="pays whom it likes",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "reordered-log",
+        "exchanges entries",
+        Verdict.SHOWN,
+        "replay",
+        "consistency",
+        gains="who came first",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "dropped-submission",
+        "loses one after it was acknowledged",
+        Verdict.SHOWN,
+        "consistency",
+        gains="unpaid work",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "ground-draw",
+        "draws the validators that it likes",
+        Verdict.SHOWN,
+        "replay",
+        gains="friends judge friends",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "spared-draw",
+        "does not draw a newcomer's file",
+        Verdict.SHOWN,
+        "replay",
+        gains="forged work is paid",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "back-dated-head",
+        "draws from a head before the submission",
+        Verdict.SHOWN,
+        "replay",
+        gains="can try until it likes the draw",
+    ),
+    _other(
+        Party.COORDINATOR,
+        "back-dated-entry",
+        "logs an entry before the one before it",
+        Verdict.SHOWN,
+        "replay",
+        gains="late work is in time",
+    ),
+)
 WORKERS = (*ENGINES, *ROWS, *FILES)
+ALL = (*WORKERS, *PROGRAMS, *BOOKS, *VALIDATORS, *RELAYS, *COORDINATORS)

@@ -1,9 +1,14 @@
 """The whole gallery in a small setting: every attack once, on a tiny model, with honest work beside it."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from prime_attacks.gallery import Attack, Outcome
+from prime_attacks.histories import attack_histories
+from prime_attacks.networks import attack_networks
+from prime_attacks.programs import attack_graders
+from prime_attacks.relays import attack_weights
 from prime_attacks.scene import Setting, open_scene
 from prime_attacks.table import Tally
 from prime_attacks.workers import attack_with_engines, attack_with_files, calibrate, open_honest, work_honestly
@@ -20,6 +25,15 @@ Say = Callable[[str], None]
 async def run_small(folder: Path, say: Say) -> Tally:
     tally = Tally()
     await show_workers(folder, tally, say)
+    say("workers: programs against the sandbox")
+    async for attack, outcome in attack_graders():
+        note(tally, attack, outcome)
+    say("relays: lying about weights")
+    async for attack, outcome in attack_weights(folder / "relays"):
+        note(tally, attack, outcome)
+    say("books, validators and coordinators: in the simulator")
+    for attack, outcome in chain(attack_networks(), attack_histories()):
+        note(tally, attack, outcome)
     return tally
 
 

@@ -50,6 +50,11 @@ class Report:
 
 def simulate(plan: Plan) -> Report:
     """Run one world to its end."""
+    return play(plan)[0]
+
+
+def play(plan: Plan) -> tuple[Report, Scene]:
+    """The same, with the world as it was left."""
     world = World(plan)
     crowd = Crowd(world)
     trainer = TrainerParty(world, -1, wallet("trainer"), train_ms=8_000)
@@ -60,7 +65,7 @@ def simulate(plan: Plan) -> Report:
     except Exception:  # boundary: whatever breaks in the code under test is a finding about this seed
         world.host.crash()
         complaints = [f"nothing_breaks: {traceback.format_exc()}", *check(replace(scene, is_over=False))]
-    return _report(scene, crowd, complaints)
+    return _report(scene, crowd, complaints), scene
 
 
 def _live(scene: Scene, crowd: "Crowd") -> list[str]:

@@ -1,16 +1,37 @@
 """The gallery as a list: every attack has a program, and every program stands in the list."""
 
 from prime_attacks.bent_files import MAKERS
-from prime_attacks.gallery import ENGINES, FILES, ROWS, WORKERS, Outcome, Verdict
+from prime_attacks.gallery import (
+    ALL,
+    BOOKS,
+    COORDINATORS,
+    ENGINES,
+    FILES,
+    PROGRAMS,
+    RELAYS,
+    ROWS,
+    VALIDATORS,
+    WORKERS,
+    Outcome,
+    Verdict,
+)
+from prime_attacks.histories import BENT
+from prime_attacks.networks import WORLDS
+from prime_attacks.programs import ATTACKS
+from prime_attacks.relays import LIES
 from prime_attacks.table import Tally, describe
 from prime_devnet.cheats import CHEATS
 
 
-def test_every_worker_attack_has_a_program_and_none_is_left_out() -> None:
+def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in (*ROWS, *FILES)} == MAKERS.keys()
     # A node that never takes new weights is an older checkpoint after one step; it needs a run that goes on.
     assert {attack.name for attack in ENGINES} == CHEATS.keys() - {"stale-weights"}
-    assert len({attack.name for attack in WORKERS}) == len(WORKERS)
+    assert {attack.name for attack in PROGRAMS} == ATTACKS.keys()
+    assert {attack.name for attack in (*BOOKS, *VALIDATORS)} == WORLDS.keys()
+    assert {attack.name for attack in RELAYS} == LIES.keys()
+    assert {attack.name for attack in COORDINATORS} == BENT.keys()
+    assert len({attack.name for attack in ALL}) == len(ALL)
 
 
 def test_an_attack_is_caught_by_the_right_verdict_from_the_right_check_only() -> None:

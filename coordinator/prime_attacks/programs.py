@@ -1,0 +1,154 @@
+"""Code answers that attack the machine that grades them, run in the real sandbox.
+
+Every attack is bounded by itself as well, so that a hole in the sandbox fails the gallery and not the machine.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prime_attacks.gallery import PROGRAMS, Attack, Outcome, Verdict
+from prime_protocol.tasks.family import End, Limits, SandboxJob, SandboxOutcome
+from prime_runtime.sandbox import Sandbox
+
+LIMITS = Limits(wall_ms=3_000, cpu_s=1, memory_bytes=256 * 2**20, file_bytes=2**20, output_bytes=2**18)
+QUIET = (End.EXIT, 0, b"")
+"""A program that found every door closed has nothing to say."""
+
+FORKS = """
+import os, time
+made = 0
+for _ in range(200):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(30)
+        os._exit(0)
+    made += 1
+print(made, flush=True)
+"""
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 64)
+        time.sleep(30)
+    os._exit(0)
+os.wait()
+"""
+CALL = """
+import socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, "\\0x")):
+    try:
+        socket.socket(family).connect(address)
+        print("connected")
+    except OSError:
+        pass
+"""
+READ = """
+import os
+for path in ({secret!r}, "/etc/shadow", "/etc/passwd", "/proc/1/environ", "/proc/self/environ"):
+    try:
+        print(open(path, "rb").read(1))
+    except OSError:
+        pass
+"""
+LOOP = """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    pass
+"""
+KILL = """
+import os
+for pid in (os.getppid(), 1, {pid}):
+    try:
+        os.kill(pid, 0)
+        print(pid)
+    except OSError:
+        pass
+"""
+PICKLE = """
+import os, pickle
+class Answer:
+    def __reduce__(self):
+        return (os.system, ("touch {mark}",))
+os.write(1, pickle.dumps(Answer()))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the attacks are after."""
+
+    secret: Path
+    mark: Path
+    """A file that only a program that got out can make."""
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One answer, and how to tell that it came to nothing."""
+
+    source: Callable[[Place], str]
+    is_held: Callable[[SandboxOutcome, Place], bool]
+
+
+def is_quiet(found: SandboxOutcome, place: Place) -> bool:
+    return (found.end, found.code, found.stdout) == QUIET
+
+
+ATTACKS: dict[str, Program] = {
+    "fork-bomb": Program(
+        lambda place: FORKS, lambda found, _: found.end is End.EXIT and int(found.stdout) <= LIMITS.processes
+    ),
+    "daemon": Program(lambda place: DAEMON, lambda found, _: found.end is End.EXIT),
+    "network": Program(lambda place: CALL.format(port=place.port), is_quiet),
+    "file-reads": Program(lambda place: READ.format(secret=str(place.secret)), is_quiet),
+    "memory": Program(lambda place: "print(len(bytearray(2**30)))", lambda found, _: b"MemoryError" in found.stderr),
+    "endless-output": Program(
+        lambda place: "import os\nfor _ in range(10**6): os.write(1, b'x' * 4096)",
+        lambda found, _: found.end is End.OUTPUT and len(found.stdout) <= LIMITS.output_bytes,
+    ),
+    "endless-loop": Program(lambda place: LOOP, lambda found, _: found.end in (End.TIMEOUT, End.SIGNAL)),
+    "signals": Program(lambda place: KILL.format(pid=os.getpid()), is_quiet),
+    "printed-verdict": Program(lambda place: "print('exit 0\\n1')", lambda found, _: found.result == b""),
+    "pickle": Program(
+        lambda place: PICKLE.format(mark=place.mark),
+        lambda found, place: found.result == b"" and not place.mark.exists(),
+    ),
+}
+
+
+async def attack_graders() -> AsyncIterator[tuple[Attack, Outcome]]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        os.chmod(folder, 0o755)
+        place = Place(Path(folder) / "secret", Path(folder) / "mark", server.getsockname()[1])
+        place.secret.write_text("the secret")
+        place.secret.chmod(0o644)
+        async with Sandbox() as sandbox:
+            for attack in PROGRAMS:
+                program = ATTACKS[attack.name]
+                found = await sandbox.run(SandboxJob(program.source(place), b"", LIMITS))
+                after = await sandbox.run(SandboxJob("print(input())", b"still here", LIMITS))
+                is_held = program.is_held(found, place) and after.stdout == b"still here\n"
+                told = f"{found.end} {found.code}, {len(found.stdout)} bytes said"
+                yield (
+                    attack,
+                    Outcome(
+                        verdict=Verdict.HARMLESS if is_held else None,
+                        checks=attack.caught_by if is_held else (),
+                        reason=told,
+                    ),
+                )
