@@ -1,0 +1,153 @@
+"""Slashes of a real log on the chain: the same receipts, verdicts, leaves and proofs, and in the end the same stakes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from contract_scene import RUN_KEY, Scene, receipt_values, verdict_values
+from contract_world import CHAIN_ID, Chain, node_id
+from ledger_world import BOND, BUDGET, DAY_MS, MINUTE_MS, SLASH, STAKE, START_MS, VALIDATORS, World
+
+from prime_protocol import entries as e
+from prime_protocol.codec import decode
+from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.entries import Outcome, Record, Role, Submitted, VerdictGiven
+from prime_protocol.envelope import Letter
+from prime_protocol.ids import Digest
+from prime_protocol.receipts import receipt_id
+from prime_protocol.typed_data import Domain
+
+WINDOW_S = 2 * 3600
+
+
+class Settled:
+    """A log whose network names the court as its domain, and the chain that follows it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        operator = self.world.key("coordinator")
+        self.chain = Chain(operator.node, now_s=START_MS // 1000, delay_s=10 * 86_400)
+        self.scene = Scene(self.chain, operator)
+        self.scene.create_run(
+            stakeMin=STAKE, slashAmount=SLASH, slashPerDay=2 * SLASH, appealBond=BOND, appealWindow=WINDOW_S
+        )
+        self.world.create_network(domain=Domain(CHAIN_ID, node_id(self.chain.court)))
+        for name in ("ann", "bob", *VALIDATORS):
+            self.world.join(name, Role.WORKER if name in ("ann", "bob") else Role.VALIDATOR)
+            self.scene.stake(self.world.id(name), STAKE)
+        self.world.create_run(step_budget_nano=BUDGET)
+        self.world.publish()
+
+    def anchor(self) -> None:
+        """The head of everything so far, an hour later."""
+        self.world.wait(MINUTE_MS)
+        self.chain.warp(self.world.now_ms // 1000)
+        for leaf in self.world.leaves[len(self.scene.log.leaves) :]:
+            self.scene.log.add(leaf)
+        self.scene.log.anchor()
+
+    def entries(self, kind: type) -> list[tuple[int, Any]]:
+        found = []
+        for index, leaf in enumerate(self.world.leaves):
+            letter = decode(Letter, decode(Record, leaf).frame[SIGNATURE_BYTES:])
+            if letter.kind == kind.__name__:
+                found.append((index, decode(kind, letter.body)))
+        return found
+
+    def verdicts(self, name: Digest, outcomes: Sequence[Outcome], *, after: int = 0) -> list[tuple[Any, ...]]:
+        given = [entry for index, entry in self.entries(VerdictGiven) if index > after]
+        chosen = [entry for entry in given if entry.receipt.submission == name and entry.outcome in outcomes]
+        chosen.sort(key=lambda entry: bytes(entry.receipt.validator))
+        return [verdict_values(entry.receipt, entry.signature) for entry in chosen]
+
+    def logged(self, kind: type, name: Digest) -> tuple[int, Any]:
+        return next((index, entry) for index, entry in self.entries(kind) if entry.submission == name)
+
+    def propose(self, name: Digest) -> None:
+        self.anchor()
+        work = next(entry for _, entry in self.entries(Submitted) if receipt_id(entry.receipt) == name)
+        index, entry = self.logged(e.SlashProposed, name)
+        receipt, verdicts = receipt_values(work.receipt, work.signature), self.verdicts(name, [Outcome.HARD])
+        logged = self.scene.log.entry(index)
+        assert self.chain.call(self.chain.court, "propose", RUN_KEY, receipt, verdicts, entry.evidence, logged) == name
+
+    def appeal(self, name: Digest) -> None:
+        ann = self.world.id("ann")
+        self.world.appeal("ann", name)
+        self.scene.give(ann, BOND, self.chain.court)
+        self.chain.call(self.chain.court, "appeal", name, by=ann)
+
+    def judge(self, name: Digest, kind: type, outcomes: Sequence[Outcome]) -> None:
+        """Take the log's decision on an appeal to the court."""
+        self.anchor()
+        appealed, _ = self.logged(e.Appealed, name)
+        proposed, _ = self.logged(e.SlashProposed, name)
+        first = [values[0] for values in self.verdicts(name, [Outcome.HARD])]
+        first = [bytes(node) for node in first if self.spoke_before(bytes(node), proposed)]
+        index, _ = self.logged(kind, name)
+        others = self.verdicts(name, outcomes, after=appealed)
+        self.chain.call(self.chain.court, "judge", name, [*first, *first], others, self.scene.log.entry(index))
+
+    def spoke_before(self, node: bytes, place: int) -> bool:
+        return any(bytes(entry.receipt.validator) == node and at < place for at, entry in self.entries(VerdictGiven))
+
+    def position(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.chain.call(self.chain.vault, "positionOf", self.world.id(name))
+        return found
+
+
+@pytest.fixture
+def settled() -> Settled:
+    return Settled()
+
+
+def test_slash_without_appeal_ends_alike_on_both_sides(settled: Settled) -> None:
+    name = settled.world.convicted("ann")
+    settled.propose(name)
+    assert settled.position("ann")["escrow"] == SLASH
+    with settled.chain.refuses("AppealWindowOpen"):
+        settled.chain.call(settled.chain.court, "execute", name)
+    settled.world.wait(DAY_MS)
+    settled.chain.warp(settled.world.now_ms // 1000)
+    settled.world.execute(name)
+    settled.chain.call(settled.chain.court, "execute", name)
+    assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE - SLASH
+
+
+def test_appeal_that_others_refuse_costs_stake_and_bond(settled: Settled) -> None:
+    name = settled.world.convicted("ann")
+    settled.propose(name)
+    settled.appeal(name)
+    settled.world.agree(name, Outcome.HARD)
+    settled.world.execute(name)
+    settled.judge(name, e.SlashExecuted, [Outcome.HARD])
+    assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE - SLASH
+    assert settled.chain.call(settled.chain.pool, "held") == SLASH + BOND
+    assert settled.chain.call(settled.chain.court, "bonds") == 0
+
+
+def test_appeal_that_others_uphold_gives_everything_back(settled: Settled) -> None:
+    name = settled.world.convicted("ann")
+    settled.propose(name)
+    settled.appeal(name)
+    settled.world.agree(name, Outcome.ACCEPT)
+    settled.world.overturn(name)
+    settled.judge(name, e.SlashOverturned, [Outcome.ACCEPT])
+    assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE
+    assert settled.chain.call(settled.chain.token, "balanceOf", settled.world.id("ann")) == BOND
+
+
+def test_no_leaf_of_a_real_log_but_its_own_proposes_a_slash(settled: Settled) -> None:
+    """Every other leaf, at every place where the wanted bytes could begin, is refused."""
+    name = settled.world.convicted("ann")
+    settled.anchor()
+    work = next(entry for _, entry in settled.entries(Submitted))
+    right, entry = settled.logged(e.SlashProposed, name)
+    receipt, verdicts = receipt_values(work.receipt, work.signature), settled.verdicts(name, [Outcome.HARD])
+    honest = settled.scene.log.entry(right)
+    for index, leaf in enumerate(settled.world.leaves):
+        if index == right or entry.submission not in leaf:
+            continue
+        wrong = (leaf, leaf.index(bytes(entry.submission)) - 13, *honest[2:4], index, *honest[5:])
+        with settled.chain.refuses("NotInLeaf"):
+            settled.chain.call(settled.chain.court, "propose", RUN_KEY, receipt, verdicts, entry.evidence, wrong)
