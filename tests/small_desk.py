@@ -9,6 +9,7 @@ from mirrors import write_mirror
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.core import Core
 from prime_coordinator.home import Home
+from prime_coordinator.settlement.embedded import EmbeddedSettlement
 from prime_coordinator.store import open_log_store
 from prime_protocol.catalogue import make_card
 from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
@@ -24,6 +25,7 @@ class SmallDesk:
         self.config = CoordinatorConfig(folder=folder, network=NETWORK)
         self.core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
         self.log = open_log_store(f"sqlite:///{folder / 'log.db'}")
+        self.settlement = EmbeddedSettlement(NETWORK, world.state, faucet_nano=0, nodes_max=0)
         self.commits = 0
 
     @classmethod
@@ -35,9 +37,6 @@ class SmallDesk:
 
     def now_ms(self) -> int:
         return self.world.now_ms
-
-    def hasten(self) -> None:
-        """There is no chain here."""
 
     async def commit(self) -> None:
         self.commits += 1

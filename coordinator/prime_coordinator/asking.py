@@ -40,6 +40,7 @@ class Ask:
     status: NodeStatus | None = None
     phase: Phase | None = None
     role: Role | None = None
+    epoch: int | None = None
     index: int | None = None
     old: int | None = None
     new: int | None = None
@@ -112,6 +113,7 @@ PARAMS: dict[str, Param] = {
     "status": _word(NodeStatus),
     "phase": _word(Phase),
     "role": _word(Role),
+    "epoch": _number(1, STEP_MAX, "Number of a payout root, from 1."),
     "index": _number(0, SIZE_MAX, "Number of an entry, from 0."),
     "old": _number(0, SIZE_MAX, "Entries under the older tree head."),
     "new": _number(0, SIZE_MAX, "Entries under the newer tree head; the newest one if left out."),

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.core import Core
+from prime_coordinator.settlement import Settlement
 from prime_coordinator.store import LogStore
 
 
@@ -22,12 +23,11 @@ class Desk(Protocol):
     @property
     def log(self) -> LogStore: ...
 
+    @property
+    def settlement(self) -> Settlement: ...
+
     def now_ms(self) -> int: ...
 
     async def commit(self) -> None:
         """Return when everything that `core` has written so far is on disk; only then may a caller be answered."""
-        ...
-
-    def hasten(self) -> None:
-        """Have settlement bring the log's head to where value is kept as soon as it can."""
         ...

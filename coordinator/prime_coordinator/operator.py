@@ -91,7 +91,7 @@ def answer_with(desk: Desk) -> Callable[[Caller, Asked], Awaitable[Told]]:
 def hasten_with(desk: Desk) -> Callable[[Caller, Hasten], Awaitable[Hastened]]:
     async def hasten(caller: Caller, _: Hasten) -> Hastened:
         check_operator(desk, caller)
-        desk.hasten()
+        desk.settlement.hasten()
         return Hastened(size=desk.core.state.size)
 
     return hasten

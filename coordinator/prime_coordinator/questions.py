@@ -1,11 +1,23 @@
 """Everything that can be asked of a coordinator, in one table: the API, its description and the commands follow it."""
 
-from prime_coordinator import answers, rows
+from prime_coordinator import answers, rows, settlement_rows
 from prime_coordinator.asking import Question
 
 QUESTIONS: dict[str, Question] = {
     "status": Question(
         path="/status", row=rows.StatusRow, answer=answers.get_status, help="The coordinator at a glance."
+    ),
+    "settlement": Question(
+        path="/settlement",
+        row=settlement_rows.SettlementRow,
+        answer=settlement_rows.get_settlement,
+        help="Who holds the value, and what of the log was brought to the chain.",
+    ),
+    "payout": Question(
+        path="/payouts/{run}/{epoch}",
+        row=settlement_rows.PayoutRow,
+        answer=settlement_rows.get_payout,
+        help="What a payout root on the chain was made of.",
     ),
     "runs": Question(path="/runs", row=rows.RunRow, answer=answers.list_runs, is_paged=True, help="All runs."),
     "run": Question(

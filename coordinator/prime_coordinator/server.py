@@ -111,7 +111,7 @@ class CoordinatorServer:
         self.log = store
         self.http = http
         self._clock = clock
-        self._settlement = settlement
+        self.settlement = settlement
         self._gossiping = gossiping
         intake = config.intake
         self._checkers = Checkers(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
@@ -170,9 +170,6 @@ class CoordinatorServer:
         if fresh:
             self.writer.put(fresh)
         await self.writer.reached(self.core.state.size)
-
-    def hasten(self) -> None:
-        self._settlement.hasten()
 
     # --- Routes -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +236,7 @@ class CoordinatorServer:
         now_ms, group = self._clock.now_ms(), network_group(caller.address)
         logged = self.core.take(caller.letter, entry, caller.frame, address_group=group, now_ms=now_ms)
         if isinstance(entry, NodeRegistered):
-            for deposit in self._settlement.welcome(self.core.state, caller.sender):
+            for deposit in self.settlement.welcome(self.core.state, caller.sender):
                 self.core.order(deposit, None, now_ms)
         return logged
 
@@ -275,7 +272,7 @@ class CoordinatorServer:
         finally:
             await _end(stop, *work)
             await self._checkers.close()
-            await self._settlement.close()
+            await self.settlement.close()
             if self._explorer is not None:
                 self._explorer.close()
         for task in work:
@@ -291,7 +288,7 @@ class CoordinatorServer:
             self._repeat(self.config.tempo.tick_ms, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
             self._gossiping.run(port),
-            self._settlement.run(self),
+            self.settlement.run(self),
         ]
 
     async def _finish(self) -> None:
@@ -312,7 +309,7 @@ class CoordinatorServer:
 
     async def tick(self) -> None:
         """What time has made due, and what came in from outside."""
-        for order in await self._settlement.collect(self.core.state):
+        for order in await self.settlement.collect(self.core.state):
             self.core.order(order, None, self._clock.now_ms())
         self.core.tick(self._clock.now_ms())
         await self.commit()

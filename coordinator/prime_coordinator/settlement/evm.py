@@ -27,7 +27,7 @@ from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey
 from prime_protocol.state import State
 from prime_runtime.chain.client import Block, Chain, Event
-from prime_runtime.chain.contracts import Contracts, find_contracts
+from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
@@ -194,16 +194,11 @@ class EvmSettlement:
             mined = await self._chain.mined(event.transaction)
             if mined is None:
                 raise ChainAway(f"transaction {event.transaction} is gone again")
-            source = self._contracts.vault if event.contract == "StakeVault" else self._contracts.pool
-            found.append(
-                make_deposit(
-                    event,
-                    chain_id=self._contracts.chain_id,
-                    contract=source.address,
-                    place=event.index - mined.first_event,
-                    scale=self._contracts.scale,
-                )
-            )
+            at = self._contracts
+            source = at.vault if event.contract == "StakeVault" else at.pool
+            place = event.index - mined.first_event
+            reference = deposit_reference(at.chain_id, source.address, event.transaction, place)
+            found.append(make_deposit(event, reference, at.scale))
         room_nano = AMOUNT_NANO_MAX - books.core.state.books.deposited_nano
         self._waiting = [
             deposit for deposit in not_booked(found, books.core.state.references) if deposit.amount_nano <= room_nano

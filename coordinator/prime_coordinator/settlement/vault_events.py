@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prime_protocol.beacon import u64
-from prime_protocol.digests import digest_fields
 from prime_protocol.entries import Deposited, NodeStatus, NodeStatusSet
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.state import State
@@ -124,11 +122,9 @@ def is_income(event: Told) -> bool:
     return (event.contract, event.name) in (("StakeVault", "Deposited"), ("RewardPool", "Funded"))
 
 
-def make_deposit(event: Told, *, chain_id: int, contract: NodeId, place: int, scale: int) -> Deposited:
-    """`place` is the event's among its transaction's: the same one in whatever block the transaction ends up."""
+def make_deposit(event: Told, reference: Digest, scale: int) -> Deposited:
+    """What the log has to know of it."""
     account = event.values["owner" if event.name == "Deposited" else "funder"]
-    transaction = bytes.fromhex(event.transaction.removeprefix("0x"))
-    reference = digest_fields("prime-swarm chain deposit", u64(chain_id), contract, transaction, u64(place))
     amount_nano = int(event.values["amount"]) // scale
     return Deposited(account=NodeId.parse(low(account)), amount_nano=amount_nano, reference=reference)
 

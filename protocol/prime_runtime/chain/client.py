@@ -75,6 +75,7 @@ class Event:
 class Mined:
     """A transaction in a block."""
 
+    transaction: str
     block: int
     is_good: bool
     first_event: int
@@ -152,6 +153,7 @@ class Chain:
             made = found.get("contractAddress")
             events = found["logs"]
             return Mined(
+                transaction,
                 int(found["blockNumber"]),
                 int(found["status"]) == 1,
                 int(events[0]["logIndex"]) if events else 0,

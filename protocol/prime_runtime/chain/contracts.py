@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from prime_protocol.beacon import u64
+from prime_protocol.digests import digest_fields
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NodeId
+from prime_protocol.ids import Digest, NodeId
 from prime_protocol.signing import keccak
 from prime_protocol.typed_data import Domain
 from prime_runtime.chain.client import Chain, Contract
@@ -66,6 +68,12 @@ async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
 
 async def _ask(chain: Chain, contract: Contract, function: str) -> NodeId:
     return NodeId.parse(str(await chain.read(contract, function)).lower())
+
+
+def deposit_reference(chain_id: int, contract: NodeId, transaction: str, place: int) -> Digest:
+    """How the log names a deposit. `place` is its event's among its transaction's, the same in whatever block."""
+    raw = bytes.fromhex(transaction.removeprefix("0x"))
+    return digest_fields("chain deposit/1", u64(chain_id), contract, raw, u64(place))
 
 
 def run_key(run: str) -> bytes:

@@ -19,6 +19,7 @@ from prime_coordinator.asking import PARAMS
 from prime_coordinator.constants import PAGE_ROWS_MAX, READER_BURST
 from prime_coordinator.openapi import ROOT
 from prime_coordinator.questions import QUESTIONS
+from prime_coordinator.settlement.chain_files import ChainFiles
 from prime_protocol.entries import Appealed, Outcome
 from prime_protocol.errors import LocalError
 
@@ -45,6 +46,8 @@ async def busy_desk(folder: Path) -> tuple[SmallDesk, dict[str, str]]:
     slashed = world.convicted("bob", 1)
     world.appeal("bob", slashed)
     names = {"run": RUN, "node": str(world.id("ann")), "submission": str(slashed), "index": "3"}
+    names["epoch"] = "1"
+    ChainFiles(folder).keep_payout(RUN, 1, 5, {world.id("ann"): 7})
     return await SmallDesk.open(world, folder), names
 
 
@@ -104,6 +107,8 @@ async def test_description_names_every_parameter_that_is_read(tmp_path: Path) ->
         ("/log/entries/-1", 400, "index"),
         ("/log/entries/01", 400, "index"),
         ("/log/entries/999999", 404, "index"),
+        (f"/payouts/{RUN}/2", 404, "epoch"),
+        (f"/payouts/{RUN}/0", 400, "epoch"),
         ("/log/entries?kind=Nonsense", 400, "kind"),
         ("/log/entries?subject=%27%20OR%201=1", 400, "subject"),
         ("/log/consistency", 400, "old"),
