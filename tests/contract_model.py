@@ -1,7 +1,7 @@
-"""What the contracts should do, written a second time, in Python: all their state for one run, and every operation on it.
+"""What the contracts should do, written a second time, in Python: all their state for one run, and what changes it.
 
-An operation either raises No with the name of the contract's error, before it has changed anything, or changes the state.
-The order of refusals is the contracts'. Signatures and proofs are not here: the scene makes true ones.
+An operation either raises No with the name of the contract's error and has changed nothing, or changes the state. The
+order of refusals is the contracts'. Signatures and proofs are not here: the scene makes true ones.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The contracts as shipped, on an EVM inside this process (pyrevm): deployed for one network, with a clock that is told.
+"""The contracts as shipped, on an EVM inside this process (pyrevm): for one network, with a clock that is told.
 
 No node, no compiler, no sockets. A call either returns plain values or raises Refused with the contract's own error.
 """

@@ -5,6 +5,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {ICourt} from "./interfaces/ICourt.sol";
@@ -76,7 +77,11 @@ contract Court is ICourt, EIP712 {
         }
         address[] memory judges = _checkJudges(receipt.node, verdicts, terms, anchoredAt);
 
+        uint256 amount = Math.min(terms.slashAmount, _vault.slashableOf(receipt.node));
+        if (amount == 0) revert NothingToSlash(receipt.node);
+
         // effects
+        _countDay(run, amount, terms.slashPerDay);
         uint48 appealUntil = (block.timestamp + terms.appealWindow).toUint48();
         _slashes[submission] = Slash({
             run: run,
@@ -88,11 +93,10 @@ contract Court is ICourt, EIP712 {
             anchoredAt: anchoredAt,
             judges: keccak256(abi.encodePacked(judges))
         });
-        // The vault is this contract's own and calls nobody.
-        uint256 amount = _vault.seize(submission, receipt.node, terms.slashAmount);
-        if (amount == 0) revert NothingToSlash(receipt.node);
-        _countDay(run, amount, terms.slashPerDay);
         emit SlashProposed(submission, run, receipt.node, amount, evidence, appealUntil, judges);
+
+        // interactions
+        _vault.seize(submission, receipt.node, amount);
     }
 
     /// @inheritdoc ICourt
@@ -113,7 +117,7 @@ contract Court is ICourt, EIP712 {
         emit Appealed(submission, msg.sender, terms.appealBond, judgeUntil);
 
         // interactions
-        _token.take(msg.sender, terms.appealBond);
+        _token.take(terms.appealBond);
     }
 
     /// @inheritdoc ICourt

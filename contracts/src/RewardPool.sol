@@ -190,7 +190,7 @@ contract RewardPool is IRewardPool {
         _pools[run].held += amount.toUint128();
         held += amount;
         emit Funded(run, msg.sender, amount);
-        _token.take(msg.sender, amount);
+        _token.take(amount);
     }
 
     function _checkTotal(Pool storage pool, uint48 since, uint256 total, IRunRegistry.Terms memory terms) private view {

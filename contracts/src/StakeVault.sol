@@ -105,10 +105,14 @@ contract StakeVault is IStakeVault, EIP712 {
     }
 
     /// @inheritdoc IStakeVault
-    function seize(bytes32 submission, address node, uint256 amountMax) external onlyCourt returns (uint256 amount) {
+    function seize(bytes32 submission, address node, uint256 amount) external onlyCourt {
+        // checks
         if (_escrows[submission].node != address(0)) revert EscrowTaken(submission);
         Position storage position = _positions[node];
-        amount = Math.min(amountMax, uint256(position.stake) + position.unbonding);
+        uint256 slashable = uint256(position.stake) + position.unbonding;
+        if (amount > slashable) revert StakeTooSmall(node, slashable, amount);
+
+        // effects
         uint256 fromStake = Math.min(amount, position.stake);
         position.stake -= fromStake.toUint128();
         position.unbonding -= (amount - fromStake).toUint128();
@@ -126,12 +130,11 @@ contract StakeVault is IStakeVault, EIP712 {
     }
 
     /// @inheritdoc IStakeVault
-    function forfeit(bytes32 submission, address to) external onlyCourt returns (uint256 amount) {
+    function forfeit(bytes32 submission, address to) external onlyCourt {
         Escrow memory held = _endEscrow(submission);
-        amount = held.amount;
-        total -= amount;
-        emit Forfeited(submission, held.node, amount, to);
-        _token.safeTransfer(to, amount);
+        total -= held.amount;
+        emit Forfeited(submission, held.node, held.amount, to);
+        _token.safeTransfer(to, held.amount);
     }
 
     /// @inheritdoc IStakeVault
@@ -171,7 +174,7 @@ contract StakeVault is IStakeVault, EIP712 {
         emit Deposited(node, msg.sender, amount);
 
         // interactions
-        _token.take(msg.sender, amount);
+        _token.take(amount);
     }
 
     /// @dev A node changes hands only when nothing of the last owner is left in it.

@@ -15,10 +15,10 @@ library TokenFlow {
     /// @notice The token took a fee on the way: the contract would hold less than it owes.
     error TokenFee(uint256 expected, uint256 received);
 
-    /// @notice Take exactly this much, or revert.
-    function take(IERC20 token, address from, uint256 amount) internal {
+    /// @notice Take exactly this much from the caller, or revert. Never from anybody else.
+    function take(IERC20 token, uint256 amount) internal {
         uint256 before = token.balanceOf(address(this));
-        token.safeTransferFrom(from, address(this), amount);
+        token.safeTransferFrom(msg.sender, address(this), amount);
         uint256 received = token.balanceOf(address(this)) - before;
         if (received != amount) revert TokenFee(amount, received);
     }

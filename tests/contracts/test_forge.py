@@ -1,4 +1,4 @@
-"""Foundry's own tests of the contracts, small; `make contracts` runs them with 10,000 runs each. And: what ships is what compiles."""
+"""Foundry's own tests of the contracts, with few runs each (`make contracts`: 10,000); what ships is what compiles."""
 
 import fcntl
 import importlib.util

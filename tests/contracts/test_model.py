@@ -1,4 +1,4 @@
-"""The contracts beside a model of them: any sequence of operations, right and wrong ones, gives the same refusals and the same state."""
+"""The contracts beside a model: any sequence of right and wrong operations, the same refusals and the same state."""
 
 import os
 from collections.abc import Callable
@@ -218,7 +218,7 @@ class Contracts(RuleBasedStateMachine):
     def claim(self, back: int, account: str) -> None:
         """From one of the last roots."""
         epoch = max(0, len(self.model.promises) - back)
-        owed = self.model.promises[epoch - 1].amounts if 0 < epoch else dict.fromkeys(WORKERS, 0)
+        owed = self.model.promises[epoch - 1].amounts if epoch > 0 else dict.fromkeys(WORKERS, 0)
         other = WORKERS[1 - WORKERS.index(account)]
         proof = [payout_leaf(self.ids[other], owed[other])]
         call = self.call(self.chain.pool, "claim", RUN_KEY, epoch, self.ids[account], owed[account], proof)

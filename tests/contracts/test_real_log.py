@@ -1,4 +1,4 @@
-"""Slashes of a real log on the chain: the same receipts, verdicts, leaves and proofs, and in the end the same stakes."""
+"""Slashes of a real log on the chain: its receipts, verdicts, leaves and proofs, and in the end the same stakes."""
 
 from collections.abc import Sequence
 from typing import Any

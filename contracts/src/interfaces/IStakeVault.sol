@@ -60,14 +60,14 @@ interface IStakeVault {
     /// @notice Owner: take everything that has matured.
     function withdraw(address node) external returns (uint256 amount);
 
-    /// @notice Court: hold stake, then what is unbonding, oldest first, while a slash is decided. Takes what is there.
-    function seize(bytes32 submission, address node, uint256 amountMax) external returns (uint256 amount);
+    /// @notice Court: hold stake, then what is unbonding, oldest first, while a slash is decided.
+    function seize(bytes32 submission, address node, uint256 amount) external;
 
     /// @notice Court: the slash was overturned; everything goes back into the stake.
     function restore(bytes32 submission) external;
 
     /// @notice Court: the slash stands; what was held leaves.
-    function forfeit(bytes32 submission, address to) external returns (uint256 amount);
+    function forfeit(bytes32 submission, address to) external;
 
     function token() external view returns (address);
     function court() external view returns (address);
