@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import aiohttp
 from chaos.cast import Stage, port_of
 from chaos.schedule import COORDINATOR, ORIGIN, TRAINER
+from chaos.stopwatch import Stopwatch
 
 ASK_S = 3.0
 LOOK_S = 0.2
@@ -65,7 +65,7 @@ class Looker:
         return {row["node"]: row for row in page["rows"]} if page else {}
 
     async def is_back(self, name: str, since_ms: int, step: int) -> bool:
-        """A party does again what it is there for; `since_ms` by the coordinator's clock, `step` when it was hit."""
+        """A party does again what it is for; `since_ms` is when the fault ended, `step` the run's when it began."""
         if name == COORDINATOR:
             return await self.ask("/status") is not None
         if name == TRAINER:
@@ -85,10 +85,6 @@ class Looker:
         writer.close()
         return True
 
-    async def now_ms(self) -> int:
-        status = await self.ask("/status")
-        return int(status["now_ms"]) if status else 0
-
 
 def read_address(keystore: Path) -> str:
     try:
@@ -97,11 +93,11 @@ def read_address(keystore: Path) -> str:
         return ""
 
 
-async def until(holds: Callable[[], Awaitable[bool]], limit_s: float) -> float | None:
+async def until(holds: Callable[[], Awaitable[bool]], limit_s: float, watch: Stopwatch) -> float | None:
     """Seconds that it took; None: it did not come."""
-    began_s = time.monotonic()
+    began_s = watch.awake_s
     while not await holds():
-        if time.monotonic() - began_s > limit_s:
+        if watch.awake_s - began_s > limit_s:
             return None
         await asyncio.sleep(LOOK_S)
-    return time.monotonic() - began_s
+    return watch.awake_s - began_s

@@ -20,6 +20,7 @@ from chaos.looking import Looker, read_address, until
 from chaos.report import Outcome, Survived
 from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Ability, Arena, Fault, draw_faults
 from chaos.services import Bucket, Postgres
+from chaos.stopwatch import Stopwatch
 
 from prime_coordinator.books_check import check_log
 from prime_devnet import recipe
@@ -52,7 +53,7 @@ class Play:
         self.bucket: Bucket | None = None
         self.survived: list[Survived] = []
         self.trouble: list[str] = []
-        self._began_s = time.monotonic()
+        self.watch = Stopwatch()
 
     # --- Setting up -------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class Play:
             await keeper.close()
 
     async def _need(self, holds: Callable[[], object], what: str) -> None:
-        if await until(holds, UP_S) is None:  # type: ignore[arg-type]
+        if await until(holds, UP_S, self.watch) is None:  # type: ignore[arg-type]
             tails = "\n".join(f"{name}:\n{keeper.tail()}" for name, keeper in self.keepers.items())
             raise LocalError(f"{what}: not within {UP_S:.0f} s\n{tails}")
 
@@ -138,9 +139,9 @@ class Play:
     async def suffer(self, looker: Looker, seed: int, *, seconds: float, faults_max: int) -> None:
         """One fault after the other until time or count is up."""
         breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket)
-        deadline_s = time.monotonic() + seconds
+        deadline_s = self.watch.awake_s + seconds
         for fault in draw_faults(seed, self.arena):
-            if time.monotonic() > deadline_s or fault.number > faults_max:
+            if self.watch.awake_s > deadline_s or fault.number > faults_max:
                 return
             await asyncio.sleep(fault.pause_s)
             self.survived.append(await self._suffer_one(looker, breaker, fault))
@@ -150,19 +151,18 @@ class Play:
         await breaker.inject(fault)
         await asyncio.sleep(fault.lasts_s)
         human = await breaker.cure(fault)
-        began_s = time.monotonic()
-        party_s = await until(lambda: self._is_back(looker, fault, step, began_s), RECOVER_S)
+        # All clocks are the machine's; those that were set apart are set right by now.
+        began_s, since_ms = self.watch.awake_s, time.time_ns() // 1_000_000
+        party_s = await until(lambda: looker.is_back(fault.party, since_ms, step), RECOVER_S, self.watch)
         settled = await looker.newest("Settled")
-        work_s = await until(lambda: self._settles(looker, settled), RECOVER_S) if party_s is not None else None
-        took_s = time.monotonic() - began_s if work_s is not None else None
-        self.say(f"{time.monotonic() - self._began_s:6.0f} s {fault}: {describe(party_s, took_s, human)}")
+        work_s = (
+            await until(lambda: self._settles(looker, settled), RECOVER_S, self.watch) if party_s is not None else None
+        )
+        took_s = self.watch.awake_s - began_s if work_s is not None else None
+        self.say(f"{self.watch.awake_s:6.0f} s {fault}: {describe(party_s, took_s, human)}")
         if took_s is None:
             self.trouble.append(f"{fault}: not recovered after {RECOVER_S:.0f} s\n{self.keepers[fault.party].tail()}")
         return Survived(fault, party_s, took_s, human)
-
-    async def _is_back(self, looker: Looker, fault: Fault, step: int, began_s: float) -> bool:
-        since_ms = await looker.now_ms() - int(1000 * (time.monotonic() - began_s))
-        return await looker.is_back(fault.party, since_ms, step)
 
     async def _settles(self, looker: Looker, settled: int) -> bool:
         return await looker.newest("Settled") > settled
@@ -179,15 +179,15 @@ class Play:
     async def rest(self, looker: Looker) -> None:
         """Two more steps by everybody, then no more leases, and everything open is settled."""
         step = await looker.step()
-        if await until(lambda: self._is_at_work(looker, step + 2), REST_S) is None:
+        if await until(lambda: self._is_at_work(looker, step + 2), REST_S, self.watch) is None:
             self.trouble.append(f"training stands still at step {step} after the last fault\n{self._tails()}")
         names = [name for name in self.arena.parties("all") if name not in (TRAINER, ORIGIN)]
         for name in names:
-            if not await looker.is_back(name, await looker.now_ms() - 10_000, 0):
+            if not await looker.is_back(name, time.time_ns() // 1_000_000 - 10_000, 0):
                 self.trouble.append(f"{name} is not back at the end\n{self.keepers[name].tail()}")
         pause = ("prime-coordinator", "run", "pause", cast.RUN, "--reason", "the end", "--folder", str(self.stage.home))
         self._command(*pause, host=COORDINATOR)
-        if await until(lambda: self._is_quiet(looker), REST_S) is None:
+        if await until(lambda: self._is_quiet(looker), REST_S, self.watch) is None:
             self.trouble.append(f"work is open {REST_S:.0f} s after the last lease: {await looker.ask('/status')}")
 
     async def _is_quiet(self, looker: Looker) -> bool:
@@ -218,7 +218,8 @@ class Play:
             told=told,
             heads=len(looker.heads),
             entries=len(leaves),
-            seconds=time.monotonic() - self._began_s,
+            seconds=self.watch.awake_s,
+            stood_s=self.watch.stood_s,
         )
 
     def _acknowledged(self) -> set[Digest]:
@@ -248,8 +249,10 @@ async def play(folder: Path, arena: Arena, seed: int, *, seconds: float, faults_
     site = Site(folder, arena.abilities)
     game = Play(site, arena, say)
     async with AsyncExitStack() as stack:
+        ticking = asyncio.create_task(game.watch.run())
+        stack.callback(ticking.cancel)
         looker = await game.open(stack)
-        say(f"{time.monotonic() - game._began_s:6.0f} s everybody is at work")
+        say(f"{game.watch.awake_s:6.0f} s everybody is at work")
         beside = [asyncio.create_task(work) for work in (looker.gather_heads(), game.weigh())]
         try:
             await game.suffer(looker, seed, seconds=seconds, faults_max=faults_max)

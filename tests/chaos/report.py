@@ -35,6 +35,8 @@ class Outcome:
     heads: int
     entries: int
     seconds: float
+    stood_s: float
+    """How long the machine itself stood still."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -60,7 +62,8 @@ def describe(outcome: Outcome) -> Iterator[str]:
     yield ""
     yield (
         f"{outcome.entries} entries, {outcome.heads} heads seen, {len(told.submitted)} submissions, all settled;"
-        f" {len(told.credited)} credited; {len(told.steps)} checkpoints; {outcome.seconds:.0f} s"
+        f" {len(told.credited)} credited; {len(told.steps)} checkpoints;"
+        f" {outcome.seconds:.0f} s, and the machine itself stood still for {outcome.stood_s:.0f} s"
     )
 
 

@@ -1,0 +1,371 @@
+"""What a coordinator holds: thousands of registered nodes that all speak at once, and twice as much as it can take.
+
+The coordinator is a process of its own, with its own limits; each node is a key, a connection and an address of its
+own on loopback, so that limits by address count as they do on the internet. Only the number of open connections is
+raised to that of the nodes, as docs/operating/run-a-coordinator.md says. Client and server share the machine's cores.
+
+    python bench/load.py [--nodes 2000]
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+
+from integration.coordinator_parts import (  # noqa: E402
+    NETWORK,
+    RUN,
+    STAKE,
+    CoordinatorProcess,
+    key_of,
+    make_folder,
+    party,
+    publish,
+    running,
+    terms,
+    until_beacon,
+)
+
+from prime_coordinator.config import BooksConfig, CoordinatorConfig  # noqa: E402
+from prime_coordinator.home import database_url, load_key  # noqa: E402
+from prime_coordinator.scribe import Scribe  # noqa: E402
+from prime_coordinator.store import open_log_store  # noqa: E402
+from prime_protocol import entries as e  # noqa: E402
+from prime_protocol.catalogue import make_card  # noqa: E402
+from prime_protocol.codec import encode  # noqa: E402
+from prime_protocol.entries import Role  # noqa: E402
+from prime_protocol.envelope import seal  # noqa: E402
+from prime_protocol.exchange import Endpoint  # noqa: E402
+from prime_protocol.ids import Digest, NodeId  # noqa: E402
+from prime_protocol.ledger import replay  # noqa: E402
+from prime_protocol.messages import HEARTBEAT, LEASE, Activity, Heartbeat, LeaseRequest, Purpose  # noqa: E402
+from prime_runtime.clock import SystemClock  # noqa: E402
+from prime_runtime.http_limits import ServerLimits  # noqa: E402
+
+SUBMITTERS = 40
+CLOSED_S = 4.0
+"""How long the capacity is measured."""
+OVERLOAD_S = 6.0
+PATIENCE_S = 120.0
+ATTEMPT_S = 20.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a crowd was answered."""
+
+    waits_s: list[float] = field(default_factory=list)
+    """Of the good answers, from the first attempt on."""
+    statuses: Counter[int] = field(default_factory=Counter)
+    unspecified: int = 0
+    """Refusals that do not say when to come back."""
+
+    def quantile_ms(self, share: float) -> float:
+        ordered = sorted(self.waits_s)
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+    @property
+    def refused(self) -> int:
+        return sum(count for status, count in self.statuses.items() if status != 200)
+
+    def __str__(self) -> str:
+        refused = ", ".join(f"{count} × {status or 'dropped'}" for status, count in sorted(self.statuses.items()))
+        return f"p50 {self.quantile_ms(0.5):,.0f} ms, p99 {self.quantile_ms(0.99):,.0f} ms; answers: {refused}"
+
+
+class Node:
+    """A light client: its own key, address and connection."""
+
+    def __init__(self, number: int) -> None:
+        self.key = key_of(f"load-{number}")
+        self._address = f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}"
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._sequence = 0
+
+    async def ask(self, url: str, endpoint: Endpoint[Any, Any], message: Any) -> tuple[int, int | None]:
+        """Status, 0 where there was none, and when to come back."""
+        host, _, port = url.removeprefix("http://").partition(":")
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                if self._writer is None:
+                    where = {"local_addr": (self._address, 0)}
+                    self._reader, self._writer = await asyncio.open_connection(host, int(port), **where)
+                self._writer.write(self._request(endpoint, message))
+                return await self._read()
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            self.close()
+            return 0, None
+
+    def _request(self, endpoint: Endpoint[Any, Any], message: Any) -> bytes:
+        now_ms = SystemClock().now_ms()
+        self._sequence = max(self._sequence + 1, now_ms * 1024)
+        run = RUN if endpoint in (HEARTBEAT, LEASE) else None
+        frame = seal(
+            self.key,
+            kind=endpoint.kind,
+            body=encode(message),
+            network=NETWORK,
+            run=run,
+            sequence=self._sequence,
+            issued_at_ms=now_ms,
+            life_ms=60_000,
+        )
+        return f"POST {endpoint.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(frame)}\r\n\r\n".encode() + frame
+
+    async def _read(self) -> tuple[int, int | None]:
+        assert self._reader is not None
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
+        await self._reader.readexactly(int(headers["content-length"]))
+        if headers.get("connection") == "close":
+            self.close()
+        after = headers.get("retry-after")
+        return int(head.split()[1]), int(after) if after else None
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+async def insist(node: Node, url: Callable[[], str], endpoint: Endpoint[Any, Any], message: Any, tally: Tally) -> None:
+    """Until there is a good answer; who is told when to come back comes back then."""
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < PATIENCE_S:
+        status, after_s = await node.ask(url(), endpoint, message)
+        tally.statuses[status] += 1
+        if status == 200:
+            tally.waits_s.append(time.perf_counter() - began_s)
+            return
+        tally.unspecified += status in (429, 503) and after_s is None
+        # A little apart, as the programs do.
+        await asyncio.sleep((after_s or 1) * (0.5 + int.from_bytes(node.key.node[:2]) / 65_536))
+
+
+def resident_mb(process: CoordinatorProcess) -> float:
+    assert process._process is not None
+    pages = int(Path(f"/proc/{process._process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+BEAT = Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=2**40)
+
+
+class Bench:
+    """One coordinator and its crowd."""
+
+    def __init__(self, process: CoordinatorProcess, nodes: list[Node]) -> None:
+        self.process = process
+        self.nodes = nodes
+        self.capacity = 0.0
+        self.unspecified = 0
+        self.recovered = Tally()
+        self._waiting = set[NodeId]()
+        """Who has asked and was not answered yet."""
+        self._uploads = asyncio.Semaphore(ServerLimits.transfers_per_address_max)
+
+    def url(self) -> str:
+        return self.process.server.url
+
+    async def all_at_once(self, endpoint: Endpoint[Any, Any], make: Callable[[Node], Any]) -> tuple[float, Tally]:
+        """Everybody asks the same moment and insists; seconds until the last was answered."""
+        tally, began_s = Tally(), time.perf_counter()
+        await asyncio.gather(*(insist(node, self.url, endpoint, make(node), tally) for node in self.nodes))
+        return time.perf_counter() - began_s, tally
+
+    async def weigh(self, empty_mb: float) -> None:
+        """After everybody has beaten once."""
+        took_s, tally = await self.all_at_once(HEARTBEAT, lambda node: BEAT)
+        grown_kb = 1024 * (resident_mb(self.process) - empty_mb) / len(self.nodes)
+        show("all beat for the first time, at once", f"{took_s:.1f} s until the last", str(tally))
+        show("memory of the coordinator", f"{grown_kb:.1f} kB a node", f"{resident_mb(self.process):.0f} MB in all")
+
+    async def hold(self) -> None:
+        """What it can take: 64 nodes ask at once, each time one was answered another one's turn comes."""
+        tally, stop_s = Tally(), time.perf_counter() + CLOSED_S
+
+        async def turns(nodes: Sequence[Node]) -> None:
+            while time.perf_counter() < stop_s:
+                for node in nodes:
+                    began_s = time.perf_counter()
+                    status, _ = await node.ask(self.url(), HEARTBEAT, BEAT)
+                    tally.statuses[status] += 1
+                    tally.waits_s.append(time.perf_counter() - began_s)
+
+        await asyncio.gather(*(turns(self.nodes[number::64]) for number in range(64)))
+        self.capacity = tally.statuses[200] / CLOSED_S
+        show("heartbeats held, 64 at once", f"{self.capacity:,.0f}/s", str(tally))
+
+    async def storm(self) -> None:
+        """kill -9, start, and everybody comes back at once."""
+        await self.process.kill()
+        for node in self.nodes:
+            node.close()
+        storm = asyncio.create_task(self.all_at_once(HEARTBEAT, lambda node: BEAT))
+        began_s = time.perf_counter()
+        await self.process.start()
+        up_s = time.perf_counter() - began_s
+        took_s, tally = await storm
+        show(
+            "all beat after a kill -9 and a restart",
+            f"{took_s:.1f} s until the last, {up_s:.1f} s of them down",
+            str(tally),
+        )
+
+    async def herd(self) -> None:
+        """A new checkpoint: everybody asks for a lease."""
+        async with party(self.process, "trainer") as trainer, party(self.process, "watcher") as watcher:
+            await watcher.join(Role.WORKER)
+            await publish(trainer, 0)
+            await until_beacon(watcher)
+        took_s, tally = await self.all_at_once(LEASE, lambda node: LeaseRequest(checkpoint_step=0, tokens_per_s=100))
+        show("all ask for a lease on a new checkpoint", f"{took_s:.1f} s until the last", str(tally))
+
+    async def burst(self) -> None:
+        """Uploads and submissions, as many at once as there are workers with a lease."""
+        tally, began_s = Tally(), time.perf_counter()
+        await asyncio.gather(*(self._submit(number, tally) for number in range(SUBMITTERS)))
+        took_s = time.perf_counter() - began_s
+        show("files uploaded, checked and logged, all at once", f"{SUBMITTERS / took_s:.1f}/s", str(tally))
+
+    async def _submit(self, number: int, tally: Tally) -> None:
+        async with party(self.process, f"submitter-{number}") as worker:
+            await worker.join(Role.WORKER)
+            beacon = await until_beacon(worker)
+            lease = await worker.lease()
+            root = sha256(b"weights 0").digest()
+            data, entry = worker.answer(lease, beacon=beacon, root=type(beacon)(root), wanted=terms(**TERMS))
+            # All of them are on one address here, which may send so many files at once.
+            await self._uploads.acquire()
+            began_s = time.perf_counter()
+            await worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+            await worker.write(entry)
+            self._uploads.release()
+            tally.waits_s.append(time.perf_counter() - began_s)
+            tally.statuses[200] += 1
+
+    async def overload(self) -> None:
+        """Twice what it holds, for a while: requests come whether or not earlier ones were answered."""
+        rate, tally, open_ = 2 * self.capacity, Tally(), set[asyncio.Task[None]]()
+
+        async def one(node: Node) -> None:
+            began_s = time.perf_counter()
+            status, after_s = await node.ask(self.url(), HEARTBEAT, BEAT)
+            tally.statuses[status] += 1
+            tally.unspecified += status in (429, 503) and after_s is None
+            if status == 200:
+                tally.waits_s.append(time.perf_counter() - began_s)
+
+        began_s, sent, busy = time.perf_counter(), 0, 0
+        while (now_s := time.perf_counter() - began_s) < OVERLOAD_S:
+            while sent < rate * now_s:
+                node, sent = self.nodes[sent % len(self.nodes)], sent + 1
+                # One connection a node: who still waits for an answer sends no second request on it.
+                if node.key.node in self._waiting:
+                    busy += 1
+                    continue
+                self._waiting.add(node.key.node)
+                task = asyncio.create_task(one(node))
+                task.add_done_callback(lambda _, name=node.key.node: self._waiting.discard(name))
+                open_.add(task)
+                task.add_done_callback(open_.discard)
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*open_)
+        held = tally.statuses[200] / OVERLOAD_S
+        show(
+            f"{rate:,.0f} heartbeats/s offered, twice that", f"{held:,.0f}/s answered", f"{tally}; {busy} still waited"
+        )
+        show("memory after it", f"{resident_mb(self.process):.0f} MB", "")
+        self.unspecified = tally.unspecified
+
+    async def recover(self) -> None:
+        tally = Tally()
+        for node in self.nodes[:200]:
+            began_s = time.perf_counter()
+            status, _ = await node.ask(self.url(), HEARTBEAT, BEAT)
+            tally.statuses[status] += 1
+            tally.waits_s.append(time.perf_counter() - began_s)
+        show("heartbeats one by one right after it", f"p99 {tally.quantile_ms(0.99):.1f} ms", str(tally))
+        self.recovered = tally
+
+
+async def register(config: CoordinatorConfig, nodes: Sequence[Node]) -> None:
+    """Into the log before it starts: an hour's newcomers from one network are bounded, and these all come from one."""
+    store = open_log_store(database_url(config))
+    try:
+        size = await store.size()
+        scribe = Scribe(load_key(config), replay(NETWORK, await store.read(0, size)))
+        now_ms = SystemClock().now_ms()
+        for number, node in enumerate(nodes):
+            reference = Digest(sha256(f"load {number}".encode()).digest())
+            scribe.write(e.NodeRegistered(roles=(Role.WORKER,), hardware="a laptop"), None, now_ms, key=node.key)
+            scribe.write(e.Deposited(account=node.key.node, amount_nano=STAKE, reference=reference), None, now_ms)
+            scribe.write(e.Staked(node=node.key.node, amount_nano=STAKE), None, now_ms, key=node.key)
+        leaves = scribe.drain()
+        await store.append(size, leaves, [make_card(leaf) for leaf in leaves])
+    finally:
+        store.close()
+
+
+TERMS: dict[str, Any] = {"slots_per_step": 4096, "stake_min_nano": STAKE}
+
+
+def show(what: str, figure: str, detail: str) -> None:
+    print(f"| {what} | {figure} | {detail} |", flush=True)
+
+
+async def run(count: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="prime-load-") as name:
+        limits = ServerLimits(connections_max=count + 500)
+        config = await make_folder(
+            Path(name) / "coordinator", books=BooksConfig(), settings={"limits": limits}, **TERMS
+        )
+        async with running(config) as process:
+            empty_mb = resident_mb(process)
+        nodes = [Node(number) for number in range(count)]
+        await register(config, nodes)
+        began_s = time.perf_counter()
+        async with running(config) as process:
+            bench = Bench(process, nodes)
+            print(f"| {count} nodes | result | detail |\n|---|---|---|")
+            show(
+                "start with them in the log", f"{time.perf_counter() - began_s:.1f} s", f"{3 * count} entries replayed"
+            )
+            await bench.weigh(empty_mb)
+            steps = (bench.hold, bench.storm, bench.herd, bench.burst, bench.overload, bench.recover)
+            for step in steps:
+                await step()
+            memory_mb = resident_mb(process)
+            good = bench.recovered.statuses[200] == 200 and bench.unspecified == 0
+            print(
+                f"RESULT nodes={count} beats_per_s={bench.capacity:.0f} unspecified_refusals={bench.unspecified}"
+                f" recovered={int(good)} memory_mb={memory_mb:.0f}"
+            )
+            for node in bench.nodes:
+                node.close()
+    return 0 if good else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=2_000)
+    args = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, args.nodes * 2 + 1_000)), hard))
+    return asyncio.run(run(args.nodes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
