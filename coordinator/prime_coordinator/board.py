@@ -115,6 +115,14 @@ class Board:
             (pin.gossip.letter.sender, pin.gossip.message) for pin in pins if isinstance(pin.gossip.message, Serving)
         ]
 
+    def find_serving(self, node: NodeId, now_ms: int) -> Serving | None:
+        """What a node serves, in whichever run it is."""
+        for board in self._runs.values():
+            pin = board.serving.get(node)
+            if pin is not None and pin.lives(now_ms) and isinstance(pin.gossip.message, Serving):
+                return pin.gossip.message
+        return None
+
     def count(self) -> dict[GossipKind, int]:
         """Frames of each kind, in all runs; those that expired since the last sweep too."""
         boards = self._runs.values()

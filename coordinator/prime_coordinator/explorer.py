@@ -53,9 +53,15 @@ class DeskLive:
                 slots_free=serving.slots_free,
                 urls=len(serving.urls),
                 manifests=tuple(map(str, serving.manifests)),
+                parents=tuple(map(str, serving.parents)),
+                sent_bytes=serving.sent_bytes,
             )
             for node, serving in self._board.list_serving(run, self._desk.now_ms())
         ]
+
+    def get_sent_bytes(self, node: NodeId) -> int | None:
+        serving = self._board.find_serving(node, self._desk.now_ms())
+        return None if serving is None else serving.sent_bytes
 
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
         found = await self._desk.log.list_refused(limit=LISTED_MAX)

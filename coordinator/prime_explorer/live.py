@@ -28,6 +28,10 @@ class ServingNode:
     """Addresses it can be reached at."""
     manifests: tuple[str, ...]
     """What it serves, newest first."""
+    parents: tuple[str, ...]
+    """Who gave it most of the newest."""
+    sent_bytes: int
+    """Passed on since it was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,10 @@ class Live(Protocol):
 
     def list_serving(self, run: RunId) -> list[ServingNode] | None: ...
 
+    def get_sent_bytes(self, node: NodeId) -> int | None:
+        """Weights that it passed on since it was started, by its own word, whatever the run."""
+        ...
+
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
         """Newest first, of the last weeks."""
         ...
@@ -88,6 +96,9 @@ class NothingLive:
         return None
 
     def list_serving(self, run: RunId) -> list[ServingNode] | None:
+        return None
+
+    def get_sent_bytes(self, node: NodeId) -> int | None:
         return None
 
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:

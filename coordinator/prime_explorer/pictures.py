@@ -136,11 +136,11 @@ def draw_lineage(lineage: Sequence[LineageRow], step: int) -> Markup:
 
 
 def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
-    """Those who serve, in rows by their distance from the origin. Who fetches from whom is not published."""
+    """Those who serve, in rows by their distance from the origin, with a line to each who gave most of it."""
     levels: dict[int, list[ServingNode]] = {}
     for node in sorted(serving, key=lambda each: (each.depth, each.node))[:NETWORK_NODES_DRAWN]:
         levels.setdefault(node.depth, []).append(node)
-    parts, top = [], 10.0
+    parts, places, top = [], dict[str, tuple[float, float]](), 10.0
     for depth in sorted(levels):
         row = levels[depth]
         per_line = 24
@@ -148,6 +148,7 @@ def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
         for place, node in enumerate(row):
             x = 90 + (place % per_line) * 26
             y = top + 10 + place // per_line * 26
+            places[node.node] = x, y
             has_newest = newest in node.manifests
             css = "peer ahead" if has_newest else "peer"
             state = "has the newest weights" if has_newest else "does not serve the newest weights yet"
@@ -157,7 +158,17 @@ def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
                 f"<title>{words}</title></circle></a>"
             )
         top += 26 * (1 + (len(row) - 1) // per_line) + 22
-    return _svg(WIDTH, int(top), f"{len(serving)} nodes that serve weights, by depth", parts, "network", has_links=True)
+    lines = [
+        f'<line x1="{x:.0f}" y1="{y:.1f}" x2="{places[parent][0]:.0f}" y2="{places[parent][1]:.1f}" class="edge"/>'
+        for node in serving
+        if node.node in places
+        for x, y in (places[node.node],)
+        for parent in node.parents
+        if parent in places
+    ]
+    return _svg(
+        WIDTH, int(top), f"{len(serving)} nodes that serve weights, by depth", lines + parts, "network", has_links=True
+    )
 
 
 PICTURES = {

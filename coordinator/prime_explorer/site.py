@@ -148,6 +148,7 @@ async def show_node(site: Site, ask: Ask) -> View:
     return replace(
         view,
         presence=presence[str(node)] if presence else None,
+        sent_bytes=site.live.get_sent_bytes(node),
         uptime=(await site.attendances.read([node])).get(str(node)),
         refused=None if refused is None else tuple(refused),
     )

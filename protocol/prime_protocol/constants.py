@@ -495,6 +495,11 @@ TREE_DEPTH_MAX = 64
 
 SLOTS_FREE_MAX = 4096
 
+GOSSIP_PARENTS_MAX = 4
+"""Most parents that a serving record names: those who gave most."""
+
+SENT_BYTES_MAX = 2**63 - 1
+
 REPEAT_MS = 20_000
 """Between two gossiped messages of one kind and sender that say the same, in a small network."""
 
@@ -549,7 +554,10 @@ assert SERVING_PER_S + HEADS_PER_S < 50, "all gossip together must leave room on
 assert ENVELOPE_LIFE_MS_MAX * SERVING_PER_S >= 10_000 * 1000, "with 10,000 nodes every serving record is still alive"
 assert CLOCK_SKEW_MS_MAX < GOSSIP_LIFE_MS_MIN <= ENVELOPE_LIFE_MS_MAX
 assert GOSSIP_REPEATS * REPEAT_MS <= GOSSIP_LIFE_MS_MIN
-assert GOSSIP_MANIFESTS_MAX * 34 + ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) < GOSSIP_FRAME_BYTES_MAX
+assert (
+    GOSSIP_MANIFESTS_MAX * 34 + GOSSIP_PARENTS_MAX * 22 + ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3)
+    < GOSSIP_FRAME_BYTES_MAX
+)
 assert GOSSIP_NOTE_BYTES_MAX + 1024 < GOSSIP_FRAME_BYTES_MAX
 assert ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) + 1024 < PEER_CARD_BYTES_MAX <= GOSSIP_FRAME_BYTES_MAX
 assert RECORDS_SERVING_MAX + RECORDS_HEADS_MAX < RECORDS_MAX, "announcements come first, and always fit"

@@ -22,12 +22,14 @@ from prime_protocol.constants import (
     GOSSIP_LIFE_MS_MIN,
     GOSSIP_MANIFESTS_MAX,
     GOSSIP_NOTE_BYTES_MAX,
+    GOSSIP_PARENTS_MAX,
     GOSSIP_REPEATS,
     HEADS_PER_S,
     PEER_CARD_BYTES_MAX,
     PEER_CARDS_MAX,
     PROTOCOL_VERSION,
     REPEAT_MS,
+    SENT_BYTES_MAX,
     SERVING_PER_S,
     SHARD_BYTES_MAX,
     SHARDS_MAX,
@@ -36,7 +38,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.envelope import Letter, check_time, open_envelope, seal
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.manifest import Kind
 from prime_protocol.note import Note
 from prime_protocol.signing import WalletKey
@@ -87,6 +89,10 @@ class Serving:
     """Uploads it could take on just now."""
     manifests: Annotated[tuple[Digest, ...], Size(0, GOSSIP_MANIFESTS_MAX)]
     """What it serves, newest first; one that is still arriving counts."""
+    parents: Annotated[tuple[NodeId, ...], Size(0, GOSSIP_PARENTS_MAX)] = ()
+    """Who gave it most of the newest, most first. Shown to people; nobody chooses by it."""
+    sent_bytes: Annotated[int, Range(0, SENT_BYTES_MAX)] = 0
+    """What it has passed on since it was started, by its own count."""
 
     def __post_init__(self) -> None:
         for index, url in enumerate(self.urls):
@@ -96,6 +102,7 @@ class Serving:
                 raise RemoteError(f"urls[{index}]", error.problem) from None
         _check_distinct("urls", self.urls)
         _check_distinct("manifests", self.manifests)
+        _check_distinct("parents", self.parents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,8 +205,9 @@ class Play:
         second = await self.publish(1, names["worker"])
         await self.measure(0, held_out=0.25)
         await self.measure(1, held_out=0.5, entropy=1.25, mismatch_kl=0.01, **{MARKUP[:48]: 3.0})
-        await self.serve(self.parties["worker"], second.manifest, depth=1)
-        await self.serve(self.parties["validator-0"], Digest(bytes(32)), depth=2)
+        worker = self.parties["worker"]
+        await self.serve(worker, second.manifest)
+        await self.serve(self.parties["validator-0"], Digest(bytes(32)), worker.key.node)
         beacon = await self.until_beacon_of(1)
         self.stage.names["open"] = await self.submit(self.parties["worker"], beacon, second.root)
         await until_drawn(self.validators, self.stage.names["open"])
@@ -229,9 +230,16 @@ class Play:
         metrics = tuple(e.Metric(name=name, value=numbers[name]) for name in sorted(numbers))
         await self.parties["trainer"].write(e.StepMeasured(step=Step(step), metrics=metrics))
 
-    async def serve(self, who: Party, manifest: Digest, depth: int) -> None:
+    async def serve(self, who: Party, manifest: Digest, *parents: NodeId) -> None:
         """Say that it passes weights on."""
-        word = Serving(urls=("http://127.0.0.1:9",), depth=depth, slots_free=3, manifests=(manifest,))
+        word = Serving(
+            urls=("http://127.0.0.1:9",),
+            depth=len(parents),
+            slots_free=3,
+            manifests=(manifest,),
+            parents=parents,
+            sent_bytes=3 * 10**9,
+        )
         now_ms = SystemClock().now_ms()
         frame = seal_gossip(
             who.key, word, network=NETWORK, run=RUN, sequence=now_ms * 1024, now_ms=now_ms, known_nodes=1

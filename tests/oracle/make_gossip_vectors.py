@@ -39,6 +39,8 @@ SERVING = {
     "depth": 2,
     "slots_free": 3,
     "manifests": [b"m" * 32, b"n" * 32],
+    "parents": [b"p" * 20],
+    "sent_bytes": 10**12,
 }
 
 
@@ -99,6 +101,8 @@ def get_refused():
         refused(
             "nine URLs", "Serving.urls", serving, SERVING | {"urls": [f"http://a.example:{n}" for n in range(1, 10)]}
         ),
+        refused("a parent twice", "Serving.parents", serving, SERVING | {"parents": [b"p" * 20] * 2}),
+        refused("five parents", "Serving.parents", serving, SERVING | {"parents": [bytes([n]) * 20 for n in range(5)]}),
         refused("a manifest twice", "Serving.manifests", serving, SERVING | {"manifests": [b"m" * 32] * 2}),
         refused(
             "nine manifests", "Serving.manifests", serving, SERVING | {"manifests": [bytes([n]) * 32 for n in range(9)]}
@@ -118,7 +122,7 @@ def card(secret):
 
 def main():
     delta = KEYFRAME | {"kind": "delta", "base": b"b" * 32, "step": 2**63 - 1}
-    nobody = {"urls": [], "depth": 0, "slots_free": 0, "manifests": []}
+    nobody = {"urls": [], "depth": 0, "slots_free": 0, "manifests": [], "parents": [], "sent_bytes": 0}
     vectors = {
         "made_by": ", ".join(f"{name} {version(name)}" for name in ("eth-account", "libp2p")) + ", " + SCRIPT,
         "secret": SECRET.hex(),

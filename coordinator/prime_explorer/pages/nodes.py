@@ -121,6 +121,8 @@ class NodeView:
     first_idx: int
     first_ms: int
     presence: Presence | None
+    sent_bytes: int | None
+    """Weights passed on since it was started, by its own word; null where that is not known."""
     uptime: float | None
     """Share of the minutes since it was first seen that it was online; null where nobody looked."""
     contributions: tuple[ContributionRow, ...]
@@ -183,6 +185,7 @@ def read_node(db: Db, node: NodeId) -> NodeView | None:
         owner_balance_nano=db.value("SELECT balance_nano FROM accounts WHERE account=?", row["owner"]) or 0,
         submitted=row["submissions"],
         presence=None,
+        sent_bytes=None,
         uptime=None,
         contributions=read_contributions(db, node),
         submissions=read_rows(db, SubmissionRow, limit=10, node=node),

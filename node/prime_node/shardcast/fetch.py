@@ -147,6 +147,8 @@ class Fetcher:
         for effect in self._download.handle(event, self._clock.monotonic_ms()):
             is_finished = self._carry_out(effect) or is_finished
         self._stock.depth = self._download.depth()
+        if is_finished or not self._stock.parents:
+            self._stock.parents = self._download.parents()
         self._stock.set_coming(int.from_bytes(self._download.coming, "little"))
         return is_finished
 

@@ -109,6 +109,11 @@ class Neighbours:
         most = max((each.got_bytes for each in self), default=0)
         return min((each.depth for each in self if each.got_bytes * 4 >= most), default=DEPTH_MAX - 1)
 
+    def find_best(self, count: int) -> tuple[NodeId, ...]:
+        """Those who gave most, most first."""
+        gave = sorted((each for each in self if each.got_bytes), key=lambda each: -each.got_bytes)
+        return tuple(each.id for each in gave[:count])
+
     # --- Polling ----------------------------------------------------------------------------------------------------
 
     def take_bitmaps(self, event: HaveTold, now_ms: int) -> Neighbour | None:

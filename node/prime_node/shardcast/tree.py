@@ -36,6 +36,7 @@ from prime_node.shardcast.neighbours import DEPTH_MAX, Neighbour, Neighbours
 from prime_node.shardcast.parents import Parents
 from prime_node.shardcast.selection import choose, choose_second, find_ready_ms, is_elsewhere
 from prime_node.shardcast.transfers import NEVER_MS, Transfer, Transfers
+from prime_protocol.constants import GOSSIP_PARENTS_MAX
 from prime_protocol.ids import NodeId
 
 RETRY_TOLD_MAX_MS = 60_000
@@ -244,6 +245,10 @@ class Download:
     def depth(self) -> int:
         """One below the nearest of those parents that gave most."""
         return self._depth
+
+    def parents(self) -> tuple[NodeId, ...]:
+        """Those who gave most so far, most first."""
+        return self._neighbours.find_best(GOSSIP_PARENTS_MAX)
 
     def progress(self, now_ms: int) -> Progress:
         sources = len({each.parent for each in self._transfers if each.flowing_ms})

@@ -81,7 +81,14 @@ class Crier:
         offer, urls = self.server.offer(), self._list_urls()
         if not urls:
             return
-        serving = Serving(urls=urls, depth=offer.depth, slots_free=offer.slots_free, manifests=offer.manifests)
+        serving = Serving(
+            urls=urls,
+            depth=offer.depth,
+            slots_free=offer.slots_free,
+            manifests=offer.manifests,
+            parents=offer.parents,
+            sent_bytes=self.server.sent_bytes,
+        )
         stand = Stand.of(serving, self.server.store.stocks.values())
         now_ms, nodes = self._clock.monotonic_ms(), self._count_nodes()
         if not self._saying.serving_due(stand, now_ms, known_nodes=nodes):

@@ -52,6 +52,8 @@ class Offer:
     depth: int
     slots_free: int
     manifests: tuple[Digest, ...]
+    parents: tuple[NodeId, ...]
+    """Of the newest."""
 
 
 class ShardServer:
@@ -92,7 +94,8 @@ class ShardServer:
         stocks = [stock for stock in self.store.newest_first() if stock.held or stock.coming][:GOSSIP_MANIFESTS_MAX]
         depth = min((stock.depth for stock in stocks), default=0)
         free = self.slots.slots_free(self._clock.now_ms())
-        return Offer(depth, free, tuple(stock.digest for stock in stocks))
+        parents = stocks[0].parents if stocks else ()
+        return Offer(depth, free, tuple(stock.digest for stock in stocks), parents)
 
     # --- Manifests and bitmaps --------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
 from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
@@ -40,6 +40,8 @@ class Stock:
         """Shards that were sent to somebody from here."""
         self.depth = 0
         """Hops from the origin; 0 where it was published, at least 1 elsewhere."""
+        self.parents: tuple[NodeId, ...] = ()
+        """Who gave most of it, most first; nobody where it was published."""
         self.version = 1
         """Grows with every change that children should hear of."""
         self._maps: dict[int, mmap.mmap] = {}

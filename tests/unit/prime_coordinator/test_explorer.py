@@ -48,10 +48,14 @@ async def test_presence_is_what_was_last_heard(desk: SmallDesk) -> None:
 async def test_serving_nodes_are_those_on_the_board(desk: SmallDesk) -> None:
     board = Board(Random(1), now_ms=0)
     desk.world.now_ms = GOSSIP_MS
-    gossip = said("relay", serving(0, 1, depth=2))
+    ann = desk.world.id("ann")
+    gossip = said("relay", serving(0, 1, depth=2, parents=(ann,), sent_bytes=77))
     board.put(RUN, gossip, GOSSIP_MS)
-    (node,) = DeskLive(desk, board).list_serving(RUN) or []
-    assert (node.node, node.depth, node.urls, len(node.manifests)) == (str(gossip.letter.sender), 2, 1, 2)
+    live, relay = DeskLive(desk, board), gossip.letter.sender
+    (node,) = live.list_serving(RUN) or []
+    assert (node.node, node.depth, node.urls, len(node.manifests)) == (str(relay), 2, 1, 2)
+    assert (node.parents, node.sent_bytes) == ((str(ann),), 77)
+    assert (live.get_sent_bytes(relay), live.get_sent_bytes(ann)) == (77, None)
 
 
 async def test_refused_files_are_shown_to_whom_they_concern(desk: SmallDesk) -> None:

@@ -88,12 +88,19 @@ def test_lineage_and_network_link_to_nodes_and_say_what_is_left_out() -> None:
     assert "8 more nodes" in picture
     nodes = [
         ServingNode(
-            node=f"0x{number:040x}", depth=number // 30, slots_free=1, urls=1, manifests=("0xaa",) * (number % 2)
+            node=f"0x{number:040x}",
+            depth=number // 30,
+            slots_free=1,
+            urls=1,
+            manifests=("0xaa",) * (number % 2),
+            parents=(f"0x{number - 30:040x}", "0xgone") if number >= 30 else (),
+            sent_bytes=number,
         )
         for number in range(70)
     ]
     drawn = parts(draw_network(nodes, "0xaa"), "circle")
     assert [each.get("class") for each in drawn].count("peer ahead") == 35
+    assert len(parts(draw_network(nodes, "0xaa"), "line")) == 40, "to every parent that is drawn"
     rows = {each.get("cy") for each in drawn}
     assert len(rows) == 5, "three depths, two of them in two lines"
 
