@@ -161,6 +161,7 @@ def resident_mb(process: CoordinatorProcess) -> float:
 
 
 BEAT = Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=2**40)
+WANT = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
 
 
 class Bench:
@@ -169,9 +170,9 @@ class Bench:
     def __init__(self, process: CoordinatorProcess, nodes: list[Node]) -> None:
         self.process = process
         self.nodes = nodes
-        self.capacity = 0.0
+        self.held: dict[str, float] = {}
         self.unspecified = 0
-        self.recovered = Tally()
+        self.recovered = True
         self._waiting = set[NodeId]()
         """Who has asked and was not answered yet."""
         self._uploads = asyncio.Semaphore(ServerLimits.transfers_per_address_max)
@@ -192,7 +193,7 @@ class Bench:
         show("all beat for the first time, at once", f"{took_s:.1f} s until the last", str(tally))
         show("memory of the coordinator", f"{grown_kb:.1f} kB a node", f"{resident_mb(self.process):.0f} MB in all")
 
-    async def hold(self) -> None:
+    async def hold(self, what: str, endpoint: Endpoint[Any, Any], message: Any) -> float:
         """What it can take: 64 nodes ask at once, each time one was answered another one's turn comes."""
         tally, stop_s = Tally(), time.perf_counter() + CLOSED_S
 
@@ -200,13 +201,21 @@ class Bench:
             while time.perf_counter() < stop_s:
                 for node in nodes:
                     began_s = time.perf_counter()
-                    status, _ = await node.ask(self.url(), HEARTBEAT, BEAT)
+                    status, _ = await node.ask(self.url(), endpoint, message)
                     tally.statuses[status] += 1
                     tally.waits_s.append(time.perf_counter() - began_s)
 
         await asyncio.gather(*(turns(self.nodes[number::64]) for number in range(64)))
-        self.capacity = tally.statuses[200] / CLOSED_S
-        show("heartbeats held, 64 at once", f"{self.capacity:,.0f}/s", str(tally))
+        held = tally.statuses[200] / CLOSED_S
+        show(f"{what} held, 64 at once", f"{held:,.0f}/s", str(tally))
+        return held
+
+    async def push(self, what: str, endpoint: Endpoint[Any, Any], message: Any) -> None:
+        """What it can take, twice that, and how it is right afterwards."""
+        held = await self.hold(what, endpoint, message)
+        self.held[what] = held
+        await self.overload(what, endpoint, message, 2 * held)
+        await self.recover()
 
     async def storm(self) -> None:
         """kill -9, start, and everybody comes back at once."""
@@ -230,7 +239,7 @@ class Bench:
             await watcher.join(Role.WORKER)
             await publish(trainer, 0)
             await until_beacon(watcher)
-        took_s, tally = await self.all_at_once(LEASE, lambda node: LeaseRequest(checkpoint_step=0, tokens_per_s=100))
+        took_s, tally = await self.all_at_once(LEASE, lambda node: WANT)
         show("all ask for a lease on a new checkpoint", f"{took_s:.1f} s until the last", str(tally))
 
     async def burst(self) -> None:
@@ -256,13 +265,13 @@ class Bench:
             tally.waits_s.append(time.perf_counter() - began_s)
             tally.statuses[200] += 1
 
-    async def overload(self) -> None:
-        """Twice what it holds, for a while: requests come whether or not earlier ones were answered."""
-        rate, tally, open_ = 2 * self.capacity, Tally(), set[asyncio.Task[None]]()
+    async def overload(self, what: str, endpoint: Endpoint[Any, Any], message: Any, rate: float) -> None:
+        """For a while requests come whether or not earlier ones were answered."""
+        tally, open_ = Tally(), set[asyncio.Task[None]]()
 
         async def one(node: Node) -> None:
             began_s = time.perf_counter()
-            status, after_s = await node.ask(self.url(), HEARTBEAT, BEAT)
+            status, after_s = await node.ask(self.url(), endpoint, message)
             tally.statuses[status] += 1
             tally.unspecified += status in (429, 503) and after_s is None
             if status == 200:
@@ -283,12 +292,10 @@ class Bench:
                 task.add_done_callback(open_.discard)
             await asyncio.sleep(0.001)
         await asyncio.gather(*open_)
-        held = tally.statuses[200] / OVERLOAD_S
-        show(
-            f"{rate:,.0f} heartbeats/s offered, twice that", f"{held:,.0f}/s answered", f"{tally}; {busy} still waited"
-        )
-        show("memory after it", f"{resident_mb(self.process):.0f} MB", "")
-        self.unspecified = tally.unspecified
+        answered = tally.statuses[200] / OVERLOAD_S
+        detail = f"{tally}; {busy} were not sent, as their node still waited; {resident_mb(self.process):.0f} MB"
+        show(f"{rate:,.0f} {what}/s offered", f"{answered:,.0f}/s answered well", detail)
+        self.unspecified += tally.unspecified
 
     async def recover(self) -> None:
         tally = Tally()
@@ -298,7 +305,7 @@ class Bench:
             tally.statuses[status] += 1
             tally.waits_s.append(time.perf_counter() - began_s)
         show("heartbeats one by one right after it", f"p99 {tally.quantile_ms(0.99):.1f} ms", str(tally))
-        self.recovered = tally
+        self.recovered = self.recovered and tally.statuses == {200: 200}
 
 
 async def register(config: CoordinatorConfig, nodes: Sequence[Node]) -> None:
@@ -344,14 +351,15 @@ async def run(count: int) -> int:
                 "start with them in the log", f"{time.perf_counter() - began_s:.1f} s", f"{3 * count} entries replayed"
             )
             await bench.weigh(empty_mb)
-            steps = (bench.hold, bench.storm, bench.herd, bench.burst, bench.overload, bench.recover)
-            for step in steps:
+            for step in (bench.storm, bench.herd, bench.burst):
                 await step()
+            await bench.push("heartbeats", HEARTBEAT, BEAT)
+            await bench.push("requests for a lease", LEASE, WANT)
             memory_mb = resident_mb(process)
-            good = bench.recovered.statuses[200] == 200 and bench.unspecified == 0
+            good = bench.recovered and bench.unspecified == 0
             print(
-                f"RESULT nodes={count} beats_per_s={bench.capacity:.0f} unspecified_refusals={bench.unspecified}"
-                f" recovered={int(good)} memory_mb={memory_mb:.0f}"
+                f"RESULT nodes={count} beats_per_s={bench.held['heartbeats']:.0f}"
+                f" unspecified_refusals={bench.unspecified} recovered={int(good)} memory_mb={memory_mb:.0f}"
             )
             for node in bench.nodes:
                 node.close()
