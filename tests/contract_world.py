@@ -95,7 +95,7 @@ class Chain:
     """One network's contracts."""
 
     def __init__(self, operator: bytes, *, now_s: int, delay_s: int, network: str = "testnet") -> None:
-        self.evm = EVM(spec_id="CANCUN", gas_limit=2**63)
+        self.start()
         self.deployer = _hex(b"\x11" * 20)
         self.gas: dict[str, int] = {}
         """Of the last call of each function."""
@@ -139,6 +139,9 @@ class Chain:
         return place.lower()
 
     # --- What another EVM would do in its own way -------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.evm = EVM(spec_id="CANCUN", gas_limit=2**63)
 
     def warp(self, now_s: int) -> None:
         self.now_s = now_s

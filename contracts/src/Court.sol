@@ -252,7 +252,7 @@ contract Court is ICourt, EIP712 {
         if (_slashes[submission].status != SlashStatus.None) {
             revert SlashExists(submission, _slashes[submission].status);
         }
-        IRunRegistry.RunStatus status = _registry.runOf(run).status;
+        (IRunRegistry.RunStatus status,,) = _registry.standingOf(run);
         if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
     }
 

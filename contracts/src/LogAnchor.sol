@@ -30,7 +30,7 @@ contract LogAnchor is ILogAnchor, EIP712 {
         external
     {
         // checks
-        address headSigner = registry.runOf(run).headSigner;
+        address headSigner = registry.headSignerOf(run);
         if (_frozenAt[headSigner] != 0) revert LogFrozen(run, _frozenAt[headSigner]);
         _checkSigner(headSigner, size, root, signature);
         uint64 previous = _latest[run];
@@ -73,7 +73,7 @@ contract LogAnchor is ILogAnchor, EIP712 {
 
     /// @inheritdoc ILogAnchor
     function frozenAt(bytes32 run) external view returns (uint48) {
-        return _frozenAt[registry.runOf(run).headSigner];
+        return _frozenAt[registry.headSignerOf(run)];
     }
 
     /// @inheritdoc ILogAnchor
@@ -93,7 +93,7 @@ contract LogAnchor is ILogAnchor, EIP712 {
     }
 
     function _freeze(bytes32 run, Statement calldata a, Statement calldata b) private {
-        address headSigner = registry.runOf(run).headSigner;
+        address headSigner = registry.headSignerOf(run);
         if (_frozenAt[headSigner] != 0) revert LogFrozen(run, _frozenAt[headSigner]);
         _checkStatement(run, headSigner, a);
         _checkStatement(run, headSigner, b);

@@ -6,7 +6,6 @@ import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol
 import {MerkleProof} from "@openzeppelin/contracts/utils/cryptography/MerkleProof.sol";
 import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
-import {Checkpoints} from "@openzeppelin/contracts/utils/structs/Checkpoints.sol";
 
 import {ILogAnchor} from "./interfaces/ILogAnchor.sol";
 import {IRewardPool} from "./interfaces/IRewardPool.sol";
@@ -15,7 +14,6 @@ import {TokenFlow} from "./TokenFlow.sol";
 
 /// @title Holds the money of runs; see IRewardPool
 contract RewardPool is IRewardPool {
-    using Checkpoints for Checkpoints.Trace208;
     using SafeCast for uint256;
     using SafeERC20 for IERC20;
     using TokenFlow for IERC20;
@@ -34,7 +32,6 @@ contract RewardPool is IRewardPool {
     IERC20 private immutable _token;
     mapping(bytes32 run => Pool) private _pools;
     mapping(bytes32 run => mapping(uint64 epoch => Promise)) private _promises;
-    mapping(bytes32 run => Checkpoints.Trace208) private _matured; // time to what is claimable by then, in all
 
     /// @dev The court makes its own pool; see StakeVault.
     constructor(IERC20 token_, IRunRegistry registry_, ILogAnchor logAnchor_) {
@@ -69,26 +66,25 @@ contract RewardPool is IRewardPool {
     function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external {
         // checks
         if (msg.sender != registry.operator()) revert IRunRegistry.NotOperator(msg.sender, registry.operator());
-        IRunRegistry.Run memory known = registry.runOf(run);
-        if (known.status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, known.status);
-        if (isOver(run)) revert RunIsOver(run);
+        (IRunRegistry.RunStatus status, uint48 createdAt, uint48 overAt) = registry.standingOf(run);
+        if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
+        if (_isPast(overAt) || logAnchor.frozenAt(run) != 0) revert RunIsOver(run);
         Pool storage pool = _pools[run];
         if (epoch != pool.epoch + 1) revert WrongEpoch(epoch, pool.epoch + 1);
         if (headSize < pool.headSize) revert HeadOlder(headSize, pool.headSize);
         logAnchor.headAt(run, headSize); // reverts where there is none
         IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
-        _checkTotal(pool, pool.epoch == 0 ? known.createdAt : pool.promisedAt, total, terms);
+        _checkTotal(pool, epoch == 1 ? createdAt : pool.promisedAt, total, terms);
 
         // effects
         // Never before the root before it: a shorter delay does not let a promise overtake.
-        (, uint48 last,) = _matured[run].latestCheckpoint();
+        uint256 last = _promises[run][epoch - 1].maturesAt;
         uint48 maturesAt = Math.max(block.timestamp + terms.payoutDelay, last).toUint48();
         pool.promised = total.toUint128();
         pool.epoch = epoch;
         pool.promisedAt = block.timestamp.toUint48();
         pool.headSize = headSize;
         _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize);
-        _matured[run].push(maturesAt, total.toUint208());
         emit Promised(run, epoch, root, total, headSize, maturesAt);
     }
 
@@ -99,7 +95,7 @@ contract RewardPool is IRewardPool {
     {
         // checks
         Promise storage word = _promises[run][epoch];
-        _checkClaimable(run, epoch, word.maturesAt);
+        uint48 frozenAt = _checkClaimable(run, epoch, word.maturesAt);
         bytes32 leaf = keccak256(bytes.concat(keccak256(abi.encode(account, cumulative))));
         if (!MerkleProof.verifyCalldata(proof, word.root, leaf)) revert BadProof(account, cumulative);
         uint256 paid = claimedBy[run][account];
@@ -107,7 +103,7 @@ contract RewardPool is IRewardPool {
         amount = cumulative - paid;
         Pool storage pool = _pools[run];
         // A root over more than its total must not be paid from what is not promised.
-        uint256 matured = _maturedTotal(run);
+        uint256 matured = _maturedBy(run, frozenAt == 0 ? block.timestamp : frozenAt);
         if (pool.claimed + amount > matured) revert PromiseExceeded(pool.claimed + amount, matured);
 
         // effects
@@ -173,13 +169,13 @@ contract RewardPool is IRewardPool {
     /// @inheritdoc IRewardPool
     function validPromised(bytes32 run) public view returns (uint256) {
         uint48 frozenAt = logAnchor.frozenAt(run);
-        return frozenAt == 0 ? _pools[run].promised : _matured[run].upperLookup(frozenAt);
+        return frozenAt == 0 ? _pools[run].promised : _maturedBy(run, frozenAt);
     }
 
     /// @inheritdoc IRewardPool
     function isOver(bytes32 run) public view returns (bool) {
-        uint48 overAt = registry.overAt(run);
-        return (overAt != 0 && block.timestamp >= overAt) || logAnchor.frozenAt(run) != 0;
+        (,, uint48 overAt) = registry.standingOf(run);
+        return _isPast(overAt) || logAnchor.frozenAt(run) != 0;
     }
 
     function _fund(bytes32 run, uint256 amount) private {
@@ -203,17 +199,27 @@ contract RewardPool is IRewardPool {
         if (total - pool.claimed > pool.held) revert Insolvent(total - pool.claimed, pool.held);
     }
 
-    function _checkClaimable(bytes32 run, uint64 epoch, uint48 maturesAt) private view {
+    function _checkClaimable(bytes32 run, uint64 epoch, uint48 maturesAt) private view returns (uint48 frozenAt) {
         if (maturesAt == 0) revert EpochUnknown(run, epoch);
-        uint48 frozenAt = logAnchor.frozenAt(run);
+        frozenAt = logAnchor.frozenAt(run);
         if (frozenAt != 0 && maturesAt > frozenAt) revert PromiseVoid(epoch, frozenAt);
         if (block.timestamp < maturesAt) revert NotMatured(epoch, maturesAt);
     }
 
-    /// @dev What can be claimed by now, in all; a freeze stops that clock.
-    function _maturedTotal(bytes32 run) private view returns (uint256) {
-        uint48 frozenAt = logAnchor.frozenAt(run);
-        return _matured[run].upperLookup(frozenAt == 0 ? block.timestamp.toUint48() : frozenAt);
+    /// @dev Total of the last promise that had matured by then. Promises mature in their order, so half of them is left out at a time.
+    function _maturedBy(bytes32 run, uint256 time) private view returns (uint256) {
+        uint64 low = 0;
+        uint64 high = _pools[run].epoch;
+        while (low < high) {
+            uint64 middle = high - (high - low) / 2;
+            if (_promises[run][middle].maturesAt <= time) low = middle;
+            else high = middle - 1;
+        }
+        return _promises[run][low].total;
+    }
+
+    function _isPast(uint48 overAt) private view returns (bool) {
+        return overAt != 0 && block.timestamp >= overAt;
     }
 
     /// @dev What is inside and promised to nobody.

@@ -50,10 +50,9 @@ contract RunRegistry is IRunRegistry {
         _checkName(name);
         if (headSigner == address(0)) revert HeadSignerMissing();
         if (_runs[run].status != RunStatus.None) revert RunExists(run);
-        uint48 now_ = _now();
-        _runs[run] = Run(headSigner, RunStatus.Active, now_, 0, name);
+        _runs[run] = Run(headSigner, RunStatus.Active, SafeCast.toUint40(block.timestamp), 0, name);
         emit RunCreated(run, name, headSigner);
-        _addTerms(run, now_, terms);
+        _addTerms(run, _now(), terms);
     }
 
     /// @inheritdoc IRunRegistry
@@ -74,7 +73,7 @@ contract RunRegistry is IRunRegistry {
             revert StatusRefused(run, known.status, status);
         }
         known.status = status;
-        if (status == RunStatus.Closed) known.closedAt = _now();
+        if (status == RunStatus.Closed) known.closedAt = SafeCast.toUint40(block.timestamp);
         emit StatusSet(run, status);
     }
 
@@ -90,9 +89,14 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function overAt(bytes32 run) external view returns (uint48) {
-        uint48 closedAt = _known(run).closedAt;
-        return closedAt == 0 ? 0 : closedAt + unbondingDelay;
+    function standingOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt) {
+        Run storage known = _known(run);
+        return (known.status, known.createdAt, known.closedAt == 0 ? 0 : known.closedAt + unbondingDelay);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function headSignerOf(bytes32 run) external view returns (address) {
+        return _known(run).headSigner;
     }
 
     function _addTerms(bytes32 run, uint48 startsAt, Terms calldata terms) private {

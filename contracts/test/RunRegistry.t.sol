@@ -29,7 +29,8 @@ contract RunRegistryTest is Network {
         assertEq(uint8(run.status), uint8(IRunRegistry.RunStatus.Active));
         assertEq(run.createdAt, block.timestamp);
         assertEq(registry.network(), "testnet");
-        assertEq(registry.overAt(RUN), 0);
+        (,, uint48 overAt) = registry.standingOf(RUN);
+        assertEq(overAt, 0);
     }
 
     function test_registryNeedsItsParts() public {
@@ -113,7 +114,8 @@ contract RunRegistryTest is Network {
         set(IRunRegistry.RunStatus.Paused);
         set(IRunRegistry.RunStatus.Active);
         set(IRunRegistry.RunStatus.Closed);
-        assertEq(registry.overAt(RUN), block.timestamp + DELAY);
+        (,, uint48 overAt) = registry.standingOf(RUN);
+        assertEq(overAt, block.timestamp + DELAY);
         vm.startPrank(operator);
         vm.expectPartialRevert(IRunRegistry.StatusRefused.selector);
         registry.setStatus(RUN, IRunRegistry.RunStatus.Active);

@@ -33,8 +33,8 @@ interface IRunRegistry {
     struct Run {
         address headSigner; // secp256k1 key of the log: its EIP-712 tree heads bind it
         RunStatus status;
-        uint48 createdAt;
-        uint48 closedAt;
+        uint40 createdAt;
+        uint40 closedAt;
         string name; // as in the log
     }
 
@@ -85,6 +85,9 @@ interface IRunRegistry {
     /// @notice Terms in force at a time.
     function termsAt(bytes32 run, uint48 time) external view returns (Terms memory);
 
-    /// @notice When a closed run's pool is over: one unbonding delay after it closed. 0 while it is not closed.
-    function overAt(bytes32 run) external view returns (uint48);
+    /// @notice What others ask most. `overAt` is when a closed run's pool is over: one unbonding delay after it closed; 0 while it is not.
+    function standingOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt);
+
+    /// @notice The key whose tree heads count for the run.
+    function headSignerOf(bytes32 run) external view returns (address);
 }
