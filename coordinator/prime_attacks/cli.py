@@ -10,6 +10,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prime_attacks.table import Tally
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -19,16 +23,22 @@ def make_parser() -> argparse.ArgumentParser:
         "each came to.",
     )
     parser.add_argument("--small", action="store_true", help="every attack once, on a tiny model: about a minute")
+    parser.add_argument(
+        "--out", type=Path, default=Path("attacks"), help="where tables and curves go (default attacks)"
+    )
+    parser.add_argument("--pretrained", type=Path, help="folder of a pretrained model to attack as well")
+    parser.add_argument("--chunks", type=int, default=100_000, help="honest chunks to judge for each model")
+    parser.add_argument("--submissions", type=int, default=200, help="submissions of each attack on each model")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    make_parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     from prime_protocol.errors import LocalError, RemoteError
 
     try:
         with tempfile.TemporaryDirectory(prefix="prime-attacks-") as folder:
-            return asyncio.run(run(Path(folder)))
+            return asyncio.run(run(args, Path(folder)))
     except KeyboardInterrupt:
         return 130
     except (LocalError, RemoteError) as error:
@@ -36,13 +46,26 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-async def run(folder: Path) -> int:
-    from prime_attacks.small import run_small
+async def run(args: argparse.Namespace, folder: Path) -> int:
     from prime_attacks.table import describe
 
     began = time.monotonic()
-    tally = await run_small(folder, lambda text: print(text, flush=True))
+    tally = await show(args, folder)
     print(f"{time.monotonic() - began:.0f} s")
     for line in describe(tally):
         print(line)
     return 0 if tally.is_good else 1
+
+
+async def show(args: argparse.Namespace, folder: Path) -> "Tally":
+    if args.small:
+        from prime_attacks.small import run_small
+
+        return await run_small(folder, say)
+    from prime_attacks.full import run_full
+
+    return await run_full(folder, args.out, args.pretrained, chunks=args.chunks, slots=args.submissions, say=say)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

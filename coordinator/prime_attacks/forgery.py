@@ -17,6 +17,8 @@ from prime_protocol.toploc_kernels import get_kernels
 from prime_protocol.toploc_plain import Bits
 
 LOW_DEGREE = 16
+CANDIDATES = 256
+"""Constants that are tried before one is chosen."""
 CHANNELS = 16
 """Outlying channels that a forger remembers."""
 
@@ -46,7 +48,24 @@ def learn(states: Bits) -> Known:
     for channel, _ in channels.most_common(CHANNELS):
         here = values[(indices % hidden) == channel]
         likeliest.append((channel, median_pattern(here)))
-    return Known(median_pattern(values.ravel()), tuple(likeliest))
+    return Known(best_constant(values), tuple(likeliest))
+
+
+def best_constant(values: Bits) -> int:
+    """The pattern that fits the values of most chunks best, by what a comparison looks at: exponent and mantissa."""
+    magnitudes = np.unique(values & 0x7FFF)
+    candidates = magnitudes[np.linspace(0, len(magnitudes) - 1, min(CANDIDATES, len(magnitudes))).astype(int)]
+    sign = 0x8000 if (values >> 15).mean() > 0.5 else 0
+    return int(min(candidates, key=lambda pattern: misfit(int(pattern), values))) | sign
+
+
+def misfit(pattern: int, values: Bits) -> float:
+    """How far a constant is from passing, on average over the chunks."""
+    matches = (values >> 7 & 0xFF) == pattern >> 7
+    errors = np.abs((values & 0x7F).astype(int) - (pattern & 0x7F))
+    count = matches.sum(axis=1)
+    mean = np.where(count > 0, (errors * matches).sum(axis=1) / np.maximum(count, 1), 128)
+    return float(np.maximum((values.shape[1] - count) / 60, mean / 40).mean())
 
 
 def median_pattern(patterns: Bits) -> int:

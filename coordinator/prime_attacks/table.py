@@ -17,11 +17,14 @@ class Tally:
     honest_rows: int = 0
     refused: list[str] = field(default_factory=list)
     """Why honest work was refused, where it was."""
+    escaped: list[str] = field(default_factory=list)
+    """Attacks that were caught too seldom in many submissions, with the model."""
 
     @property
     def missed(self) -> list[str]:
         """Attacks that did not come to what they must come to."""
-        return list(dict.fromkeys(attack.name for attack, outcome in self.tries if not outcome.is_caught(attack)))
+        missed = [attack.name for attack, outcome in self.tries if not outcome.is_caught(attack)]
+        return list(dict.fromkeys([*missed, *self.escaped]))
 
     @property
     def is_good(self) -> bool:
@@ -40,6 +43,8 @@ def list_rows(tries: Sequence[tuple[Attack, Outcome]]) -> Iterator[str]:
 def describe(tally: Tally) -> Iterator[str]:
     yield from list_rows(tally.tries)
     yield f"honest work: {tally.honest_rows} completions, {tally.honest_chunks} chunks, {len(tally.refused)} refused"
+    for name in tally.escaped:
+        yield f"  caught too seldom: {name}"
     for reason in tally.refused:
         yield f"  refused: {reason}"
     yield (

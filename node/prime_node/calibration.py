@@ -88,6 +88,7 @@ class Noise:
     chunk_margin_means: Numbers
     chunk_logprobs: Numbers
     chunk_logprob_means: Numbers
+    is_whole: NDArray[np.bool_]
     """One for each chunk, so far."""
     tokens: Numbers
     margin_maxima: Numbers
@@ -115,6 +116,7 @@ def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
         chunk_margin_means=np.array([span.margin_sum / span.tokens for span in spans], float),
         chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
         chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
+        is_whole=np.array([span.is_whole for span in spans], bool),
         tokens=np.array([row.tokens for row in rows], float),
         margin_maxima=np.array([row.margin_max for row in rows], float),
         margin_sums=np.array([row.margin_sum for row in rows], float),
@@ -156,10 +158,10 @@ def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precisi
 
 
 def fit_usual(noises: Sequence[Noise], target: Target) -> dict[str, Any]:
-    """What all but a few honest chunks are below, in every pairing."""
+    """What all but a few honest chunks are below, in every pairing. Short chunks stray, so whole ones are looked at."""
 
     def find(name: str, floor: float) -> float:
-        return max(floor, *(bound_usual(getattr(noise, name), target) for noise in noises))
+        return max(floor, *(bound_usual(getattr(noise, name)[noise.is_whole], target) for noise in noises))
 
     return {
         "exponent_mismatches_usual": min(math.ceil(find("exponents", 0)), TOPLOC_K - 1),
@@ -220,6 +222,8 @@ def bound_usual(values: Numbers, target: Target) -> float:
     How many of n chunks are above the value that one in USUAL_ONE_IN exceeds is binomial, so the order statistic is
     taken that lies above it for sure enough; where there are too few chunks, the largest one.
     """
+    if not len(values):
+        return 0.0
     n, chance = len(values), 1 / USUAL_ONE_IN
     above = math.floor(n * chance - target.z * math.sqrt(n * chance * (1 - chance)))
     return float(np.sort(values)[-1 - max(0, above)])

@@ -165,7 +165,7 @@ def _mark_row(row: RowNumbers, tolerance: Tolerance) -> Iterator[tuple[int, list
         if row.proof_problem:
             marks.append(Mark("proofs", 1.0, 0.0, WEIGHT_CONVICTS))
         else:
-            marks += mark_proof(row.chunks[place], tolerance)
+            marks += mark_proof(row.chunks[place], tolerance, is_whole=span.is_whole)
         yield place, marks
 
 

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prime_protocol.constants import FAR_FACTOR, WEIGHT_BEYOND, WEIGHT_CONVICTS, WEIGHT_UNUSUAL, WEIGHT_USUAL
+from prime_protocol.constants import (
+    FAR_FACTOR,
+    TOPLOC_CHUNK_TOKENS,
+    WEIGHT_BEYOND,
+    WEIGHT_CONVICTS,
+    WEIGHT_UNUSUAL,
+    WEIGHT_USUAL,
+)
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport, judge_chunk
 
@@ -32,6 +39,10 @@ class Span(NamedTuple):
     logprob_error_max: float
     logprob_error_at: int
     logprob_error_sum: float
+
+    @property
+    def is_whole(self) -> bool:
+        return self.tokens == TOPLOC_CHUNK_TOKENS
 
 
 class Mark(NamedTuple):
@@ -72,8 +83,8 @@ def weigh_number(value: float, *, usual: float, limit: float) -> tuple[int, floa
     return (WEIGHT_UNUSUAL if value > usual else WEIGHT_USUAL), usual
 
 
-def mark_proof(report: ChunkReport, tolerance: Tolerance) -> Iterator[Mark]:
-    """Every number of one proof that is not usual."""
+def mark_proof(report: ChunkReport, tolerance: Tolerance, *, is_whole: bool) -> Iterator[Mark]:
+    """Every number of one proof that is not usual. What is usual is known of whole chunks only: short ones stray."""
     beyond = {fault.check: fault for fault in judge_chunk(0, report, tolerance.thresholds())}
     for fault in beyond.values():
         is_chance = fault.check in CHANCE_CHECKS
@@ -83,7 +94,7 @@ def mark_proof(report: ChunkReport, tolerance: Tolerance) -> Iterator[Mark]:
         ("exponent_mismatches", report.exponent_mismatches, tolerance.exponent_mismatches_usual),
         ("mantissa_error_mean", report.mantissa_error_mean, tolerance.mantissa_error_mean_usual),
     ):
-        if value > usual and check not in beyond:
+        if is_whole and value > usual and check not in beyond:
             yield Mark(check, value, usual, WEIGHT_UNUSUAL)
 
 
@@ -106,7 +117,7 @@ def mark_span(span: Span, tolerance: Tolerance) -> Iterator[Mark]:
         ("margin_mean", span.margin_sum, tolerance.margin_mean_usual),
         ("logprob_error_mean", span.logprob_error_sum, tolerance.logprob_error_mean_usual),
     ):
-        if total / span.tokens > usual:
+        if span.is_whole and total / span.tokens > usual:
             yield Mark(check, total / span.tokens, usual, WEIGHT_UNUSUAL)
 
 

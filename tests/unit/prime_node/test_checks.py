@@ -166,7 +166,8 @@ def test_a_mean_of_the_file_beyond_its_limit_counts_like_one_chunk() -> None:
 
 
 def test_many_unusual_chunks_are_another_model_even_if_none_is_beyond_a_limit() -> None:
-    unusual = replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=20),))
+    whole = NUMBERS.spans[0]._replace(tokens=32)
+    unusual = replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=20),), spans=(whole,))
     assert find_model_flaws([unusual] * 11, TOLERANCE) == []
     flaws = find_model_flaws([replace(unusual, row=number) for number in range(12)], TOLERANCE)
     assert [flaw.row for flaw in flaws] == list(range(12))

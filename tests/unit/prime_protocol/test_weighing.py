@@ -64,7 +64,7 @@ def test_where_nothing_is_allowed_nothing_is_far() -> None:
     ],
 )
 def test_a_proof_is_marked_by_each_number_once(changes: dict[str, int], marks: list[tuple[str, int]]) -> None:
-    assert [(mark.check, mark.weight) for mark in mark_proof(CHUNK._replace(**changes), BOUNDS)] == marks
+    assert [(mark.check, mark.weight) for mark in mark_proof(CHUNK._replace(**changes), BOUNDS, is_whole=True)] == marks
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,15 @@ def test_a_proof_is_marked_by_each_number_once(changes: dict[str, int], marks: l
 )
 def test_tokens_are_marked_with_the_place_of_the_worst(changes: dict[str, float], marks: list[Mark]) -> None:
     assert list(mark_span(SPAN._replace(**changes), BOUNDS)) == marks
+
+
+def test_a_short_chunk_is_held_to_its_limits_only_where_it_strays() -> None:
+    short = SPAN._replace(tokens=3, margin_sum=0.9, logprob_error_sum=0.9)
+    assert list(mark_span(short, BOUNDS)) == []
+    assert list(mark_proof(CHUNK._replace(exponent_mismatches=6), BOUNDS, is_whole=False)) == []
+    assert [mark.check for mark in mark_proof(CHUNK._replace(exponent_mismatches=21), BOUNDS, is_whole=False)] == [
+        "exponent_mismatches"
+    ]
 
 
 def test_the_worst_number_of_a_chunk_decides() -> None:

@@ -1,0 +1,145 @@
+"""How often each attack of a worker is caught, and how much of it has to be read: many submissions of one model.
+
+Files are not written here and no process is started, so that there can be many; numbers and rules are those of an
+audit. What is refused without a model is certain, and is in the small gallery.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from prime_attacks.bent_files import MAKERS, Honest
+from prime_attacks.chances import confidence_interval
+from prime_attacks.gallery import ENGINES, ROWS, Attack, Verdict
+from prime_attacks.rules import DEPLOYED, PAPER, find_checks, tokens_needed
+from prime_attacks.scene import SAMPLES, Lease, Scene, digest
+from prime_devnet.cheats import open_cheat
+from prime_node.engine.measuring import Claim, RowNumbers, measure
+from prime_node.engine.seam import Engine, Text
+from prime_protocol.beacon import sample_seed
+from prime_protocol.errors import RemoteError
+from prime_protocol.rollout_file import read_rollouts
+from prime_protocol.rollouts import Rollout
+from prime_protocol.tolerance import Tolerance
+
+Submission = list[RowNumbers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What became of one attack in many submissions."""
+
+    attack: str
+    submissions: int
+    caught: int
+    rows: int
+    rows_caught: int
+    """Completions that convict by themselves."""
+    tokens: int
+    """Output tokens of a submission, on average."""
+    needed: tuple[int, ...]
+    """Tokens that were read when the evidence sufficed, of each that was caught by its chunks."""
+    checks: tuple[str, ...]
+    """What convicted, the commonest first."""
+    paper: int
+    deployed: int
+    """Submissions that the original's rules reject, with the paper's and with the deployed thresholds."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return confidence_interval(self.submissions, self.caught)
+
+    @property
+    def sure(self) -> float:
+        """Lower bound of the detection of a submission: what was counted, or what the rows alone say.
+
+        The evidence of a row does not shrink in a longer file, so a submission is missed only if each row is.
+        """
+        row_low, _ = confidence_interval(self.rows, self.rows_caught)
+        return max(self.interval[0], 1 - (1 - row_low) ** SAMPLES)
+
+
+def read_rows(scene: Scene, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowNumbers]:
+    """What an honest engine makes of rows, in their order."""
+    briefing = scene.briefing
+    claims = [
+        Claim(
+            text=Text(
+                number=number,
+                prompt=row.prompt_tokens,
+                output=row.output_tokens,
+                seed=sample_seed(briefing.beacon, row.slot, row.sample),
+            ),
+            logprobs=row.output_logprobs,
+            proofs=row.proofs,
+        )
+        for number, row in enumerate(rows)
+    ]
+    seed = digest("audit", name)
+    readings = engine.read([claim.text for claim in claims], briefing.sampling)
+    numbers = [measure(claims[reading.number], reading, seed=seed) for reading in readings]
+    return sorted(numbers, key=lambda each: each.row)
+
+
+def split(rows: Sequence[RowNumbers]) -> list[Submission]:
+    """A slot each, with its rows numbered anew."""
+    return [
+        [replace(row, row=number) for number, row in enumerate(rows[start : start + SAMPLES])]
+        for start in range(0, len(rows), SAMPLES)
+    ]
+
+
+# --- Attacks --------------------------------------------------------------------------------------------------------
+
+
+def make_submissions(
+    scene: Scene, attack: Attack, open_engine: Callable[[], Engine], reader: Engine, slots: int
+) -> list[Submission]:
+    """One attack in so many slots, each a submission, as an honest engine reads them."""
+    lease = scene.lease(slots)
+    if attack in ENGINES:
+        cheat = open_cheat(attack.name, open_engine())
+        cheat.load(scene.setting.checkpoint)
+        return split(read_rows(scene, reader, scene.make_rows(cheat, lease), attack.name))
+    honest = open_engine()
+    honest.load(scene.setting.checkpoint)
+    return list(bend_slots(scene, attack, scene.gather(honest, lease), lease, reader))
+
+
+def bend_slots(scene: Scene, attack: Attack, start: Honest, lease: Lease, reader: Engine) -> Iterator[Submission]:
+    """The same change to each slot of a large lease."""
+    for number in range(lease.slots):
+        part = slice(number * SAMPLES, (number + 1) * SAMPLES)
+        one = replace(start, rows=start.rows[part], other_step=start.other_step[part])
+        sent = MAKERS[attack.name](one)
+        try:
+            file = read_rollouts(sent.data, scene.briefing.limits(lease.first_slot + number, 1))
+        except RemoteError as error:
+            raise AssertionError(f"{attack.name} is no matter of the model: {error}") from None
+        yield read_rows(scene, reader, file.rows, f"{attack.name} {number}")
+
+
+MODEL_ATTACKS = tuple(
+    attack
+    for attack in (*ENGINES, *ROWS)
+    if attack.verdict is Verdict.HARD and not {"prompt", "termination"} & set(attack.caught_by)
+)
+"""Those that take the model to see."""
+
+
+def rate(name: str, submissions: Sequence[Submission], tolerance: Tolerance) -> Rate:
+    found = [find_checks(rows, tolerance) for rows in submissions]
+    needed = [tokens_needed(rows, tolerance) for rows in submissions]
+    rows = [row for submission in submissions for row in submission]
+    firsts = [checks[0] for checks in found if checks]
+    return Rate(
+        attack=name,
+        submissions=len(submissions),
+        caught=sum(map(bool, found)),
+        rows=len(rows),
+        rows_caught=sum(bool(find_checks([row], tolerance)) for row in rows),
+        tokens=sum(row.tokens for row in rows) // max(1, len(submissions)),
+        needed=tuple(tokens for tokens in needed if tokens is not None),
+        checks=tuple(sorted(set(firsts), key=lambda check: -firsts.count(check))),
+        paper=sum(PAPER.rejects(rows) for rows in submissions),
+        deployed=sum(DEPLOYED.rejects(rows) for rows in submissions),
+    )

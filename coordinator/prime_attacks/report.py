@@ -1,0 +1,91 @@
+"""A study as Markdown, for docs/verification.md. Pure."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from prime_attacks.chances import Points, area, roc
+from prime_attacks.detection import Rate
+from prime_attacks.forgery_study import Passed
+from prime_attacks.plots import draw_roc
+from prime_attacks.study import HonestCount, Study
+from prime_protocol.tolerance import Tolerance
+
+ORIGINAL = ("original 38/10/8", "original 60/40/40")
+REFUSED = ("**refused**", "refused by 38/10/8", "by 60/40/40")
+CURVES = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "older-checkpoint")
+"""Attacks that are nearest to honest work."""
+
+
+def list_study(study: Study) -> Iterator[str]:
+    yield f"### {study.subject.name}"
+    yield ""
+    yield from list_honest(study.honest)
+    yield ""
+    yield from list_rates(study.rates)
+    yield ""
+    yield "Bounds: " + ", ".join(f"`{name}` {value:g}" for name, value in bounds(study.tolerance)) + "."
+    yield ""
+
+
+def bounds(tolerance: Tolerance) -> Iterator[tuple[str, float]]:
+    for name in Tolerance.__slots__:
+        if name != "precision":
+            yield name, getattr(tolerance, name)
+
+
+def list_honest(honest: HonestCount) -> Iterator[str]:
+    yield head(
+        "honest", "submissions", "completions", "chunks", "unusual", "beyond a limit", "largest evidence", *REFUSED
+    )
+    share = honest.unusual / max(1, honest.chunks)
+    yield (
+        f"| | {honest.submissions:,} | {honest.rows:,} | {honest.chunks:,} | {share:.3%} | {honest.beyond} | "
+        f"{honest.evidence_max:.1f} of 12 | **{honest.refused}** | {honest.paper} | {honest.deployed} |"
+    )
+
+
+def list_rates(rates: Sequence[Rate]) -> Iterator[str]:
+    yield head("attack", "caught", "at least", "tokens in one", "needed: half, most", "named by", *ORIGINAL)
+    for each in rates:
+        needed = f"{median(each.needed):.0f}, {max(each.needed)}" if each.needed else "-"
+        caught = f"{each.caught} of {each.submissions}"
+        yield (
+            f"| {each.attack} | {caught} | {percent(each.sure)} | {each.tokens} | {needed} | "
+            f"{', '.join(each.checks[:2]) or '-'} | {share_of(each.paper, each)} | {share_of(each.deployed, each)} |"
+        )
+
+
+def head(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
+
+
+def percent(share: float) -> str:
+    """Never rounded up to all."""
+    return "> 99.999 %" if share > 0.99999 else f"{int(share * 1e5) / 1e3:.3f} %"
+
+
+def share_of(count: int, each: Rate) -> str:
+    return f"{count / max(1, each.submissions):.1%}"
+
+
+def head_forgeries() -> str:
+    return head("model", "forgery", "chunks", *ORIGINAL, "ours, default bounds", "ours, any noise allowed")
+
+
+def list_forgeries(name: str, passed: Sequence[Passed]) -> Iterator[str]:
+    for each in passed:
+        yield (
+            f"| {name} | {each.forgery} | {each.chunks} | {each.paper / each.chunks:.1%} | "
+            f"{each.deployed / each.chunks:.1%} | {each.defaults / each.chunks:.1%} | {each.loose / each.chunks:.1%} |"
+        )
+
+
+def draw(study: Study) -> str:
+    """Ours in full colour order, then the original's rule for the same attacks."""
+    curves: list[tuple[str, Points]] = []
+    for name in CURVES:
+        if name in study.scores:
+            for column, rule in ((0, "ours"), (1, "original, any thresholds in the ratio 38/10/8")):
+                points = roc([s[column] for s in study.honest.scores], [s[column] for s in study.scores[name]])
+                curves.append((f"{name}, {rule}: area {area(points):.4f}", points))
+    return draw_roc(f"{study.subject.name}: one submission", curves)
