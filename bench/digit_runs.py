@@ -74,11 +74,13 @@ def make_warm_start(folder: Path, seed: int) -> Path:
     return folder
 
 
-def make_learner(folder: Path, *, correct: bool, steps: int) -> Learner:
+def make_learner(
+    folder: Path, *, correct: bool, steps: int, learning_rate: float = 1e-3, minibatches: int = 2
+) -> Learner:
     """With the settings that worked for this task."""
     policy = Policy.load(folder)
     schedule = OptimizerConfig(
-        learning_rate=1e-3,
+        learning_rate=learning_rate,
         warmup_steps=5,
         decay_steps=max(1, steps - 5),
         decay_to=0.1,
@@ -92,7 +94,7 @@ def make_learner(folder: Path, *, correct: bool, steps: int) -> Learner:
         guard=GradientGuard(schedule.outlier),
         ranks=Ranks(),
         loss=LossConfig(correct=correct, entropy_weight=0.02),
-        batch=BatchConfig(minibatches=2),
+        batch=BatchConfig(minibatches=minibatches),
         schedule=schedule,
     )
 

@@ -1,10 +1,11 @@
 """How old may rollouts be? GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
 
-    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1,2] [--steps 80] [--results FILE [--runs N]] [--svg FILE]
+    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1,2] [--steps 160] [--learning-rate 0.0003]
+                              [--results FILE [--runs N]] [--svg FILE]
 
 Same warm start and same prompts for each; the rollouts of a step are drawn with the published (bf16) weights of so many
 steps before. Everything that learns is the trainer's own code; only the network between is left out. A sweep takes most
-of an hour: with --results each run is kept as one line of JSON, what is there already is not run again, and --runs ends
+of an hour, so with --results each run is kept as a line of JSON, what is there is not run again, and --runs ends it
 after so many new ones.
 """
 
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from digit_runs import Digits, make_learner, make_warm_start
 from prime_trainer.harvest import Delivery, make_batch
 from prime_trainer.train_config import AdvantageConfig
 
-COLUMNS = (1, 10, 20, 30, 40, 50, 60, 70, 80)
+COLUMNS = (1, 20, 40, 60, 80, 100, 120, 140, 160)
 WINDOW = 5
 """Steps that a shown reward is the mean of."""
 COLOURS = ("#1b6ca8", "#2a9d5c", "#c9a227", "#d1495b", "#5b3a8c", "#333333")
@@ -35,15 +37,23 @@ Key = tuple[int, bool, int]
 Run = dict[str, Any]
 
 
-def run(lag: int, correct: bool, seed: int, steps: int) -> Run:
+@dataclass(frozen=True)
+class Recipe:
+    """What all runs of a sweep share."""
+
+    steps: int
+    learning_rate: float
+
+
+def run(lag: int, correct: bool, seed: int, recipe: Recipe) -> Run:
     """Mean reward of each step's rollouts as drawn, greedy accuracy at the end, and means of the monitors."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prime-staleness-") as name:
-        learner = make_learner(make_warm_start(Path(name), seed), correct=correct, steps=steps)
+        learner = make_learner(make_warm_start(Path(name), seed), correct=correct, **asdict(recipe))
     digits = Digits(seed)
     past = deque([digits.copy_weights(learner.policy)], maxlen=lag + 1)
     rewards, seen = [], []
-    for step in range(1, steps + 1):
+    for step in range(1, recipe.steps + 1):
         groups = digits.draw(past[0], step, AdvantageConfig(scale_max=100.0))
         batch = make_batch([Delivery(digits.name(step), step - len(past), tuple(groups))], step - 1)
         seen.append(learner.learn(batch.samples, step))
@@ -54,7 +64,7 @@ def run(lag: int, correct: bool, seed: int, steps: int) -> Run:
         "lag": lag,
         "correct": correct,
         "seed": seed,
-        "steps": steps,
+        **asdict(recipe),
         "rewards": rewards,
         "greedy": digits.measure(past[-1]),
         "seconds": time.monotonic() - began,
@@ -62,11 +72,12 @@ def run(lag: int, correct: bool, seed: int, steps: int) -> Run:
     }
 
 
-def read_results(path: Path | None, steps: int) -> dict[Key, Run]:
+def read_results(path: Path | None, recipe: Recipe) -> dict[Key, Run]:
     if path is None or not path.exists():
         return {}
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(each["lag"], each["correct"], each["seed"]): each for each in found if each["steps"] == steps}
+    same = [each for each in found if asdict(recipe).items() <= each.items()]
+    return {(each["lag"], each["correct"], each["seed"]): each for each in same}
 
 
 def keep(path: Path | None, found: Run) -> None:
@@ -153,17 +164,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lags", default="0,1,2,4,8")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--results", type=Path, help="file that runs are kept in, and not made again")
     parser.add_argument("--runs", type=int, default=1000, help="new runs to make before ending")
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lags, seeds = ([int(word) for word in words.split(",")] for words in (args.lags, args.seeds))
-    results = read_results(args.results, args.steps)
+    recipe = Recipe(args.steps, args.learning_rate)
+    results = read_results(args.results, recipe)
     wanted = [(lag, correct, seed) for seed in seeds for correct in (True, False) for lag in lags]
     for key in [key for key in wanted if key not in results][: args.runs]:
-        results[key] = run(*key, args.steps)
+        results[key] = run(*key, recipe)
         keep(args.results, results[key])
     shown = {key: results[key] for key in wanted if key in results}
     for line in list_rows(shown, args.steps):
