@@ -20,6 +20,7 @@ from prime_attacks.gallery import Outcome, Verdict
 from prime_coordinator.checker import CheckJob
 from prime_coordinator.checkers import Checkers
 from prime_coordinator.intake import Expected
+from prime_coordinator.run_terms import TermsConfig, to_terms
 from prime_node.briefing import Briefing
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
@@ -38,7 +39,7 @@ from prime_protocol.rollouts import Rollout, RolloutHeader
 from prime_protocol.signing import WalletKey
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
-from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.terms import RunTerms
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.typed_data import EMBEDDED, sign_document
 from prime_protocol.units import context_tokens
@@ -52,7 +53,6 @@ SAMPLES = 8
 """As a run has by default."""
 CHECK_MS, CHECK_MEMORY_MB = 60_000, 4096
 INDEX = re.compile(r"\[[0-9]+\]")
-TOKEN = 10**9
 
 
 def digest(*words: object) -> Digest:
@@ -97,7 +97,13 @@ class Scene:
         return Briefing(
             run=RUN,
             step=step,
-            terms=make_terms(self.model.vocabulary, self.setting),
+            terms=make_terms(
+                vocabulary=self.model.vocabulary,
+                model=self.setting.checkpoint.name,
+                tokens_max=self.setting.tokens_max,
+                prompt_tokens_max=self.setting.prompt_tokens_max,
+                tolerance=self.setting.tolerance,
+            ),
             beacon=digest("beacon", step),
             root=self.root,
             folder=self.setting.checkpoint,
@@ -256,33 +262,19 @@ def make_row(briefing: Briefing, slot: Slot, sample: Sample, order: Order, done:
     )
 
 
-def make_terms(vocabulary: int, setting: Setting) -> RunTerms:
+def make_terms(
+    *, vocabulary: int, model: str, tokens_max: int, prompt_tokens_max: int, tolerance: Tolerance
+) -> RunTerms:
     """A run's defaults, around the model that is attacked."""
-    return RunTerms(
-        trainer=NodeId(bytes(20)),
-        model=setting.checkpoint.name,
-        tolerance=setting.tolerance,
+    config = TermsConfig(
+        trainer=str(NodeId(bytes(20))),
+        model=model,
         task_set=TASK_SET,
-        slots_per_step=64,
-        samples_per_slot=SAMPLES,
         vocabulary=vocabulary,
-        prompt_tokens_max=setting.prompt_tokens_max,
-        output_tokens_max=setting.tokens_max,
-        temperature=1.0,
-        lag_max=2,
-        version_min=1,
-        quorum=3,
-        audit_probation=20,
-        audit_floor=500,
-        verdict_ms=600_000,
-        appeal_ms=86_400_000,
-        judgement_ms=86_400_000,
-        stake_min_nano=100 * TOKEN,
-        slash_nano=50 * TOKEN,
-        appeal_bond_nano=5 * TOKEN,
-        slash_to=SlashTo.BURN,
-        step_budget_nano=10 * TOKEN,
-        audit_share=1_000,
         units_per_token=10**9,
-        units_per_context_token=0,
+        samples_per_slot=SAMPLES,
+        prompt_tokens_max=prompt_tokens_max,
+        output_tokens_max=tokens_max,
+        tolerance=tolerance,
     )
+    return to_terms(config, is_devnet=False)

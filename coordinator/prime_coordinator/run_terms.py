@@ -118,8 +118,9 @@ class TermsConfig:
     """What an appeal puts at risk."""
     slash_to: SlashTo = SlashTo.BURN
     """Where slashed stake goes."""
-    step_budget_nano: Annotated[int, Between(0, 2**63 - 1)] = 10 * TOKEN
-    """What a step pays to all who were credited, while the pool lasts."""
+    step_budget_nano: Annotated[int, Between(0, 2**63 - 1)] = 2 * TOKEN
+    """What a step pays to all who were credited, while the pool lasts. A node may get all of it, so it is less than a
+    slash at the audit floor can deter: docs/verification.md."""
     audit_share: Annotated[int, Between(0, BASIS_POINTS)] = 1_000
     """Part of the budget for validators whose verdicts stood, in basis points."""
 
