@@ -31,7 +31,7 @@ def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
-    parser.set_defaults(folder=None, json=False, key=None, key_password_file=None)
+    parser.set_defaults(folder=None, json=False, key=None, key_password_file=None, rpc_url=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_life(commands, with_settings)
     _add_looks(commands, with_settings)
@@ -134,6 +134,9 @@ def _add_keys(commands: Group) -> None:
     delegate.add_argument("node", metavar="NODE", help="address of the node's key")
     delegate.add_argument("--key", type=Path, required=True, help="keystore file of the owner")
     delegate.add_argument("--network", help="name of the network. Default: that of the node in the folder.")
+    delegate.add_argument(
+        "--domain", metavar="CHAIN:COURT", help="where the network settles. Default: as for --network."
+    )
     delegate.add_argument("--days", type=int, default=365, help="how long it holds (default 365)")
     delegate.add_argument("--out", type=Path, required=True, help="file to write, for `start --delegation`")
     for action in (new, show, backup, recover, delegate):
@@ -157,8 +160,26 @@ def _add_stake(commands: Group) -> None:
     )
     for action in (add, remove):
         action.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
-    for action in (stake, add, remove, release):
+    unstake = _command(commands, "unstake", "stake:remove", "as `stake remove`")
+    unstake.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    withdraw = _command(commands, "withdraw", "stake:release", "as `stake release`; from a chain, into the wallet")
+    claim = _command(
+        commands, "claim", "stake:claim", "take what the run has paid, where the network settles on a chain"
+    )
+    appeal = _command(
+        commands, "appeal", "stake:appeal", "have others look again at a slash, for the bond of its terms"
+    )
+    appeal.add_argument("submission", metavar="SUBMISSION", help="name of the slashed submission")
+    appeal.add_argument("--reason", default="", help="for the log, where everybody can read it")
+    for action in (stake, add, remove, release, unstake, withdraw, claim, appeal):
         _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
+        _add(
+            action,
+            "--rpc",
+            dest="rpc_url",
+            metavar="URL",
+            help="of a node of the chain, where the network settles on one",
+        )
         _add_password(action)
 
 

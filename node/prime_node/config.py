@@ -15,6 +15,7 @@ from prime_protocol.entries import Role
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
+from prime_protocol.typed_data import EMBEDDED, Domain
 from prime_runtime.http_client import Server
 from prime_runtime.http_limits import ClientLimits, ServerLimits
 from prime_runtime.http_listener import ListenConfig
@@ -107,6 +108,10 @@ class NodeConfig:
     """File whose first line is the password of the node's key."""
     log_key: str | None = None
     """Verifier key of the log, as its operator publishes it. Nothing: as the coordinator's first answer says."""
+    domain: str = ""
+    """Where receipts count, as CHAIN:COURT. Empty: as the coordinator's first answer says; without a chain, none."""
+    rpc: str = ""
+    """URL of a node of the chain that the network settles on, for the commands that move value there."""
     delegation: Path | None = None
     """File that `prime-node keys delegate` wrote for this node: it works for that owner. Nothing: for itself."""
     stake: bool = True
@@ -135,6 +140,7 @@ class NodeConfig:
             "run": RunId,
             "coordinator_id": NodeId.parse,
             "log_key": VerifierKey.parse,
+            "domain": Domain.parse,
         }
         check_parsed(self, {name: parse for name, parse in parsers.items() if getattr(self, name)})
         check_urls("announce", self.announce)
@@ -155,6 +161,11 @@ class NodeConfig:
     @property
     def network_id(self) -> NetworkId:
         return NetworkId(self.network)
+
+    @property
+    def signing_domain(self) -> Domain:
+        """What this node's receipts are signed for."""
+        return Domain.parse(self.domain) if self.domain else EMBEDDED
 
     @property
     def run_id(self) -> RunId:

@@ -195,7 +195,11 @@ class Daemon:
         delegation = None
         if config.delegation is not None:
             delegation = read_delegation(
-                config.delegation, network=config.network_id, node=self.key.node, now_ms=now_ms
+                config.delegation,
+                network=config.network_id,
+                node=self.key.node,
+                domain=config.signing_domain,
+                now_ms=now_ms,
             )
         return Profile(
             network=config.network_id,
@@ -206,6 +210,7 @@ class Daemon:
             delegation=delegation,
             tokens_per_s=self.workshop.find_pace() if self.workshop else 1,
             audits_at_once=config.engine.audits_at_once,
+            domain=config.signing_domain,
         )
 
     def _note(self, event: Event, agent: Agent) -> None:

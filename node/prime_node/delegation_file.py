@@ -10,27 +10,29 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NetworkId, NodeId
 from prime_protocol.receipts import Delegation, check_delegation
 from prime_protocol.signing import Signature, WalletKey
-from prime_protocol.typed_data import EMBEDDED, sign_document
+from prime_protocol.typed_data import EMBEDDED, Domain, sign_document
 from prime_runtime.key_file import write_private
 
 FILE_BYTES_MAX = 4096
 
 
-def write_delegation(path: Path, owner: WalletKey, delegation: Delegation) -> None:
+def write_delegation(path: Path, owner: WalletKey, delegation: Delegation, domain: Domain = EMBEDDED) -> None:
     """Signed by its owner; never over another file."""
     facts = {field.name: getattr(delegation, field.name) for field in fields(delegation)}
     plain = {name: value if isinstance(value, int) else str(value) for name, value in facts.items()}
-    plain["signature"] = str(sign_document(owner, delegation, EMBEDDED))
+    plain["signature"] = str(sign_document(owner, delegation, domain))
     write_private(path, json.dumps(plain, indent=2) + "\n")
 
 
-def read_delegation(path: Path, *, network: NetworkId, node: NodeId, now_ms: int) -> Delegated:
+def read_delegation(
+    path: Path, *, network: NetworkId, node: NodeId, now_ms: int, domain: Domain = EMBEDDED
+) -> Delegated:
     """LocalError where it is not for this node, not in force, or not signed by its owner."""
     try:
         with path.open("rb") as file:
             plain = json.loads(file.read(FILE_BYTES_MAX))
         delegated = _parse(plain)
-        check_delegation(delegated.delegation, delegated.signature, EMBEDDED, now_ms)
+        check_delegation(delegated.delegation, delegated.signature, domain, now_ms)
     except OSError as error:
         raise LocalError(f"cannot read the delegation {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RemoteError) as error:

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from prime_node.config import NodeConfig
 from prime_node.home import read_trainer
-from prime_node.joining import complete, explain, may_pass, read_greeting
+from prime_node.joining import complete, explain, may_pass, read_domain, read_greeting
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NodeId
 from prime_protocol.records import RECORDS, RecordsWanted
+from prime_protocol.typed_data import EMBEDDED
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
 from prime_runtime.json_client import open_json_client
@@ -51,13 +53,16 @@ class FirstContact:
         config = self._config
         async with open_json_client(config.coordinator, config.authority) as client:
             answer = await client.get("/status")
+            settlement = await client.get("/settlement")
         try:
-            greeting = read_greeting(answer)
+            greeting = replace(read_greeting(answer), domain=read_domain(settlement))
         except RemoteError as error:
             raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
         found = complete(config, greeting)
         self._say(f"network {found.network}, run {found.run}")
         self._say(f"coordinator {found.coordinator_id}")
+        if found.signing_domain != EMBEDDED:
+            self._say(f"settles on chain {greeting.domain.chain_id}, court {greeting.domain.contract}")
         self._say(f"log key {found.log_key}")
         self._say("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
         return found

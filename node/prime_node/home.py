@@ -24,7 +24,7 @@ from prime_runtime import key_file
 from prime_runtime.lock import Facts, Lock, is_held, lock_file, read_facts
 from prime_runtime.settings_render import render_config
 
-PINNED = ("coordinator_id", "network", "run", "log_key")
+PINNED = ("coordinator_id", "network", "run", "log_key", "domain")
 
 
 @dataclass(frozen=True, slots=True)

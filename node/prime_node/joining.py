@@ -14,6 +14,7 @@ from prime_protocol.exchange import Refusal, RefusalCode
 from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.note import VerifierKey
 from prime_protocol.statuses import RunStatus
+from prime_protocol.typed_data import EMBEDDED, Domain
 from prime_runtime.http_errors import Refused, Unreachable
 from prime_runtime.wording import show_span
 
@@ -41,6 +42,8 @@ class Greeting:
     coordinator: NodeId
     log_key: str
     runs: tuple[RunSeen, ...]
+    domain: Domain = EMBEDDED
+    """Where receipts count."""
 
 
 def read_greeting(answer: Any) -> Greeting:
@@ -56,6 +59,14 @@ def read_greeting(answer: Any) -> Greeting:
         )
     except (KeyError, TypeError) as error:
         raise RemoteError("status", f"lacks what a coordinator tells ({error!r})") from None
+
+
+def read_domain(answer: Any) -> Domain:
+    """From the JSON of /settlement; RemoteError where it is not that."""
+    try:
+        return Domain.parse(f"{answer['chain_id']}:{answer['court']}")
+    except (KeyError, TypeError) as error:
+        raise RemoteError("settlement", f"lacks what a coordinator tells ({error!r})") from None
 
 
 def _read_run(row: Mapping[str, Any]) -> RunSeen:
@@ -82,6 +93,7 @@ def complete(config: NodeConfig, greeting: Greeting) -> NodeConfig:
         coordinator_id=str(greeting.coordinator),
         run=config.run or str(choose_run(greeting).name),
         log_key=config.log_key or greeting.log_key,
+        domain=config.domain or str(greeting.domain),
     )
 
 

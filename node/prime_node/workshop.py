@@ -22,7 +22,6 @@ from prime_node.worker import Worker
 from prime_protocol.entries import LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.receipts import receipt_id
-from prime_protocol.typed_data import EMBEDDED
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
 from prime_runtime.sandbox import Sandbox
@@ -76,7 +75,7 @@ class Workshop:
             config.authority,
             node=node,
             run=config.run_id,
-            domain=EMBEDDED,
+            domain=config.signing_domain,
             journal=self.journal,
             shelf=self._shelf,
             stakes=config.stake and config.delegation is None,

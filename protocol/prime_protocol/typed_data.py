@@ -14,6 +14,7 @@ from prime_protocol.signing import Signature, WalletKey, keccak, recover
 
 DOMAIN_NAME = "prime-swarm"
 DOMAIN_VERSION = "1"
+CHAIN_ID_DIGITS_MAX = 18
 DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 
 
@@ -23,6 +24,17 @@ class Domain:
 
     chain_id: int
     contract: NodeId
+
+    def __str__(self) -> str:
+        return f"{self.chain_id}:{self.contract}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Domain":
+        """From what `str` gives."""
+        number, _, contract = text.partition(":")
+        if not (number.isascii() and number.isdigit() and len(number) <= CHAIN_ID_DIGITS_MAX):
+            raise RemoteError("domain", f"{text[:80]!r} is not a chain's number, a colon and an address")
+        return cls(int(number), NodeId.parse(contract))
 
 
 EMBEDDED = Domain(0, NodeId(bytes(20)))

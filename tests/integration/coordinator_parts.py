@@ -57,7 +57,7 @@ from prime_protocol.signing import WalletKey
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.terms import RunTerms
-from prime_protocol.typed_data import EMBEDDED, sign_document
+from prime_protocol.typed_data import EMBEDDED, Domain, sign_document
 from prime_protocol.units import context_tokens
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_body import ENVELOPE_HEADER
@@ -110,7 +110,7 @@ async def make_folder(
     return config
 
 
-async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms) -> None:
+async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms, *, fund_nano: int = FUND) -> None:
     """Written while nobody runs: the operator's endpoints have tests of their own."""
     store = open_log_store(database_url(config), config.database_password)
     try:
@@ -119,8 +119,9 @@ async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms
         now_ms = SystemClock().now_ms()
         sponsor = key_of("sponsor").node
         scribe.write(e.RunCreated(terms=wanted), RUN, now_ms)
-        deposit = e.Deposited(account=sponsor, amount_nano=FUND, reference=Digest(bytes(32)))
-        scribe.write(deposit, None, now_ms)
+        if fund_nano:
+            deposit = e.Deposited(account=sponsor, amount_nano=fund_nano, reference=Digest(bytes(32)))
+            scribe.write(deposit, None, now_ms)
         leaves = scribe.drain()
         await store.append(size, leaves, [make_card(leaf) for leaf in leaves])
     finally:
@@ -204,6 +205,7 @@ class Party:
     audits: tuple[AuditTask, ...] = ()
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """Where each entry stands by the coordinator's word, and the entry's frame."""
+    domain: Domain = EMBEDDED
     _sequence: int = 0
 
     @property
@@ -308,7 +310,7 @@ class Party:
         )
         entry = e.Submitted(
             receipt=receipt,
-            signature=sign_document(self.key, receipt, EMBEDDED),
+            signature=sign_document(self.key, receipt, self.domain),
             file_bytes=len(data),
             output_tokens=sum(len(row.output_tokens) for row in rows),
             context_tokens=sum(context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in rows),
@@ -327,7 +329,7 @@ class Party:
             outcome=e.OUTCOME_NUMBER[outcome],
             evidence=Digest(sha256(evidence).digest()),
         )
-        signature = sign_document(self.key, receipt, EMBEDDED)
+        signature = sign_document(self.key, receipt, self.domain)
         return await self.write(
             e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
         )

@@ -23,7 +23,7 @@ from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId
 from prime_protocol.signing import WalletKey
-from prime_protocol.typed_data import EMBEDDED
+from prime_protocol.typed_data import Domain
 from prime_runtime.clock import SystemClock
 from prime_runtime.fetching import fetch_file
 from prime_runtime.http_client import Server, open_client
@@ -51,7 +51,7 @@ async def _audit(context: Context) -> int:
     problems = b"" if dataset is None else await _load_dataset(context, config, dataset)
     weights = _find_weights(context, config, evidence)
     if not context.args.json:
-        _introduce(context, evidence, raw)
+        _introduce(context, evidence, raw, config.signing_domain)
     with tempfile.TemporaryDirectory(prefix="prime-audit-") as folder:
         judged = await replay(
             evidence,
@@ -165,15 +165,13 @@ async def _fetch(config: NodeConfig, path: str, digest: Digest, bytes_max: int) 
 # --- What is said -----------------------------------------------------------------------------------------------------
 
 
-def _introduce(context: Context, evidence: Evidence, raw: bytes) -> None:
+def _introduce(context: Context, evidence: Evidence, raw: bytes, domain: Domain) -> None:
     task, say = evidence.task, context.screen.say
     say(f"evidence    0x{sha256(raw).hexdigest()}, {len(raw)} bytes")
     say(f"submission  {task.submission} of {task.node}")
     last = task.first_slot + task.slots - 1
     say(f"            lease {task.lease}, step {task.step}, slots {task.first_slot} to {last}")
-    signed = (
-        "its author's signature under it is good" if check_signature(evidence, EMBEDDED) else "no signature is here"
-    )
+    signed = "its author's signature under it is good" if check_signature(evidence, domain) else "no signature is here"
     say(f"            {signed}")
     say(f"checkpoint  {task.checkpoint_root}, step {evidence.facts.weights.step}")
     engine = evidence.engine

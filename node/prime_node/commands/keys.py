@@ -17,6 +17,7 @@ from prime_protocol.keystore import decrypt_key
 from prime_protocol.names import friendly_name
 from prime_protocol.receipts import Delegation
 from prime_protocol.signing import WalletKey, checksum_address
+from prime_protocol.typed_data import EMBEDDED, Domain
 from prime_runtime import key_file
 from prime_runtime.clock import SystemClock
 from prime_runtime.password import read_first_line, read_password
@@ -152,13 +153,23 @@ def delegate(context: Context) -> int:
         )
     except RemoteError as error:
         raise LocalError(f"{error}; give the node's address, and --network") from None
-    write_delegation(args.out, owner, delegation)
+    write_delegation(args.out, owner, delegation, _find_domain(context))
     until = show_moment(delegation.expires_at_ms)
     context.screen.say(
         f"{checksum_address(delegation.node)} may work for {checksum_address(owner.node)} until {until} UTC"
     )
     context.screen.say(f"on its machine: prime-node start --delegation {args.out}")
     return 0
+
+
+def _find_domain(context: Context) -> Domain:
+    """Where the owner's word has to count: as it was given, else where the node of the folder signs."""
+    if context.args.domain:
+        try:
+            return Domain.parse(context.args.domain)
+        except RemoteError as error:
+            raise LocalError(f"--domain: {error.problem}") from None
+    return EMBEDDED if context.args.network else context.load_config().signing_domain
 
 
 def _say_key(context: Context, key: WalletKey) -> None:

@@ -1,17 +1,21 @@
-"""`prime-node stake`: what stands behind the node, what its run asks for, and moving value to and fro."""
+"""`prime-node stake`: what stands behind the node, what its run asks for, and moving value to and fro.
+
+On a network that settles on a chain, value moves there first or last, and the log is told: see chain.py beside this.
+"""
 
 import asyncio
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prime_node.commands.context import Context
 from prime_node.config import NodeConfig
 from prime_node.node_key import load_key
-from prime_protocol.entries import Released, Staked, Unbonded
-from prime_protocol.errors import LocalError
-from prime_protocol.ids import NodeId
+from prime_protocol.entries import Appealed, Released, Staked, Unbonded
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.messages import ENTRY_ENDPOINTS
 from prime_protocol.signing import WalletKey
+from prime_protocol.typed_data import EMBEDDED
 from prime_runtime import key_file
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import open_client
@@ -20,13 +24,16 @@ from prime_runtime.json_client import NotKnown, open_json_client
 from prime_runtime.password import read_first_line
 from prime_runtime.wording import read_amount, show_amount
 
+if TYPE_CHECKING:
+    from prime_node.commands.chain import ChainDesk
+
 ENDPOINTS = {endpoint.request: endpoint for endpoint in ENTRY_ENDPOINTS}
 
 
 def show(context: Context) -> int:
-    config = _joined(context)
-    node = load_key(_with_node_password(context, config)).node
-    facts = asyncio.run(_ask(config, node))
+    config = joined(context)
+    node = load_key(with_node_password(context, config)).node
+    facts = asyncio.run(ask(config, node))
     if context.args.json:
         context.screen.print_json(facts)
         return 0
@@ -48,41 +55,79 @@ def show(context: Context) -> int:
 
 def add(context: Context) -> int:
     amount_nano = read_amount(context.args.amount)
-    return _write(
+    if settles_on_chain(context):
+        return chain(context).add(amount_nano)
+    return write(
         context, lambda node: Staked(node=node, amount_nano=amount_nano), f"{context.args.amount} tokens are staked"
     )
 
 
 def remove(context: Context) -> int:
     amount_nano = read_amount(context.args.amount)
+    if settles_on_chain(context):
+        return chain(context).remove(amount_nano)
     what = f"{context.args.amount} tokens are on their way back; when the delay is over: prime-node stake release"
-    return _write(context, lambda node: Unbonded(node=node, amount_nano=amount_nano), what)
+    return write(context, lambda node: Unbonded(node=node, amount_nano=amount_nano), what)
 
 
 def release(context: Context) -> int:
-    return _write(context, lambda node: Released(node=node), "what had matured is in the balance")
+    if settles_on_chain(context):
+        return chain(context).withdraw()
+    return write(context, lambda node: Released(node=node), "what had matured is in the balance")
 
 
-def _joined(context: Context) -> NodeConfig:
+def claim(context: Context) -> int:
+    if not settles_on_chain(context):
+        raise LocalError("what this network pays is in the balance already: see prime-node stake")
+    return chain(context).claim()
+
+
+def appeal(context: Context) -> int:
+    try:
+        submission = Digest.parse(context.args.submission)
+    except RemoteError as error:
+        raise LocalError(f"{context.args.submission!r} is not the name of a submission: it {error.problem}") from None
+    if settles_on_chain(context):
+        return chain(context).appeal(submission, context.args.reason)
+    config = joined(context)
+    entry = Appealed(submission=submission, reason=context.args.reason)
+    return write(context, lambda node: entry, "the slash is appealed; others look again", run=config.run_id)
+
+
+def settles_on_chain(context: Context) -> bool:
+    return joined(context).signing_domain != EMBEDDED
+
+
+def chain(context: Context) -> "ChainDesk":
+    """What moves value on the chain; web3 is imported only here."""
+    from prime_node.commands.chain import ChainDesk
+
+    config = joined(context)
+    node_key = load_key(with_node_password(context, config))
+    owner = node_key if context.args.key is None else open_owner(context)
+    return ChainDesk(config, node_key, owner, context.args.rpc_url or config.rpc, context.screen.say)
+
+
+def joined(context: Context) -> NodeConfig:
     config = context.load_config(with_password_flag=False)
     if not config.is_complete:
         raise LocalError("this node has not joined a network yet: prime-node start --coordinator URL")
     return config
 
 
-def _with_node_password(context: Context, config: NodeConfig) -> NodeConfig:
+def with_node_password(context: Context, config: NodeConfig) -> NodeConfig:
     """--password-file is about --key where that is given."""
     own = context.load_config() if context.args.key is None else config
     return context.with_password(own)
 
 
-def _write(context: Context, make: Any, what: str) -> int:
+def write(context: Context, make: Any, what: str, run: RunId | None = None) -> int:
     """Have the owner's entry written to the log."""
-    config = _joined(context)
-    node_key = load_key(_with_node_password(context, config))
-    owner = node_key if context.args.key is None else _open_owner(context)
+    config = joined(context)
+    node_key = load_key(with_node_password(context, config))
+    owner = node_key if context.args.key is None else open_owner(context)
     try:
-        index = asyncio.run(_send(config, owner, make(node_key.node)))
+        index = asyncio.run(send(config, owner, make(node_key.node), run))
     except Refused as error:
         problem = f"{error.refusal.field} {error.refusal.problem}".strip()
         raise LocalError(f"refused: {problem}. See: prime-node stake") from None
@@ -90,7 +135,7 @@ def _write(context: Context, make: Any, what: str) -> int:
     return 0
 
 
-def _open_owner(context: Context) -> WalletKey:
+def open_owner(context: Context) -> WalletKey:
     file, path = context.args.key_password_file, context.args.key
     password = read_first_line(file) if file else context.ask_password(f"password of {path}", False)
     if password is None:
@@ -98,7 +143,8 @@ def _open_owner(context: Context) -> WalletKey:
     return key_file.load(path, password)
 
 
-async def _send(config: NodeConfig, key: WalletKey, entry: Any) -> int:
+async def send(config: NodeConfig, key: WalletKey, entry: Any, run: RunId | None = None) -> int:
+    """The entry's index in the log; Refused where a rule is against it."""
     async with open_client(
         key=key,
         network=config.network_id,
@@ -107,11 +153,11 @@ async def _send(config: NodeConfig, key: WalletKey, entry: Any) -> int:
         limits=config.client,
         authority=config.authority,
     ) as client:
-        answer = await client.call(config.server, ENDPOINTS[type(entry)], entry)
+        answer = await client.call(config.server, ENDPOINTS[type(entry)], entry, run=run)
         return int(answer.message.index)
 
 
-async def _ask(config: NodeConfig, node: NodeId) -> dict[str, Any]:
+async def ask(config: NodeConfig, node: NodeId) -> dict[str, Any]:
     async with open_json_client(config.coordinator, config.authority) as client:
         try:
             detail = await client.get(f"/nodes/{node}")

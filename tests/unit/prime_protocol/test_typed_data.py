@@ -99,3 +99,11 @@ def test_a_field_without_a_solidity_type_is_a_bug() -> None:
 
     with pytest.raises(AssertionError, match="has no Solidity type"):
         document_digest(Bad(0.5), EMBEDDED)
+
+
+def test_a_domain_is_read_back_from_how_it_prints_and_nothing_else_is_one() -> None:
+    domain = Domain(31337, NodeId(b"\x07" * 20))
+    assert Domain.parse(str(domain)) == domain
+    for text in ("", "1", "x:" + str(domain.contract), "\u0663:" + str(domain.contract), "1:0x12", "9" * 19 + ":0x"):
+        with pytest.raises(RemoteError):
+            Domain.parse(text)

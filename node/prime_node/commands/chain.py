@@ -1,0 +1,235 @@
+"""Value on a chain, moved for a node's owner: stake, ask back, withdraw, claim, appeal. The log hears what it must.
+
+Whatever stops it half way, the same command again does what is left: a deposit counts once, and a claim or a withdrawal
+of nothing is no harm.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prime_node.commands.stake import ask, send
+from prime_node.config import NodeConfig
+from prime_protocol.entries import Appealed, Released, Staked, Unbonded, Withdrawn
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.payout_tree import PayoutTree
+from prime_protocol.receipts import Consent
+from prime_protocol.signing import WalletKey
+from prime_protocol.typed_data import Domain, sign_document
+from prime_runtime.chain.caps import GasConfig
+from prime_runtime.chain.client import Chain, Contract, Mined
+from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts, run_key
+from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import SystemClock
+from prime_runtime.http_errors import Refused
+from prime_runtime.json_client import open_json_client
+from prime_runtime.wording import show_amount
+
+CHAIN_FOLDER = "chain"
+LOOK_MS = 500
+DEPOSIT_S = 1_800
+"""How long to wait for a deposit to lie deep enough for the coordinator."""
+
+
+class ChainDesk:
+    """One owner's dealings."""
+
+    def __init__(
+        self, config: NodeConfig, node_key: WalletKey, owner: WalletKey, rpc: str, say: Callable[[str], None]
+    ) -> None:
+        if not rpc:
+            raise LocalError("this network settles on a chain: give --rpc URL of a node of it, or set rpc")
+        self._config = config
+        self._node_key = node_key
+        self._owner = owner
+        self._rpc = rpc
+        self._say = say
+        self._clock = SystemClock()
+
+    @property
+    def _node(self) -> NodeId:
+        return self._node_key.node
+
+    # --- The commands -----------------------------------------------------------------------------------------------
+
+    def add(self, amount_nano: int) -> int:
+        return self._do(lambda chain, wallet, at: self._add(chain, wallet, at, amount_nano))
+
+    def remove(self, amount_nano: int) -> int:
+        return self._do(lambda chain, wallet, at: self._remove(wallet, at, amount_nano))
+
+    def withdraw(self) -> int:
+        return self._do(self._withdraw)
+
+    def claim(self) -> int:
+        return self._do(self._claim)
+
+    def appeal(self, submission: Digest, reason: str) -> int:
+        return self._do(lambda chain, wallet, at: self._appeal(chain, wallet, at, submission, reason))
+
+    # --- How --------------------------------------------------------------------------------------------------------
+
+    async def _add(self, chain: Chain, wallet: Wallet, at: Contracts, amount_nano: int) -> None:
+        """Into the vault; when the log has heard of it, behind the node there too."""
+        await self._bind(chain, wallet, at)
+        units = amount_nano * at.scale
+        await self._approve(chain, wallet, at, at.vault, units)
+        mined = await wallet.do("the deposit", at.vault, "deposit", self._node, units)
+        self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {mined.block}")
+        events = await chain.events([at.vault], mined.block, mined.block)
+        told = next(e for e in events if e.transaction == mined.transaction and e.name == "Deposited")
+        place = told.index - mined.first_event
+        reference = deposit_reference(at.chain_id, at.vault.address, mined.transaction, place)
+        await self._until_logged(reference)
+        await self._log(Staked(node=self._node, amount_nano=amount_nano), "they are staked")
+
+    async def _bind(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
+        """An owner's first stake behind another key needs that key's consent."""
+        position = await chain.read(at.vault, "positionOf", self._node)
+        if self._owner.node == self._node or position["owner"].lower() == str(self._owner.node):
+            return
+        nonce = int(await chain.read(at.vault, "nonceOf", self._node))
+        word = Consent(owner=self._owner.node, node=self._node, nonce=nonce)
+        consent = sign_document(self._node_key, word, Domain(at.chain_id, at.vault.address))
+        await wallet.do("the binding", at.vault, "bind", self._node, bytes(consent))
+
+    async def _remove(self, wallet: Wallet, at: Contracts, amount_nano: int) -> None:
+        """The log first: a node must never work on stake that has left the vault."""
+        await self._log(Unbonded(node=self._node, amount_nano=amount_nano), "the log knows")
+        await wallet.do("the unbonding", at.vault, "unbond", self._node, amount_nano * at.scale)
+        self._say(
+            f"{show_amount(amount_nano)} tokens are on their way back; when the delay is over: prime-node withdraw"
+        )
+
+    async def _withdraw(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
+        """The vault and the log mature by their own clocks; each gives what it has."""
+        taken_nano = await self._take_out(chain, wallet, at)
+        if taken_nano:
+            self._say(f"{show_amount(taken_nano)} tokens are in the wallet {self._owner.node}")
+        before_nano = await self._balance_nano()
+        try:
+            await send(self._config, self._owner, Released(node=self._node))
+        except Refused as error:
+            if not taken_nano:
+                raise LocalError("nothing has matured, neither in the vault nor in the log") from None
+            self._say(f"the log has nothing to release: {error.refusal.field} {error.refusal.problem}")
+            return
+        await self._log(Withdrawn(amount_nano=await self._balance_nano() - before_nano), "the log knows")
+
+    async def _take_out(self, chain: Chain, wallet: Wallet, at: Contracts) -> int:
+        """What the vault gave; 0 where nothing has matured there."""
+        try:
+            mined = await wallet.do("the withdrawal", at.vault, "withdraw", self._node)
+        except ChainRefused as error:
+            if error.name != "NothingMatured":
+                raise
+            return 0
+        return await self._amount(chain, at.vault, "Withdrawn", mined) // at.scale
+
+    async def _balance_nano(self) -> int:
+        """The owner's, in the log."""
+        return int((await ask(self._config, self._node))["balance_nano"])
+
+    async def _claim(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
+        """From the newest root that has matured; its table is believed because its tree has that root."""
+        run, head = self._config.run_id, await chain.newest()
+        epoch = int((await chain.read(at.pool, "poolOf", run_key(run)))["epoch"])
+        promise: Any = None
+        while epoch > 0:
+            promise = await chain.read(at.pool, "promiseOf", run_key(run), epoch)
+            if promise["maturesAt"] <= head.time_s:
+                break
+            epoch -= 1
+        if epoch == 0:
+            raise LocalError(f"no payout of {run} can be claimed yet")
+        tree = await self._fetch_tree(run, epoch, at.scale)
+        if tree.root != promise["root"]:
+            raise LocalError(f"the coordinator's table of epoch {epoch} is not the one on the chain: tell its operator")
+        account = self._owner.node
+        if account not in tree.cumulative:
+            raise LocalError(f"nothing was paid to {account} up to epoch {epoch} of {run}")
+        values = (run_key(run), epoch, account, tree.cumulative[account], tree.proof(account))
+        mined = await wallet.do("the claim", at.pool, "claim", *values)
+        amount_nano = await self._amount(chain, at.pool, "Claimed", mined) // at.scale
+        self._say(f"{show_amount(amount_nano)} tokens of {run} are in the wallet {account}")
+        if amount_nano:
+            await self._log(Withdrawn(amount_nano=amount_nano), "the log knows")
+
+    async def _appeal(self, chain: Chain, wallet: Wallet, at: Contracts, submission: Digest, reason: str) -> None:
+        """The bond goes to the court; the log's validators decide."""
+        slash = await chain.read(at.court, "slashOf", submission)
+        if slash["status"] == 0:
+            raise LocalError(f"the slash of {submission} is not before the court yet; try again in a while")
+        terms = await chain.read(at.registry, "termsAt", bytes(slash["run"]), slash["anchoredAt"])
+        bond = int(terms["appealBond"])
+        if slash["status"] == 1:
+            await self._approve(chain, wallet, at, at.court, bond)
+            mined = await wallet.do("the appeal", at.court, "appeal", submission)
+            self._say(f"a bond of {show_amount(bond // at.scale)} tokens is with the court, by block {mined.block}")
+        await self._log(Appealed(submission=submission, reason=reason), "the slash is appealed", self._config.run_id)
+
+    # --- Small parts ------------------------------------------------------------------------------------------------
+
+    def _do(self, work: Callable[[Chain, Wallet, Contracts], Awaitable[None]]) -> int:
+        async def run() -> None:
+            chain = Chain(self._rpc)
+            try:
+                at = await find_contracts(chain, self._config.signing_domain.contract)
+                if at.domain != self._config.signing_domain:
+                    raise LocalError(f"{self._rpc} is of chain {at.chain_id}; the network is {self._config.domain}")
+                book = self._config.folder / CHAIN_FOLDER / f"{self._owner.node}.json"
+                wallet = Wallet(chain, self._owner, self._clock, gas=GasConfig(), book=book)
+                await wallet.tend(await chain.newest())
+                await work(chain, wallet, at)
+            finally:
+                await chain.close()
+
+        asyncio.run(run())
+        return 0
+
+    async def _approve(self, chain: Chain, wallet: Wallet, at: Contracts, spender: Contract, units: int) -> None:
+        account = self._owner.node
+        held = int(await chain.read(at.token, "balanceOf", account))
+        if held < units:
+            raise LocalError(
+                f"{account} holds {show_amount(held // at.scale)} tokens, {show_amount(units // at.scale)} are needed"
+            )
+        if int(await chain.read(at.token, "allowance", account, spender.address)) < units:
+            await wallet.do("the approval", at.token, "approve", spender.address, units)
+
+    async def _amount(self, chain: Chain, contract: Contract, name: str, mined: Mined) -> int:
+        """What the transaction's own event says; 0 where it has none."""
+        events = await chain.events([contract], mined.block, mined.block)
+        own = [each for each in events if each.transaction == mined.transaction and each.name == name]
+        return int(own[0].values["amount"]) if own else 0
+
+    async def _until_logged(self, reference: Digest) -> None:
+        self._say("waiting until the coordinator has seen the deposit deep enough in the chain")
+        async with open_json_client(self._config.coordinator, self._config.authority) as client:
+            for _ in range(DEPOSIT_S * 1000 // LOOK_MS):
+                if (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]:
+                    return
+                await self._clock.sleep_ms(LOOK_MS)
+        raise ChainAway("the coordinator has not told the log of the deposit; it is not lost: see prime-node stake")
+
+    async def _fetch_tree(self, run: RunId, epoch: int, scale: int) -> PayoutTree:
+        async with open_json_client(self._config.coordinator, self._config.authority) as client:
+            answer = await client.get(f"/payouts/{run}/{epoch}")
+        try:
+            paid = {NodeId.parse(row["account"]): int(row["paid_nano"]) * scale for row in answer["paid"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise LocalError(f"the coordinator's answer is not as it should be: {error!r}") from None
+        if not paid:
+            raise LocalError(f"the coordinator's table of epoch {epoch} is empty")
+        return PayoutTree(paid)
+
+    async def _log(self, entry: Any, what: str, run: RunId | None = None) -> None:
+        """Tell the log; what it refuses is said, and the chain keeps what was done there."""
+        try:
+            index = await send(self._config, self._owner, entry, run)
+        except Refused as error:
+            problem = f"{error.refusal.field} {error.refusal.problem}".strip()
+            raise LocalError(f"the log refuses {type(entry).__name__}: {problem}") from None
+        self._say(f"{what} (entry {index} of the log)")

@@ -1,0 +1,139 @@
+"""Stake, work, cheat, slash, appeal, pay, claim, withdraw, over a real chain. In the middle of it the coordinator is
+killed, and the chain restarts and changes its mind.
+"""
+
+import asyncio
+from pathlib import Path
+
+from integration.chain_network import UNBONDING_S, Network, network, until
+from integration.chain_parts import needs_anvil
+from integration.coordinator_parts import Party, publish, terms, until_beacon, until_drawn
+from ledger_world import SLASH, STAKE
+
+from prime_coordinator.settlement.posting import SlashPhase
+from prime_protocol import entries as e
+from prime_protocol.entries import Outcome, Role
+from prime_protocol.ids import Digest
+from prime_protocol.messages import Purpose
+from prime_protocol.receipts import receipt_id
+from prime_runtime.json_client import open_json_client
+
+pytestmark = needs_anvil
+BOND = 10**9
+JUDGES = ("val-1", "val-2", "val-3", "val-4")
+
+
+async def work(made: Network, worker: Party, root: Digest, found: Outcome) -> Digest:
+    """One submission of a worker, and what the first judges find of it."""
+    beacon = await until_beacon(worker)
+    lease = await worker.lease()
+    data, entry = worker.answer(lease, beacon=beacon, root=root, wanted=terms(quorum=1))
+    await worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+    await worker.write(entry)
+    name = receipt_id(entry.receipt)
+    await judge(made, name, found)
+    return name
+
+
+async def judge(made: Network, name: Digest, found: Outcome) -> None:
+    for validator, task in await until_drawn([made.people[each] for each in JUDGES], name):
+        await validator.judge(task, found)
+
+
+async def is_slash(made: Network, name: Digest, phase: SlashPhase) -> bool:
+    return await made.slash_status(name) == phase
+
+
+async def tokens(made: Network, who: Party) -> int:
+    return int(await made.read("token", "balanceOf", who.node))
+
+
+async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorganised(tmp_path: Path) -> None:
+    async with network(tmp_path) as (made, is_up):
+        ann = await made.join("ann", Role.WORKER)
+        for name in JUDGES:
+            await made.join(name, Role.VALIDATOR)
+        sponsor = await made.meet("bank")
+        await sponsor.write(e.RunFunded(amount_nano=500 * 10**9))
+        trainer = await made.meet("trainer")
+        root = (await publish(trainer, 0)).root
+
+        # Honest work, then a file that is found to be a cheat; the slash is brought before the court after a kill.
+        await work(made, ann, root, Outcome.ACCEPT)
+        cheat = await work(made, ann, root, Outcome.HARD)
+        await made.process.kill()
+        await made.process.start()
+        await until("the slash before the court", lambda: is_slash(made, cheat, SlashPhase.OPEN))
+        assert (await made.read("vault", "positionOf", ann.node))["stake"] == STAKE - SLASH
+
+        # The chain changes its mind about the blocks in which that happened.
+        await made.chain.reorganise(2)
+        await until("the slash before the court again", lambda: is_slash(made, cheat, SlashPhase.OPEN))
+
+        # An appeal that fails: others find the same.
+        before = await tokens(made, ann)
+        rewrite_url(made, "ann")
+        assert await made.command("ann", "appeal", str(cheat), "--reason", "it was the cat") == 0
+        assert await tokens(made, ann) == before - BOND
+        await judge(made, cheat, Outcome.HARD)
+        await until("the slash executed", lambda: is_slash(made, cheat, SlashPhase.EXECUTED))
+
+        # More stake, and a verdict that is wrong; the chain restarts, and the appeal succeeds.
+        assert await made.command("ann", "stake", "add", str(SLASH // 10**9)) == 0
+        wronged = await work(made, ann, root, Outcome.HARD)
+        is_up.clear()
+        await asyncio.sleep(0.3)
+        made.chain.stop()
+        await until_logged(made, "SlashProposed", wronged)
+        await made.chain.start()
+        is_up.set()
+        await until("the wrong slash before the court", lambda: is_slash(made, wronged, SlashPhase.OPEN))
+        assert await made.command("ann", "appeal", str(wronged)) == 0
+        await made.process.kill()
+        await made.process.start()
+        await judge(made, wronged, Outcome.ACCEPT)
+        await until("the slash overturned", lambda: is_slash(made, wronged, SlashPhase.REFUNDED))
+        assert (await made.read("vault", "positionOf", ann.node))["stake"] == STAKE
+        assert await tokens(made, ann) == before - BOND - SLASH, "the second bond came back"
+
+        # The step is paid, and what was paid is claimed.
+        await publish(trainer, 1)
+        await until("a payout root", lambda: is_promised(made))
+        before = await tokens(made, ann)
+        rewrite_url(made, "ann")
+        assert await made.command("ann", "claim") == 0
+        assert await tokens(made, ann) > before
+        paid = await tokens(made, ann)
+        assert await made.command("ann", "claim") == 0
+        assert await tokens(made, ann) == paid, "a second claim pays nothing"
+
+        # And out: ask back, wait, withdraw.
+        assert await made.command("ann", "unstake", str(STAKE // 10**9)) == 0
+        assert await made.command("ann", "withdraw") == 1, "not before the delay is over"
+        await made.chain.pass_time(UNBONDING_S)
+        assert await made.command("ann", "withdraw") == 0
+        assert await tokens(made, ann) == paid + STAKE
+        assert await made.operate("chain", "status") == 0
+
+
+def rewrite_url(made: Network, name: str) -> None:
+    """A coordinator that was started again listens on another port."""
+    folder = made.folder / name
+    for file in ("config.toml", "run.json"):
+        path = folder / file
+        text = path.read_text()
+        old = text.split("http://127.0.0.1:")[1].split('"')[0]
+        path.write_text(text.replace(f"http://127.0.0.1:{old}", made.process.server.url))
+
+
+async def is_promised(made: Network) -> bool:
+    return int((await made.pool())["promised"]) > 0
+
+
+async def until_logged(made: Network, kind: str, subject: Digest) -> None:
+    async with open_json_client(made.process.server.url) as client:
+
+        async def is_logged() -> bool:
+            return bool((await client.get("/log/entries", kind=kind, subject=str(subject)))["rows"])
+
+        await until(f"{kind} in the log", is_logged)
