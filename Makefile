@@ -5,7 +5,7 @@ READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer
 
-.PHONY: help demo test check sim fuzz chaos soak bench oracle clean
+.PHONY: help demo test check sim fuzz chaos soak bench oracle clean attacks
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -26,6 +26,9 @@ check: $(READY)  ## format, lint, types, import rules, house style
 
 sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the simulator
 	.venv/bin/python -m prime_simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
+
+attacks: $(READY) .models/ready  ## every attack we know, many times, on a tiny model and a pretrained one: error rates and curves
+	.venv/bin/python -m prime_attacks --pretrained .models/smollm2 --out docs/verification
 
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz
@@ -50,6 +53,10 @@ oracle: .oracle/ready  ## the public packages that vectors and benchmarks compar
 	sh tests/oracle/install_trl.sh
 	touch $@
 
+.models/ready: tests/oracle/install_smollm2.sh tests/oracle/convert_smollm2.py | $(READY)
+	sh tests/oracle/install_smollm2.sh
+	touch $@
+
 .vllm/ready: tests/oracle/install_vllm.sh tests/oracle/vllm_packages.txt
 	sh tests/oracle/install_vllm.sh
 	touch $@
@@ -62,4 +69,4 @@ $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.s
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .oracle .vllm tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage
+	rm -rf .venv .oracle .vllm .models tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage

@@ -15,7 +15,8 @@ from prime_protocol.tolerance import Precision, Tolerance
 FLOAT32, IMITATED = "float32", "bfloat16-imitated"
 LONG_VOCABULARY, LONG_TOKENS, LONG_SHARE = 512, 1024, 5
 """In bfloat16 honest noise is as large as some attacks, which then take more tokens to see: completions are as long as
-a run allows by default, an end token comes about every 512, and there are a fifth as many submissions."""
+a run allows by default, an end token comes about every 512, and there is a fifth as much of everything."""
+PRETRAINED_SLOTS = 1
 DETECTION_MIN = 0.999
 NEAR = tuple(
     attack
@@ -45,7 +46,7 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
         writer=IMITATED,
         readers=(FLOAT32, IMITATED),
         tokens_max=LONG_TOKENS,
-        honest_chunks=chunks,
+        honest_chunks=chunks // LONG_SHARE,
         slots=slots // LONG_SHARE,
     )
     if pretrained is not None:
@@ -61,8 +62,8 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         writer=FLOAT32,
         readers=(FLOAT32,),
         tokens_max=64,
-        honest_chunks=64,
-        slots=2,
+        honest_chunks=16,
+        slots=PRETRAINED_SLOTS,
         tolerance=Tolerance(precision=Precision.FLOAT32, **recipe.TOLERANCE),  # type: ignore[arg-type]
     )
     yield Subject(
@@ -72,8 +73,8 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         writer=IMITATED,
         readers=(FLOAT32,),
         tokens_max=64,
-        honest_chunks=64,
-        slots=2,
+        honest_chunks=16,
+        slots=PRETRAINED_SLOTS,
         tolerance=Tolerance(),
         attacks=NEAR,
     )
