@@ -1,6 +1,7 @@
 """The settings of the libp2p half, and what it says about itself: what a program needs that may run without it."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated
 
 from prime_protocol.addresses import PeerAddress
@@ -23,6 +24,9 @@ class P2PConfig:
     """Addresses to tell others instead of the one listened on, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT."""
     bootstrap: tuple[str, ...] = ()
     """Peers to dial first, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT/p2p/PEER-ID."""
+    allow_private: bool = False
+    """Dial private and loopback addresses that other peers tell of: for networks in one building or on one machine. Who
+    listens on such an address itself does so anyway."""
     peers_target: Annotated[int, Between(1, 100)] = 12
     """Connections that this node itself tries to have. Gossip needs about eight."""
     connections_max: Annotated[int, Between(1, 10_000)] = 200
@@ -58,7 +62,13 @@ class P2PConfig:
         if self.peers_target > self.connections_max:
             raise ConfigError("p2p.peers_target is above p2p.connections_max")
 
+    @property
+    def dials_private(self) -> bool:
+        host = self.listen.split("/")[2] if self.listen else "0.0.0.0"
+        return self.allow_private or (host not in EVERYWHERE and not ip_address(host).is_global)
 
+
+EVERYWHERE = ("0.0.0.0", "::")
 EXAMPLE_PEER = "16Uiu2HAm3cuhhRL2msUuLF62KRSfneFDx94RsuouyW25Ho42cFMq"
 """The peer id of secret 1, to check the form of an address that comes without one."""
 
@@ -75,7 +85,7 @@ def _is_listen_address(text: str) -> bool:
     """`/ip4|ip6/ADDRESS/tcp/PORT` where the address may be that of every interface and the port 0."""
     match text.split("/"):
         case ["", "ip4" | "ip6" as family, host, "tcp", port]:
-            everywhere = host in ("0.0.0.0", "::")
+            everywhere = host in EVERYWHERE
             stand_in = ("127.0.0.1" if family == "ip4" else "::1") if everywhere else host
             try:
                 PeerAddress.parse(f"/{family}/{stand_in}/tcp/{'1' if port == '0' else port}/p2p/{EXAMPLE_PEER}")

@@ -7,6 +7,7 @@ dial and to keep is in peers.py.
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import ip_address
 
 from prime_protocol.addresses import PeerAddress
 from prime_runtime.p2p.peer_score import Score
@@ -63,6 +64,8 @@ class PeerLimits:
     """Most peers known with an address on one host."""
     ping_ms: int
     ask_ms: int
+    allow_private: bool = False
+    """Dial what strangers say is in a private network. Else a card could send every node to the owner's router."""
 
 
 class PeerBook:
@@ -105,7 +108,8 @@ class PeerBook:
     def learn(self, addresses: tuple[PeerAddress, ...], *, card: bytes, until_ms: int, now_ms: int) -> bool:
         """A peer's card, or the addresses it was found at where `card` is empty. True if there was room for it."""
         (name,) = {address.peer for address in addresses}
-        if name == self._own_peer or self.is_banned(name, now_ms):
+        addresses = tuple(address for address in addresses if self._may_dial(address))
+        if not addresses or name == self._own_peer or self.is_banned(name, now_ms):
             return False
         peer = self.peers.get(name)
         if peer is None and len(self.peers) >= self._limits.known_max and not self._forget_worst(now_ms):
@@ -121,6 +125,11 @@ class PeerBook:
                 # The newest card is the whole truth about a peer; a moved one is not dialled at its old place.
                 self._drop_places(name, [place for place in peer.places if str(place.address) not in kept])
         return True
+
+    def _may_dial(self, address: PeerAddress) -> bool:
+        """A name may still lead inside; who resolves it sees no more of it than whether a libp2p host answers."""
+        is_name = address.family.startswith("dns")
+        return self._limits.allow_private or is_name or ip_address(address.host).is_global
 
     def cards(self, asker: str, *, count_max: int, wall_ms: int) -> list[bytes]:
         """Living cards for somebody who asks: connected peers first, then in an order that nobody can foresee."""

@@ -68,6 +68,7 @@ class P2PNode:
             per_host_max=self._config.connections_per_address_max,
             ping_ms=self._config.ping_ms,
             ask_ms=self._config.exchange_ms,
+            allow_private=self._config.dials_private,
         )
         table = PeerTable(self._key.peer_id(), limits, salt=secrets.token_bytes(16))
         table.book.add_bootstrap(list(self._config.bootstrap))

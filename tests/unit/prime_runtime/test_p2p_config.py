@@ -44,3 +44,19 @@ def test_any_other_listen_address_is_refused_with_an_example(listen: str) -> Non
 def test_what_cannot_work_is_told_by_name(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told.replace(".", r"\.")):
         P2PConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("listen", "allow", "dials"),
+    [
+        ("/ip4/0.0.0.0/tcp/0", False, False),
+        ("/ip6/::/tcp/0", False, False),
+        ("", False, False),
+        ("/ip4/8.8.8.8/tcp/4001", False, False),
+        ("/ip4/127.0.0.1/tcp/0", False, True),
+        ("/ip4/10.1.2.3/tcp/0", False, True),
+        ("/ip4/0.0.0.0/tcp/0", True, True),
+    ],
+)
+def test_private_addresses_of_strangers_are_dialled_only_from_inside(listen: str, allow: bool, dials: bool) -> None:
+    assert P2PConfig(listen=listen, allow_private=allow).dials_private is dials

@@ -24,7 +24,8 @@ from prime_runtime.p2p.peers import (
 )
 
 OWN = wallet(1).peer_id()
-LIMITS = PeerLimits(target=3, known_max=20, per_host_max=4, ping_ms=1_000, ask_ms=5_000)
+LIMITS = PeerLimits(target=3, known_max=20, per_host_max=4, ping_ms=1_000, ask_ms=5_000, allow_private=True)
+"""Addresses for examples (203.0.113.*) count as private."""
 LATER_MS = 10**9
 
 
@@ -295,3 +296,14 @@ def test_a_second_ban_lasts_twice_as_long() -> None:
 def test_an_address_that_cannot_be_told_is_none() -> None:
     assert parse_address(f"/ip4/0.0.0.0/tcp/1/p2p/{OWN}") is None
     assert parse_address(address(2)) == PeerAddress.parse(address(2))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.3.4", "100.64.0.1"])
+def test_a_stranger_cannot_send_us_into_a_private_network(host: str) -> None:
+    ours = table(allow_private=False)
+    assert not learn(ours, address(2, host))
+    assert dials(ours, LATER_MS) == []
+    assert learn(ours, address(2, host), address(2, "8.8.8.8")), "its public address is good"
+    assert dials(ours, LATER_MS) == [Dial(peer(2), address(2, "8.8.8.8"))]
+    ours.book.add_bootstrap([address(3, host)])
+    assert Dial(peer(3), address(3, host)) in dials(ours, 2 * LATER_MS), "what the owner says is dialled"
