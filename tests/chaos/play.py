@@ -30,7 +30,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_runtime.mirror import read_head, read_leaves, read_tile
 
-UP_S = 90.0
+UP_S = 240.0
 RECOVER_S = 90.0
 """A network that has not recovered by then counts as lost."""
 REST_S = 120.0
