@@ -72,7 +72,7 @@ contract RewardPool is IRewardPool {
         Pool storage pool = _pools[run];
         if (epoch != pool.epoch + 1) revert WrongEpoch(epoch, pool.epoch + 1);
         if (headSize < pool.headSize) revert HeadOlder(headSize, pool.headSize);
-        logAnchor.headAt(run, headSize); // reverts where there is none
+        ILogAnchor.Head memory head = logAnchor.headAt(run, headSize); // reverts where there is none
         IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
         _checkTotal(pool, epoch == 1 ? createdAt : pool.promisedAt, total, terms);
 
@@ -83,7 +83,7 @@ contract RewardPool is IRewardPool {
         pool.promised = total.toUint128();
         pool.epoch = epoch;
         pool.promisedAt = block.timestamp.toUint48();
-        pool.headSize = headSize;
+        pool.headSize = head.size;
         _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize);
         emit Promised(run, epoch, root, total, headSize, maturesAt);
     }
@@ -144,6 +144,7 @@ contract RewardPool is IRewardPool {
         Pool storage pool = _pools[run];
         if (pool.funded != 0) revert FundersLeft(pool.funded);
         amount = _rest(run);
+        // slither-disable-next-line incorrect-equality
         if (amount == 0) revert AmountMissing();
         pool.held -= amount.toUint128();
         held -= amount;
@@ -190,7 +191,10 @@ contract RewardPool is IRewardPool {
     }
 
     function _checkTotal(Pool storage pool, uint48 since, uint256 total, IRunRegistry.Terms memory terms) private view {
+        // Whole epochs only, so dividing first is meant.
+        // slither-disable-next-line divide-before-multiply
         uint256 epochs = (block.timestamp - since) / terms.epochTime;
+        // slither-disable-next-line incorrect-equality
         if (epochs == 0) revert EpochTooSoon(block.timestamp, uint256(since) + terms.epochTime);
         if (total < pool.promised) revert TotalFell(total, pool.promised);
         // An epoch that was missed, because the chain was down, keeps its budget.
