@@ -1,0 +1,141 @@
+"""What is brought to the chain next, from what both sides say."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ledger_world import RUN, TERMS, digest
+
+from prime_coordinator.settlement.chain_terms import chain_terms
+from prime_coordinator.settlement.config import Kind, SettlementConfig
+from prime_coordinator.settlement.posting import (
+    Action,
+    Anchor,
+    CloseRun,
+    CreateRun,
+    Execute,
+    Judge,
+    Payable,
+    PoolOnChain,
+    PostRoot,
+    Propose,
+    Refund,
+    RunInLog,
+    RunOnChain,
+    RunPhase,
+    SetTerms,
+    SlashInLog,
+    SlashOnChain,
+    SlashPhase,
+    list_actions,
+)
+from prime_protocol.ids import NodeId
+
+CONFIG = SettlementConfig(kind=Kind.EVM, rpc="http://127.0.0.1:1", epoch_ms=10_000)
+CHAIN_TERMS = chain_terms(TERMS, CONFIG, 1)
+ANN = NodeId(b"\x01" * 20)
+NAME = digest("submission")
+NOW = 1_000
+LOG = RunInLog(RUN, CHAIN_TERMS, size=50, is_closed=False, payable=None, paid_total=0, slashes=())
+CHAIN = RunOnChain(
+    phase=RunPhase.ACTIVE, terms=CHAIN_TERMS, size=50, anchored_at=NOW, pool=PoolOnChain(held=100, since=NOW - 10)
+)
+
+
+def due(log: RunInLog = LOG, chain: RunOnChain = CHAIN, now: int = NOW, **how: Any) -> list[Action]:
+    return list(list_actions(log, chain, now, **how))
+
+
+def test_nothing_is_due_where_both_sides_say_the_same() -> None:
+    assert due() == []
+
+
+def test_a_run_comes_first_and_one_that_ended_before_it_came_never_does() -> None:
+    assert due(chain=RunOnChain()) == [CreateRun(RUN, CHAIN_TERMS)]
+    assert due(replace(LOG, is_closed=True), RunOnChain()) == []
+
+
+def test_one_head_an_epoch_unless_the_operator_is_in_a_hurry() -> None:
+    grown = replace(LOG, size=51)
+    assert due(grown, now=NOW + 9) == []
+    assert due(grown, now=NOW + 10) == [Anchor(RUN)]
+    assert due(grown, is_hastened=True) == [Anchor(RUN)]
+
+
+def test_a_root_needs_the_anchored_head_it_was_computed_from() -> None:
+    paid = replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7)
+    assert due(paid) == [PostRoot(RUN, 1)]
+    assert due(replace(paid, payable=Payable(49, {ANN: 7}))) == []
+    assert due(replace(paid, payable=None)) == []
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        PoolOnChain(held=6, since=NOW - 10),
+        PoolOnChain(held=100, since=NOW - 9),
+        PoolOnChain(held=100, since=NOW - 10, promised=7),
+    ],
+    ids=["insolvent", "too soon", "promised before"],
+)
+def test_a_root_that_the_pool_would_refuse_waits(pool: PoolOnChain) -> None:
+    assert due(replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7), replace(CHAIN, pool=pool)) == []
+
+
+def test_an_epoch_that_was_missed_keeps_its_budget() -> None:
+    budget = CHAIN_TERMS.epochBudget
+    paid = replace(LOG, payable=Payable(50, {ANN: 2 * budget}), paid_total=2 * budget)
+    rich = replace(CHAIN, pool=PoolOnChain(held=2 * budget, since=NOW - 10))
+    assert due(paid, rich) == []
+    assert due(paid, rich, now=NOW + 10) == [PostRoot(RUN, 1)]
+
+
+def slashed(**facts: Any) -> RunInLog:
+    return replace(LOG, slashes=(SlashInLog(NAME, proposed=40, **facts),))
+
+
+def seen(phase: SlashPhase, **times: int) -> RunOnChain:
+    return replace(CHAIN, slashes={NAME: SlashOnChain(phase, **times)})
+
+
+def test_a_slash_is_proposed_once_its_entry_is_anchored() -> None:
+    assert due(slashed()) == [Propose(RUN, NAME)]
+    assert due(slashed(), replace(CHAIN, size=40), now=NOW + 1) == []
+
+
+def test_a_slash_is_executed_after_its_window_only_if_the_log_says_so() -> None:
+    ended = slashed(ended=45, is_executed=True)
+    assert due(ended, seen(SlashPhase.OPEN, appeal_until=NOW + 1)) == []
+    assert due(ended, seen(SlashPhase.OPEN, appeal_until=NOW)) == [Execute(RUN, NAME)]
+    assert due(slashed(ended=45), seen(SlashPhase.OPEN, appeal_until=NOW)) == []
+
+
+def test_an_appeal_is_judged_with_a_quorum_of_others_or_refunded_when_its_time_is_over() -> None:
+    appealed = seen(SlashPhase.APPEALED, judge_until=NOW + 5)
+    assert due(slashed(), appealed) == []
+    assert due(slashed(ended=45, can_judge=True), appealed) == [Judge(RUN, NAME)]
+    assert due(slashed(ended=50, can_judge=True), appealed) == [], "its end is not anchored"
+    assert due(slashed(ended=45), appealed) == []
+    assert due(slashed(ended=45), appealed, now=NOW + 5) == [Refund(RUN, NAME)]
+
+
+def test_a_frozen_log_convicts_and_promises_nothing() -> None:
+    frozen = replace(seen(SlashPhase.OPEN), is_frozen=True)
+    everything = replace(slashed(ended=45, is_executed=True), size=60, payable=Payable(50, {ANN: 7}))
+    assert due(everything, frozen) == [Refund(RUN, NAME)]
+    assert due(everything, replace(CHAIN, is_frozen=True)) == []
+
+
+def test_new_terms_are_announced_and_a_closed_run_closed_when_it_owes_nothing() -> None:
+    dearer = replace(CHAIN_TERMS, stakeMin=CHAIN_TERMS.stakeMin + 1)
+    assert due(replace(LOG, terms=dearer)) == [SetTerms(RUN, dearer)]
+    assert due(replace(LOG, is_closed=True)) == [CloseRun(RUN)]
+    assert due(replace(LOG, is_closed=True, paid_total=5)) == []
+    closed = replace(slashed(), is_closed=True)
+    assert due(closed, seen(SlashPhase.OPEN, appeal_until=NOW + 1)) == []
+    assert due(closed, seen(SlashPhase.EXECUTED)) == [CloseRun(RUN)]
+
+
+def test_the_chain_waits_longer_for_a_judgement_than_the_log() -> None:
+    assert CHAIN_TERMS.judgementWindow * 1000 > TERMS.appeal_ms + TERMS.judgement_ms
+    assert CHAIN_TERMS.appealWindow * 1000 >= TERMS.appeal_ms
