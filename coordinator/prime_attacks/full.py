@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prime_attacks.gallery import ENGINES
-from prime_attacks.report import draw, head_forgeries, list_forgeries, list_study
+from prime_attacks.report import draw, head_forgeries, list_forgeries, list_gallery, list_study
 from prime_attacks.small import TOKENS_MAX, VOCABULARY, run_small
 from prime_attacks.study import Study, Subject, study
 from prime_attacks.table import Tally
@@ -110,3 +110,7 @@ def render(studies: list[Study]) -> Iterator[str]:
     yield head_forgeries()
     for each in studies:
         yield from list_forgeries(each.subject.name, each.forgeries)
+    yield ""
+    yield "### The gallery"
+    yield ""
+    yield from list_gallery()

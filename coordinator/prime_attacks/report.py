@@ -5,8 +5,11 @@ from statistics import median
 
 from prime_attacks.chances import Points, area, roc
 from prime_attacks.detection import Rate
+from prime_attacks.economics import gain_nano
 from prime_attacks.forgery_study import Passed
+from prime_attacks.gallery import ALL, Party, Verdict
 from prime_attacks.plots import draw_roc
+from prime_attacks.scene import make_terms
 from prime_attacks.study import HonestCount, Study
 from prime_protocol.tolerance import Tolerance
 
@@ -89,3 +92,18 @@ def draw(study: Study) -> str:
                 points = roc([s[column] for s in study.honest.scores], [s[column] for s in study.scores[name]])
                 curves.append((f"{name}, {rule}: area {area(points):.4f}", points))
     return draw_roc(f"{study.subject.name}: one submission", curves)
+
+
+def list_gallery() -> Iterator[str]:
+    """Every attack: who, what, what it must come to, what names it, what it would bring, what it is worth."""
+    terms = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=64, tolerance=Tolerance())
+    yield head("attack", "by", "what it does", "comes to", "named by", "spares or brings", "worth: 1 slot, a step")
+    for attack in ALL:
+        spares = [f"{attack.saves:.0%} of the work"] if attack.saves else []
+        brings = "; ".join([*spares, *([attack.gains] if attack.gains else [])]) or "nothing"
+        worth = "-"
+        if attack.party is Party.WORKER and attack.verdict is not Verdict.HARMLESS:
+            gains = [gain_nano(attack, terms, slots=n, detection=0.999) / 1e9 for n in (1, terms.slots_per_step)]
+            worth = ", ".join(f"{gain:.2f}" for gain in gains)
+        named = ", ".join(f"`{check}`" for check in attack.caught_by[:3])
+        yield f"| {attack.name} | {attack.party} | {attack.does} | {attack.verdict} | {named} | {brings} | {worth} |"

@@ -1,0 +1,90 @@
+"""Rates and their certainty, the two rules side by side, and curves: counted by hand where that can be done."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from prime_attacks.chances import area, confidence_interval, roc
+from prime_attacks.detection import rate, split
+from prime_attacks.plots import draw_roc
+from prime_attacks.report import list_rates
+from prime_attacks.rules import DEPLOYED, PAPER, find_checks, score_rows, tokens_needed
+from prime_node.engine.measuring import RowNumbers
+from prime_protocol.tolerance import Tolerance
+from prime_protocol.toploc_verify import ChunkReport
+from prime_protocol.weighing import Span
+
+CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
+SPAN = Span(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
+ROW = RowNumbers(
+    row=0,
+    tokens=64,
+    chunks=(CHUNK, CHUNK),
+    proof_problem="",
+    spans=(SPAN, SPAN),
+    margin_max=0.0,
+    margin_at=0,
+    margin_sum=0.0,
+    logprob_error_max=0.0,
+    logprob_error_at=0,
+    logprob_error_sum=0.0,
+    eos_logprob=-1.0,
+)
+NOISY = CHUNK._replace(exponent_mismatches=20)
+BOUNDS = Tolerance()
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "low", "high"),
+    [(200, 200, 0.98172, 1.0), (10, 0, 0.0, 0.30850), (100, 50, 0.39832, 0.60168), (0, 0, 0.0, 1.0)],
+)
+def test_intervals_are_clopper_and_pearsons(n: int, k: int, low: float, high: float) -> None:
+    assert confidence_interval(n, k) == pytest.approx((low, high), abs=1e-5)
+
+
+def test_a_curve_that_tells_all_apart_has_area_one_and_one_that_tells_nothing_a_half() -> None:
+    assert area(roc([0.0, 1.0], [2.0, 3.0])) == 1.0
+    assert area(roc([1.0, 2.0], [1.0, 2.0])) == 0.5
+    assert area(roc([2.0, 3.0], [0.0, 1.0])) == 0.0
+
+
+def test_the_original_looks_at_three_numbers_of_each_chunk() -> None:
+    for changes, by_paper, by_deployed in (
+        ({"exponent_mismatches": 39}, True, False),
+        ({"exponent_mismatches": 61}, True, True),
+        ({"mantissa_error_sum": 128 * 11}, True, False),
+        ({"mantissa_error_median": 41}, True, True),
+        ({"decoy_hits": 64, "leading_zeros": 127, "sign_mismatches": 60}, False, False),
+    ):
+        rows = [replace(ROW, chunks=(CHUNK, CHUNK._replace(**changes)))]
+        assert (PAPER.rejects(rows), DEPLOYED.rejects(rows)) == (by_paper, by_deployed)
+
+
+def test_unusual_chunks_convict_after_twelve_and_the_tokens_are_counted() -> None:
+    rows = [replace(ROW, chunks=(NOISY, NOISY)) for _ in range(8)]
+    assert tokens_needed(rows, BOUNDS) == 12 * 32
+    assert score_rows(rows, BOUNDS) == 16.0
+    assert find_checks(rows, BOUNDS) == ("exponent_mismatches",)
+    assert tokens_needed([ROW] * 8, BOUNDS) is None
+    broken = [ROW, replace(ROW, chunks=(), proof_problem="modulus")]
+    assert tokens_needed(broken, BOUNDS) == 96
+
+
+def test_a_rate_is_as_sure_as_its_rows_or_its_submissions_make_it() -> None:
+    forged = replace(ROW, chunks=(CHUNK._replace(leading_zeros=100),) * 2)
+    found = rate("forged", split([forged] * 80), BOUNDS)
+    assert (found.submissions, found.caught, found.rows_caught, found.tokens) == (10, 10, 80, 512)
+    assert found.interval[0] < 0.7
+    assert found.sure > 0.99999
+    assert (found.paper, found.deployed) == (0, 0)
+    quiet = rate("honest", split([ROW] * 80), BOUNDS)
+    assert (quiet.caught, quiet.checks, quiet.needed, quiet.sure) == (0, (), (), 0.0)
+    (_, line) = list_rates([found])
+    assert "| forged | 10 of 10 | > 99.999 % | 512 | 32, 32 | leading_zeros | 0.0% | 0.0% |" in line
+
+
+def test_curves_are_well_formed_pictures() -> None:
+    picture = ElementTree.fromstring(draw_roc("a < b", [("ours", [(0.0, 0.0), (0.01, 1.0), (1.0, 1.0)])]))
+    assert picture.tag.endswith("svg")
+    assert next(each.text for each in picture.iter() if each.tag.endswith("text")) == "a < b"
