@@ -6,7 +6,7 @@ The log's clock is the World's and the chain's is anvil's; both move only when a
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from integration.chain_parts import GAS, Anvil, Holder, anvil
 from ledger_world import NETWORK, RUN, STAKE, TOKEN, World
@@ -26,6 +26,7 @@ from prime_runtime.chain.contracts import Contracts, run_key
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 
+R = TypeVar("R", bound="Rig")
 SUPPLY = 10**6 * TOKEN
 EPOCH_S, WINDOW_S = 5, 100
 UNBONDING_S = 1_000_000
@@ -137,7 +138,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path) -> AsyncIterator[Rig]:
+async def rig(folder: Path, kind: type[R] = Rig) -> AsyncIterator[R]:  # type: ignore[assignment]
     """Contracts, a network on them, and a bank with all the tokens."""
     async with anvil(folder) as chain:
         world = World()
@@ -148,7 +149,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
         wanted = Wanted(NETWORK, UNBONDING_S, None, SUPPLY, world.id("bank"))
         contracts = await Deployer(chain.chain, wallet, files, wanted, lambda line: None).deploy()
         world.create_network(domain=contracts.domain)
-        made = Rig(folder, chain, world, contracts, files.read_deployment()["start_block"])
+        made = kind(folder, chain, world, contracts, files.read_deployment()["start_block"])
         made.holders["bank"] = await Holder.open(chain, contracts, world.key("bank"))
         try:
             yield made

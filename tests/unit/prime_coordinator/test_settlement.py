@@ -1,11 +1,132 @@
-"""Embedded settlement: the faucet gives once to each node, to so many nodes, and remembers across restarts."""
+"""Every settlement, held to the same claims; and what only the embedded one does: its faucet."""
 
-from ledger_world import NETWORK, World
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from integration.chain_parts import needs_anvil
+from ledger_world import HOUR_MS, NETWORK, STAKE, World
 
 from prime_coordinator.settlement import Settlement
 from prime_coordinator.settlement.embedded import EmbeddedSettlement
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.entries import Role
+from prime_protocol.entries import Outcome, Role
+
+# --- The same claims for all ------------------------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """A network with one kind of settlement, and the outside that goes with it."""
+
+    world: World
+
+    @property
+    def settlement(self) -> Settlement: ...
+
+    def restart(self) -> object: ...
+
+    async def settle(self) -> None:
+        """Let the outside and the books catch up."""
+        ...
+
+    async def bring(self, *names: str, role: Role) -> None:
+        """Register these, and bring a stake of theirs in from outside."""
+        ...
+
+
+class EmbeddedPlace:
+    """The faucet is the outside."""
+
+    def __init__(self) -> None:
+        self.world = founded()
+        self.restart()
+
+    def restart(self) -> object:
+        self.settlement = make(self.world, faucet_nano=STAKE, nodes_max=100)
+        return self.settlement
+
+    async def settle(self) -> None:
+        for order in await self.settlement.collect(self.world.state):
+            self.world.coordinate(order)
+
+    async def bring(self, *names: str, role: Role) -> None:
+        for name in names:
+            self.world.register(name, role)
+            for deposit in self.settlement.welcome(self.world.state, self.world.id(name)):
+                self.world.coordinate(deposit)
+            self.world.stake(name, name)
+
+
+@asynccontextmanager
+async def open_place(kind: str, folder: Path) -> AsyncIterator[Place]:
+    if kind == "embedded":
+        yield EmbeddedPlace()
+        return
+    from integration.chain_rig import Rig, rig
+
+    class ChainPlace(Rig):
+        async def bring(self, *names: str, role: Role) -> None:
+            await self.join(*names, role=role)
+
+    async with rig(folder, kind=ChainPlace) as made:
+        yield made
+
+
+KINDS = ["embedded", pytest.param("evm", marks=needs_anvil)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_came_in_counts_once_whatever_is_started_again(kind: str, tmp_path: Path) -> None:
+    async with open_place(kind, tmp_path) as place:
+        await place.bring("ann", role=Role.WORKER)
+        for _ in range(2):
+            await place.settle()
+            place.restart()
+        await place.settle()
+        assert place.world.state.books.deposited_nano == place.world.stake_of("ann") == STAKE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_comes_in_that_nobody_brought(kind: str, tmp_path: Path) -> None:
+    async with open_place(kind, tmp_path) as place:
+        await place.settle()
+        assert await place.settlement.collect(place.world.state) == []
+        assert place.world.state.books.deposited_nano == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_books_of_one_story_are_the_same_and_conserved(kind: str, tmp_path: Path) -> None:
+    """Stake, work, a slash that stands and one that is overturned: value is where the log's rules put it."""
+    async with open_place(kind, tmp_path) as place:
+        world = place.world
+        await place.bring("ann", "bob", role=Role.WORKER)
+        await place.bring(*(f"val-{number}" for number in range(6)), role=Role.VALIDATOR)
+        world.create_run(appeal_bond_nano=0, quorum=2)
+        world.publish()
+        guilty, wronged = world.convicted("ann", 0), world.convicted("bob", 1)
+        await place.settle()
+        world.appeal("bob", wronged)
+        world.agree(wronged, Outcome.ACCEPT)
+        world.overturn(wronged)
+        world.wait(2 * HOUR_MS)
+        world.execute(guilty)
+        await place.settle()
+        books = world.state.books
+        assert (world.stake_of("ann"), world.stake_of("bob")) == (STAKE - world.run.terms.slash_nano, STAKE)
+        assert (books.burned_nano, books.held_nano()) == (world.run.terms.slash_nano, 8 * STAKE - books.burned_nano)
+        assert books.is_conserved()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_it_says_what_it_is(kind: str, tmp_path: Path) -> None:
+    async with open_place(kind, tmp_path) as place:
+        assert place.settlement.describe()["kind"] == kind
+        place.settlement.hasten()
+
+
+# --- The faucet -------------------------------------------------------------------------------------------------------
 
 
 def make(world: World, **settings: int) -> EmbeddedSettlement:
@@ -46,8 +167,3 @@ def test_a_faucet_that_is_off_or_larger_than_the_books_gives_nothing() -> None:
     assert welcome(world, make(world, faucet_nano=0), "ann") == 0
     world.deposit("sponsor", 1)
     assert welcome(world, make(world, faucet_nano=AMOUNT_NANO_MAX), "bob") == 0
-
-
-async def test_nothing_comes_from_outside() -> None:
-    world = founded()
-    assert await make(world).collect(world.state) == []
