@@ -3,9 +3,9 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
-BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer
+BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer gas
 
-.PHONY: help demo test check sim fuzz chaos soak bench oracle clean attacks
+.PHONY: help demo test check sim fuzz contracts chaos soak bench oracle clean attacks
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -42,7 +42,16 @@ soak: $(READY)  ## the same for an hour, half of it on PostgreSQL and a bucket (
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services
 
-bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
+contracts: $(READY) contracts/node_modules/ready  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
+	cd contracts && sh tools/check.sh
+	CONTRACT_EXAMPLES=1000 .venv/bin/python -m pytest -q --timeout 3600 tests/contracts
+	.venv/bin/python bench/gas.py
+
+contracts/node_modules/ready: contracts/package.json contracts/package-lock.json
+	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+bench: $(READY) contracts/node_modules/ready .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
 	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with
@@ -69,4 +78,4 @@ $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.s
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .oracle .vllm .models tests/interop/node_modules .hypothesis .mypy_cache .ruff_cache .coverage
+	rm -rf .venv .oracle .vllm .models tests/interop/node_modules contracts/node_modules contracts/out contracts/.slither .hypothesis .mypy_cache .ruff_cache .coverage
