@@ -10,7 +10,7 @@ from prime_coordinator.home import Home
 from prime_coordinator.store import LISTED_MAX
 from prime_coordinator.uploads import file_key
 from prime_explorer.app import Explorer
-from prime_explorer.live import Attendance, Presence, RefusedFile, ServingNode
+from prime_explorer.live import Attendance, ChainAnchor, Presence, RefusedFile, ServingNode
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_runtime.clock import Clock
@@ -44,6 +44,9 @@ class DeskLive:
             checkpoint_step=found.checkpoint_step if found else None,
             last_beat_ms=found.beat_ms if found else None,
         )
+
+    def list_anchors(self) -> list[ChainAnchor] | None:
+        return [ChainAnchor(**row) for row in self._desk.settlement.describe().get("anchors", ())]
 
     def list_serving(self, run: RunId) -> list[ServingNode] | None:
         return [

@@ -87,3 +87,5 @@ FOUND_MAX = 20
 """Most results of a search."""
 
 CSV_ROWS_AT_ONCE = 1_000
+ANCHORS_SHOWN = 20
+"""Heads on the chain that the page of heads shows."""

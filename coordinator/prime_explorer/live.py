@@ -46,6 +46,17 @@ class RefusedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChainAnchor:
+    """A head of the log that a contract holds."""
+
+    run: str
+    size: int
+    root: str
+    block: int
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attendance:
     """How many nodes there are, by what was last heard of them."""
 
@@ -72,6 +83,10 @@ class Live(Protocol):
 
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
         """Newest first, of the last weeks."""
+        ...
+
+    def list_anchors(self) -> list[ChainAnchor] | None:
+        """Newest first."""
         ...
 
 
@@ -102,6 +117,9 @@ class NothingLive:
         return None
 
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
+        return None
+
+    def list_anchors(self) -> list[ChainAnchor] | None:
         return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from prime_explorer.asking import Ask
 from prime_explorer.attendance import Attendances
-from prime_explorer.constants import EVIDENCE_BYTES_READ, ROLLOUT_FILE_BYTES_SHOWN, STEPS_DRAWN
+from prime_explorer.constants import ANCHORS_SHOWN, EVIDENCE_BYTES_READ, ROLLOUT_FILE_BYTES_SHOWN, STEPS_DRAWN
 from prime_explorer.live import Live, Objects
 from prime_explorer.manifests import ManifestFacts, Manifests
 from prime_explorer.margins import Strip, read_chunks
@@ -225,7 +225,8 @@ async def show_heads(site: Site, ask: Ask) -> View:
     if old is not None and new is not None and old > new:
         raise RemoteError("old", f"is {old:,}, more than the newer head's {new:,}")
     view = await site.reader.ask(lambda db: entries.read_heads(db, before))
-    return replace(view, old=old, new=new)
+    anchors = tuple((site.live.list_anchors() or ())[:ANCHORS_SHOWN])
+    return replace(view, old=old, new=new, anchors=anchors)
 
 
 async def show_network(site: Site, ask: Ask) -> View:

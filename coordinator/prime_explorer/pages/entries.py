@@ -8,6 +8,7 @@ from typing import Any
 
 from prime_explorer.constants import ROWS
 from prime_explorer.folding import to_json
+from prime_explorer.live import ChainAnchor
 from prime_explorer.pages.tables import EntryRow, Rows, cut, read_rows
 from prime_explorer.reading import Db, as_row
 from prime_protocol.catalogue import list_subjects, read_letter
@@ -80,6 +81,8 @@ class HeadsView:
     is_key_given: bool
     """False: the key is the one that the log names itself."""
     chain_id: int
+    anchors: tuple[ChainAnchor, ...]
+    """Newest first, as far as a running coordinator has followed them."""
     old: int | None
     new: int | None
 
@@ -151,6 +154,7 @@ def read_heads(db: Db, before: int | None) -> HeadsView:
         log_key=facts.get("log_key", ""),
         is_key_given=bool(facts.get("is_key_given")),
         chain_id=facts.get("chain_id", 0),
+        anchors=(),
         old=None,
         new=None,
     )
