@@ -65,6 +65,7 @@ REPORT: dict[str, Any] = {
         "answered_ms_ago": 400,
         "activity": "working",
         "upgrade_by_ms": 0,
+        "is_outdated": False,
         "refusal": "",
     },
     "owner": {"hold": "", "stop": "", "is_paused": False, "paused_gpus": []},

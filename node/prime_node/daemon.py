@@ -43,6 +43,7 @@ from prime_node.memory_file import MemoryFile
 from prime_node.shelf import Shelf
 from prime_node.swarm import Swarm
 from prime_node.workshop import Workshop
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.entries import LeaseEnded, LeaseGranted
 from prime_protocol.errors import LocalError
 from prime_protocol.exchange import Refusal
@@ -85,6 +86,8 @@ class Daemon:
         """Why the last beat was refused, where it was."""
         self.upgrade_by_ms = 0
         """When the run begins to need a newer version than this; 0 where nothing is planned."""
+        self.is_outdated = False
+        """The run needs a newer version than this already."""
         self.idle_for = ""
         """Why the last request for work brought none."""
         self._holds: dict[str, str] = {}
@@ -264,8 +267,9 @@ class Daemon:
     def _note_reply(self, send: Send, event: Event) -> None:
         """What a reply says that only the owner wants to know."""
         match send.message, event:
-            case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=upgrade_by_ms)):
-                self.upgrade_by_ms, self.beat_refusal = upgrade_by_ms, None
+            case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=by_ms, version_min=version_min)):
+                self.upgrade_by_ms, self.beat_refusal = by_ms, None
+                self.is_outdated = version_min > PROTOCOL_VERSION
             case Heartbeat(), Refused(refusal=refusal):
                 self.beat_refusal = refusal
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):

@@ -16,8 +16,8 @@ def unit_name(name: str) -> str:
 
 
 def render_unit(program: Path, folder: Path) -> str:
-    """Restarted when it fails, for as long as it takes: a disk that is full or a port that is taken for an hour must not
-    need a human afterwards. Killed only after it had time to give back its work.
+    """Restarted when it fails, for as long as it takes: a disk that was full for an hour must need no human afterwards.
+    Killed only after it had time to give back its work.
     """
     command = " ".join(_quote(word) for word in (str(program), "start", "--folder", str(folder)))
     return f"""[Unit]

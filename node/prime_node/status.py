@@ -182,6 +182,7 @@ def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
         "answered_ms_ago": now_ms - max(answered) if answered else None,
         "activity": str(daemon.agent.activity) if daemon.agent else "idle",
         "upgrade_by_ms": daemon.upgrade_by_ms,
+        "is_outdated": daemon.is_outdated,
         "refusal": _refusal(daemon, now_ms),
     }
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from prime_runtime.wording import show_distance, show_moment, show_span
 
+OUTDATED = "this version is too old for the run: pip install --upgrade prime-swarm, then start it again"
 RESTARTS_SHOWN = 3
 """A part that began again less often has had a hiccup, not a trouble."""
 
@@ -49,6 +50,9 @@ def _version(report: dict[str, Any]) -> Iterator[str]:
     if by_ms > now_ms:
         when = f"{show_moment(by_ms)} UTC, {show_distance(by_ms, now_ms)}"
         yield f"this version works until {when}; then the run needs a newer one: pip install --upgrade prime-swarm"
+    if report["coordinator"]["is_outdated"] and report["books"] is None:
+        # A relay has no standing in the books to tell it by.
+        yield f"outdated: {OUTDATED}"
 
 
 def _standing(report: dict[str, Any]) -> Iterator[str]:
@@ -56,7 +60,7 @@ def _standing(report: dict[str, Any]) -> Iterator[str]:
     if books is None or books["works"] or report["owner"]["hold"]:
         return
     ways = {
-        "outdated": "this version is too old for the run: pip install --upgrade prime-swarm, then start it again",
+        "outdated": OUTDATED,
         "unstaked": "too little stands behind this node: prime-node stake",
         "banned": "the operator has banned this node",
         "undelegated": "its owner's delegation has ended: prime-node keys delegate, then start --delegation",
