@@ -31,6 +31,10 @@ HEADS_KEPT_MS = 24 * 3_600_000
 QUARANTINE_KEPT_MS = 30 * 24 * 3_600_000
 APPEND_LOCK = 0x7072696D65
 """Number of the lock that appending transactions share in PostgreSQL: "prime"."""
+SILENCE_MS_MAX = 20_000
+"""How long a PostgreSQL server may leave what was sent to it unacknowledged."""
+PROBES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
+"""Seconds of silence before an idle connection is probed, between probes, and how many may be lost."""
 LISTED_MAX = 1_000
 """Most rows of one answer."""
 
@@ -190,8 +194,23 @@ def open_log_store(url: str, password: Secret | None = None) -> LogStore:
     """Open the database, and make or renew its tables."""
     engine = open_engine(url, password)
     with explained(engine), engine.begin() as connection:
+        check_pages(connection)
         migrate(connection)
     return LogStore(engine)
+
+
+def check_pages(connection: Connection) -> None:
+    """Refuse a damaged SQLite file before anything is answered from it or added to it.
+
+    The log's own hashes vouch for the entries alone. A damaged index would hide some of them from listings, and a page
+    that fails only when it is written to would take with it what was acknowledged since the start.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    found = str(connection.execute(text("PRAGMA quick_check(1)")).scalar())
+    if found != "ok":
+        problem = " ".join(found.split())
+        raise LocalError(f"the database is damaged ({problem}): restore the newest backup into a new folder")
 
 
 def take_turn(connection: Connection) -> None:
@@ -246,9 +265,10 @@ def open_engine(url: str, password: Secret | None = None) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(parsed)
     parsed = parsed.set(drivername="postgresql+psycopg", password=password.reveal() if password else None)
-    # Whatever the server's default is: a commit is on disk when it returns.
-    durable = {"options": "-c synchronous_commit=on"}
-    return create_engine(parsed, connect_args=durable, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+    # Whatever the server's default is: a commit is on disk when it returns. A server that vanished without a word is
+    # noticed while nodes still wait for an answer, not when TCP gives up after a quarter of an hour.
+    ways = {"options": "-c synchronous_commit=on", "connect_timeout": 10, "tcp_user_timeout": SILENCE_MS_MAX, **PROBES}
+    return create_engine(parsed, connect_args=ways, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
 
 
 def _open_sqlite(url: URL) -> Engine:

@@ -1,5 +1,6 @@
 """The log in a database: append-only, found by what it speaks of, and brought to the present from every old version."""
 
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -125,6 +126,25 @@ async def test_a_database_that_is_gone_is_named_without_its_password() -> None:
         open_log_store("postgresql://prime:hunter2hunter2@127.0.0.1:1/none?connect_timeout=1")
     assert "127.0.0.1:1/none" in str(error.value)
     assert "hunter2" not in str(error.value)
+
+
+async def test_a_damaged_page_is_refused_at_the_start_wherever_it_is(tmp_path: Path) -> None:
+    """One that the log's own hashes do not vouch for: listings would have lost rows in silence."""
+    world, _ = written_world()
+    path = tmp_path / "log.db"
+    store = open_log_store(f"sqlite:///{path}")
+    await store.append(0, world.leaves, [make_card(leaf) for leaf in world.leaves])
+    store.close()
+    with sqlite3.connect(path) as database:
+        (page,) = database.execute("select rootpage from sqlite_master where name = 'entries_by_kind'").fetchone()
+        (size,) = database.execute("pragma page_size").fetchone()
+        database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+    raw = bytearray(path.read_bytes())
+    raw[(page - 1) * size + 8] ^= 0x40
+    path.write_bytes(raw)
+    with pytest.raises(LocalError, match=r"damaged .* restore the newest backup"):
+        open_log_store(f"sqlite:///{path}")
 
 
 # --- Migrations -----------------------------------------------------------------------------------------------------
