@@ -27,7 +27,7 @@ from digit_runs import Digits, make_learner, make_warm_start
 from prime_trainer.harvest import Delivery, make_batch
 from prime_trainer.train_config import AdvantageConfig
 
-COLUMNS = (1, 20, 40, 60, 80, 100, 120, 140, 160)
+COLUMNS = (1, 10, 20, 40, 60, 80, 100, 120, 140, 160)
 WINDOW = 5
 """Steps that a shown reward is the mean of."""
 COLOURS = ("#1b6ca8", "#2a9d5c", "#c9a227", "#d1495b", "#5b3a8c", "#333333")
