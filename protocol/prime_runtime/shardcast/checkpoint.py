@@ -119,9 +119,9 @@ def compare_names(wanted: Iterable[str], found: Iterable[str]) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """One file under two names where the file system can, else two files."""
+    """One file under two names where the file system can, else two files. Never a link to a link: it may lead away."""
     target.unlink(missing_ok=True)
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)

@@ -6,6 +6,7 @@ would keep a node waiting: there it is only looked whether there is room, and `b
 
 import os
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from prime_protocol.errors import LocalError
 
@@ -22,10 +23,19 @@ def is_in_memory(folder: Path) -> bool:
     return any(line.split()[2] == wanted and " - tmpfs " in line for line in lines)
 
 
+def open_plain(path: Path, mode: str) -> BinaryIO:
+    """The file itself, and OSError where a symbolic link is in its place.
+
+    A folder of weights may be shared with others on the machine. What one of them links to must be neither sent to
+    strangers nor written over.
+    """
+    return cast(BinaryIO, open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)))
+
+
 def allocate(path: Path, size: int) -> None:
     """A file of this size, of zeros. LocalError: there is no room for it."""
     try:
-        with path.open("wb") as file:
+        with open_plain(path, "wb") as file:
             if not is_in_memory(path.parent):
                 os.posix_fallocate(file.fileno(), 0, size)
             elif count_free_bytes(path.parent) >= size:
@@ -39,7 +49,7 @@ def allocate(path: Path, size: int) -> None:
 
 def back(path: Path, offset: int, length: int) -> None:
     """Make sure that this part of a file can be written; OSError where it cannot. Again costs next to nothing."""
-    with path.open("r+b") as file:
+    with open_plain(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), offset, length)
 
 

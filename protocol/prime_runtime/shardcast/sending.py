@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from aiohttp import web
 
 from prime_runtime.clock import Clock
+from prime_runtime.shardcast.room import open_plain
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class ShardResponse(web.StreamResponse):
         if self.prepared:
             return None  # aiohttp prepares again what a handler returns; it has been sent
         # Opened here and not by the caller: a version removed in between is a plain error of this request.
-        with self._path.open("rb") as file:
+        with open_plain(self._path, "rb") as file:
             writer = None
             try:
                 writer = await super().prepare(request)

@@ -19,7 +19,7 @@ from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.checkpoint import MappedCheckpoint, describe, link_or_copy
-from prime_runtime.shardcast.room import allocate, back
+from prime_runtime.shardcast.room import allocate, back, open_plain
 from prime_runtime.shardcast.seeding import advertise
 
 MADV_POPULATE_WRITE = 23
@@ -191,14 +191,14 @@ class Stock:
         if file not in self._maps:
             path = self.folder / self.manifest.files[file].name
             # What is whole may be linked to files that are not ours to write.
-            with path.open("rb" if self.is_complete else "r+b") as opened:
+            with open_plain(path, "rb" if self.is_complete else "r+b") as opened:
                 access = mmap.ACCESS_READ if self.is_complete else mmap.ACCESS_WRITE
                 self._maps[file] = mmap.mmap(opened.fileno(), 0, access=access)
         return self._maps[file]
 
     def _save(self) -> None:
         """In place: a bitmap torn by a power cut is caught by `recheck`, like any other damage."""
-        fd = os.open(self.folder / HELD_NAME, os.O_WRONLY | os.O_CREAT, 0o644)
+        fd = os.open(self.folder / HELD_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             os.pwrite(fd, encode_bitmap(self.held, self.shards), 0)
         finally:

@@ -11,6 +11,7 @@ from shard_hosts import NETWORK, RUN, TRAINER, ShardHost, change, make_key, make
 
 from prime_protocol.errors import LocalError
 from prime_protocol.manifest import Kind
+from prime_runtime.shardcast.room import allocate
 from prime_runtime.shardcast.store import ShardStore
 
 
@@ -165,3 +166,34 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="cannot use the folder"):
         open_store(tmp_path / "file" / "store")
+
+
+async def test_a_link_in_the_place_of_a_file_is_neither_read_nor_written(origin: ShardHost, tmp_path: Path) -> None:
+    """Others on the machine may share a folder of weights; what they link to is not ours to send or to change."""
+    checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
+    (signed,) = origin.publish(checkpoint, 0)
+    place = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    secret, text = tmp_path / "key", b"s" * place.stat().st_size
+    secret.write_bytes(text)
+    place.unlink()
+    place.symlink_to(secret)
+    stock = open_store(origin.store.folder).stocks[signed.digest]
+    with pytest.raises(OSError, match="symbolic links"):
+        [stock.is_right(index) for index in range(stock.shards)]
+    with pytest.raises(LocalError, match="no room"):
+        allocate(place, 100)
+    assert secret.read_bytes() == text
+    assert not place.exists(), "the link is gone, and what it led to is as it was"
+
+
+async def test_a_checkpoint_of_links_is_published_as_the_files_they_lead_to(origin: ShardHost, tmp_path: Path) -> None:
+    """As the cache of a model hub keeps them."""
+    real = write_checkpoint(tmp_path / "blobs", make_tensors(1))
+    linked = tmp_path / "snapshot"
+    linked.mkdir()
+    for path in real.iterdir():
+        (linked / path.name).symlink_to(path)
+    (signed,) = origin.publish(linked, 0)
+    stock = origin.store.stocks[signed.digest]
+    assert all(stock.is_right(index) for index in range(stock.shards))
+    assert not any(path.is_symlink() for path in stock.files())
