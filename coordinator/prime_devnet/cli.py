@@ -17,6 +17,7 @@ FOLDER = "prime-devnet"
 
 def make_parser() -> argparse.ArgumentParser:
     from prime_devnet.cheats import CHEATS
+    from prime_devnet.recipe import SLOTS
 
     parser = argparse.ArgumentParser(
         prog="prime-coordinator devnet",
@@ -41,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="train this instead of the tiny model: a folder, or `recurrent` for a tiny one without attention",
     )
     parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+    parser.add_argument("--slots", type=int, default=SLOTS, help=f"tasks of a step, 16 answers each (default {SLOTS})")
     parser.add_argument("--seed", type=int, default=0, help="of the tiny model (default 0)")
     parser.add_argument(
         "--folder", type=Path, help="where everybody's files go; default: one that is removed at the end"
@@ -55,8 +57,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
     parser = make_parser()
     args = parser.parse_args(argv)
-    if args.nodes < 1 or args.validators < 2 or args.cheaters < 0 or args.steps < 1:
-        parser.error("there must be at least 1 worker, 2 validators (one for an appeal) and 1 step")
+    if args.nodes < 1 or args.validators < 2 or args.cheaters < 0 or min(args.steps, args.slots) < 1:
+        parser.error("there must be at least 1 worker, 2 validators (one for an appeal), 1 step and 1 slot")
     args.attack = tuple(args.attack.split(","))
     if unknown := set(args.attack) - CHEATS.keys():
         parser.error(f"no attack is called {sorted(unknown)[0]!r}; there are {', '.join(sorted(CHEATS))}")
@@ -104,6 +106,7 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         cheaters=args.cheaters,
         attacks=args.attack,
         steps=args.steps,
+        slots=args.slots,
         model=None if is_recurrent else args.model,
         is_recurrent=is_recurrent,
         limit_s=args.limit_s,

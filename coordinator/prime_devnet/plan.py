@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from prime_devnet.recipe import SLOTS
+
 RUN = "demo"
 PASSWORD_NAME = "password"
 RECURRENT = "recurrent"
@@ -40,6 +42,7 @@ class Plan:
     attacks: tuple[str, ...] = ("answer-sheet",)
     """How cheaters cheat, in turn."""
     steps: int = 60
+    slots: int = SLOTS
     model: Path | None = None
     """A model folder to begin with instead of the tiny one."""
     is_recurrent: bool = False

@@ -36,7 +36,7 @@ def run_words(plan: Plan, model: Path, trainer: str) -> tuple[str, ...]:
         "model": model.name,
         "model_config": model,
         "task_set": recipe.TASK_SET,
-        "slots_per_step": recipe.SLOTS,
+        "slots_per_step": plan.slots,
         "samples_per_slot": recipe.SAMPLES,
         "prompt_tokens_max": recipe.PROMPT_TOKENS,
         "output_tokens_max": recipe.OUTPUT_TOKENS,
@@ -65,6 +65,7 @@ def trainer_words(plan: Plan, url: str, coordinator: str, model: Path) -> tuple[
         "shard_bytes": SHARD_BYTES,
         "optimizer.decay_steps": plan.steps,
         **recipe.TRAINER,
+        "batch.groups": plan.slots,
     }
     return ("prime-trainer", "start", *flags(settings))
 
