@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
-BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer gas
+BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer gas load
 
 .PHONY: help demo test check sim fuzz contracts chaos soak bench oracle clean attacks
 
