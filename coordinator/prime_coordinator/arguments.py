@@ -234,6 +234,11 @@ def _add_chain(commands: Group) -> None:
     text = "what the chain says of the network's contracts and runs"
     status = _command(actions, "status", "chain:status", text, calls=True)
     status.add_argument("--run", action="append", metavar="NAME", help="only this run. Default: all.")
+    fund = _command(actions, "fund", "chain:fund", "put tokens of a wallet into a run's pool", calls=True)
+    fund.add_argument("run", metavar="NAME")
+    fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    fund.add_argument("--key", type=Path, required=True, help="keystore file of the wallet; not the coordinator's")
+    fund.add_argument("--key-password-file", type=Path, required=True, help="file whose first line is its password")
     _command(actions, "anchor", "chain:anchor", "bring the log's head to the chain now, before its epoch", calls=True)
 
 

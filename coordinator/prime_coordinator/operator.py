@@ -14,6 +14,7 @@ from prime_coordinator.desk import Desk
 from prime_coordinator.questions import QUESTIONS
 from prime_coordinator.rows import to_plain
 from prime_protocol.codec import Size
+from prime_protocol.entries import Deposited
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.exchange import Endpoint, RefusalCode
@@ -52,6 +53,9 @@ class Told:
 class Hasten:
     """Operator: bring the log's head to where value is kept now, not when its epoch ends."""
 
+    size: Uint = 0
+    """Entries that it has to cover at least."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hastened:
@@ -89,8 +93,10 @@ def answer_with(desk: Desk) -> Callable[[Caller, Asked], Awaitable[Told]]:
 
 
 def hasten_with(desk: Desk) -> Callable[[Caller, Hasten], Awaitable[Hastened]]:
-    async def hasten(caller: Caller, _: Hasten) -> Hastened:
+    async def hasten(caller: Caller, wanted: Hasten) -> Hastened:
         check_operator(desk, caller)
+        if wanted.size > desk.core.state.size:
+            raise RemoteError("size", f"is {wanted.size}, the log has {desk.core.state.size} entries")
         desk.settlement.hasten()
         return Hastened(size=desk.core.state.size)
 
@@ -104,6 +110,8 @@ def order_with(desk: Desk, kind: type) -> Callable[[Caller, Any], Awaitable[Logg
         check_operator(desk, caller)
         if (caller.run is not None) != needs_run:
             raise RemoteError("Letter.run", "is missing" if needs_run else "must not be given")
+        if kind is Deposited and desk.config.settlement.is_evm:
+            raise RemoteError("Deposited", "is for value that is in the log alone; here it comes in over the chain")
         try:
             return desk.core.order(entry, caller.run, desk.now_ms())
         finally:

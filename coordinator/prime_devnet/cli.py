@@ -47,6 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder", type=Path, help="where everybody's files go; default: one that is removed at the end"
     )
+    parser.add_argument(
+        "--settlement", choices=("embedded", "evm"), default="embedded", help="who holds the value: the log, or a chain"
+    )
     parser.add_argument("--limit-s", type=int, default=900, help="give up after so many seconds (default 900)")
     parser.add_argument("--exit", action="store_true", help="end when all is done, with a line for scripts")
     return parser
@@ -109,6 +112,7 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         slots=args.slots,
         model=None if is_recurrent else args.model,
         is_recurrent=is_recurrent,
+        settles_on_chain=args.settlement == "evm",
         limit_s=args.limit_s,
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -118,7 +122,7 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         stack.push_async_callback(devnet.stop)
         summary = await play(devnet)
         screen.close()
-        for line in describe(summary):
+        for line in [*describe(summary), *await devnet.tell_chain()]:
             screen.say(line)
         failures = list(list_failures(summary))
         for failure in failures:

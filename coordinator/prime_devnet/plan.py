@@ -47,6 +47,8 @@ class Plan:
     """A model folder to begin with instead of the tiny one."""
     is_recurrent: bool = False
     """Whether the tiny one is the recurrent one."""
+    settles_on_chain: bool = False
+    """Stake and pay are held by contracts on a chain of this machine."""
     limit_s: int = 900
     """When a network that does not get there is given up."""
 

@@ -17,6 +17,7 @@ from prime_coordinator.books_check import check_log
 from prime_coordinator.uploads import file_key
 from prime_devnet import recipe
 from prime_devnet.cheating_child import write_interpreter
+from prime_devnet.on_chain import STAKED, OnChain
 from prime_devnet.outcome import Story, read_story
 from prime_devnet.plan import (
     NODE_PARTS,
@@ -44,6 +45,8 @@ from prime_runtime.mirror import read_head, read_leaves, read_tile
 LOOK_S = 1.0
 UP_S = 60.0
 """How long a party may take until it can be talked to."""
+JOIN_S = 300.0
+"""How long a node may take until it has joined: engines are loaded before, all on this machine."""
 SETTLE_S = 20.0
 """How long slashes and audits that are open at the end may take."""
 
@@ -64,6 +67,7 @@ class Devnet:
     url: str = ""
     running: list[Running] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)
+    chain: OnChain | None = None
 
     # --- Setting up -------------------------------------------------------------------------------------------------
 
@@ -75,7 +79,11 @@ class Devnet:
             raise LocalError(f"{plan.folder} is not empty; name another folder")
         password_file(plan).write_text(secrets.token_urlsafe(24) + "\n")
         password_file(plan).chmod(0o600)
-        await self._do("coordinator-init", *coordinator_words(plan))
+        if plan.settles_on_chain:
+            self.chain = OnChain(plan, self._do)
+            await self.chain.start(self._start)
+        on_chain = self.chain.init_words() if self.chain else []
+        await self._do("coordinator-init", *coordinator_words(plan), *on_chain)
         key = plan.folder / "trainer.key"
         await self._do("keys", "prime-node", "keys", "new", "--out", str(key), *self._password)
         return plan.model or await self._warm_up()
@@ -113,9 +121,12 @@ class Devnet:
         await self._start(Party(name="coordinator", part=Part.COORDINATOR, words=words, folder=folder))
         self.url = await self._until_listening(folder / "lock")
         await self._do("run-create", *run_words(plan, model, str(self.read_trainer())))
-        await self._operate("deposit", "deposit", "coordinator", "100000", "--reference", "devnet")
-        await self._operate("fund", "run", "fund", RUN, "100000")
         identity = await self._ask_identity()
+        if self.chain:
+            await self.chain.fund()
+        else:
+            await self._operate("deposit", "deposit", "coordinator", "100000", "--reference", "devnet")
+            await self._operate("fund", "run", "fund", RUN, "100000")
         for name, part_words in (
             ("origin", origin_words(plan, self.url, identity)),
             ("trainer", trainer_words(plan, self.url, identity, model)),
@@ -125,6 +136,19 @@ class Devnet:
             if party.part is Part.CHEATER:
                 write_interpreter(interpreter_path(plan, party.name), attack_of(plan, party.name))
             await self._start(party)
+        if self.chain:
+            await self._stake_all(self.chain)
+
+    async def _stake_all(self, chain: OnChain) -> None:
+        """Each node's owner puts stake into the vault, once the node has joined."""
+        for each in [each for each in self.running if each.party.part in STAKED]:
+            folder = each.party.folder
+            await self._until(each, lambda folder=folder: (folder / "run.json").exists(), "has joined", JOIN_S)  # type: ignore[misc]
+            await chain.stake(each.party, read_address(folder / "key.json"))
+
+    async def tell_chain(self) -> list[str]:
+        """What the chain says in the end; nothing where there is none."""
+        return await self.chain.tell(self.running) if self.chain else []
 
     async def watch(self) -> Look:
         """Until the trainer has made its last step; PartyFailed where anybody ended before."""
@@ -191,15 +215,20 @@ class Devnet:
         self.running.append(await Running.start(party, self.variables))
 
     async def _until_listening(self, lock: Path) -> str:
-        coordinator = self.running[0]
-        deadline_s = time.monotonic() + UP_S
+        def find_url() -> object:
+            return read_facts(lock).get("url") if lock.exists() else None
+
+        await self._until(self.running[-1], lambda: bool(find_url()), "listens")
+        return str(find_url())
+
+    async def _until(self, party: Running, is_so: Callable[[], bool], what: str, limit_s: float = UP_S) -> None:
+        deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
-            coordinator.check()
-            url = read_facts(lock).get("url") if lock.exists() else None
-            if url:
-                return str(url)
+            party.check()
+            if is_so():
+                return
             await asyncio.sleep(0.05)
-        raise PartyFailed(f"the coordinator does not listen after {UP_S:.0f} s; see {coordinator.party.log}")
+        raise PartyFailed(f"not so after {limit_s:.0f} s: {party.party.name} {what}; see {party.party.log}")
 
     async def _ask_identity(self) -> str:
         async with aiohttp.ClientSession() as session:

@@ -15,7 +15,7 @@ def coordinator_words(plan: Plan) -> tuple[str, ...]:
     settings = {
         "network": NETWORK,
         "listen.port": 0,
-        "faucet.amount_nano": recipe.FAUCET,
+        "faucet.amount_nano": 0 if plan.settles_on_chain else recipe.FAUCET,
         "tempo.beat_ms": recipe.BEAT_MS,
         "tempo.head_ms": recipe.HEAD_MS,
         "tempo.tick_ms": recipe.TICK_MS,
@@ -43,7 +43,7 @@ def run_words(plan: Plan, model: Path, trainer: str) -> tuple[str, ...]:
         "lag_max": recipe.LAG_MAX,
         "stake_min_nano": recipe.STAKE,
         "slash_nano": recipe.SLASH,
-        "appeal_bond_nano": recipe.BOND,
+        "appeal_bond_nano": 0 if plan.settles_on_chain else recipe.BOND,
         "step_budget_nano": recipe.BUDGET,
         "verdict_ms": recipe.VERDICT_MS,
         "appeal_ms": recipe.APPEAL_MS,

@@ -19,9 +19,10 @@ from prime_node.outcomes import Outcomes
 from prime_node.shelf import Shelf
 from prime_node.swarm import Swarm
 from prime_node.worker import Worker
-from prime_protocol.entries import LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
+from prime_protocol.entries import Appealed, LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.receipts import receipt_id
+from prime_protocol.typed_data import EMBEDDED
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
 from prime_runtime.sandbox import Sandbox
@@ -45,6 +46,7 @@ class Workshop:
     ) -> None:
         home, server, run = Home(config.folder), config.server, config.run_id
         self._run = run
+        self._settles_on_chain = config.signing_domain != EMBEDDED
         self._clock = clock
         self._swarm = swarm
         self._shelf = shelf
@@ -123,6 +125,9 @@ class Workshop:
                 piece = self.journal.of_lease(self._run, lease)
                 if piece is not None:
                     self.journal.advance(piece, PieceState.GIVEN_BACK, self._clock.now_ms(), reason=reason)
+            case Appealed(submission=name) if is_logged and self._settles_on_chain:
+                # The court on the chain takes no appeal from here: its bond is the owner's to give.
+                log.warning("the slash of %s is appealed in the log; on the chain: prime-node appeal %s", name, name)
             case NodeRegistered() | Staked():
                 self.outcomes.expect_news()
 

@@ -62,6 +62,14 @@ class Network:
     async def operate(self, *words: str) -> int:
         return await asyncio.to_thread(coordinate, [*words, "--folder", str(self.process.config.folder)])
 
+    async def fund(self) -> None:
+        """By the command, from the bank's wallet."""
+        keystore, password = self.folder / "bank.json", self.folder / "operator.password"
+        cheap = encrypt_key(self.bank.key, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2)
+        write_private(keystore, cheap)
+        words = ["chain", "fund", RUN, str(FUND // TOKEN), "--key", str(keystore)]
+        assert await self.operate(*words, "--key-password-file", str(password)) == 0
+
     async def join(self, name: str, role: Role) -> Party:
         """Register, be given gas and tokens, and stake with the command."""
         made = self.people[name] = await self.meet(name)
@@ -167,10 +175,8 @@ async def network(folder: Path) -> AsyncIterator[tuple[Network, asyncio.Event]]:
         mining = asyncio.create_task(keep_mining(chain, is_up))
         stack.callback(mining.cancel)
         made = Network(folder, chain, process, contracts, stack, holder)
-        at = contracts
         await until("the run on the chain", lambda: _is_known(made))
-        await holder.wallet.do("approval", at.token, "approve", at.pool.address, FUND)
-        await holder.wallet.do("fund", at.pool, "fund", run_key(RUN), FUND)
+        await made.fund()
         yield made, is_up
 
 

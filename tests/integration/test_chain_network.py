@@ -11,7 +11,6 @@ from integration.coordinator_parts import Party, publish, terms, until_beacon, u
 from ledger_world import SLASH, STAKE
 
 from prime_coordinator.settlement.posting import SlashPhase
-from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
 from prime_protocol.ids import Digest
 from prime_protocol.messages import Purpose
@@ -53,8 +52,6 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         ann = await made.join("ann", Role.WORKER)
         for name in JUDGES:
             await made.join(name, Role.VALIDATOR)
-        sponsor = await made.meet("bank")
-        await sponsor.write(e.RunFunded(amount_nano=500 * 10**9))
         trainer = await made.meet("trainer")
         root = (await publish(trainer, 0)).root
 
@@ -113,7 +110,9 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         await made.chain.pass_time(UNBONDING_S)
         assert await made.command("ann", "withdraw") == 0
         assert await tokens(made, ann) == paid + STAKE
+        assert await made.operate("chain", "anchor") == 0
         assert await made.operate("chain", "status") == 0
+        assert await made.operate("deposit", "coordinator", "5", "--reference", "out of nothing") == 1
 
 
 def rewrite_url(made: Network, name: str) -> None:

@@ -36,6 +36,10 @@ class ChainFiles:
     def deployment(self) -> Path:
         return self._folder / "deployment.json"
 
+    def purse(self, account: NodeId) -> Path:
+        """Transactions of another wallet that a command has sent from here."""
+        return self._folder / f"{account}.json"
+
     def read_followed(self, start_block: int) -> Followed:
         """From the deployment on where there is none, or none that can be read."""
         try:

@@ -83,7 +83,18 @@ class ChainDesk:
         place = told.index - mined.first_event
         reference = deposit_reference(at.chain_id, at.vault.address, mined.transaction, place)
         await self._until_logged(reference)
-        await self._log(Staked(node=self._node, amount_nano=amount_nano), "they are staked")
+        await self._stake(amount_nano)
+
+    async def _stake(self, amount_nano: int) -> None:
+        """In the log. A node that runs stakes its own balance by itself, and may have been quicker."""
+        try:
+            index = await send(self._config, self._owner, Staked(node=self._node, amount_nano=amount_nano))
+        except Refused as error:
+            if (await ask(self._config, self._node))["stake_nano"] < amount_nano:
+                raise LocalError(f"the log refuses the stake: {error.refusal.problem}. See: prime-node stake") from None
+            self._say("the node has staked them itself")
+            return
+        self._say(f"they are staked (entry {index} of the log)")
 
     async def _bind(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
         """An owner's first stake behind another key needs that key's consent."""

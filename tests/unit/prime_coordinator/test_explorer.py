@@ -85,3 +85,12 @@ async def test_a_model_without_its_files_is_named_at_the_start(desk: SmallDesk, 
         open_models((tmp_path,))
     explorer = make_explorer(desk, Board(Random(1), now_ms=0), open_store(str(tmp_path / "objects")), SystemClock())
     explorer.close()
+
+
+async def test_anchors_are_those_that_settlement_has_followed(desk: SmallDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = DeskLive(desk, Board(Random(1), now_ms=0))
+    assert live.list_anchors() == []
+    row = {"run": "0x01", "size": 7, "root": "0x02", "block": 9, "transaction": "0x03"}
+    monkeypatch.setattr(desk.settlement, "describe", lambda: {"kind": "evm", "anchors": [row]})
+    (anchor,) = live.list_anchors() or []
+    assert (anchor.size, anchor.block) == (7, 9)

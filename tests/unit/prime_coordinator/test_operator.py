@@ -14,10 +14,12 @@ from small_desk import SmallDesk
 from prime_coordinator.core import ORDERS
 from prime_coordinator.operator import (
     ASK,
+    HASTEN,
     OPERATOR_ENDPOINTS,
     ORDER_ENDPOINTS,
     Asked,
     Given,
+    Hasten,
     add_operator_routes,
 )
 from prime_protocol.entries import Deposited, NodeStatus, NodeStatusSet, RunCreated, RunStatus, RunStatusSet
@@ -119,3 +121,21 @@ async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
             assert refused.value.refusal.field == field
     assert [row["node"] for row in page["rows"]] == [str(world.id("ann"))]
     assert page["next"] == "1"
+
+
+@pytest.mark.parametrize(("name", "is_heard"), [("coordinator", True), ("ann", False)])
+async def test_the_operator_may_hasten_settlement_and_nobody_else(
+    tmp_path: Path, name: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.started()
+    hastened: list[int] = []
+    async with called_by(name, world, tmp_path) as (client, server, desk):
+        monkeypatch.setattr(desk.settlement, "hasten", lambda: hastened.append(world.state.size))
+        for size in (0, world.state.size + 1):
+            try:
+                answer = await client.call(server, HASTEN, Hasten(size=size))
+                assert answer.message.size == world.state.size
+            except Refused as refused:
+                expected = RefusalCode.CONFLICT if is_heard else RefusalCode.FORBIDDEN
+                assert refused.refusal.code is expected
+    assert hastened == ([world.state.size] if is_heard else [])

@@ -1,0 +1,169 @@
+"""A devnet that settles on a chain of its own: a real anvil, the contracts on it, and play money for everybody.
+
+What an operator and a contributor would type is run as their commands; the bank, which nobody has, is in this file.
+"""
+
+import asyncio
+import secrets
+import shutil
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_devnet import recipe
+from prime_devnet.plan import RUN, Part, Party, Plan, coordinator_folder, password_file
+from prime_devnet.processes import Running
+from prime_devnet.settings import NETWORK, flags
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import NodeId
+from prime_protocol.signing import WalletKey, checksum_address
+from prime_runtime import key_file
+from prime_runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from prime_runtime.chain.contracts import Contracts
+    from prime_runtime.chain.wallet import Wallet
+
+ANVIL = "anvil"
+SUPPLY_TOKENS, POOL_TOKENS, GIFT_TOKENS = 10_000_000, 100_000, 1_000
+GAS_WEI = 10**18
+STAKED = (Part.VALIDATOR, Part.WORKER, Part.CHEATER)
+SETTLEMENT = {
+    "settlement.kind": "evm",
+    "settlement.confirmations": 1,
+    "settlement.poll_ms": 500,
+    "settlement.epoch_ms": 5_000,
+    "settlement.payout_delay_ms": 0,
+    "settlement.slash_window_ms": 3_600_000,
+}
+TRY_S, TRIES = 0.25, 240
+Do = Callable[..., Awaitable[str]]
+
+
+def find_anvil() -> Path:
+    """In a checkout's contracts folder, else on the PATH."""
+    here = Path(__file__).parents[2] / "contracts" / "node_modules" / ".bin" / ANVIL
+    found = str(here) if here.exists() else shutil.which(ANVIL)
+    if found is None:
+        raise LocalError(
+            "settling on a chain needs anvil: run `npm ci --ignore-scripts` in contracts/, or put Foundry's on the PATH"
+        )
+    return Path(found)
+
+
+class ChainParty(Party):
+    """A program that is not ours."""
+
+    @property
+    def command(self) -> list[str]:
+        return list(self.words)
+
+
+@dataclass(slots=True)
+class OnChain:
+    """The chain's side of one devnet."""
+
+    plan: Plan
+    do: Do
+    """Runs a short command: a name for its log, then its words."""
+    rpc: str = ""
+    bank: WalletKey = field(default_factory=lambda: WalletKey.from_secret(secrets.token_bytes(32)))
+
+    async def start(self, start: Callable[[Party], Awaitable[None]]) -> None:
+        """Anvil and the contracts, before there is a network."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.rpc = f"http://127.0.0.1:{port}"
+        folder = self.plan.folder / "chain"
+        words = (str(find_anvil()), "--host", "127.0.0.1", "--port", str(port), "--block-time", "1", "--silent")
+        state = ("--state", str(self.plan.folder / "chain.json"), "--state-interval", "5")
+        await start(ChainParty(name="chain", part=Part.COORDINATOR, words=(*words, *state), folder=folder))
+        home = coordinator_folder(self.plan)
+        home.mkdir(mode=0o700, parents=True)
+        password = password_file(self.plan).read_text().strip()
+        key = await asyncio.to_thread(key_file.create, home / "key.json", password, secrets.token_bytes)
+        for account in (key.node, self.bank.node):
+            await self._give_gas(account)
+        deploy = (
+            "prime-coordinator",
+            "chain",
+            "deploy",
+            "--folder",
+            str(home),
+            "--network",
+            NETWORK,
+            "--rpc",
+            self.rpc,
+        )
+        made = ("--test-token", str(SUPPLY_TOKENS), "--test-token-to", str(self.bank.node))
+        await self.do("chain-deploy", *deploy, *made, "--password-file", str(password_file(self.plan)))
+
+    def init_words(self) -> list[str]:
+        return flags({**SETTLEMENT, "settlement.rpc": self.rpc})
+
+    async def fund(self) -> None:
+        """The bank pays into the run's pool."""
+        path = self.plan.folder / "bank.key"
+        password = password_file(self.plan)
+        await asyncio.to_thread(key_file.write, path, self.bank, password.read_text().strip(), secrets.token_bytes)
+        words = ("chain", "fund", RUN, str(POOL_TOKENS), "--folder", str(coordinator_folder(self.plan)))
+        key = ("--key", str(path), "--key-password-file", str(password))
+        await self.do("chain-fund", "prime-coordinator", *words, *key)
+
+    async def stake(self, party: Party, node: NodeId) -> None:
+        """Gas and tokens for a node that has joined, and its owner's command."""
+        await self._give_gas(node)
+        async with self._banking() as (wallet, at):
+            await wallet.do("gift", at.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
+        amount = str(recipe.STAKE // recipe.TOKEN)
+        words = ("stake", "add", amount, "--folder", str(party.folder), "--rpc", self.rpc)
+        await self.do(f"{party.name}-stake", "prime-node", *words)
+
+    async def tell(self, running: list[Running]) -> list[str]:
+        """At the end: the workers claim what they earned, and the chain's own words."""
+        lines = []
+        for each in running:
+            if each.party.part is Part.WORKER:
+                words = ("claim", "--folder", str(each.party.folder), "--rpc", self.rpc)
+                text = await self.do(f"{each.party.name}-claim", "prime-node", *words)
+                lines.append(f"{each.party.name}: {text.splitlines()[0]}")
+        status = ("chain", "status", "--folder", str(coordinator_folder(self.plan)))
+        return [*lines, *(await self.do("chain-status", "prime-coordinator", *status)).splitlines()]
+
+    @asynccontextmanager
+    async def _banking(self) -> AsyncIterator[tuple["Wallet", "Contracts"]]:
+        """The bank's account, for a few transactions."""
+        from prime_runtime.chain.caps import GasConfig
+        from prime_runtime.chain.client import Chain
+        from prime_runtime.chain.contracts import find_contracts
+        from prime_runtime.chain.wallet import Wallet
+
+        made = ChainFiles(coordinator_folder(self.plan)).read_deployment()
+        chain = Chain(self.rpc)
+        try:
+            contracts = await find_contracts(chain, NodeId.parse(made["Court"]))
+            yield Wallet(chain, self.bank, SystemClock(), gas=GasConfig()), contracts
+        finally:
+            await chain.close()
+
+    async def _give_gas(self, account: NodeId) -> None:
+        from prime_runtime.chain.client import Chain
+        from prime_runtime.chain.errors import ChainAway
+
+        chain = Chain(self.rpc)
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    await chain.ask("anvil_setBalance", checksum_address(account), hex(GAS_WEI))
+                    return
+                except ChainAway:
+                    if not left:
+                        raise
+                    await asyncio.sleep(TRY_S)
+        finally:
+            await chain.close()
