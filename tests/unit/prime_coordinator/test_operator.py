@@ -136,6 +136,6 @@ async def test_the_operator_may_hasten_settlement_and_nobody_else(
                 answer = await client.call(server, HASTEN, Hasten(size=size))
                 assert answer.message.size == world.state.size
             except Refused as refused:
-                expected = RefusalCode.CONFLICT if is_heard else RefusalCode.FORBIDDEN
+                expected = RefusalCode.MALFORMED if is_heard else RefusalCode.FORBIDDEN
                 assert refused.refusal.code is expected
     assert hastened == ([world.state.size] if is_heard else [])
