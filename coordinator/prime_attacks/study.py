@@ -17,8 +17,8 @@ from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.toploc_plain import Bits
 
-BATCHES = (64, 256, 16, 128)
-LEASE_SLOTS = 32
+BATCHES = (512, 64, 256, 512)
+LEASE_SLOTS = 64
 CALIBRATION_SHARE = 8
 """Of the honest work, one part in so many calibrates, and the rest is judged."""
 SCORES_KEPT = 4_000
