@@ -74,7 +74,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.s
 	sh tests/install_packages.sh build
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
-	$(PIP) --editable '.[node,tasks,p2p,dev]'
+	$(PIP) --editable '.[node,tasks,p2p,evm,dev]'
 	touch $@
 
 clean:  ## remove what the other targets made
