@@ -3,59 +3,11 @@ pragma solidity 0.8.37;
 
 import {MerkleLog} from "../src/MerkleLog.sol";
 import {ICourt} from "../src/interfaces/ICourt.sol";
-import {ILogAnchor} from "../src/interfaces/ILogAnchor.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
-import {Network} from "./Network.sol";
+import {CourtScene} from "./CourtScene.sol";
 
-/// @dev A slash that is ready to be proposed; each test spoils one part of it.
-contract CourtTest is Network {
-    address internal node = vm.addr(WORKER_KEY);
-    ICourt.Receipt internal receipt;
-    ICourt.Verdict[] internal verdicts;
-    ICourt.LoggedEntry internal entry;
-    bytes32 internal submission;
-
-    function setUp() public virtual override {
-        super.setUp();
-        stakeJudges();
-        stake(node, 1000);
-        skip(1);
-        receipt = receiptOf(WORKER_KEY);
-        submission = court.submissionOf(RUN, receipt);
-        entry = loggedProposal(submission);
-        say(2, 0, 3);
-    }
-
-    function say(uint64 outcome, uint256 first, uint256 count) internal {
-        delete verdicts;
-        ICourt.Verdict[] memory made = verdictsOf(submission, outcome, first, count);
-        for (uint256 i = 0; i < count; i++) {
-            verdicts.push(made[i]);
-        }
-    }
-
-    function propose() internal returns (bytes32) {
-        return court.propose(RUN, receipt, verdicts, EVIDENCE, entry);
-    }
-
-    function refuse(bytes4 refusal) internal {
-        vm.expectPartialRevert(refusal);
-        propose();
-    }
-
-    function status() internal view returns (uint8) {
-        return uint8(court.slashOf(submission).status);
-    }
-
-    function freezeLog() internal {
-        bytes32 root = keccak256("another story");
-        ILogAnchor.Statement memory anchored = ILogAnchor.Statement(entry.size, tree.rootOf(entry.size), "");
-        ILogAnchor.Statement memory lie = ILogAnchor.Statement(entry.size, root, headSignature(entry.size, root));
-        logAnchor.freeze(RUN, anchored, lie);
-    }
-
-    // --- Proposing ---
-
+/// @title What a proposal needs
+contract CourtTest is CourtScene {
     function test_proposalPutsStakeIntoEscrow() public {
         vm.expectEmit();
         emit ICourt.SlashProposed(
@@ -249,172 +201,6 @@ contract CourtTest is Network {
         refuse(ICourt.NothingToSlash.selector);
     }
 
-    // --- Without an appeal ---
-
-    function test_unappealedSlashIsExecutedByAnyoneAfterTheWindow() public {
-        propose();
-        vm.expectPartialRevert(ICourt.AppealWindowOpen.selector);
-        court.execute(submission);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.refund(submission);
-        skip(3 days);
-        vm.expectEmit();
-        emit ICourt.SlashExecuted(submission, 600, 0, address(pool));
-        court.execute(submission);
-        assertEq(pool.poolOf(RUN).held, 600);
-        assertEq(token.balanceOf(address(pool)), 600);
-        assertEq(vault.positionOf(node).escrow, 0);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.refund(submission);
-    }
-
-    function test_termsMayBurn() public {
-        IRunRegistry.Terms memory burning = terms();
-        burning.slashToPool = false;
-        vm.startPrank(operator);
-        registry.setTerms(RUN, uint48(block.timestamp) + DELAY, burning);
-        vm.stopPrank();
-        skip(DELAY);
-        bytes32 name = propose(WORKER_KEY);
-        skip(3 days);
-        court.execute(name);
-        assertEq(token.balanceOf(BURNED), 600);
-        assertEq(token.balanceOf(address(pool)), 0);
-    }
-
-    function test_poolThatIsOverReceivesNothing() public {
-        vm.prank(operator);
-        registry.setStatus(RUN, IRunRegistry.RunStatus.Closed);
-        propose();
-        skip(DELAY);
-        court.execute(submission);
-        assertEq(token.balanceOf(BURNED), 600);
-    }
-
-    // --- Appeals ---
-
-    function test_appealTakesABondFromTheAccusedInTime() public {
-        propose();
-        vm.expectRevert(abi.encodeWithSelector(ICourt.NotAccused.selector, address(this), node, node));
-        court.appeal(submission);
-        skip(3 days - 1);
-        vm.startPrank(node);
-        deal(address(token), node, 50);
-        token.approve(address(court), 50);
-        vm.expectEmit();
-        emit ICourt.Appealed(submission, node, 50, uint48(block.timestamp) + 3 days);
-        court.appeal(submission);
-        vm.stopPrank();
-        assertEq(court.bonds(), 50);
-        assertEq(token.balanceOf(address(court)), 50);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission);
-    }
-
-    function test_lateAppealIsRefused() public {
-        propose();
-        skip(3 days);
-        vm.prank(node);
-        vm.expectPartialRevert(ICourt.AppealTooLate.selector);
-        court.appeal(submission);
-    }
-
-    function judge(uint64 outcome, uint256 first, string memory kind) internal {
-        entry = loggedEnd(submission, kind);
-        say(outcome, first, 3);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-    }
-
-    function test_appealThatOthersRefuseIsExecuted() public {
-        propose();
-        appeal(submission, node);
-        judge(2, 3, "SlashExecuted");
-        assertEq(status(), uint8(ICourt.SlashStatus.Executed));
-        assertEq(pool.poolOf(RUN).held, 650);
-        assertEq(court.bonds(), 0);
-        assertEq(token.balanceOf(address(court)), 0);
-    }
-
-    function test_appealThatOthersUpholdGivesEverythingBack() public {
-        propose();
-        appeal(submission, node);
-        judge(0, 3, "SlashOverturned");
-        assertEq(status(), uint8(ICourt.SlashStatus.Refunded));
-        assertEq(vault.positionOf(node).stake, 1000);
-        assertEq(token.balanceOf(node), 50);
-        assertEq(court.bonds(), 0);
-    }
-
-    function test_undecidedAppealIsRefundedAfterTheWindow() public {
-        propose();
-        appeal(submission, node);
-        vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
-        court.refund(submission);
-        skip(3 days);
-        entry = loggedEnd(submission, "SlashExecuted");
-        say(2, 3, 3);
-        vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-        court.refund(submission);
-        assertEq(vault.positionOf(node).stake, 1000);
-        assertEq(token.balanceOf(node), 50);
-    }
-
-    function test_appealIsDecidedByOthers() public {
-        propose();
-        appeal(submission, node);
-        entry = loggedEnd(submission, "SlashExecuted");
-        say(2, 2, 3);
-        vm.expectPartialRevert(ICourt.JudgeAskedBefore.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-        vm.expectPartialRevert(ICourt.JudgesDiffer.selector);
-        court.judge(submission, judgesFrom(5, 3), verdicts, entry);
-        say(2, 3, 2);
-        vm.expectPartialRevert(ICourt.TooFewVerdicts.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-    }
-
-    function test_decisionIsTheLogsToo() public {
-        propose();
-        appeal(submission, node);
-        entry = loggedEnd(submission, "SlashExecuted");
-        say(0, 3, 3);
-        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-        delete verdicts;
-        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-    }
-
-    function test_onlyAnAppealIsJudged() public {
-        propose();
-        entry = loggedEnd(submission, "SlashExecuted");
-        say(2, 3, 3);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
-    }
-
-    // --- A log that told two histories ---
-
-    function test_frozenLogConvictsNobody() public {
-        propose();
-        freezeLog();
-        skip(3 days);
-        vm.expectPartialRevert(ICourt.RunFrozen.selector);
-        court.execute(submission);
-        court.refund(submission);
-        assertEq(vault.positionOf(node).stake, 1000);
-    }
-
-    function test_frozenLogProposesNothing() public {
-        freezeLog();
-        refuse(ICourt.RunFrozen.selector);
-    }
-
-    // --- Fuzz ---
-
     /// @dev Any subset of verdicts, any outcomes, any place in the log: a slash opens only if all of it is right.
     function testFuzz_noSlashWithoutQuorumAndProof(uint8 count, uint8 spoiled, uint8 part) public {
         count = uint8(bound(count, 0, JUDGES));
@@ -427,38 +213,10 @@ contract CourtTest is Network {
         if (part == 3) entry.leaf[spoiled % entry.leaf.length] ^= 0x01;
         if (part == 4 && entry.proof.length > 0) entry.proof[spoiled % entry.proof.length] ^= bytes32(uint256(1));
         if (part == 5) receipt.signature[spoiled % 64] ^= 0x01;
-        if (part == 6) receipt.step += 1 + spoiled;
+        if (part == 6) receipt.step += 1 + uint64(spoiled);
         if (part == 1 || part == 2) isRight = false;
         (bool isOpen,) = address(court).call(abi.encodeCall(court.propose, (RUN, receipt, verdicts, EVIDENCE, entry)));
         assertEq(isOpen, isRight);
         assertEq(vault.positionOf(node).stake, isRight ? 400 : 1000);
-    }
-
-    /// @dev Whatever happens when: stake leaves only after a closed window or a second quorum, and otherwise comes back.
-    function testFuzz_everySlashEnds(uint32 waited, uint8 end, bool isAppealed) public {
-        propose();
-        if (isAppealed) appeal(submission, node);
-        waited = uint32(bound(waited, 0, 4 days));
-        end = uint8(bound(end, 0, 3));
-        skip(waited);
-        bool isWindowOver = waited >= 3 days;
-        uint256 judgedBefore = token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3));
-        if (end == 0) attempt(abi.encodeCall(court.execute, submission), !isAppealed && isWindowOver);
-        if (end == 1) attempt(abi.encodeCall(court.refund, submission), isAppealed && isWindowOver);
-        if (end >= 2) {
-            entry = loggedEnd(submission, end == 2 ? "SlashExecuted" : "SlashOverturned");
-            say(end == 2 ? 2 : 0, 3, 3);
-            bytes memory call_ = abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, entry));
-            attempt(call_, isAppealed && !isWindowOver);
-        }
-        assertEq(token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3)), judgedBefore, "a judge gained");
-        assertEq(vault.total(), token.balanceOf(address(vault)));
-        assertEq(court.bonds(), token.balanceOf(address(court)));
-        assertEq(pool.held(), token.balanceOf(address(pool)));
-    }
-
-    function attempt(bytes memory call_, bool isAllowed) internal {
-        (bool isDone,) = address(court).call(call_);
-        assertEq(isDone, isAllowed);
     }
 }

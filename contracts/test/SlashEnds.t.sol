@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ICourt} from "../src/interfaces/ICourt.sol";
+import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
+import {CourtScene} from "./CourtScene.sol";
+
+/// @title How a slash ends
+contract SlashEndsTest is CourtScene {
+    // --- Without an appeal ---
+
+    function test_unappealedSlashIsExecutedByAnyoneAfterTheWindow() public {
+        propose();
+        vm.expectPartialRevert(ICourt.AppealWindowOpen.selector);
+        court.execute(submission);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.refund(submission);
+        skip(3 days);
+        vm.expectEmit();
+        emit ICourt.SlashExecuted(submission, 600, 0, address(pool));
+        court.execute(submission);
+        assertEq(pool.poolOf(RUN).held, 600);
+        assertEq(token.balanceOf(address(pool)), 600);
+        assertEq(vault.positionOf(node).escrow, 0);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.execute(submission);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.refund(submission);
+    }
+
+    function test_termsMayBurn() public {
+        IRunRegistry.Terms memory burning = terms();
+        burning.slashToPool = false;
+        vm.startPrank(operator);
+        registry.setTerms(RUN, uint48(block.timestamp) + DELAY, burning);
+        vm.stopPrank();
+        skip(DELAY);
+        bytes32 name = propose(WORKER_KEY);
+        skip(3 days);
+        court.execute(name);
+        assertEq(token.balanceOf(BURNED), 600);
+        assertEq(token.balanceOf(address(pool)), 0);
+    }
+
+    function test_poolThatIsOverReceivesNothing() public {
+        vm.prank(operator);
+        registry.setStatus(RUN, IRunRegistry.RunStatus.Closed);
+        propose();
+        skip(DELAY);
+        court.execute(submission);
+        assertEq(token.balanceOf(BURNED), 600);
+    }
+
+    // --- Appeals ---
+
+    function test_appealTakesABondFromTheAccusedInTime() public {
+        propose();
+        vm.expectRevert(abi.encodeWithSelector(ICourt.NotAccused.selector, address(this), node, node));
+        court.appeal(submission);
+        skip(3 days - 1);
+        vm.startPrank(node);
+        deal(address(token), node, 50);
+        token.approve(address(court), 50);
+        vm.expectEmit();
+        emit ICourt.Appealed(submission, node, 50, uint48(block.timestamp) + 3 days);
+        court.appeal(submission);
+        vm.stopPrank();
+        assertEq(court.bonds(), 50);
+        assertEq(token.balanceOf(address(court)), 50);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.execute(submission);
+    }
+
+    function test_lateAppealIsRefused() public {
+        propose();
+        skip(3 days);
+        vm.prank(node);
+        vm.expectPartialRevert(ICourt.AppealTooLate.selector);
+        court.appeal(submission);
+    }
+
+    function judge(uint64 outcome, uint256 first, string memory kind) internal {
+        entry = loggedEnd(submission, kind);
+        say(outcome, first, 3);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_appealThatOthersRefuseIsExecuted() public {
+        propose();
+        appeal(submission, node);
+        judge(2, 3, "SlashExecuted");
+        assertEq(status(), uint8(ICourt.SlashStatus.Executed));
+        assertEq(pool.poolOf(RUN).held, 650);
+        assertEq(court.bonds(), 0);
+        assertEq(token.balanceOf(address(court)), 0);
+    }
+
+    function test_appealThatOthersUpholdGivesEverythingBack() public {
+        propose();
+        appeal(submission, node);
+        judge(0, 3, "SlashOverturned");
+        assertEq(status(), uint8(ICourt.SlashStatus.Refunded));
+        assertEq(vault.positionOf(node).stake, 1000);
+        assertEq(token.balanceOf(node), 50);
+        assertEq(court.bonds(), 0);
+    }
+
+    function test_undecidedAppealIsRefundedAfterTheWindow() public {
+        propose();
+        appeal(submission, node);
+        vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
+        court.refund(submission);
+        skip(3 days);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 3, 3);
+        vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.refund(submission);
+        assertEq(vault.positionOf(node).stake, 1000);
+        assertEq(token.balanceOf(node), 50);
+    }
+
+    function test_appealIsDecidedByOthers() public {
+        propose();
+        appeal(submission, node);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 2, 3);
+        vm.expectPartialRevert(ICourt.JudgeAskedBefore.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        vm.expectPartialRevert(ICourt.JudgesDiffer.selector);
+        court.judge(submission, judgesFrom(5, 3), verdicts, entry);
+        say(2, 3, 2);
+        vm.expectPartialRevert(ICourt.TooFewVerdicts.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_decisionIsTheLogsToo() public {
+        propose();
+        appeal(submission, node);
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(0, 3, 3);
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        delete verdicts;
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    function test_onlyAnAppealIsJudged() public {
+        propose();
+        entry = loggedEnd(submission, "SlashExecuted");
+        say(2, 3, 3);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+    }
+
+    // --- A log that told two histories ---
+
+    function test_frozenLogConvictsNobody() public {
+        propose();
+        freezeLog();
+        skip(3 days);
+        vm.expectPartialRevert(ICourt.RunFrozen.selector);
+        court.execute(submission);
+        court.refund(submission);
+        assertEq(vault.positionOf(node).stake, 1000);
+    }
+
+    function test_frozenLogProposesNothing() public {
+        freezeLog();
+        refuse(ICourt.RunFrozen.selector);
+    }
+
+    /// @dev Whatever happens when: stake leaves only after a closed window or a second quorum, and otherwise comes back.
+    function testFuzz_everySlashEnds(uint32 waited, uint8 end, bool isAppealed) public {
+        propose();
+        if (isAppealed) appeal(submission, node);
+        waited = uint32(bound(waited, 0, 4 days));
+        end = uint8(bound(end, 0, 3));
+        skip(waited);
+        bool isWindowOver = waited >= 3 days;
+        uint256 judgedBefore = token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3));
+        if (end == 0) attempt(abi.encodeCall(court.execute, submission), !isAppealed && isWindowOver);
+        if (end == 1) attempt(abi.encodeCall(court.refund, submission), isAppealed && isWindowOver);
+        if (end >= 2) {
+            entry = loggedEnd(submission, end == 2 ? "SlashExecuted" : "SlashOverturned");
+            say(end == 2 ? 2 : 0, 3, 3);
+            bytes memory call_ = abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, entry));
+            attempt(call_, isAppealed && !isWindowOver);
+        }
+        assertEq(token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3)), judgedBefore, "a judge gained");
+        assertEq(vault.total(), token.balanceOf(address(vault)));
+        assertEq(court.bonds(), token.balanceOf(address(court)));
+        assertEq(pool.held(), token.balanceOf(address(pool)));
+    }
+
+    function attempt(bytes memory call_, bool isAllowed) internal {
+        (bool isDone,) = address(court).call(call_);
+        assertEq(isDone, isAllowed);
+    }
+}
