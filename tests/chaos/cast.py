@@ -107,7 +107,7 @@ def operator_words(stage: Stage, trainer: str) -> list[tuple[str, ...]]:
         "slash_nano": recipe.SLASH,
         "appeal_bond_nano": recipe.BOND,
         "step_budget_nano": recipe.BUDGET,
-        "verdict_ms": 15_000,
+        "verdict_ms": recipe.VERDICT_MS,
         "appeal_ms": recipe.APPEAL_MS,
         "judgement_ms": recipe.JUDGEMENT_MS,
         "tolerance.precision": "float32",

@@ -175,13 +175,18 @@ class Breaker:
         copies = sorted(keeper.host.folder.joinpath("home").glob(f"*{COPIED}"))
         if len(keeper.ends) == ends:
             for path in copies:
-                path.unlink()
+                # A running node has read its key: the file's other fields are for people, and for this harness.
+                path.replace(plain_name(path)) if fault.kind is Kind.FLIP_KEYSTORE else path.unlink()
             return ""
         await keeper.hold()
         for path in copies:
-            path.replace(path.with_name(path.name.removesuffix(COPIED)))
+            path.replace(plain_name(path))
         keeper.release()
         return "refused to start; the file was put back from a copy"
+
+
+def plain_name(copy: Path) -> Path:
+    return copy.with_name(copy.name.removesuffix(COPIED))
 
 
 async def flap(host: Host, percent: int) -> None:
