@@ -75,6 +75,7 @@ class Keeper:
                 stderr=log,
                 env=self.variables,
                 preexec_fn=die_with_parent,
+                start_new_session=True,  # as services have; the scheduler shares a busy machine between sessions
             )
         return self._process
 
