@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prime_attacks import forgery
-from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX, TOPLOC_PROOF_BYTES
+from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX, TOPLOC_CHUNK_TOKENS, TOPLOC_K, TOPLOC_PROOF_BYTES
 from prime_protocol.ids import Digest, NodeId, Slot, Step
 from prime_protocol.rollout_file import FRAME_BYTES, header_texts, write_rollouts
 from prime_protocol.rollout_layout import FOOTER_END, MAGIC, Chunk, footer_metadata, footer_start, page_header, varint
-from prime_protocol.rollouts import Finish, Rollout, RolloutHeader
+from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, proofs_size
 from prime_protocol.toploc_plain import Bits
 
 
@@ -104,9 +104,10 @@ def replay(pick: Callable[[Honest], Sequence[Rollout]]) -> Make:
 
 
 def swap(honest: Honest, row: Rollout) -> Rollout:
+    """The first two, where both cover as many values; a completion of one chunk has nothing to exchange."""
     parts = split(row.proofs)
-    # Whole chunks only: the tail's proof has another shape.
-    if len(parts) > 2:
+    second = min(TOPLOC_CHUNK_TOKENS, len(row.output_tokens) - TOPLOC_CHUNK_TOKENS)
+    if second * honest.hidden >= TOPLOC_K:
         parts[0], parts[1] = parts[1], parts[0]
     return replace(row, proofs=b"".join(parts))
 
@@ -141,7 +142,7 @@ def cut(row: Rollout, count: int) -> Rollout:
         row,
         output_tokens=tokens,
         output_logprobs=row.output_logprobs[:count],
-        proofs=row.proofs[: -(-count // 32) * TOPLOC_PROOF_BYTES],
+        proofs=row.proofs[: proofs_size(count)],
     )
 
 
