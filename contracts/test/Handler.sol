@@ -21,13 +21,15 @@ contract Handler is Network {
     uint256[] public bobTotals;
 
     ICourt.LoggedEntry internal entry;
+    address[] internal workers;
     address internal funder = makeAddr("funder");
 
     function setUp() public override {
         super.setUp();
         stakeJudges();
         for (uint256 i = 0; i < WORKERS; i++) {
-            stake(workerAt(i), 2000);
+            workers.push(vm.addr(WORKER_KEY + i));
+            stake(workers[i], 2000);
         }
         tree.add("first");
         anchorLog();
@@ -211,8 +213,8 @@ contract Handler is Network {
 
     // --- What the invariants look at ---
 
-    function workerAt(uint256 who) public pure returns (address) {
-        return vm.addr(WORKER_KEY + who % WORKERS);
+    function workerAt(uint256 who) public view returns (address) {
+        return workers[who % WORKERS];
     }
 
     function submissionCount() external view returns (uint256) {
@@ -250,7 +252,7 @@ contract Handler is Network {
         return keccak256(bytes.concat(keccak256(abi.encode(account, cumulative))));
     }
 
-    function rootOf(uint256 anns, uint256 bobs) internal pure returns (bytes32) {
+    function rootOf(uint256 anns, uint256 bobs) internal view returns (bytes32) {
         (bytes32 a, bytes32 b) = (leafOf(workerAt(0), anns), leafOf(workerAt(1), bobs));
         return a < b ? keccak256(abi.encode(a, b)) : keccak256(abi.encode(b, a));
     }

@@ -136,10 +136,11 @@ abstract contract Network is Test {
     }
 
     function verdictOf(uint256 key, bytes32 submission, uint64 outcome) internal view returns (ICourt.Verdict memory) {
-        bytes32 kind = court.VERDICT_TYPEHASH();
+        address validator = vm.addr(key);
         bytes32 names = keccak256(bytes(NETWORK));
-        bytes32 hash = keccak256(abi.encode(kind, names, RUN, submission, vm.addr(key), outcome, EVIDENCE));
-        return ICourt.Verdict(vm.addr(key), outcome, EVIDENCE, sign(key, digestOf(address(court), hash)));
+        bytes32 hash =
+            keccak256(abi.encode(court.VERDICT_TYPEHASH(), names, RUN, submission, validator, outcome, EVIDENCE));
+        return ICourt.Verdict(validator, outcome, EVIDENCE, sign(key, digestOf(address(court), hash)));
     }
 
     /// @dev Verdicts of `count` judges from a place on.
