@@ -115,11 +115,15 @@ class OnChain:
         key = ("--key", str(path), "--key-password-file", str(password))
         await self.do("chain-fund", "prime-coordinator", *words, *key)
 
-    async def stake(self, party: Party, node: NodeId) -> None:
-        """Gas and tokens for a node that has joined, and its owner's command."""
-        await self._give_gas(node)
+    async def give(self, nodes: list[NodeId]) -> None:
+        """Gas and tokens for everybody who has joined."""
         async with self._banking() as (wallet, at):
-            await wallet.do("gift", at.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
+            for node in nodes:
+                await self._give_gas(node)
+                await wallet.do("gift", at.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
+
+    async def stake(self, party: Party) -> None:
+        """What a node's owner types."""
         amount = str(recipe.STAKE // recipe.TOKEN)
         words = ("stake", "add", amount, "--folder", str(party.folder), "--rpc", self.rpc)
         await self.do(f"{party.name}-stake", "prime-node", *words)

@@ -141,10 +141,12 @@ class Devnet:
 
     async def _stake_all(self, chain: OnChain) -> None:
         """Each node's owner puts stake into the vault, once the node has joined."""
-        for each in [each for each in self.running if each.party.part in STAKED]:
+        staked = [each for each in self.running if each.party.part in STAKED]
+        for each in staked:
             folder = each.party.folder
             await self._until(each, lambda folder=folder: (folder / "run.json").exists(), "has joined", JOIN_S)  # type: ignore[misc]
-            await chain.stake(each.party, read_address(folder / "key.json"))
+        await chain.give([read_address(each.party.folder / "key.json") for each in staked])
+        await asyncio.gather(*(chain.stake(each.party) for each in staked))
 
     async def tell_chain(self) -> list[str]:
         """What the chain says in the end; nothing where there is none."""
