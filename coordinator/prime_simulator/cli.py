@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    from prime_simulator.liars import NAMES
+    from prime_simulator.liar_kinds import NAMES
 
     parser = make_parser()
     args = parser.parse_args(argv)

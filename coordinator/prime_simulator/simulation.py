@@ -14,7 +14,8 @@ from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import EMBEDDED, sign_document
 from prime_simulator.checkers import Scene, check
 from prime_simulator.chronicle import Chronicle
-from prime_simulator.liars import MISCHIEF_MS, Habit, Planted, draw_habit, flood
+from prime_simulator.liar_kinds import draw_habit
+from prime_simulator.liars import MISCHIEF_MS, Habit, Planted, flood
 from prime_simulator.parties import Machine, NodeParty, OwnerParty, TrainerParty
 from prime_simulator.plan import MINUTE_MS, Plan
 from prime_simulator.world import BOND, NETWORK, QUIET_MS_MAX, RUN, STAKE, START_MS, TICK_MS, World, wallet

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prime_simulator.liars import NAMES
+from prime_simulator.liar_kinds import NAMES
 from prime_simulator.plan import Plan, draw_plan
 from prime_simulator.simulation import Report, simulate
 
