@@ -1,0 +1,95 @@
+"""The wallet on a real chain: each transaction counts once, whatever stops the process or the chain's miners."""
+
+from pathlib import Path
+
+import pytest
+from integration.chain_parts import Anvil, anvil, needs_anvil
+from integration.coordinator_parts import key_of
+
+from prime_protocol.signing import checksum_address
+from prime_runtime.chain.caps import GasConfig
+from prime_runtime.chain.errors import ChainAway
+from prime_runtime.chain.wallet import GWEI, Wallet
+from prime_runtime.clock import SystemClock
+
+pytestmark = needs_anvil
+KEY, TO = key_of("payer"), checksum_address(key_of("payee").node)
+IMPATIENT = GasConfig(patience_ms=1_000, fee_gwei_max=100)
+
+
+class LateClock(SystemClock):
+    """Its time is what a test says."""
+
+    late_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.late_ms
+
+
+def open_wallet(chain: Anvil, folder: Path, clock: SystemClock | None = None) -> Wallet:
+    return Wallet(chain.chain, KEY, clock or SystemClock(), gas=IMPATIENT, confirmations=2, book=folder / "book.json")
+
+
+async def test_what_was_written_down_and_never_sent_is_sent_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        first = open_wallet(chain, tmp_path)
+
+        async def die(raw: str) -> None:
+            raise ChainAway("the power is gone")
+
+        with monkeypatch.context() as power, pytest.raises(ChainAway):
+            power.setattr(chain.chain, "send_raw", die)
+            await first.send_data("a gift", TO, "0x")
+        assert await chain.chain.nonce(KEY.node) == 0
+        second = open_wallet(chain, tmp_path)
+        mined = await second.finish("a gift")
+        assert mined.is_good
+        assert await chain.chain.nonce(KEY.node) == 1
+
+
+async def test_one_that_no_miner_takes_is_offered_for_more_and_counts_once(tmp_path: Path) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        await chain.chain.ask("evm_setAutomine", False)
+        clock = LateClock()
+        wallet = open_wallet(chain, tmp_path, clock)
+        await wallet.send_data("a gift", TO, "0x")
+        fees = []
+        for _ in range(3):
+            clock.late_ms += IMPATIENT.patience_ms
+            await wallet.tend(await chain.chain.newest())
+            fees.append(wallet.book[0].last.fee_wei)
+        assert fees == sorted(set(fees)) and fees[-1] <= IMPATIENT.fee_gwei_max * GWEI
+        again = open_wallet(chain, tmp_path, clock)
+        assert len(again.book[0].tries) == 4, "every try is remembered: any of them may be the one that counts"
+        await chain.mine()
+        await again.tend(await chain.chain.newest())
+        assert not again.is_busy
+        assert await chain.chain.nonce(KEY.node) == 1
+
+
+async def test_one_that_another_process_has_replaced_is_given_up_and_said_so(tmp_path: Path) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        await chain.chain.ask("evm_setAutomine", False)
+        wallet = open_wallet(chain, tmp_path)
+        await wallet.send_data("a gift", TO, "0x")
+        await chain.chain.ask("anvil_dropTransaction", wallet.book[0].last.hash)
+        other = Wallet(chain.chain, KEY, SystemClock(), gas=IMPATIENT)
+        await other.send_data("another", checksum_address(KEY.node), "0x")
+        await chain.mine()
+        with pytest.raises(ChainAway, match="took its place"):
+            await wallet.finish("a gift")
+        assert wallet.book == ()
+
+
+async def test_fees_above_the_cap_are_waited_out(tmp_path: Path) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        await chain.chain.ask("anvil_setNextBlockBaseFeePerGas", hex(101 * GWEI))
+        await chain.mine()
+        with pytest.raises(ChainAway, match="the cap is 100"):
+            await open_wallet(chain, tmp_path).send_data("a gift", TO, "0x")
