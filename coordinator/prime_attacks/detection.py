@@ -33,7 +33,7 @@ class Rate:
     caught: int
     rows: int
     rows_caught: int
-    """Completions that convict by themselves."""
+    """Completions whose chunks convict by themselves, without the means over the file."""
     tokens: int
     """Output tokens of a submission, on average."""
     needed: tuple[int, ...]
@@ -52,7 +52,8 @@ class Rate:
     def sure(self) -> float:
         """Lower bound of the detection of a submission: what was counted, or what the rows alone say.
 
-        The evidence of a row does not shrink in a longer file, so a submission is missed only if each row is.
+        The evidence of a row does not shrink in a longer file, so a submission is missed only if each row is. Rows are
+        drawn with seeds of their own, and taken to be missed independently.
         """
         row_low, _ = confidence_interval(self.rows, self.rows_caught)
         return max(self.interval[0], 1 - (1 - row_low) ** SAMPLES)
@@ -136,7 +137,7 @@ def rate(name: str, submissions: Sequence[Submission], tolerance: Tolerance) -> 
         submissions=len(submissions),
         caught=sum(map(bool, found)),
         rows=len(rows),
-        rows_caught=sum(bool(find_checks([row], tolerance)) for row in rows),
+        rows_caught=sum(tokens_needed([row], tolerance) is not None for row in rows),
         tokens=sum(row.tokens for row in rows) // max(1, len(submissions)),
         needed=tuple(tokens for tokens in needed if tokens is not None),
         checks=tuple(sorted(set(firsts), key=lambda check: -firsts.count(check))),
