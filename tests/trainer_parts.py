@@ -1,8 +1,16 @@
-"""Parts for tests of the trainer: samples to learn from."""
+"""Parts for tests of the trainer: samples to learn from, and what learns."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from prime_trainer.learning import Learner
+from prime_trainer.optimizer import GradientGuard, make_optimizer
 from prime_trainer.packing import Sample
+from prime_trainer.policy import Policy
+from prime_trainer.ranks import Ranks
+from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
 
 
 def make_sample(seed: int, *, prompt: int, output: int, vocabulary: int = 32) -> Sample:
@@ -14,4 +22,19 @@ def make_sample(seed: int, *, prompt: int, output: int, vocabulary: int = 32) ->
         sampled_logprobs=-3 * dice.random(output, dtype=np.float32),
         advantage=float(dice.uniform(-1, 1)),
         temperature=1.0,
+    )
+
+
+def make_learner(folder: Path, *, reference: bool = False, **changes: Any) -> Learner:
+    policy = Policy.load(folder)
+    schedule = OptimizerConfig(**{"learning_rate": 1e-3, "warmup_steps": 0, "weight_decay": 0.0, **changes})
+    return Learner(
+        policy=policy,
+        optimizer=make_optimizer(policy.model, schedule),
+        guard=GradientGuard(schedule.outlier),
+        ranks=Ranks(),
+        loss=LossConfig(kl_weight=10.0 if reference else 0.0),
+        batch=BatchConfig(pack_tokens=32),
+        schedule=schedule,
+        reference=Policy.load(folder) if reference else None,
     )

@@ -40,7 +40,7 @@ async def test_the_demonstration_keeps_what_it_promises(tmp_path: Path) -> None:
 async def test_a_recurrent_model_is_generated_audited_and_trained(tmp_path: Path) -> None:
     """No keys and values anywhere: workers and validators carry the state of the recurrence from token to token."""
     folder = tmp_path / "net"
-    found = await play(folder, "--model", "recurrent", "--steps", "4", "--nodes", "2")
+    found = await play(folder, "--model", "recurrent", "--steps", "4", "--slots", "16", "--nodes", "2")
     assert (found["dishonest_trained"], found["honest_slashed"], found["cheaters_slashed"]) == (0, 0, 1)
     steps = [json.loads(line) for line in (folder / "trainer" / "steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4]

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_checkpoint
-from trainer_parts import make_sample
+from trainer_parts import make_learner, make_sample
 
 from prime_trainer.learning import Learner
-from prime_trainer.optimizer import GradientGuard, make_optimizer
+from prime_trainer.optimizer import make_optimizer
 from prime_trainer.packing import Sample
 from prime_trainer.policy import Policy
-from prime_trainer.ranks import Ranks
-from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
+from prime_trainer.train_config import BatchConfig
 
 SAMPLES = [make_sample(number, prompt=3, output=2 + number % 5) for number in range(12)]
 
@@ -22,21 +21,6 @@ SAMPLES = [make_sample(number, prompt=3, output=2 + number % 5) for number in ra
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-def make_learner(folder: Path, *, reference: bool = False, **changes: Any) -> Learner:
-    policy = Policy.load(folder)
-    schedule = OptimizerConfig(**{"learning_rate": 1e-3, "warmup_steps": 0, "weight_decay": 0.0, **changes})
-    return Learner(
-        policy=policy,
-        optimizer=make_optimizer(policy.model, schedule),
-        guard=GradientGuard(schedule.outlier),
-        ranks=Ranks(),
-        loss=LossConfig(kl_weight=10.0 if reference else 0.0),
-        batch=BatchConfig(pack_tokens=32),
-        schedule=schedule,
-        reference=Policy.load(folder) if reference else None,
-    )
 
 
 def weights_of(learner: Learner) -> Any:
