@@ -27,6 +27,8 @@ from tiny_models import make_checkpoint
 VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
 VOCABULARY, CONTEXT = 512, 1024
 COMPLETIONS = 17_000
+COMPLETIONS_MIN = 10_000
+"""With fewer there are not enough in bfloat16 to fit bounds to."""
 TOKENS = 256
 """Each completion goes on for eight chunks: no token ends it."""
 FILE_ROWS = 16
@@ -84,6 +86,8 @@ def judge(rows: Rows, precision: Precision, hidden: int) -> int:
 
 def main() -> None:
     completions = int(sys.argv[1]) if len(sys.argv) > 1 else COMPLETIONS
+    if completions < COMPLETIONS_MIN:
+        raise SystemExit(f"{completions} completions are too few to fit bounds to, it takes {COMPLETIONS_MIN} or more")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
         checkpoint = make_checkpoint(
