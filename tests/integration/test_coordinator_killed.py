@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,7 +15,7 @@ from integration.postgres_server import create_database, running_postgres
 
 from prime_coordinator.config import BooksConfig, CoordinatorConfig
 from prime_coordinator.home import database_url, load_log_key
-from prime_coordinator.store import open_log_store
+from prime_coordinator.store import SILENCE_MS_MAX, open_engine, open_log_store
 from prime_protocol import entries as e
 from prime_protocol.codec import decode
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
@@ -83,6 +84,19 @@ async def test_nothing_acknowledged_is_lost_and_no_head_is_taken_back(
             assert task.cancelled(), f"a writer failed (seed {SEED}): {task.exception()!r}"
         assert await process.stop() == 0, "\n".join(process.lines[-10:])
     await check_everything(config, nodes)
+
+
+def test_a_server_that_vanishes_without_a_word_is_noticed_in_seconds(postgres: str) -> None:
+    """No packet says so; only what the connection was told beforehand does."""
+    engine = open_engine(create_database(postgres, "silent"))
+    with engine.connect() as connection:
+        wire: Any = connection.connection.dbapi_connection
+        told = wire.info.get_parameters()
+    engine.dispose()
+    assert int(told["tcp_user_timeout"]) == SILENCE_MS_MAX
+    assert int(told["connect_timeout"]) <= SILENCE_MS_MAX / 1000
+    probes_s = int(told["keepalives_idle"]) + int(told["keepalives_interval"]) * int(told["keepalives_count"])
+    assert probes_s <= SILENCE_MS_MAX / 1000
 
 
 async def kill_often(process: CoordinatorProcess, kills: int, dice: random.Random) -> None:
