@@ -201,7 +201,11 @@ BOOKS = (
     _worker("backdated", "answers late in an envelope that says it was early", Verdict.REFUSED, "deadline"),
     _worker("copycat", "submits the work of others as its own", Verdict.REFUSED, "slots", saves=1.0),
     _worker(
-        "two-keys", "answers overlapping leases with several keys of one owner", Verdict.REFUSED, "slots", saves=0.5
+        "two-keys",
+        "answers slots that are leased twice, a late lease and its twin, as several keys of one owner may",
+        Verdict.REFUSED,
+        "slots",
+        saves=0.5,
     ),
     _worker("duplicate", "answers one lease twice, with other bytes", Verdict.REFUSED, "lease", saves=0.5),
     _worker("swapped-when-drawn", "sends an honest file once it is drawn", Verdict.HARD, "audit", saves=0.9),
