@@ -62,6 +62,7 @@ class EvmSettlement:
         self._poster: Poster | None = None
         self._is_current = False
         """Whether every block that lies deep enough was followed."""
+        self._is_hastened = False
         self._head = 0
         self._problem = "it was not looked at yet"
 
@@ -105,8 +106,7 @@ class EvmSettlement:
 
     def hasten(self) -> None:
         """Anchor at the next look, whatever the epoch."""
-        if self._poster is not None:
-            self._poster.is_hastened = True
+        self._is_hastened = True
 
     def describe(self) -> dict[str, Any]:
         contracts = self._contracts
@@ -137,6 +137,9 @@ class EvmSettlement:
         self._head = head.number
         await self._follow(books, head)
         await self._wallet.tend(head)
+        if self._is_hastened:
+            poster.hastened |= set(books.core.state.runs)
+            self._is_hastened = False
         if self._is_current:
             await poster.post(books, self._followed, head)
 

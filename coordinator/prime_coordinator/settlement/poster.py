@@ -1,19 +1,14 @@
-"""Carries out what posting.py finds due: gathers both sides' facts, and turns an action into one transaction."""
+"""Carries out what posting.py finds due: turns an action into one transaction, and puts off what is refused."""
 
 import logging
 from typing import Any
 
 from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_coordinator.settlement.chain_terms import ChainTerms, chain_terms
+from prime_coordinator.settlement.chain_terms import ChainTerms
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_coordinator.settlement.ledger_view import Books, last_payout, list_slashed, read_case
-from prime_coordinator.settlement.papers import (
-    SlashCase,
-    choose_judges,
-    entry_words,
-    receipt_words,
-    verdict_words,
-)
+from prime_coordinator.settlement.facts import Facts
+from prime_coordinator.settlement.ledger_view import Books
+from prime_coordinator.settlement.papers import entry_words, receipt_words, verdict_words
 from prime_coordinator.settlement.posting import (
     Action,
     Anchor,
@@ -22,23 +17,14 @@ from prime_coordinator.settlement.posting import (
     Execute,
     Judge,
     Payable,
-    PoolOnChain,
     PostRoot,
     Propose,
     Refund,
-    RunInLog,
-    RunOnChain,
     RunPhase,
     SetTerms,
-    SlashInLog,
-    SlashOnChain,
-    SlashPhase,
-    is_over,
     list_actions,
 )
 from prime_coordinator.settlement.vault_events import Followed, Stake
-from prime_protocol.entries import RunStatus, VerdictGiven
-from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.merkle import root_of
 from prime_protocol.payout_tree import PayoutTree
@@ -47,13 +33,11 @@ from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead
 from prime_protocol.typed_data import sign_document
 from prime_runtime.chain.client import Block, Chain
 from prime_runtime.chain.contracts import Contracts, run_key
-from prime_runtime.chain.errors import ChainRefused
+from prime_runtime.chain.errors import ChainAway, ChainRefused, NotAllowed
 from prime_runtime.chain.wallet import Wallet
 
 log = logging.getLogger(__name__)
 
-FAR = 2**48 - 1
-"""A time after every announced change of terms."""
 NOTICE_ROOM_S = 3_600
 """Beyond the notice that new terms need: the transaction takes its time."""
 LOST = ("SlashTooLate", "NothingToSlash")
@@ -80,17 +64,13 @@ class Poster:
         self._key = key
         self._files = files
         self._config = config
-        self._payable: dict[RunId, Payable] = {}
-        """What accounts were paid at the size that was last anchored from here."""
-        self._since: dict[RunId, int] = {}
-        """Slashes that were proposed in the log before this index are over."""
+        self._facts = Facts(chain, contracts, config)
         self._held: dict[Action, int] = {}
         """Actions that a contract refused, and when they may be tried again."""
-        self._cases: dict[Digest, SlashCase] = {}
-        self._lost: set[Digest] = set()
-        """Slashes that the court will never open any more."""
-        self.is_hastened = False
-        """Anchor now, whatever the epoch."""
+        self.hastened: set[RunId] = set()
+        """Anchor these now, whatever the epoch."""
+        self._ended: set[RunId] = set()
+        """Closed here and there: nothing is due for them any more."""
         self.trouble: dict[str, str] = {}
         """What the chain refuses, by action, for people."""
 
@@ -104,29 +84,26 @@ class Poster:
 
     async def _post_one(self, books: Books, followed: Followed, head: Block) -> bool:
         """Send what is most urgent; False where nothing is due, or everything due is refused."""
-        for name in list(books.core.state.runs):
-            on_chain = await self._read_run(name)
-            in_log = await self._read_log(books, name, on_chain, followed)
-            for action in list_actions(in_log, on_chain, head.time_s, is_hastened=self.is_hastened):
+        for name in [name for name in books.core.state.runs if name not in self._ended]:
+            in_log, on_chain = await self._facts.gather(books, name, followed)
+            for action in list_actions(in_log, on_chain, head.time_s, is_hastened=name in self.hastened):
                 if self._held.get(action, 0) <= head.time_s and await self._try(action, books, followed, head):
                     return True
-        self.is_hastened = False
+            if on_chain.phase is RunPhase.CLOSED and not in_log.slashes:
+                self._ended.add(name)
         return False
 
     async def _try(self, action: Action, books: Books, followed: Followed, head: Block) -> bool:
         name = type(action).__name__
         try:
             await self._do(action, books, followed, head)
-        except ChainRefused as error:
+        except (ChainRefused, NotAllowed) as error:
             if isinstance(action, Propose) and error.name in LOST:
-                self._lost.add(action.submission)
+                self._facts.lost.add(action.submission)
             self._hold(action, head, str(error))
             return False
-        except LocalError as error:
-            if type(error) is not LocalError:
-                raise
-            self._hold(action, head, str(error))
-            return False
+        if isinstance(action, Anchor):
+            self.hastened.discard(action.run)
         self._held.pop(action, None)
         self.trouble.pop(repr(action), None)
         log.info("%s of %s is on its way to the chain", name, action.run)
@@ -137,107 +114,6 @@ class Poster:
         self._held[action] = head.time_s + max(1, self._config.epoch_ms // 1000)
         self.trouble[repr(action)] = why
         log.warning("%s of %s is put off: %s", type(action).__name__, action.run, why)
-
-    # --- Facts ------------------------------------------------------------------------------------------------------
-
-    async def _read_run(self, name: RunId) -> RunOnChain:
-        read, at, run = self._chain.read, self._contracts, run_key(name)
-        try:
-            known = await read(at.registry, "runOf", run)
-        except ChainRefused as error:
-            if error.name == "RunUnknown":
-                return RunOnChain()
-            raise
-        size = int(await read(at.anchor, "latestSize", run))
-        newest = await read(at.anchor, "headAt", run, size) if size else {"anchoredAt": 0}
-        pool = await read(at.pool, "poolOf", run)
-        return RunOnChain(
-            phase=RunPhase(known["status"]),
-            terms=ChainTerms.read(await read(at.registry, "termsAt", run, FAR)),
-            size=size,
-            anchored_at=int(newest["anchoredAt"]),
-            is_frozen=bool(await read(at.anchor, "frozenAt", run)),
-            pool=PoolOnChain(
-                held=pool["held"],
-                claimed=pool["claimed"],
-                promised=pool["promised"],
-                epoch=pool["epoch"],
-                since=pool["promisedAt"] or known["createdAt"],
-            ),
-            slashes=await self._read_slashes(name),
-        )
-
-    async def _read_slashes(self, name: RunId) -> dict[Digest, SlashOnChain]:
-        found = {}
-        for submission in self._cases:
-            seen = await self._chain.read(self._contracts.court, "slashOf", submission)
-            phase = SlashPhase(seen["status"])
-            if phase is SlashPhase.NONE or bytes(seen["run"]) == run_key(name):
-                found[submission] = SlashOnChain(phase, seen["appealUntil"], seen["judgeUntil"])
-        return found
-
-    async def _read_log(self, books: Books, name: RunId, on_chain: RunOnChain, followed: Followed) -> RunInLog:
-        run = books.core.state.runs[name]
-        slashes = await self._follow_slashes(books, name, on_chain, followed)
-        payable = self._payable.get(name)
-        if (payable is None or payable.size != on_chain.size) and await last_payout(books.log, name) < on_chain.size:
-            payable = Payable(on_chain.size, self._units(run.paid))
-        return RunInLog(
-            name=name,
-            terms=chain_terms(run.terms, self._config, self._contracts.scale),
-            size=books.writer.size,
-            is_closed=run.status is RunStatus.CLOSED,
-            payable=payable,
-            paid_total=sum(run.paid.values()) * self._contracts.scale,
-            slashes=tuple(slashes),
-        )
-
-    def _units(self, paid: dict[NodeId, int]) -> dict[NodeId, int]:
-        return {account: nano * self._contracts.scale for account, nano in paid.items() if nano > 0}
-
-    async def _follow_slashes(
-        self, books: Books, name: RunId, on_chain: RunOnChain, followed: Followed
-    ) -> list[SlashInLog]:
-        """The slashes of a run that are not over; those that are, are not read again."""
-        found, is_first = [], True
-        for submission in await list_slashed(books.log, name, self._since.get(name, 0)):
-            case = self._cases.get(submission)
-            if case is None or case.ended is None:
-                case = self._cases[submission] = await read_case(books.log, submission)
-            slash = self._describe(case, on_chain, followed)
-            if submission in self._lost or is_over(slash, on_chain):
-                if is_first:
-                    self._since[name] = case.proposed + 1
-                    self._cases.pop(submission, None)
-                continue
-            is_first = False
-            found.append(slash)
-        return found
-
-    def _describe(self, case: SlashCase, on_chain: RunOnChain, followed: Followed) -> SlashInLog:
-        quorum = on_chain.terms.quorum if on_chain.terms else 0
-        deciding = self._choose(case, case.deciding(), on_chain, followed, followed.judges.get(str(case.submission)))
-        can_judge = 0 < quorum <= len(deciding)
-        return SlashInLog(case.submission, case.proposed, case.ended, case.is_executed, can_judge)
-
-    def _choose(
-        self,
-        case: SlashCase,
-        given: list[VerdictGiven],
-        on_chain: RunOnChain,
-        followed: Followed,
-        barred: list[str] | None,
-    ) -> list[VerdictGiven]:
-        """Verdicts that the court will count: of validators with enough in the vault, none of an owner barred."""
-        terms = on_chain.terms
-        if terms is None or barred is None:
-            return []
-
-        def is_fit(validator: NodeId) -> bool:
-            held = followed.stakes.get(str(validator), Stake())
-            return held.stake + held.unbonding >= terms.stakeMin and held.owner not in barred
-
-        return choose_judges(given, is_fit, {NodeId.parse(each) for each in barred}, terms.quorum)
 
     # --- Doing ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +135,7 @@ class Poster:
             case Anchor():
                 await send(name, at.anchor, "anchor", await self._anchor_values(books, action.run))
             case PostRoot(epoch=epoch):
-                await send(name, at.pool, "postRoot", await self._root_values(books, action.run, epoch))
+                await send(name, at.pool, "postRoot", await self._root_values(action.run, epoch))
             case Propose(submission=submission):
                 values = await self._propose_values(books, action.run, submission, followed)
                 await send(f"{name} {submission}", at.court, "propose", values)
@@ -273,7 +149,7 @@ class Poster:
 
     def _check_windows(self, terms: ChainTerms, unbonding_s: int) -> None:
         if terms.windows_s > unbonding_s:
-            raise LocalError(
+            raise NotAllowed(
                 f"a slash may take {terms.windows_s} s, and stake leaves the vault after {unbonding_s} s:"
                 " shorten settlement.slash_window_ms, or the run's appeal_ms and judgement_ms"
             )
@@ -281,21 +157,21 @@ class Poster:
     async def _anchor_values(self, books: Books, name: RunId) -> tuple[Any, ...]:
         """A head over everything so far, and what everybody was paid then: the next root is over the same entries."""
         state = books.core.state
-        size, paid = state.size, self._units(state.runs[name].paid)
+        size, paid = state.size, self._facts.units(state.runs[name].paid)
         await books.commit()
         old_size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
         root = root_of(size, books.writer.tree.get_node)
         proof = books.writer.consistency_proof(old_size, size) if old_size else ()
         head = TreeHead(ORIGIN_PREFIX + books.core.scribe.ledger.network, size, root)
         signature = sign_document(self._key, head, self._contracts.head_domain)
-        self._payable[name] = Payable(size, paid)
+        self._facts.payable[name] = Payable(size, paid)
         return run_key(name), size, root, [bytes(each) for each in proof], bytes(signature)
 
-    async def _root_values(self, books: Books, name: RunId, epoch: int) -> tuple[Any, ...]:
+    async def _root_values(self, name: RunId, epoch: int) -> tuple[Any, ...]:
         size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
-        payable = self._payable.get(name)
-        if payable is None or payable.size != size:
-            payable = Payable(size, self._units(books.core.state.runs[name].paid))
+        payable = self._facts.payable[name]
+        if payable.size != size:
+            raise ChainAway(f"the chain has taken back the head over {payable.size} entries, or has a newer one")
         tree = PayoutTree(payable.paid)
         scale = self._contracts.scale
         self._files.keep_payout(name, epoch, size, {key: units // scale for key, units in payable.paid.items()})
@@ -304,18 +180,18 @@ class Poster:
     async def _propose_values(
         self, books: Books, name: RunId, submission: Digest, followed: Followed
     ) -> tuple[Any, ...]:
-        case, on_chain = self._cases[submission], await self._read_run(name)
+        case, on_chain = self._facts.cases[submission], await self._facts.read_run(name)
         assert case.submitted is not None and case.evidence is not None
         owner = followed.stakes.get(str(case.submitted.receipt.node), Stake()).owner
-        chosen = self._choose(case, case.accusing(), on_chain, followed, [owner] if owner else [])
+        chosen = self._facts.choose(case.accusing(), on_chain, followed, [owner] if owner else [])
         entry = await self._entry(books, name, case.proposed, submission, case.evidence)
         verdicts = [verdict_words(each) for each in chosen]
         return run_key(name), receipt_words(case.submitted), verdicts, case.evidence, entry
 
     async def _judge_values(self, books: Books, name: RunId, submission: Digest, followed: Followed) -> tuple[Any, ...]:
-        case, on_chain = self._cases[submission], await self._read_run(name)
+        case, on_chain = self._facts.cases[submission], await self._facts.read_run(name)
         judges = followed.judges[str(submission)]
-        chosen = self._choose(case, case.deciding(), on_chain, followed, judges)
+        chosen = self._facts.choose(case.deciding(), on_chain, followed, judges)
         assert case.ended is not None
         entry = await self._entry(books, name, case.ended, submission, None)
         verdicts = [verdict_words(each) for each in chosen]

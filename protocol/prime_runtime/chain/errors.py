@@ -7,6 +7,12 @@ class ChainAway(LocalError):
     """The chain cannot be asked now. Whoever settles tries again later; nothing is lost."""
 
 
+class NotAllowed(LocalError):
+    """Our own settings are against it."""
+
+    name = ""
+
+
 class ChainRefused(LocalError):
     """A contract refuses. `name` is its custom error, empty where it gave none that we know."""
 

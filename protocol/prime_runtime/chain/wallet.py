@@ -12,7 +12,7 @@ from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey, checksum_address
 from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Block, Chain, Contract, Mined, sign
-from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.errors import ChainAway, ChainRefused, NotAllowed
 from prime_runtime.chain.nonces import Sent, Sight, Step, Try, drop_stranded, next_nonce, next_step, raise_fees
 from prime_runtime.clock import Clock
 from prime_runtime.mirror import write_whole
@@ -110,7 +110,7 @@ class Wallet:
         estimate = await self._chain.estimate_gas(self.node, to, data)
         gas = min(self._gas.gas_max, estimate * GAS_ROOM_PERCENT // 100)
         if estimate > self._gas.gas_max:
-            raise LocalError(f"{purpose} needs {estimate} gas, the cap is {self._gas.gas_max}: see gas_max")
+            raise NotAllowed(f"{purpose} needs {estimate} gas, the cap is {self._gas.gas_max}: see gas_max")
         head, tip_wei = await self._chain.newest(), await self._chain.tip_wei()
         cap_wei = self._gas.fee_gwei_max * GWEI
         if head.base_fee_wei > cap_wei:
