@@ -18,7 +18,7 @@ from chaos.services import Bucket, Postgres
 
 THIEF = "import socket,sys,time; s=socket.create_server((sys.argv[1],int(sys.argv[2]))); time.sleep(600)"
 """Holds a port until it is killed."""
-REFUSED_S = 12.0
+REFUSED_S = 20.0
 """How long a party is watched that was given a file it must not accept."""
 FLAP_S = 0.4
 COPIED = ".before-flip"
