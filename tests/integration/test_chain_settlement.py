@@ -17,6 +17,8 @@ from prime_runtime.chain.errors import ChainAway, ChainRefused
 
 pytestmark = needs_anvil
 BOND = 10**9
+LOOKS_MAX = 20
+"""More than it takes: what was sent may have waited too long on a busy machine, and is then offered again."""
 
 
 async def test_a_deposit_comes_into_the_log_once_and_the_log_is_anchored(tmp_path: Path) -> None:
@@ -189,7 +191,10 @@ async def test_what_a_reorganisation_took_out_is_brought_again(tmp_path: Path) -
         assert await made.slash_status(name) == SlashPhase.OPEN
         await made.chain.reorganise(CONFIRMATIONS + 1)
         assert await made.slash_status(name) == SlashPhase.NONE
-        await made.settle(looks=6)
+        for _ in range(LOOKS_MAX):
+            await made.settle(looks=1)
+            if await made.slash_status(name) == SlashPhase.OPEN:
+                break
         assert await made.slash_status(name) == SlashPhase.OPEN
         assert made.world.state.books.is_conserved()
 

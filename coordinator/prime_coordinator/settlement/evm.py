@@ -77,13 +77,9 @@ class EvmSettlement:
         room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
         orders: list[Order] = []
         for deposit in not_booked(self._waiting, state.references):
-            if deposit.amount_nano > room_nano:
-                log.error(
-                    "a deposit of %d nano by %s is more than the books hold", deposit.amount_nano, deposit.account
-                )
-                continue
-            room_nano -= deposit.amount_nano
-            orders.append(deposit)
+            if deposit.amount_nano <= room_nano:
+                room_nano -= deposit.amount_nano
+                orders.append(deposit)
         if self._is_current and self._contracts is not None and not orders:
             orders += find_unbacked(state, self._followed.stakes, self._contracts.scale)
         return orders
@@ -203,11 +199,12 @@ class EvmSettlement:
             reference = deposit_reference(at.chain_id, source.address, event.transaction, place)
             found.append(make_deposit(event, reference, at.scale))
         room_nano = AMOUNT_NANO_MAX - books.core.state.books.deposited_nano
-        self._waiting = [
-            deposit for deposit in not_booked(found, books.core.state.references) if deposit.amount_nano <= room_nano
-        ]
+        missing = not_booked(found, books.core.state.references)
+        self._waiting = [deposit for deposit in missing if deposit.amount_nano <= room_nano]
         if self._waiting:
             return False
+        for deposit in missing:
+            log.error("the books cannot hold a deposit of %d nano by %s", deposit.amount_nano, deposit.account)
         await books.commit()
         return True
 
