@@ -21,6 +21,8 @@ from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollouts import Rollout
 from prime_protocol.tolerance import Tolerance
 
+CONFIDENCE = 0.95
+PART_SIZES = (2, 4)
 Submission = list[RowNumbers]
 
 
@@ -43,6 +45,8 @@ class Rate:
     paper: int
     deployed: int
     """Submissions that the original's rules reject, with the paper's and with the deployed thresholds."""
+    parts: tuple[tuple[int, int, int], ...] = ()
+    """Of two and of four completions at a time: how many that are, parts, and those whose chunks convict."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -50,13 +54,16 @@ class Rate:
 
     @property
     def sure(self) -> float:
-        """Lower bound of the detection of a submission: what was counted, or what the rows alone say.
+        """Lower bound of the detection of a submission: what was counted, or what parts of it say.
 
-        The evidence of a row does not shrink in a longer file, so a submission is missed only if each row is. Rows are
-        drawn with seeds of their own, and taken to be missed independently.
+        The evidence of some rows does not shrink in a longer file, so a submission is missed only if each part of it
+        is. Rows are drawn with seeds of their own, and taken to be missed independently. The best of several bounds is
+        taken, so each has its share of the doubt.
         """
-        row_low, _ = confidence_interval(self.rows, self.rows_caught)
-        return max(self.interval[0], 1 - (1 - row_low) ** SAMPLES)
+        parts = ((SAMPLES, self.submissions, self.caught), (1, self.rows, self.rows_caught), *self.parts)
+        doubt = (1 - CONFIDENCE) / len(parts)
+        lows = [(size, confidence_interval(count, caught, 1 - doubt)[0]) for size, count, caught in parts]
+        return max(1 - (1 - low) ** (SAMPLES // size) for size, low in lows)
 
 
 def read_rows(scene: Scene, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowNumbers]:
@@ -143,4 +150,10 @@ def rate(name: str, submissions: Sequence[Submission], tolerance: Tolerance) -> 
         checks=tuple(sorted(set(firsts), key=lambda check: -firsts.count(check))),
         paper=sum(PAPER.rejects(rows) for rows in submissions),
         deployed=sum(DEPLOYED.rejects(rows) for rows in submissions),
+        parts=tuple(count_parts(rows, size, tolerance) for size in PART_SIZES),
     )
+
+
+def count_parts(rows: Sequence[RowNumbers], size: int, tolerance: Tolerance) -> tuple[int, int, int]:
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return size, len(parts), sum(tokens_needed(part, tolerance) is not None for part in parts)
