@@ -8,6 +8,7 @@ public run INTELLECT-2: 4,096 in 22 minutes. A slower run pays more epochs for t
 
 import argparse
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -239,10 +240,10 @@ def main() -> None:
 
 def print_ratio(epoch_gas: int) -> None:
     epoch_s = SettlementConfig().epoch_ms / 1000
-    epochs = ROLLOUTS / STEP_ROLLOUTS * STEP_S / epoch_s
-    ours = round(epochs * epoch_gas)
+    epochs = math.ceil(ROLLOUTS / STEP_ROLLOUTS * STEP_S / epoch_s)
+    ours = epochs * epoch_gas
     rate = f"{STEP_ROLLOUTS:,} in {STEP_S / 60:.0f} min"
-    print(f"\n{ROLLOUTS:,} rollouts at {rate} are {epochs:.2f} epochs of {epoch_s:.0f} s,")
+    print(f"\n{ROLLOUTS:,} rollouts at {rate} are settled in {epochs} epoch(s) of {epoch_s:.0f} s,")
     print(f"each one anchor and one payout root of {epoch_gas:,} gas: {ours:,} gas, {ours / ROLLOUTS:.0f} a rollout\n")
     print("| one transaction per submission of | gas | times ours |\n|---|---|---|")
     ratios = {}

@@ -39,7 +39,7 @@ class SettlementConfig:
     """evm: blocks on top of a block before what it says is believed."""
     poll_ms: Annotated[int, Between(50, 600_000)] = 4_000
     """evm: time between two looks at the chain."""
-    epoch_ms: Annotated[int, Between(1_000, 7 * DAY_MS)] = 600_000
+    epoch_ms: Annotated[int, Between(1_000, 7 * DAY_MS)] = HOUR_MS
     """evm: time between two anchored heads, and between two payout roots of a run."""
     slash_window_ms: Annotated[int, Between(1_000, 90 * DAY_MS)] = DAY_MS
     """evm: how long after its anchor a slash can be brought before the court."""
