@@ -3,8 +3,10 @@ killed, and the chain restarts and changes its mind.
 """
 
 import asyncio
+import os
 from pathlib import Path
 
+import pytest
 from integration.chain_network import UNBONDING_S, Network, network, until
 from integration.chain_parts import needs_anvil
 from integration.coordinator_parts import Party, publish, terms, until_beacon, until_drawn
@@ -47,6 +49,7 @@ async def tokens(made: Network, who: Party) -> int:
     return int(await made.read("token", "balanceOf", who.node))
 
 
+@pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes a minute: SLOW_TESTS=1")
 async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorganised(tmp_path: Path) -> None:
     async with network(tmp_path) as (made, is_up):
         ann = await made.join("ann", Role.WORKER)
