@@ -15,7 +15,7 @@ demo: $(READY)  ## a whole network on this machine trains a tiny model and catch
 
 test: $(READY) .vllm/ready  ## every test; fails under 100 % branch coverage of prime_protocol
 	sh tests/install_packages.sh test
-	.venv/bin/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
+	.venv/bin/python -m pytest -n 3 --dist worksteal --cov --cov-report=term-missing:skip-covered
 
 check: $(READY)  ## format, lint, types, import rules, house style
 	.venv/bin/ruff format --check .
