@@ -56,7 +56,7 @@ class Swarm:
             client, config.server, network=network, run=self._run, clock=clock, guard=self.guard, hear=self.hear
         )
         ways = (self.records.share, self.half.pass_on)
-        self._voice = Voice(key, network, self.guard, clock=clock, sequence=Sequence(), ways=ways)
+        self._voice = Voice(key, network, self.guard, clock=clock, sequence=Sequence.shared(), ways=ways)
         self._open_weights(key, dice)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
         self.server.add_routes(self._http)

@@ -88,7 +88,7 @@ class HttpClient:
         self._clock = clock
         self._dice = dice
         self._limits = limits
-        self._sequence = sequence or Sequence()
+        self._sequence = sequence or Sequence.shared()
 
     async def call(
         self,

@@ -11,7 +11,8 @@ from prime_protocol.exchange import Refusal, RefusalCode
 
 NEVER_DONE = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
 """The server says that it did not begin, so the request can be sent again, whatever it asks for."""
-PERHAPS_DONE = frozenset({RefusalCode.TIMED_OUT})
+PERHAPS_DONE = frozenset({RefusalCode.TIMED_OUT, RefusalCode.REPLAYED})
+"""Every attempt is sealed anew, so a number that was used before is one of another process with our key."""
 UNSIGNED = frozenset(
     {RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.SLOW, RefusalCode.TOO_LARGE, RefusalCode.MALFORMED}
 )

@@ -99,7 +99,7 @@ class Origin:
             hear=self._hear,
         )
         ways = (records.share, self._half.pass_on)
-        voice = Voice(self._key, network, self._guard, clock=self._clock, sequence=Sequence(), ways=ways)
+        voice = Voice(self._key, network, self._guard, clock=self._clock, sequence=Sequence.shared(), ways=ways)
         crier = Crier(
             self._server,
             voice,

@@ -84,7 +84,7 @@ async def publish(
     clock: Clock,
 ) -> Publication:
     """All of it, or LocalError or RemoteError; what was done by then is found done the next time."""
-    sequence = Sequence()
+    sequence = Sequence.shared()
     # A thread, since hashing takes a while and a trainer's loop has others to serve.
     store, made = await asyncio.to_thread(
         fill_store, config, key, checkpoint, step, sequence=sequence, keyframe=keyframe, now_ms=clock.now_ms()

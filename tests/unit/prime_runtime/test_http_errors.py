@@ -46,7 +46,7 @@ def test_only_what_was_never_begun_is_sent_again(code: RefusalCode) -> None:
     assert failure.retry_after_ms == 7
     assert ("5.0 s ahead" in str(failure.error)) is (code in ("clock", "restarted"))
     again = explain_refusal("http://h", refusal, now_ms=0, is_idempotent=True)
-    assert again.is_repeatable is (failure.is_repeatable or code == "timed_out")
+    assert again.is_repeatable is (failure.is_repeatable or code in ("timed_out", "replayed"))
 
 
 def test_a_skew_is_told_in_seconds_and_direction() -> None:

@@ -10,9 +10,15 @@ def test_numbers_rise_whatever_the_clock_does() -> None:
 
 
 def test_a_restart_goes_on_above() -> None:
-    before, after = Sequence(), Sequence()
-    last = max(before.next(1000) for _ in range(Sequence.STEPS_PER_MS))
+    before, after = Sequence(lambda: Sequence.OFFSETS - 1), Sequence()
+    last = max(before.next(1000) for _ in range(Sequence.OFFSETS))
     assert after.next(1001) > last
+
+
+def test_processes_with_one_key_rarely_draw_alike() -> None:
+    one, other = Sequence.shared(), Sequence.shared()
+    alike = sum(one.next(now_ms) == other.next(now_ms) for now_ms in range(1000, 3000))
+    assert alike < 40, "about 4 of 2,000"
 
 
 def test_numbers_fit_an_envelope_for_centuries() -> None:
