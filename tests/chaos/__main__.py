@@ -60,14 +60,15 @@ def main(argv: list[str] | None = None) -> int:
         )
         outcome = asyncio.run(work)
     except (LocalError, AssertionError) as error:
-        print(f"chaos with seed {args.seed} failed: {error}", file=sys.stderr)
+        print(f"chaos with seed {args.seed} failed: {error}; everybody's files are in {folder}", file=sys.stderr)
         return 1
-    finally:
-        if args.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(describe(outcome)))
     for trouble in outcome.trouble:
         print(f"TROUBLE: {trouble}")
+    if outcome.trouble:
+        print(f"everybody's files are in {folder}")
+    elif args.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
     print(result_line(outcome, args.seed))
     return 1 if outcome.trouble else 0
 

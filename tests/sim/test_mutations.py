@@ -16,7 +16,7 @@ from prime_simulator import host
 from prime_simulator.plan import Plan
 from prime_simulator.simulation import simulate
 
-SEEDS = range(1, 7)
+SEEDS = range(1, 21)
 
 HOLDER = (
     Patch(work, "submit", "if not turn.author == receipt.node == lease.node:", "if False:"),
@@ -32,9 +32,9 @@ TWICE_CREDITED = (
     ),
 )
 LEAD = "2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum"
-FORGERY_RING = {"liars": ("forger", "lazy", "colluder"), "malicious": 0.5, "seed": 5}
-"""Three of six validators let forgeries pass: enough for a quorum of liars, too few for a majority of all. With this
-seed all six are there when the first forgery comes."""
+FORGERY_RING = {"liars": ("forger", "lazy", "colluder"), "malicious": 0.5}
+"""Three of six validators let forgeries pass: enough for a quorum of liars, too few for a majority of all
+in worlds where all six are there when the first forgery comes."""
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
     "anybody may end a lease": (
@@ -240,8 +240,9 @@ def test_a_missing_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as mutated:
             for patch in patches:
                 apply_patch(patch, mutated)
-            seen |= {complaint.split(":")[0] for complaint in simulate(plan).complaints}
-        if checker in seen:
-            assert not find_complaints(plan), "the seed must pass with the rule in place"
+            found = {complaint.split(":")[0] for complaint in simulate(plan).complaints}
+        seen |= found
+        # In so small a world liars can be the majority of the few validators: then it proves nothing about the rule.
+        if checker in found and not find_complaints(plan):
             return
     raise AssertionError(f"nobody noticed that {rule}: expected {checker}, seen {seen or 'nothing'}")
