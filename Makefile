@@ -42,16 +42,14 @@ soak: $(READY)  ## the same for an hour, half of it on PostgreSQL and a bucket (
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services
 
-contracts: $(READY) contracts/node_modules/ready  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
+contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
+	sh tests/install_packages.sh contracts
 	cd contracts && sh tools/check.sh
 	CONTRACT_EXAMPLES=1000 .venv/bin/python -m pytest -q --timeout 3600 tests/contracts
 	.venv/bin/python bench/gas.py
 
-contracts/node_modules/ready: contracts/package.json contracts/package-lock.json
-	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
-	touch $@
-
-bench: $(READY) contracts/node_modules/ready .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
+bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
+	sh tests/install_packages.sh contracts
 	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with

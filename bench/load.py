@@ -52,6 +52,7 @@ from prime_protocol.ledger import replay  # noqa: E402
 from prime_protocol.messages import HEARTBEAT, LEASE, Activity, Heartbeat, LeaseRequest, Purpose  # noqa: E402
 from prime_runtime.clock import SystemClock  # noqa: E402
 from prime_runtime.http_limits import ServerLimits  # noqa: E402
+from prime_runtime.sequence import Sequence as Numbers  # noqa: E402
 
 SUBMITTERS = 40
 CLOSED_S = 4.0
@@ -92,7 +93,7 @@ class Node:
         self._address = f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}"
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._sequence = 0
+        self._sequence = Numbers()
 
     async def ask(self, url: str, endpoint: Endpoint[Any, Any], message: Any) -> tuple[int, int | None]:
         """Status, 0 where there was none, and when to come back."""
@@ -110,7 +111,6 @@ class Node:
 
     def _request(self, endpoint: Endpoint[Any, Any], message: Any) -> bytes:
         now_ms = SystemClock().now_ms()
-        self._sequence = max(self._sequence + 1, now_ms * 1024)
         run = RUN if endpoint in (HEARTBEAT, LEASE) else None
         frame = seal(
             self.key,
@@ -118,7 +118,7 @@ class Node:
             body=encode(message),
             network=NETWORK,
             run=run,
-            sequence=self._sequence,
+            sequence=self._sequence.next(now_ms),
             issued_at_ms=now_ms,
             life_ms=60_000,
         )

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What pip cannot bring: `build` before it, `test` before the tests. What is already there is left alone.
+# What pip cannot bring: `build` before it, `test` before the tests, and so on. What is already there is left alone.
 set -eu
 
 need() { # package, what for
@@ -14,6 +14,12 @@ need() { # package, what for
 
 want() { # the same, for a test that is skipped without it
     [ "$(id -u)" -ne 0 ] && echo "$2 is skipped without the Debian package $1" >&2 || need "$1" "$2"
+}
+
+packages_of() { # folder with a lock file of npm
+    cmp -s "$1/package-lock.json" "$1/node_modules/.installed" && return
+    npm ci --prefix "$1" --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp "$1/package-lock.json" "$1/node_modules/.installed"
 }
 
 case "$1" in
@@ -33,12 +39,12 @@ test)
     command -v tc >/dev/null || want iproute2 "the test on shaped links"
     command -v chromium >/dev/null || want chromium "the explorer's tests in a browser"
     command -v chromedriver >/dev/null || want chromium-driver "the explorer's tests in a browser"
-    # js-libp2p and axe-core, for tests that are skipped without Node.
-    for folder in tests/interop tests/axe; do
-        if command -v npm >/dev/null && ! cmp -s $folder/package-lock.json $folder/node_modules/.installed; then
-            npm ci --prefix $folder --ignore-scripts --no-audit --no-fund --loglevel=error
-            cp $folder/package-lock.json $folder/node_modules/.installed
-        fi
-    done
+    # js-libp2p, axe-core, forge and anvil, for tests that are skipped without Node.
+    if command -v npm >/dev/null; then
+        for folder in tests/interop tests/axe contracts; do packages_of $folder; done
+    fi
+    ;;
+contracts)
+    packages_of contracts
     ;;
 esac

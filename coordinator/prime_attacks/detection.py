@@ -13,9 +13,9 @@ from prime_attacks.gallery import ENGINES, ROWS, Attack, Verdict
 from prime_attacks.rules import DEPLOYED, PAPER, find_checks, tokens_needed
 from prime_attacks.scene import SAMPLES, Lease, Scene, digest
 from prime_devnet.cheats import open_cheat
-from prime_node.engine.measuring import Claim, RowNumbers, measure
-from prime_node.engine.seam import Engine, Text
-from prime_protocol.beacon import sample_seed
+from prime_node.engine.measuring import RowNumbers, measure
+from prime_node.engine.seam import Engine
+from prime_node.examination import list_claims
 from prime_protocol.errors import RemoteError
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollouts import Rollout
@@ -68,22 +68,8 @@ class Rate:
 
 def read_rows(scene: Scene, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowNumbers]:
     """What an honest engine makes of rows, in their order."""
-    briefing = scene.briefing
-    claims = [
-        Claim(
-            text=Text(
-                number=number,
-                prompt=row.prompt_tokens,
-                output=row.output_tokens,
-                seed=sample_seed(briefing.beacon, row.slot, row.sample),
-            ),
-            logprobs=row.output_logprobs,
-            proofs=row.proofs,
-        )
-        for number, row in enumerate(rows)
-    ]
-    seed = digest("audit", name)
-    readings = engine.read([claim.text for claim in claims], briefing.sampling)
+    claims, seed = list_claims(rows, scene.briefing.beacon), digest("audit", name)
+    readings = engine.read([claim.text for claim in claims], scene.briefing.sampling)
     numbers = [measure(claims[reading.number], reading, seed=seed) for reading in readings]
     return sorted(numbers, key=lambda each: each.row)
 

@@ -1,6 +1,7 @@
 """The gallery in full: the small one, then many submissions of each attack on a tiny model and on a pretrained one."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from prime_attacks.gallery import ENGINES
@@ -55,7 +56,7 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
 
 def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
     """Few completions, as each takes seconds: bounds are not calibrated but those of a devnet, and the defaults."""
-    yield Subject(
+    exact = Subject(
         name="SmolLM2-135M, run in float32",
         checkpoint=checkpoint,
         precision=Precision.FLOAT32,
@@ -66,15 +67,12 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         slots=PRETRAINED_SLOTS,
         tolerance=Tolerance(precision=Precision.FLOAT32, **recipe.TOLERANCE),  # type: ignore[arg-type]
     )
-    yield Subject(
+    yield exact
+    yield replace(
+        exact,
         name="SmolLM2-135M, run in bfloat16 with default bounds",
-        checkpoint=checkpoint,
         precision=Precision.BFLOAT16,
         writer=IMITATED,
-        readers=(FLOAT32,),
-        tokens_max=64,
-        honest_chunks=16,
-        slots=PRETRAINED_SLOTS,
         tolerance=Tolerance(),
         attacks=NEAR,
     )

@@ -4,27 +4,33 @@ The node hears of the liar first and asks it; later it hears of the origin too. 
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prime_attacks.gallery import RELAYS, Attack, Outcome, Verdict
-from prime_attacks.shard_parties import SHARD_BYTES, TRAINER, ShardParty, write_weights
+from prime_attacks.shard_parties import SHARD_BYTES, TRAINER, ShardHost, write_checkpoint
+from prime_node.shardcast.limits import FetchLimits
+from prime_protocol.manifest import Kind
 from prime_protocol.signed_manifest import SignedManifest
 
 LURE_S, WAIT_S = 8.0, 120.0
 """How long the node may be alone with the liar, and how long the whole may take."""
 LOOK_S = 0.05
+TENSOR_BYTES = 600_000
+LIMITS = FetchLimits(stall_ms=500, first_byte_ms=1_000)
+"""Everybody is on one machine: short patience."""
 
 
 @dataclass(slots=True)
 class Stage:
     """Who takes part."""
 
-    origin: ShardParty
-    liar: ShardParty
-    node: ShardParty
+    origin: ShardHost
+    liar: ShardHost
+    node: ShardHost
     old: SignedManifest
     new: SignedManifest
     stack: AsyncExitStack
@@ -104,16 +110,25 @@ async def attack_weights(folder: Path) -> AsyncIterator[tuple[Attack, Outcome]]:
 
 async def set_up(folder: Path, stack: AsyncExitStack) -> Stage:
     origin, liar, node = (
-        ShardParty(folder, "origin", key=TRAINER),
-        ShardParty(folder, "liar"),
-        ShardParty(folder, "node"),
+        ShardHost(folder, "origin", key=TRAINER, fetch=LIMITS),
+        ShardHost(folder, "liar", fetch=LIMITS),
+        ShardHost(folder, "node", fetch=LIMITS),
     )
     for party in (origin, liar, node):
         await party.start()
         stack.push_async_callback(party.stop)
-    old = origin.publish(write_weights(folder / "step0", 1), 0)
-    new = origin.publish(write_weights(folder / "step1", 2), 1)
-    return Stage(origin, liar, node, old, new, stack)
+    return Stage(origin, liar, node, publish(origin, folder, 0), publish(origin, folder, 1), stack)
+
+
+def publish(origin: ShardHost, folder: Path, step: int) -> SignedManifest:
+    """A checkpoint of one tensor, as a keyframe."""
+    tensors = {"w": random.Random(step).randbytes(TENSOR_BYTES)}
+    published = origin.publish(write_checkpoint(folder / f"step{step}", tensors), step, keyframe=True)
+    return next(signed for signed in published if signed.manifest.kind is Kind.KEYFRAME)
+
+
+def read_weights(host: ShardHost, signed: SignedManifest) -> bytes:
+    return (host.store.checkpoint_path(signed.root) / "model.safetensors").read_bytes()
 
 
 async def until_seen(stage: Stage, task: "asyncio.Task[object]") -> None:
@@ -136,7 +151,7 @@ async def play(stage: Stage, lie: Lie, attack: Attack) -> Outcome:
     fetcher.tell(stage.origin.claim(stage.new))
     async with asyncio.timeout(WAIT_S):
         await task
-    is_exact = stage.node.read(stage.new) == stage.origin.read(stage.new)
+    is_exact = read_weights(stage.node, stage.new) == read_weights(stage.origin, stage.new)
     told = f"{fetcher.corrupt} shards refused, {stage.asked} connections held; then the origin's bytes"
     is_caught = is_exact and not is_fooled
     return Outcome(verdict=Verdict.REFUSED if is_caught else None, checks=attack.caught_by, reason=told)

@@ -24,14 +24,14 @@ from prime_coordinator.run_terms import TermsConfig, to_terms
 from prime_node.briefing import Briefing
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
-from prime_node.engine.seam import Completion, Engine, Order, Text
+from prime_node.engine.seam import Engine, Text
 from prime_node.examination import Examination, examine
-from prime_protocol.beacon import sample_seed, slot_task
+from prime_node.worker import list_rows, make_orders, put_together
 from prime_protocol.digests import digest_fields
 from prime_protocol.entries import Outcome as Finding
 from prime_protocol.entries import Submitted
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Sample, Slot, Step
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollout_root import rollout_root
@@ -125,17 +125,10 @@ class Scene:
     def make_rows(self, engine: Engine, lease: Lease, step: Step = STEP) -> list[Rollout]:
         """What an engine makes of a lease."""
         briefing = self.briefing if step == STEP else self._brief(step)
-        places = [
-            (Slot(slot), Sample(sample))
-            for slot in range(lease.first_slot, lease.first_slot + lease.slots)
-            for sample in range(briefing.terms.samples_per_slot)
-        ]
-        orders = [make_order(briefing, number, *place) for number, place in enumerate(places)]
-        done = {completion.number: completion for completion in engine.generate(orders, briefing.sampling)}
-        return [
-            make_row(briefing, slot, sample, orders[number], done[number])
-            for number, (slot, sample) in enumerate(places)
-        ]
+        rows = list_rows(lease.first_slot, lease.slots, briefing)
+        orders = make_orders(rows, briefing)
+        done = sorted(engine.generate(orders, briefing.sampling), key=lambda completion: completion.number)
+        return put_together(rows, orders, done, briefing)
 
     def read_states(self, engine: Engine, rows: Sequence[Rollout]) -> NDArray[np.uint16]:
         """Hidden states of rows, end to end."""
@@ -240,26 +233,6 @@ async def open_scene(setting: Setting) -> AsyncIterator[Scene]:
     finally:
         await keeper.close()
         await checkers.close()
-
-
-def make_order(briefing: Briefing, number: int, slot: Slot, sample: Sample) -> Order:
-    task = slot_task(briefing.beacon, slot, briefing.family.size)
-    return Order(number=number, prompt=briefing.encode_prompt(task), seed=sample_seed(briefing.beacon, slot, sample))
-
-
-def make_row(briefing: Briefing, slot: Slot, sample: Sample, order: Order, done: Completion) -> Rollout:
-    return Rollout(
-        slot=slot,
-        sample=sample,
-        task=slot_task(briefing.beacon, slot, briefing.family.size),
-        temperature=briefing.terms.temperature,
-        target_length=None,
-        finish=done.finish,
-        prompt_tokens=order.prompt,
-        output_tokens=done.tokens,
-        output_logprobs=done.logprobs,
-        proofs=done.proofs,
-    )
 
 
 def make_terms(

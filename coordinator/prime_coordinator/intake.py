@@ -56,14 +56,7 @@ def expect(name: RunId, run: RunState, receipt: SubmissionReceipt) -> Expected:
             lease=receipt.lease,
             node=lease.node,
         ),
-        limits=RolloutLimits(
-            first_slot=lease.first_slot,
-            slots=lease.slots,
-            samples_per_slot=terms.samples_per_slot,
-            vocab_size=terms.vocabulary,
-            prompt_tokens_max=terms.prompt_tokens_max,
-            output_tokens_max=terms.output_tokens_max,
-        ),
+        limits=terms.rollout_limits(lease.first_slot, lease.slots),
         terms=terms,
         beacon=beacon,
     )

@@ -23,7 +23,7 @@ from prime_node.home import write_whole
 from prime_node.shardcast.weights import WeightsFetcher
 from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
+from prime_protocol.ids import Digest, NodeId, RunId, Step
 from prime_protocol.messages import STEP, StepFacts, StepWanted
 from prime_protocol.rollouts import RolloutFile, RolloutHeader, RolloutLimits
 from prime_protocol.tasks.family import Family
@@ -72,14 +72,7 @@ class Briefing:
         return RolloutHeader(run=self.run, step=self.step, checkpoint_root=self.root, lease=lease, node=node)
 
     def limits(self, first_slot: int, slots: int) -> RolloutLimits:
-        return RolloutLimits(
-            first_slot=Slot(first_slot),
-            slots=slots,
-            samples_per_slot=self.terms.samples_per_slot,
-            vocab_size=self.terms.vocabulary,
-            prompt_tokens_max=self.terms.prompt_tokens_max,
-            output_tokens_max=self.terms.output_tokens_max,
-        )
+        return self.terms.rollout_limits(first_slot, slots)
 
     def encode_prompt(self, task: int) -> NDArray[np.int32]:
         return np.array(self.model.encode_prompt(self.family.make(task).prompt), np.int32)

@@ -15,7 +15,7 @@ from prime_protocol.beacon import sample_seed
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.rollout_file import read_rollouts
-from prime_protocol.rollouts import RolloutFile, RolloutHeader, RolloutLimits, verify_derived, verify_header
+from prime_protocol.rollouts import Rollout, RolloutFile, RolloutHeader, RolloutLimits, verify_derived, verify_header
 from prime_protocol.weighing import Weighed
 
 
@@ -72,20 +72,7 @@ async def read_again(opened: Examination, briefing: Briefing, seat: Seat, seed: 
     longest = max(len(row.prompt_tokens) + len(row.output_tokens) for row in rows)
     if longest > seat.facts.context_max:
         raise LocalError(f"a row of {longest} tokens does not fit the engine, which reads {seat.facts.context_max}")
-    claims = [
-        Claim(
-            text=Text(
-                number=number,
-                prompt=row.prompt_tokens,
-                output=row.output_tokens,
-                seed=sample_seed(briefing.beacon, row.slot, row.sample),
-            ),
-            logprobs=row.output_logprobs,
-            proofs=row.proofs,
-        )
-        for number, row in enumerate(rows)
-    ]
-    numbers = await seat.process.check(claims, briefing.sampling, seed)
+    numbers = await seat.process.check(list_claims(rows, briefing.beacon), briefing.sampling, seed)
     weighed, flaws = weigh_rows(numbers, briefing.terms.tolerance)
     return Examination(
         file=opened.file,
@@ -95,6 +82,23 @@ async def read_again(opened: Examination, briefing: Briefing, seat: Seat, seed: 
         facts=seat.facts,
         software=seat.software,
     )
+
+
+def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[Claim]:
+    """What each row says of itself, numbered as in the file."""
+    return [
+        Claim(
+            text=Text(
+                number=number,
+                prompt=row.prompt_tokens,
+                output=row.output_tokens,
+                seed=sample_seed(beacon, row.slot, row.sample),
+            ),
+            logprobs=row.output_logprobs,
+            proofs=row.proofs,
+        )
+        for number, row in enumerate(rows)
+    ]
 
 
 async def examine(

@@ -133,16 +133,8 @@ class Worker:
         self, lease: LeaseGranted, briefing: Briefing, seat: Seat, on_progress: OnProgress
     ) -> tuple[bytes, RolloutFile]:
         """Generate, write down, and look at it as a validator would."""
-        rows = list_rows(lease, briefing)
-        prompts = {task: briefing.encode_prompt(task) for task in {row.task for row in rows}}
-        orders = [
-            Order(
-                number=number,
-                prompt=prompts[row.task],
-                seed=sample_seed(briefing.beacon, row.slot, row.sample),
-            )
-            for number, row in enumerate(rows)
-        ]
+        rows = list_rows(lease.first_slot, lease.slots, briefing)
+        orders = make_orders(rows, briefing)
         done = await seat.process.generate(
             orders,
             briefing.sampling,
@@ -214,12 +206,21 @@ class Worker:
         return receipt_id(receipt)
 
 
-def list_rows(lease: LeaseGranted, briefing: Briefing) -> list[Row]:
-    """Every sample of every slot of the lease, in the order of the file."""
+def list_rows(first_slot: int, slots: int, briefing: Briefing) -> list[Row]:
+    """Every sample of every slot of a lease, in the order of the file."""
     return [
         Row(Slot(slot), Sample(sample), slot_task(briefing.beacon, Slot(slot), briefing.family.size))
-        for slot in range(lease.first_slot, lease.first_slot + lease.slots)
+        for slot in range(first_slot, first_slot + slots)
         for sample in range(briefing.terms.samples_per_slot)
+    ]
+
+
+def make_orders(rows: Sequence[Row], briefing: Briefing) -> list[Order]:
+    """What the engine is asked for, numbered as the rows are."""
+    prompts = {task: briefing.encode_prompt(task) for task in {row.task for row in rows}}
+    return [
+        Order(number=number, prompt=prompts[row.task], seed=sample_seed(briefing.beacon, row.slot, row.sample))
+        for number, row in enumerate(rows)
     ]
 
 

@@ -19,7 +19,8 @@ from prime_protocol.constants import (
 )
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId
+from prime_protocol.ids import Digest, NodeId, Slot
+from prime_protocol.rollouts import RolloutLimits
 from prime_protocol.tolerance import Tolerance
 
 ANY_MODEL_FILES = Digest(bytes(DIGEST_BYTES))
@@ -89,6 +90,17 @@ class RunTerms:
             raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")
         if bool(self.upgrade_by_ms) != (self.version_next > self.version_min):
             raise RemoteError("version_next", f"is {self.version_next}; a planned one is higher and has its date")
+
+    def rollout_limits(self, first_slot: int, slots: int) -> RolloutLimits:
+        """What a file that answers a lease of these slots is held to."""
+        return RolloutLimits(
+            first_slot=Slot(first_slot),
+            slots=slots,
+            samples_per_slot=self.samples_per_slot,
+            vocab_size=self.vocabulary,
+            prompt_tokens_max=self.prompt_tokens_max,
+            output_tokens_max=self.output_tokens_max,
+        )
 
     def version_at(self, at_ms: int) -> int:
         """The lowest version accepted at that time."""

@@ -52,7 +52,7 @@ from prime_protocol.messages import (
 from prime_protocol.receipts import SubmissionReceipt, VerdictReceipt
 from prime_protocol.rollout_file import read_rollouts, write_rollouts
 from prime_protocol.rollout_root import rollout_root
-from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, RolloutLimits, proofs_size
+from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, proofs_size
 from prime_protocol.signing import WalletKey
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
@@ -65,6 +65,7 @@ from prime_runtime.http_client import HttpClient, Server, open_client
 from prime_runtime.http_errors import Refused
 from prime_runtime.http_limits import ClientLimits
 from prime_runtime.secret import Secret
+from prime_runtime.sequence import Sequence
 
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
 ROOT = Path(__file__).parents[2]
@@ -206,7 +207,7 @@ class Party:
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """Where each entry stands by the coordinator's word, and the entry's frame."""
     domain: Domain = EMBEDDED
-    _sequence: int = 0
+    _sequence: Sequence = field(default_factory=Sequence)
 
     @property
     def node(self) -> NodeId:
@@ -256,14 +257,13 @@ class Party:
 
     async def put(self, upload: Upload, data: bytes, digest: Digest) -> UploadReply:
         now_ms = SystemClock().now_ms()
-        self._sequence = max(self._sequence + 1, now_ms * 1024)
         frame = seal(
             self.key,
             kind=UPLOAD.kind,
             body=encode(upload),
             network=NETWORK,
             run=RUN,
-            sequence=self._sequence,
+            sequence=self._sequence.next(now_ms),
             issued_at_ms=now_ms,
             life_ms=60_000,
         )
@@ -290,14 +290,7 @@ class Party:
         header = RolloutHeader(run=RUN, step=lease.step, checkpoint_root=root, lease=lease.lease, node=self.node)
         rows = rows or make_rows(lease, beacon, wanted)
         data = write_rollouts(header, rows)
-        limits = RolloutLimits(
-            first_slot=lease.first_slot,
-            slots=lease.slots,
-            samples_per_slot=wanted.samples_per_slot,
-            vocab_size=wanted.vocabulary,
-            prompt_tokens_max=wanted.prompt_tokens_max,
-            output_tokens_max=wanted.output_tokens_max,
-        )
+        limits = wanted.rollout_limits(lease.first_slot, lease.slots)
         receipt = SubmissionReceipt(
             network=NETWORK,
             run=RUN,

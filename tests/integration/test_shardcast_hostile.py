@@ -185,10 +185,7 @@ async def test_a_reader_that_does_not_read_is_cut_off(
     big = write_checkpoint(tmp_path / "step1", make_tensors(2, tensors=1, size=64 * 2**20))
     other = ShardHost(tmp_path, "big", key=TRAINER)
     await other.start()
-    import shard_hosts
-
-    monkeypatch.setattr(shard_hosts, "SHARD", 32 * 2**20)
-    (large,) = other.publish(big, 0)
+    (large,) = other.publish(big, 0, shard_bytes=32 * 2**20)
     writers = []
     for _ in range(4):
         reader, writer = await connect(other)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from shard_hosts import (
-    SHARD,
+    SHARD_BYTES,
     TRAINER,
     ShardHost,
     announce,
@@ -95,7 +95,7 @@ async def test_one_corrupted_shard_costs_one_shard(make: Make, steps: Steps) -> 
     await obtain_all([relay], signed)
     stock = relay.store.stocks[signed.digest]
     stock.folder.joinpath("model.safetensors").write_bytes(
-        _flip(stock.folder.joinpath("model.safetensors").read_bytes(), 3 * SHARD + 7)
+        _flip(stock.folder.joinpath("model.safetensors").read_bytes(), 3 * SHARD_BYTES + 7)
     )
     node.fetcher.tell(announce(steps.origin, signed))
     node.fetcher.tell(relay.record())
@@ -131,7 +131,7 @@ async def test_a_late_joiner_is_served_by_peers_after_the_origin_has_gone(make: 
 
 async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: Steps) -> None:
     signed = steps.publish()
-    slow = UploadLimits(slots=8, address_slots=8, bytes_per_s=8 * SHARD)
+    slow = UploadLimits(slots=8, address_slots=8, bytes_per_s=8 * SHARD_BYTES)
     steps.origin.server.slots._limits = slow
     node = await start(make("node"))
     steps.tell(node, 0)
@@ -251,7 +251,7 @@ async def test_a_slow_parent_is_left_for_a_faster_one(make: Make, steps: Steps) 
 
 async def test_a_full_parent_names_its_children_and_the_tree_grows(make: Make, steps: Steps) -> None:
     """Each node knows the origin only, which serves one at a time: the rest must find each other through refusals."""
-    steps.origin.server.slots._limits = UploadLimits(slots=1, address_slots=1, bytes_per_s=40 * SHARD)
+    steps.origin.server.slots._limits = UploadLimits(slots=1, address_slots=1, bytes_per_s=40 * SHARD_BYTES)
     signed = steps.publish()
     nodes = [await start(make(f"node{number}")) for number in range(6)]
     for node in nodes:

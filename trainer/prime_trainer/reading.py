@@ -9,7 +9,7 @@ from prime_protocol.messages import StepFacts
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollout_root import rollout_root
-from prime_protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, verify_derived, verify_header
+from prime_protocol.rollouts import Rollout, RolloutHeader, verify_derived, verify_header
 from prime_protocol.tasks.family import Family
 from prime_trainer.advantages import compute_advantages, length_reward
 from prime_trainer.harvest import Group
@@ -23,15 +23,7 @@ def read_rows(
 ) -> tuple[Rollout, ...]:
     """The rows of a file that answers to its receipt, its lease and its step; RemoteError names what does not."""
     terms = facts.terms
-    limits = RolloutLimits(
-        first_slot=row.first_slot,
-        slots=row.slots,
-        samples_per_slot=terms.samples_per_slot,
-        vocab_size=terms.vocabulary,
-        prompt_tokens_max=terms.prompt_tokens_max,
-        output_tokens_max=terms.output_tokens_max,
-    )
-    file = read_rollouts(data, limits)
+    file = read_rollouts(data, terms.rollout_limits(row.first_slot, row.slots))
     header = RolloutHeader(
         run=receipt.run,
         step=receipt.step,
