@@ -19,6 +19,7 @@ from prime_node.journal import Journal
 from prime_node.shelf import Shelf
 from prime_node.worker import Worker
 from prime_protocol.entries import LeaseGranted
+from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NetworkId, RunId, Slot, Step
 from prime_protocol.messages import AuditTask, StepFacts, Weights
 from prime_protocol.receipts import SubmissionReceipt, receipt_id
@@ -96,6 +97,8 @@ class Scene:
             family=open_family(TaskSetSpec.parse(SCENE_TERMS.task_set)),
             model=ModelFiles.open(self.checkpoint),
         )
+        self.damage = ""
+        """What is wrong with the weights on this disk."""
         self.worker = Worker(
             KEY.node,
             NETWORK,
@@ -121,6 +124,10 @@ class Scene:
     async def facts(self, step: Step, root: Digest) -> StepFacts:
         weights = Weights(step=step, root=root, manifest=digest("manifest"), beacon=BEACON)
         return StepFacts(terms=SCENE_TERMS, beacon=BEACON, weights=weights)
+
+    async def check_weights(self, root: Digest) -> None:
+        if self.damage:
+            raise LocalError(self.damage)
 
     # --- What a validator is given ------------------------------------------------------------------------------------
 

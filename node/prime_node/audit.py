@@ -8,8 +8,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from prime_node.briefing import Briefings
-from prime_node.checks import Judgement
+from prime_node.briefing import Briefing, Briefings
+from prime_node.checks import Judgement, Rewards
 from prime_node.engine.keeper import EngineKeeper
 from prime_node.events import AuditDone, AuditFailed, Finding
 from prime_node.evidence import build_evidence, check_receipt, digest_metrics, open_evidence
@@ -90,16 +90,37 @@ class Auditor:
         path = f"/objects/{task.file_digest}"
         data = await fetch_file(self._client, self._server, path, task.file_digest, bytes_max=ROLLOUT_FILE_BYTES_MAX)
         async with self._briefings.about(task.step, task.checkpoint_root) as briefing:
-            header = briefing.header(task.lease, task.node)
-            limits = briefing.limits(task.first_slot, task.slots)
-            examined = await examine(data, briefing, header, limits, self._keeper, task.seed)
+            examined = await self._examine(data, briefing, task)
             rewards = None
             if examined.is_good and examined.file is not None:
                 rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
             judged = examined.judge(rewards)
+            if judged.outcome is not Outcome.ACCEPT and examined.numbers:
+                await self._confirm(data, briefing, task, judged, rewards)
             if judged.outcome is Outcome.ACCEPT:
                 return as_finding(judged, digest_metrics(judged.metrics))
             return as_finding(judged, await self._keep(task, data, examined, judged), has_bundle=True)
+
+    async def _examine(self, data: bytes, briefing: Briefing, task: AuditTask) -> Examination:
+        header = briefing.header(task.lease, task.node)
+        limits = briefing.limits(task.first_slot, task.slots)
+        return await examine(data, briefing, header, limits, self._keeper, task.seed)
+
+    async def _confirm(
+        self, data: bytes, briefing: Briefing, task: AuditTask, judged: Judgement, rewards: Rewards | None
+    ) -> None:
+        """A stake hangs on it: before a file is rejected it is read once more, with weights checked and loaded anew.
+
+        A bit that flipped on this machine is no fault of the worker.
+        """
+        await self._keeper.drop_weights()
+        await self._briefings.check_weights(briefing.root)
+        again = (await self._examine(data, briefing, task)).judge(rewards)
+        if again.outcome is not judged.outcome:
+            raise LocalError(
+                f"the file was found {judged.outcome} ({judged.reason}) and, read once more, {again.outcome}: "
+                "this machine's memory or its engine errs"
+            )
 
     async def _keep(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:
         """The evidence, on this disk before the verdict is signed."""

@@ -137,6 +137,10 @@ class Briefings:
                 model=await self._open_model(root, folder),
             )
 
+    async def check_weights(self, root: Digest) -> None:
+        """LocalError where they are not what was signed any more."""
+        await self._fetcher.check(root)
+
     async def facts(self, step: Step, root: Digest) -> StepFacts:
         """What the coordinator says of a step and a checkpoint."""
         known = self._facts.get((step, root))

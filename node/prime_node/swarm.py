@@ -153,9 +153,9 @@ class Swarm:
 
     async def _run_weights(self) -> None:
         """What is on disk is checked first. A relay then fetches whatever is announced, so that it can serve it."""
-        lost = await self.fetcher.recheck()
+        lost = await self.fetcher.look()
         if lost:
-            log.warning("%d shards on disk were damaged and are fetched again", lost)
+            log.warning("%d shards or checkpoints on disk were damaged and are fetched again", lost)
         if self._config.role is NodeRole.RELAY:
             await Following(self.fetcher, self._clock).run()
         while True:

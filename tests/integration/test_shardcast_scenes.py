@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,7 @@ async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: St
     steps.origin.server.slots._limits = UploadLimits(slots=8, address_slots=8)
     before = steps.origin.server.sent_shards
     again = await start(make("node"))
-    assert await again.fetcher.recheck() == 0
+    assert await again.fetcher.look() == 0
     steps.tell(again, 0)
     await obtain_all([again], signed)
     assert steps.origin.server.sent_shards - before <= shards_of(signed) - held + 1
@@ -229,10 +230,54 @@ async def test_a_damaged_checkpoint_is_found_at_the_next_start(make: Make, steps
     path = node.store.checkpoint_path(signed.root) / "model.safetensors"
     path.write_bytes(_flip(path.read_bytes(), 500_000))  # linked: the shard is damaged with it
     again = await start(make("node"))
-    assert await again.fetcher.recheck() == 2
+    assert await again.fetcher.look() == 2
     steps.tell(again, 0)
     await obtain_all([again], signed)
     assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", ".files"])
+async def test_nothing_damaged_is_handed_out_after_a_start(make: Make, steps: Steps, name: str) -> None:
+    steps.publish()
+    last = steps.publish()
+    node = await start(make("node"))
+    for step in (0, 1):
+        steps.tell(node, step)
+    await obtain_all([node], last)
+    path = node.store.checkpoint_path(last.root) / name
+    damaged = _flip(path.read_bytes(), path.stat().st_size // 2)
+    path.unlink()
+    path.write_bytes(damaged)
+    again = await start(make("node"))
+    for step in (0, 1):
+        steps.tell(again, step)
+    async with asyncio.timeout(20), again.fetcher.using(last.root) as folder:
+        whole = steps.origin.store.checkpoint_path(last.root)
+        for each in ("model.safetensors", "config.json"):
+            assert (folder / each).read_bytes() == (whole / each).read_bytes()
+
+
+async def test_two_that_want_one_checkpoint_do_not_write_over_each_other(
+    make: Make, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.publish()
+    last = steps.publish()
+    node = await start(make("node"))
+    for step in (0, 1):
+        steps.tell(node, step)
+    building, build = [], node.fetcher.assembler.build
+
+    def build_slowly(path: Sequence[SignedManifest]) -> None:
+        building.append(path)
+        assert len(building) == 1, "one at a time"
+        time.sleep(0.05)
+        build(path)
+        building.pop()
+
+    monkeypatch.setattr(node.fetcher.assembler, "build", build_slowly)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(node.fetcher.obtain(last.root) for _ in range(3)))
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
 
 
 async def test_a_slow_parent_is_left_for_a_faster_one(make: Make, steps: Steps) -> None:

@@ -174,6 +174,11 @@ class EngineKeeper:
         await process.close()
         self._forget()
 
+    async def drop_weights(self) -> None:
+        """Have the next caller load all of them."""
+        async with self._alone:
+            self.loaded = None
+
     async def renew(self) -> None:
         """Have the next caller start another process: the devices of this machine have changed."""
         async with self._alone:

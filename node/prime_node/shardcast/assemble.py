@@ -14,6 +14,7 @@ from prime_protocol.ids import Digest
 from prime_protocol.manifest import Kind, verify_base, verify_layout
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
+from prime_runtime.shardcast.notes import verify_notes
 from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, prepare_folder
 from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
 
@@ -68,6 +69,7 @@ class Assembler:
         if held is None:
             raise RemoteError("base", f"{base} is not here")
         verify_base(signed.manifest, held.manifest)
+        verify_notes(self._store.checkpoint_path(base))
         draft = self._start_draft(signed.root)
         copy = self._take_room(draft, base)
         records = self._store.stocks[signed.digest].view_file(0)
@@ -99,18 +101,22 @@ class Assembler:
 
     def recheck(self) -> int:
         """Checkpoints that are not what they say are removed; their number."""
-        lost = 0
-        for root, signed in self._store.checkpoints().items():
-            try:
-                mapped = map_checkpoint(self._store.checkpoint_path(root))
-                verify_checkpoint(mapped, signed.manifest, threads=self._threads)
-            except (RemoteError, LocalError) as error:
-                log.warning(
-                    "the checkpoint of step %d is damaged and is fetched again: %s", signed.manifest.step, error
-                )
-                self._store.remove_checkpoint(root)
-                lost += 1
-        return lost
+        return sum(not self.check(root) for root in self._store.checkpoints())
+
+    def check(self, root: Digest) -> bool:
+        """It is here and what was signed. A damaged one is removed."""
+        signed = self._store.checkpoints().get(root)
+        if signed is None:
+            return False
+        folder = self._store.checkpoint_path(root)
+        try:
+            verify_checkpoint(map_checkpoint(folder), signed.manifest, threads=self._threads)
+            verify_notes(folder)
+        except (RemoteError, LocalError) as error:
+            log.warning("the checkpoint of step %d is damaged and is fetched again: %s", signed.manifest.step, error)
+            self._store.remove_checkpoint(root)
+            return False
+        return True
 
     def retire(self, in_use: Collection[Digest] = ()) -> None:
         """Keep the newest few checkpoints. Others are removed, not written over: somebody may still read them."""

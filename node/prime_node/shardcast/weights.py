@@ -89,6 +89,10 @@ class WeightsFetcher:
         self._busy: dict[Digest, asyncio.Lock] = {}
         self._running: dict[Digest, Fetcher] = {}
         self._background: asyncio.Task[None] | None = None
+        self._building = asyncio.Lock()
+        """Two that want the same checkpoint would write over each other's draft."""
+        self._looking = asyncio.Lock()
+        self._has_looked = False
         self._in_use: Counter[Digest] = Counter()
         """Checkpoints that somebody works with, whatever their age."""
         self.corrupt = 0
@@ -129,10 +133,24 @@ class WeightsFetcher:
             )
         return found
 
-    async def recheck(self) -> int:
-        """After a start: compare everything that is said to be here with its digest; the number of shards lost."""
-        lost = sum([await stock.recheck(self._pool) for stock in self.store.newest_first()])
-        return lost + await asyncio.to_thread(self.assembler.recheck)
+    async def look(self) -> int:
+        """Once after a start: compare all that is said to be here with its digests; how many shards and checkpoints
+        were lost. Nothing that an earlier process left is used before.
+        """
+        async with self._looking:
+            if self._has_looked:
+                return 0
+            lost = sum([await stock.recheck(self._pool) for stock in self.store.newest_first()])
+            lost += await asyncio.to_thread(self.assembler.recheck)
+            self._has_looked = True
+            return lost
+
+    async def check(self, root: Digest) -> None:
+        """LocalError where a checkpoint on this disk is not what was signed any more; then it is removed."""
+        async with self._looking:
+            is_right = await asyncio.to_thread(self.assembler.check, root)
+        if not is_right:
+            raise LocalError(f"the checkpoint {root} on this disk was damaged; it is fetched again")
 
     async def close(self) -> None:
         await self._links.close()
@@ -147,6 +165,7 @@ class WeightsFetcher:
 
         `manifest` is one that leads there, where the caller knows it; others are known from announcements.
         """
+        await self.look()
         failures = 0
         while not self.has(root):
             self._news.clear()
@@ -195,6 +214,7 @@ class WeightsFetcher:
 
     async def fetch(self, signed: SignedManifest) -> Stock:
         """Every shard of one manifest."""
+        await self.look()
         async with self._alone(signed.digest):
             self._check_room(signed)
             # Backing a large file with blocks takes a while on some disks.
@@ -223,7 +243,8 @@ class WeightsFetcher:
 
     async def _build(self, path: list[SignedManifest]) -> bool:
         try:
-            await asyncio.to_thread(self.assembler.build, path)
+            async with self._building:
+                await asyncio.to_thread(self.assembler.build, path)
         except OSError as error:
             raise LocalError(f"step {path[-1].manifest.step} cannot be written: {error}") from None
         except (RemoteError, LocalError) as error:

@@ -5,6 +5,7 @@ transport/<digest>/<file>       a manifest's files at full size, shards written 
 transport/<digest>/.held        bitmap of the shards that were verified
 checkpoints/<root>/<file>       a whole checkpoint; a keyframe's files are the transported ones, linked
 checkpoints/<root>/.manifest    the frame that says what its tensors must be
+checkpoints/<root>/.files       digests of what lies beside them
 
 A name here is a digest that was parsed, or a file name that the manifest's own rules let through: nothing a peer says
 leads out of the folder. One process writes in it at a time. What a power cut left behind is found when `Stock.recheck`
@@ -22,6 +23,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.manifest_path import Link, make_link
 from prime_protocol.signed_manifest import SignedManifest, open_manifest
+from prime_runtime.shardcast.notes import write_notes
 from prime_runtime.shardcast.stock import Stock
 
 log = logging.getLogger(__name__)
@@ -156,6 +158,7 @@ class ShardStore:
 
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
         """Give a checkpoint its name: from then on it is whole, or not there."""
+        write_notes(draft)
         write_whole(draft / MANIFEST_NAME, signed.frame)
         path = self.checkpoint_path(signed.root)
         if path.exists():

@@ -148,6 +148,30 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert not list((bench.scene.folder / "files").iterdir()), "and nothing is kept of it"
 
 
+async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench) -> None:
+    model, keeper = bench.scene.checkpoint / "model.safetensors", bench.scene.keeper
+    good = model.read_bytes()
+    middle = len(good) // 2
+    model.write_bytes(good[:middle] + bytes(byte ^ 0x40 for byte in good[middle : middle + 64]) + good[middle + 64 :])
+    await keeper.drop_weights()
+    briefing = bench.scene.briefing
+    async with keeper.turn(briefing.root, briefing.folder, briefing.terms.tolerance.precision):
+        model.write_bytes(good)
+    assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert "was found hard" in bench.auditor.problem
+    assert "read once more, accept" in bench.auditor.problem
+    assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT, "what it holds now was loaded anew"
+
+
+async def test_nothing_is_rejected_with_weights_that_are_damaged_on_disk(bench: Bench) -> None:
+    bench.scene.damage = "the checkpoint is damaged"
+    try:
+        assert isinstance(await bench.audit(bench.forge(swap_token)), AuditFailed)
+    finally:
+        bench.scene.damage = ""
+    assert bench.auditor.problem == "the checkpoint is damaged"
+
+
 @pytest.mark.parametrize("name", FORGERIES)
 async def test_a_forgery_is_hard_and_its_evidence_says_where(bench: Bench, name: str) -> None:
     forged = bench.forge(FORGERIES[name])
