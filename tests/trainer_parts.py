@@ -38,3 +38,10 @@ def make_learner(folder: Path, *, reference: bool = False, **changes: Any) -> Le
         schedule=schedule,
         reference=Policy.load(folder) if reference else None,
     )
+
+
+def flip_bit(path: Path) -> None:
+    """One, in the middle of a file."""
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)

@@ -11,6 +11,7 @@ from integration.coordinator_parts import RUN
 from integration.swarm_parts import WAIT_S
 from integration.trainer_child import get_server, run
 from integration.trainer_scene import Scene, running_scene
+from trainer_parts import flip_bit
 
 from prime_protocol.ids import Step
 from prime_trainer.checkpoints import find_newest
@@ -45,7 +46,7 @@ async def check_disk(scene: Scene, where: str) -> int:
     """What is on disk is whole, and the log is at its step or at the one before."""
     published = [entry["step"] for entry in await scene.entries("CheckpointPublished")]
     assert published == list(range(len(published))), f"{where}: {published}"
-    saved = find_newest(scene.trainer / "checkpoints")
+    saved = find_newest(scene.trainer / "checkpoints").saved
     if saved is None:
         assert published == [], where
         return -1
@@ -55,7 +56,7 @@ async def check_disk(scene: Scene, where: str) -> int:
 
 async def check_end(scene: Scene) -> None:
     entries = await scene.entries("CheckpointPublished")
-    saved = find_newest(scene.trainer / "checkpoints")
+    saved = find_newest(scene.trainer / "checkpoints").saved
     assert saved is not None
     assert [entry["step"] for entry in entries] == list(range(saved.position.step + 1))
     trained = [name for entry in entries for name in entry["trained_on"]]
@@ -90,3 +91,24 @@ async def test_trainer_may_be_killed_anywhere(tmp_path: Path) -> None:
         process.start()
         assert await finish(process, log) == 0, log.read_text()[-3000:]
         await check_end(scene)
+
+
+async def test_trainer_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    """Whether its step was published or not: the log has every step once, and what stands in it can be gone on from."""
+    server, log = get_server(), tmp_path / "trainer.log"
+    async with running_scene(tmp_path) as scene:
+        for place, damaged in (
+            ("prime_trainer.publishing:fill_store:after:3", "step-00000002/optimizer.safetensors"),
+            ("prime_trainer.publishing:announce:before:2", "step-00000003/model/model.safetensors"),
+        ):
+            process = server.Process(target=run, args=(scene.words(), log, place))
+            process.start()
+            assert await finish(process, log) == -signal.SIGKILL, f"{place}\n{log.read_text()[-3000:]}"
+            flip_bit(scene.trainer / "checkpoints" / damaged)
+        process = server.Process(target=run, args=(scene.words("--steps", "5"), log))
+        process.start()
+        assert await finish(process, log) == 0, log.read_text()[-3000:]
+        await check_end(scene)
+        text = log.read_text()
+        for name in ("step-00000002", "step-00000003"):
+            assert f"checkpoints/{name} is damaged" in text

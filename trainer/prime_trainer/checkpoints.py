@@ -5,14 +5,16 @@
                               position.json       the rest, and a digest of every file
 
 A step is published from its checkpoint and only after that is on disk. So whatever moment a trainer is killed at, what
-it has published it can go on from, and what it publishes again is the same.
+it has published it can go on from, and what it publishes again is the same. What to do about a checkpoint that is not
+as it was written is in mending.py.
 """
 
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ from prime_trainer.tensor_files import Planned, digest_file, sync, sync_tree, wr
 
 MODEL, WEIGHTS, OPTIMIZER, POSITION = "model", "model.safetensors", "optimizer.safetensors", "position.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+DRAFT, DAMAGED = ".draft", ".damaged"
 NAME = re.compile(r"step-(\d{8})")
-DRAFT = ".draft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,28 @@ class Saved:
         return self.folder / MODEL
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint that is not as it was written."""
+
+    folder: Path
+    problem: str
+
+    @property
+    def step(self) -> int:
+        return int(self.folder.name.removesuffix(DAMAGED).removeprefix("step-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to go on from."""
+
+    saved: Saved | None
+    """The newest one that is whole."""
+    damaged: tuple[Damaged, ...]
+    """Newer ones, newest first."""
+
+
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -68,12 +92,26 @@ def save(
 
     `model_files` is the model folder whose configuration and tokenizer go along.
     """
-    final = folder / f"step-{position.step:08}"
     weights, moments = plan_weights(model), plan_moments(model, optimizer)
     if not ranks.is_first:
         for each in (*weights, *moments):
             each.get()
-        return final
+        return get_folder(folder, position.step)
+    final = write(folder, model_files, position, weights, moments)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def get_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08}"
+
+
+def write(
+    folder: Path, model_files: Path, position: Position, weights: Sequence[Planned], moments: Sequence[Planned]
+) -> Path:
+    """The checkpoint's folder, which has its name only once all of it is on disk."""
+    final = get_folder(folder, position.step)
     draft = final.with_name(final.name + DRAFT)
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -87,8 +125,6 @@ def save(
         sync(folder)
     except OSError as error:
         raise LocalError(f"cannot write the checkpoint {final}: {error.strerror}; make room there") from None
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
     return final
 
 
@@ -111,6 +147,14 @@ def plan_moments(model: Any, optimizer: Any) -> list[Planned]:
 
 def _plan(name: str, value: Any) -> Planned:
     return Planned(name, tuple(value.shape), torch.float32, lambda: gather(value))
+
+
+def plan_file(file: Any, dtype: Any) -> list[Planned]:
+    """The tensors of an open safetensors file, as another type of number."""
+    return [
+        Planned(name, tuple(file.get_slice(name).get_shape()), dtype, partial(file.get_tensor, name))
+        for name in sorted(file.keys())
+    ]
 
 
 def copy_files(source: Path, target: Path) -> dict[str, str]:
@@ -149,22 +193,22 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
 
 
-def find_newest(folder: Path) -> Saved | None:
-    """The newest checkpoint, every byte of it checked; None where there is none."""
-    found = list_checkpoints(folder)
-    if not found:
-        return None
-    try:
-        return Saved(found[-1], check(found[-1]))
-    except RemoteError as error:
-        raise LocalError(
-            f"the checkpoint {found[-1]} is damaged: {error}. If its step was not published, remove that folder to go "
-            "on from the step before; if it was, restore it from a copy"
-        ) from None
+def find_newest(folder: Path) -> Found:
+    """The newest checkpoint of which every byte is as it was written."""
+    damaged = [Damaged(path, "was set aside before") for path in folder.glob(f"step-*{DAMAGED}")]
+    saved = None
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            saved = Saved(path, check(path))
+            break
+        except RemoteError as error:
+            damaged.append(Damaged(path, str(error)))
+    newer = [each for each in damaged if saved is None or each.step > saved.position.step]
+    return Found(saved, tuple(sorted(newer, key=lambda each: -each.step)))
 
 
-def check(checkpoint: Path) -> Position:
-    """RemoteError names the file that is not as it was written."""
+def check(checkpoint: Path, part: str = "") -> Position:
+    """RemoteError names the file that is not as it was written. `part` is all that is looked at, where it is given."""
     try:
         facts = json.loads((checkpoint / POSITION).read_text())
         digest = facts.pop("digest")
@@ -180,9 +224,13 @@ def check(checkpoint: Path) -> Position:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RemoteError(POSITION, f"cannot be read: {error}") from None
     for name, digest in facts["files"].items():
-        if not (checkpoint / name).is_file() or digest_file(checkpoint / name) != digest:
+        if name.startswith(part) and not is_file_of(checkpoint / name, digest):
             raise RemoteError(name, "is not as it was written")
     return position
+
+
+def is_file_of(path: Path, digest: str) -> bool:
+    return path.is_file() and digest_file(path) == digest
 
 
 def load_optimizer(saved: Saved, model: Any, optimizer: Any) -> None:

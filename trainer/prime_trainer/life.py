@@ -20,11 +20,12 @@ from prime_runtime.lock import Lock, lock_file
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox import Sandbox
 from prime_runtime.supervision import Part, Supervisor
-from prime_trainer.checkpoints import Position, find_newest
+from prime_trainer.checkpoints import Position, find_newest, get_folder
 from prime_trainer.collecting import Collector
 from prime_trainer.harvest import Batch, Harvest
 from prime_trainer.learning import Learner
 from prime_trainer.measuring import Measurer
+from prime_trainer.mending import mend
 from prime_trainer.notes import Notes
 from prime_trainer.publication import Publisher
 from prime_trainer.ranks import Ranks
@@ -133,8 +134,9 @@ class Trainer:
 
     async def _work(self, key: WalletKey, client: HttpClient, sandbox: Sandbox, notes: Notes) -> None:
         config = self._config
-        saved = await asyncio.to_thread(find_newest, config.folder / CHECKPOINTS)
-        begin = await asyncio.to_thread(choose_start, config, saved)
+        checkpoints = config.folder / CHECKPOINTS
+        found = await asyncio.to_thread(find_newest, checkpoints)
+        begin = await asyncio.to_thread(choose_start, config, found.saved)
         model_files = await asyncio.to_thread(ModelFiles.open, begin.model)
         harvest = Harvest(config.batch, dict.fromkeys(begin.position.trained_on, int(begin.position.step)))
         collector = Collector(config, client, harvest, model_files, sandbox, self._clock)
@@ -144,8 +146,10 @@ class Trainer:
         seen = await collector.meet(self._stop)
         if seen is None:
             return
+        saved = await asyncio.to_thread(mend, config, key.node, checkpoints, found, seen.latest)
+        begin = await asyncio.to_thread(choose_start, config, saved)
         check_run(seen, key.node, model_files.digest, begin)
-        notes.mend(dict(begin.position.facts))
+        notes.mend(begin.position.step, dict(begin.position.facts))
         desk = self._make_desk(begin, collector, publisher, notes)
         learner = await asyncio.to_thread(self._begin, begin, desk)
         publisher.published = Step(seen.latest)
@@ -203,7 +207,7 @@ class Bridge:
         self._loop.call_soon_threadsafe(self._collector.harvest.learnt, names, step)
 
     def publish(self, position: Position) -> None:
-        self._loop.call_soon_threadsafe(self._publisher.begin, self._checkpoints / f"step-{position.step:08}", position)
+        self._loop.call_soon_threadsafe(self._publisher.begin, get_folder(self._checkpoints, position.step), position)
 
     def wait(self) -> None:
         self._run(self._publisher.wait())

@@ -89,11 +89,13 @@ class Notes:
             if isinstance(facts.get(name), int | float):
                 gauge.at().set(facts[name])
 
-    def mend(self, facts: dict[str, Any]) -> None:
-        """At a start: drop half a line, and write what was lost between a checkpoint and its line."""
+    def mend(self, step: int, facts: dict[str, Any]) -> None:
+        """At a start from a checkpoint: drop half a line and steps that are lost, write what was lost between a
+        checkpoint and its line.
+        """
         lines = self._path.read_text().split("\n") if self._path.exists() else [""]
-        whole = [line for line in lines[:-1] if line]
-        if lines[-1]:
+        whole = [line for line in lines[:-1] if line and json.loads(line)["step"] <= step]
+        if whole != lines[:-1] or lines[-1]:
             self._path.write_text("".join(line + "\n" for line in whole))
         for line in whole[-CURVE_STEPS:]:
             self.show(json.loads(line))

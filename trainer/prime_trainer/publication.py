@@ -8,7 +8,6 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,10 +18,10 @@ from prime_protocol.ids import Step
 from prime_protocol.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.http_errors import Unreachable
-from prime_trainer.checkpoints import WEIGHTS, Position, copy_files
+from prime_trainer.checkpoints import MODEL, WEIGHTS, Position, check, copy_files, plan_file
 from prime_trainer.collecting import first_of
 from prime_trainer.publishing import Publication, choose_keyframe, publish
-from prime_trainer.tensor_files import Planned, write_tensors
+from prime_trainer.tensor_files import write_tensors
 from prime_trainer.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,8 @@ class Publisher:
 
     async def _publish(self, checkpoint: Path, position: Position) -> None:
         try:
-            copy = await asyncio.to_thread(make_copy, checkpoint / "model", self._config.folder / "outgoing")
+            await asyncio.to_thread(check_model, checkpoint)
+            copy = await asyncio.to_thread(make_copy, checkpoint / MODEL, self._config.folder / "outgoing")
             done = await self._try(copy, position)
         except (LocalError, RemoteError, OSError):
             self._stop.set()
@@ -103,15 +103,22 @@ class Publisher:
             wait_ms = min(RETRY_MS_MAX, 2 * wait_ms)
 
 
+def check_model(checkpoint: Path) -> None:
+    """What is published is what was learnt: LocalError where the disk says something else by now."""
+    try:
+        check(checkpoint, MODEL)
+    except RemoteError as error:
+        raise LocalError(
+            f"the checkpoint {checkpoint} was damaged before it was published: {error}; start again: the trainer goes "
+            "on from the one before"
+        ) from None
+
+
 def make_copy(model: Path, target: Path) -> Path:
     """The model folder as it is published, in bf16; always the same bytes for the same checkpoint."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     copy_files(model, target)
     with safe_open(model / WEIGHTS, "pt") as file:
-        planned = [
-            Planned(name, tuple(file.get_slice(name).get_shape()), torch.bfloat16, partial(file.get_tensor, name))
-            for name in sorted(file.keys())
-        ]
-        write_tensors(target / WEIGHTS, planned)
+        write_tensors(target / WEIGHTS, plan_file(file, torch.bfloat16))
     return target

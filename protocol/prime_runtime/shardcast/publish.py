@@ -4,6 +4,7 @@ Doing it twice for a step gives what was published the first time: a trainer tha
 The store links the checkpoint's files instead of copying them, so they must not be written again in place.
 """
 
+import logging
 import os
 import shutil
 from collections import deque
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from prime_protocol.constants import SHARD_BYTES
-from prime_protocol.errors import LocalError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, Step
 from prime_protocol.manifest import Manifest
 from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
 from prime_protocol.signed_manifest import SignedManifest, seal_manifest
 from prime_protocol.signing import WalletKey
 from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
 from prime_runtime.shardcast.store import ShardStore
+
+log = logging.getLogger(__name__)
 
 THREADS = os.cpu_count() or 1
 
@@ -34,10 +37,19 @@ class KeptMap:
         self._kept: tuple[Digest, MappedCheckpoint] | None = None
         self._spent: MappedCheckpoint | None = None
 
-    def get(self, store: ShardStore, root: Digest) -> MappedCheckpoint:
-        if self._kept is not None and self._kept[0] == root:
+    def get(self, store: ShardStore, base: SignedManifest, threads: int) -> MappedCheckpoint | None:
+        """Kept, or mapped anew and compared with what was published; None where that is not what is there any more."""
+        if self._kept is not None and self._kept[0] == base.root:
             return self._kept[1]
-        return map_checkpoint(store.checkpoint_path(root))
+        path = store.checkpoint_path(base.root)
+        try:
+            mapped = map_checkpoint(path)
+            verify_checkpoint(mapped, base.manifest, threads=threads)
+        except (LocalError, RemoteError) as error:
+            # Nobody could apply a delta from it. The next checkpoint goes out whole, and this one is removed then.
+            log.error("step %d in %s is not what was published: %s", base.manifest.step, path, error)
+            return None
+        return mapped
 
     def keep(self, store: ShardStore, root: Digest, mapped: MappedCheckpoint) -> None:
         """Instead of the one before, whose pages go with `rest`, or at the latest with the next one's."""
@@ -84,8 +96,9 @@ def publish_checkpoint(
 
     made = []
     if base is not None and _has_same_tensors(base.manifest, mapped):
-        before = kept.get(store, base.root)
-        made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
+        before = kept.get(store, base, threads)
+        if before is not None:
+            made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
     if keyframe or not made:
         sources = [file.source for file in mapped.files]
         signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import make_checkpoint
-from trainer_parts import make_sample
+from trainer_parts import flip_bit, make_sample
 
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, Step
@@ -15,7 +15,7 @@ from prime_trainer.checkpoints import Position, find_newest, list_checkpoints, l
 from prime_trainer.learning import Learner
 from prime_trainer.optimizer import GradientGuard, make_optimizer
 from prime_trainer.policy import Policy
-from prime_trainer.publication import make_copy
+from prime_trainer.publication import check_model, make_copy
 from prime_trainer.ranks import Ranks
 from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
 
@@ -58,7 +58,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path
     for step in (1, 2):
         learner.learn(SAMPLES, step)
     keep(learner, tmp_path, model, 2)
-    saved = find_newest(tmp_path)
+    saved = find_newest(tmp_path).saved
     assert saved is not None
     position = saved.position
     assert (position.step, position.trained_on, position.facts["loss"]) == (2, NAMES, 0.5)
@@ -72,12 +72,12 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path
 
 def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
-    assert find_newest(tmp_path) is None
+    assert find_newest(tmp_path).saved is None
     (tmp_path / "step-00000009.draft").mkdir()
     for step in range(4):
         keep(learner, tmp_path, model, step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    saved = find_newest(tmp_path)
+    saved = find_newest(tmp_path).saved
     assert saved is not None
     assert saved.position.step == 3
 
@@ -85,21 +85,33 @@ def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tm
 @pytest.mark.parametrize(
     "name", ["model/model.safetensors", "optimizer.safetensors", "position.json", "model/config.json"]
 )
-def test_damaged_file_is_named_and_nothing_is_loaded(model: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tmp_path: Path, name: str) -> None:
     learner = make_learner(model)
     learner.learn(SAMPLES, 1)
-    path = keep(learner, tmp_path, model, 1) / name
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(LocalError, match=name.replace(".", r"\.")):
-        find_newest(tmp_path)
+    keep(learner, tmp_path, model, 1)
+    path = keep(learner, tmp_path, model, 2)
+    flip_bit(path / name)
+    found = find_newest(tmp_path)
+    assert found.saved is not None
+    assert found.saved.position.step == 1
+    (damaged,) = found.damaged
+    assert damaged.folder == path
+    assert name in damaged.problem
 
 
 def test_missing_file_is_named_too(model: Path, tmp_path: Path) -> None:
     (keep(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
-    with pytest.raises(LocalError, match=r"optimizer\.safetensors: is not as it was written"):
-        find_newest(tmp_path)
+    found = find_newest(tmp_path)
+    assert found.saved is None
+    assert "optimizer.safetensors: is not as it was written" in found.damaged[0].problem
+
+
+def test_weights_that_changed_on_disk_are_not_published(model: Path, tmp_path: Path) -> None:
+    path = keep(make_learner(model), tmp_path, model, 1)
+    check_model(path)
+    flip_bit(path / "model/model.safetensors")
+    with pytest.raises(LocalError, match=r"damaged before it was published: model/model\.safetensors"):
+        check_model(path)
 
 
 def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_the_same(

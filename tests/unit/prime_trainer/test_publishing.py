@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from gossip_words import NETWORK, NOW_MS, RUN, digest_of, key_of
 from integration.swarm_parts import make_checkpoint
+from trainer_parts import flip_bit
 
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Step
@@ -64,6 +65,25 @@ def test_the_log_names_the_keyframe_where_there_is_one_and_old_versions_go(tmp_p
     assert retire(store, 5) == 0
     assert retire(store, 2) == 2, "the keyframe and the delta before the one that is kept"
     assert {stock.manifest.step for stock in store.stocks.values()} == {2, 3}
+
+
+def test_no_delta_is_made_from_a_base_that_is_not_what_was_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ShardStore(tmp_path / "store", network=NETWORK, run=RUN, trainer=TRAINER.node)
+    made = []
+    for step in range(3):
+        checkpoint = make_checkpoint(tmp_path / f"step-{step}", seed=step, values=4_000, changed=0.01 * step)
+        if step == 1:
+            flip_bit(max(store.checkpoint_path(made[0][0].root).glob("*.safetensors")))
+        made.append(
+            publish_checkpoint(
+                store, checkpoint, key=TRAINER, step=Step(step), sequence=Sequence(), now_ms=NOW_MS, keyframe=False
+            )
+        )
+    assert [[each.manifest.kind for each in step] for step in made] == [[Kind.KEYFRAME], [Kind.KEYFRAME], [Kind.DELTA]]
+    assert "is not what was published" in caplog.text
+    assert list(store.checkpoints()) == [made[2][0].root], "nothing is built on the damaged one again"
 
 
 def test_settings_of_publish_and_origin_are_checked_by_name() -> None:

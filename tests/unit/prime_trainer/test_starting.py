@@ -66,13 +66,13 @@ def test_folder_that_does_not_fit_is_refused_with_what_to_do(seen: RunSeen, step
 
 def test_steps_are_written_once_and_mended_after_a_crash(tmp_path: Path) -> None:
     notes, path = Notes(tmp_path, 0), tmp_path / "steps.jsonl"
-    notes.mend({})
+    notes.mend(0, {})
     notes.write(FACTS)
     with path.open("a") as file:
         file.write('{"step": 2, "los')
     for _ in range(2):
         notes = Notes(tmp_path, 1)
-        notes.mend({**FACTS, "step": 2})
+        notes.mend(2, {**FACTS, "step": 2})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
     assert notes.last["step"] == 2
     assert list(notes.curves["reward_mean"]) == [0.25, 0.25], "as far as the file goes back"
@@ -83,6 +83,9 @@ def test_steps_are_written_once_and_mended_after_a_crash(tmp_path: Path) -> None
     assert text("prime_trainer_starved_s_total") == 4.0
     assert text("prime_trainer_steps_skipped_total") == 1
     assert text("prime_trainer_trained_tokens_total") == 100
+    notes = Notes(tmp_path, 2)
+    notes.mend(3, {**FACTS, "step": 3})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3], "step 4 will be another"
 
 
 def test_status_is_shown_from_the_report_alone() -> None:
