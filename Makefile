@@ -37,10 +37,10 @@ chaos: $(READY)  ## break a network of real processes by a schedule, two minutes
 	sh tests/install_packages.sh chaos
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds 100 $(CHAOS)
 
-soak: $(READY)  ## the same for an hour, half of it on PostgreSQL and a bucket (SOAK_S= seconds of each half)
+soak: $(READY)  ## the same for an hour, half of it on PostgreSQL, a bucket and a chain (SOAK_S= seconds of each half)
 	sh tests/install_packages.sh chaos
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
-	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services
+	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services --chain
 
 contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
 	sh tests/install_packages.sh contracts
@@ -68,10 +68,11 @@ oracle: .oracle/ready  ## the public packages that vectors and benchmarks compar
 	sh tests/oracle/install_vllm.sh
 	touch $@
 
-$(READY): pyproject.toml constraints.txt hatch_build.py tests/install_packages.sh $(KERNELS)
+$(READY): pyproject.toml constraints.txt hashes.txt hatch_build.py tests/install_packages.sh $(KERNELS)
 	sh tests/install_packages.sh build
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
+	$(PIP) --require-hashes --no-deps --requirement hashes.txt
 	$(PIP) --editable '.[node,tasks,p2p,evm,dev]'
 	touch $@
 

@@ -31,6 +31,7 @@ chaos)
     command -v tc >/dev/null || want iproute2 "a fault of the network"
     ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || want faketime "a fault of the clock"
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || want postgresql "its loss"
+    packages_of contracts
     ;;
 test)
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pin_hashes import LEFT_OUT, read_pins
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "node", "coordinator", "trainer")
@@ -137,3 +138,8 @@ def test_every_decision_and_protocol_page_is_in_the_reading_order() -> None:
         name for name in tracked("docs/*.md") if name != "docs/README.md" and name.removeprefix("docs/") not in index
     ]
     assert not missing, f"docs/README.md does not lead to {missing}"
+
+
+def test_every_pinned_release_has_its_hashes() -> None:
+    pins, hashed = (read_pins((ROOT / name).read_text()) for name in ("constraints.txt", "hashes.txt"))
+    assert hashed == {name: version for name, version in pins.items() if name not in LEFT_OUT}

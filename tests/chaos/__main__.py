@@ -28,6 +28,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--services", action="store_true", help="PostgreSQL and a bucket instead of SQLite and a folder"
     )
+    parser.add_argument("--chain", action="store_true", help="stake and pay on a chain, which goes away too")
     parser.add_argument("--only", default="", help="kinds whose names hold one of these words: kill,clock")
     parser.add_argument("--plan", action="store_true", help="only print the schedule's first 40 faults")
     parser.add_argument("--folder", type=Path, help="keep everybody's files and words there")
@@ -37,6 +38,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     abilities = find_abilities() | {Ability.SERVICES if args.services else Ability.FILES}
+    if args.chain:
+        abilities |= {Ability.CHAIN}
     only = frozenset(kind for kind in Kind if any(part in kind for part in args.only.split(",")))
     arena = Arena(workers=args.workers, validators=args.validators, abilities=abilities, only=only)
     if not arena.kinds:

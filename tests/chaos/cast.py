@@ -91,8 +91,7 @@ def init_words(stage: Stage) -> tuple[str, ...]:
     return tuple(words)
 
 
-def operator_words(stage: Stage, trainer: str) -> list[tuple[str, ...]]:
-    """A run, and value for it; while the coordinator runs."""
+def run_words(stage: Stage, trainer: str) -> tuple[str, ...]:
     terms = {
         "trainer": trainer,
         "model": MODEL,
@@ -113,9 +112,13 @@ def operator_words(stage: Stage, trainer: str) -> list[tuple[str, ...]]:
         "tolerance.precision": "float32",
         **{f"tolerance.{name}": value for name, value in recipe.TOLERANCE.items()},
     }
+    return ("prime-coordinator", "run", "create", RUN, "--folder", str(stage.home), *flags(terms))
+
+
+def fund_words(stage: Stage) -> list[tuple[str, ...]]:
+    """Value for a run whose coordinator keeps the books itself."""
     folder = ("--folder", str(stage.home))
     return [
-        ("prime-coordinator", "run", "create", RUN, *folder, *flags(terms)),
         ("prime-coordinator", "deposit", "coordinator", "100000", "--reference", "chaos", *folder),
         ("prime-coordinator", "run", "fund", RUN, "100000", *folder),
     ]

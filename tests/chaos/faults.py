@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.cast import Stage, port_of
+from chaos.chain import ChaosChain
 from chaos.hosts import Host
 from chaos.keeper import Keeper
 from chaos.schedule import Fault, Kind
@@ -28,12 +29,18 @@ class Breaker:
     """Breaks things and puts them back."""
 
     def __init__(
-        self, stage: Stage, keepers: dict[str, Keeper], postgres: Postgres | None, bucket: Bucket | None
+        self,
+        stage: Stage,
+        keepers: dict[str, Keeper],
+        postgres: Postgres | None,
+        bucket: Bucket | None,
+        chain: ChaosChain | None,
     ) -> None:
         self._stage = stage
         self._keepers = keepers
         self._postgres = postgres
         self._bucket = bucket
+        self._chain = chain
         self._thief: subprocess.Popen[bytes] | None = None
         self._flapping: asyncio.Task[None] | None = None
 
@@ -73,6 +80,9 @@ class Breaker:
             case Kind.OBJECTS_GONE:
                 assert self._bucket is not None
                 await self._bucket.go_away(overrun=bool(fault.salt % 2))
+            case Kind.CHAIN_GONE:
+                assert self._chain is not None
+                self._chain.go_away(silently=bool(fault.salt % 2))
             case _:
                 await keeper.hold()
                 self._flip(fault)
@@ -107,6 +117,9 @@ class Breaker:
             case Kind.OBJECTS_GONE:
                 assert self._bucket is not None
                 await self._bucket.come_back()
+            case Kind.CHAIN_GONE:
+                assert self._chain is not None
+                await self._chain.come_back()
             case Kind.FLIP_LOG | Kind.FLIP_KEYSTORE:
                 return await self._judge_refusal(fault)
         return ""

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 from chaos import cast
 from chaos.cast import Stage
+from chaos.chain import ChaosChain
 from chaos.checkers import list_faults, list_forks, read
 from chaos.faults import Breaker
 from chaos.hosts import Site
@@ -27,7 +29,7 @@ from prime_devnet import recipe
 from prime_devnet.tiny_model import make_checkpoint
 from prime_node.journal import Journal, PieceState
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
 from prime_runtime.mirror import read_head, read_leaves, read_tile
 
 UP_S = 240.0
@@ -51,6 +53,7 @@ class Play:
         self.keepers: dict[str, Keeper] = {}
         self.postgres: Postgres | None = None
         self.bucket: Bucket | None = None
+        self.chain: ChaosChain | None = None
         self.survived: list[Survived] = []
         self.trouble: list[str] = []
         self.watch = Stopwatch()
@@ -61,29 +64,55 @@ class Play:
         self.stage.site.open()
         stack.callback(self.stage.site.close)
         cast.make_hosts(self.stage.site, self.arena)
+        cast.write_password(self.stage)
         if Ability.SERVICES in self.arena.abilities:
             await self._open_services(stack)
+        if Ability.CHAIN in self.arena.abilities:
+            self.chain = await self._open_chain(stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         looker = Looker(self.stage, session)
         self._make_model()
-        cast.write_password(self.stage)
-        self._command(*cast.init_words(self.stage))
+        self._command(*cast.init_words(self.stage), *(self.chain.init_words() if self.chain else ()))
         key = self.stage.folder / "trainer.key"
         self._command("prime-node", "keys", "new", "--out", str(key), "--password-file", str(self.stage.password_file))
         self._keep(COORDINATOR, "")
         stack.push_async_callback(self._close)
         await self._need(lambda: looker.is_back(COORDINATOR, 0, 0), "the coordinator listens")
-        for words in cast.operator_words(self.stage, read_address(key)):
+        self._command(*cast.run_words(self.stage, read_address(key)), host=COORDINATOR)
+        for words in [self.chain.fund_words(cast.RUN)] if self.chain else cast.fund_words(self.stage):
             self._command(*words, host=COORDINATOR)
         identity = read_address(self.stage.home / "key.json")
         for name in self.arena.parties("all")[1:]:
             self._keep(name, identity)
+        if self.chain:
+            await self._stake_all(self.chain)
         await self._need(lambda: self._is_at_work(looker, 1), "the first steps are made")
         return looker
 
+    @property
+    def _outside(self) -> str:
+        """Address of what is not one of the hosts."""
+        return "10.78.255.254" if self.stage.site.has_links else "127.0.0.1"
+
+    async def _open_chain(self, stack: AsyncExitStack) -> ChaosChain:
+        folder = self.stage.folder / "chain"
+        chain = ChaosChain(self._outside, folder, self.stage.home, self.stage.password_file)
+        stack.push_async_callback(chain.close)
+        await chain.open()
+        self._command(*chain.deploy_words(cast.NETWORK))
+        return chain
+
+    async def _stake_all(self, chain: ChaosChain) -> None:
+        """Each node's owner, once the node has joined."""
+        homes = [self.stage.site.hosts[name].folder / "home" for name in self.arena.parties("staked")]
+        for home in homes:
+            await self._need(partial(exists, home / "run.json"), f"{home} has joined")
+        await chain.give([NodeId.parse(read_address(home / "key.json")) for home in homes])
+        for home in homes:
+            self._command(*chain.stake_words(home))
+
     async def _open_services(self, stack: AsyncExitStack) -> None:
-        address = "10.78.255.254" if self.stage.site.has_links else "127.0.0.1"
-        self.postgres, self.bucket = Postgres(address), Bucket(address)
+        self.postgres, self.bucket = Postgres(self._outside), Bucket(self._outside)
         stack.callback(self.postgres.close)
         stack.push_async_callback(self.bucket.close)
         database, bucket = await self.postgres.open(), await self.bucket.open()
@@ -138,7 +167,7 @@ class Play:
 
     async def suffer(self, looker: Looker, seed: int, *, seconds: float, faults_max: int) -> None:
         """One fault after the other until time or count is up."""
-        breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket)
+        breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket, self.chain)
         deadline_s = self.watch.awake_s + seconds
         for fault in draw_faults(seed, self.arena):
             if self.watch.awake_s > deadline_s or fault.number > faults_max:
@@ -189,6 +218,19 @@ class Play:
         self._command(*pause, host=COORDINATOR)
         if await until(lambda: self._is_quiet(looker), REST_S, self.watch) is None:
             self.trouble.append(f"work is open {REST_S:.0f} s after the last lease: {await looker.ask('/status')}")
+        if self.chain:
+            await self._settle(self.chain, await looker.newest("Settled"))
+
+    async def _settle(self, chain: ChaosChain, last: int) -> None:
+        """The chain has seen all that was settled, and promised pay for it."""
+
+        async def has_seen() -> bool:
+            return await chain.anchored(cast.RUN) > last
+
+        if await until(has_seen, REST_S, self.watch) is None:
+            self.trouble.append(f"the chain has {await chain.anchored(cast.RUN)} entries anchored, not all of {last}")
+        if not await chain.promised(cast.RUN):
+            self.trouble.append("the chain promises no pay")
 
     async def _is_quiet(self, looker: Looker) -> bool:
         status = await looker.ask("/status")
@@ -233,6 +275,10 @@ class Play:
                 }
                 journal.close()
         return found
+
+
+async def exists(path: Path) -> bool:
+    return path.exists()
 
 
 def is_acknowledged(state: PieceState) -> bool:

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     FLIP_KEYSTORE = "bit flip: keystore"
     DATABASE_GONE = "database gone"
     OBJECTS_GONE = "object store gone"
+    CHAIN_GONE = "chain gone"
 
 
 class Ability(StrEnum):
@@ -43,6 +44,7 @@ class Ability(StrEnum):
     CLOCKS = "clocks of their own"
     FILES = "SQLite and a folder"
     SERVICES = "PostgreSQL and a bucket"
+    CHAIN = "a chain to settle on"
 
 
 COORDINATOR, TRAINER, ORIGIN, RELAY = "coordinator", "trainer", "origin", "relay-1"
@@ -83,6 +85,7 @@ RULES: dict[Kind, Rule] = {
     Kind.FLIP_KEYSTORE: Rule("workers", size=(1, 4)),
     Kind.DATABASE_GONE: Rule(COORDINATOR, (2.0, 6.0), Ability.SERVICES),
     Kind.OBJECTS_GONE: Rule(COORDINATOR, (3.0, 10.0), Ability.SERVICES),
+    Kind.CHAIN_GONE: Rule(COORDINATOR, (5.0, 15.0), Ability.CHAIN),
 }
 
 
@@ -117,11 +120,13 @@ class Arena:
 
     def parties(self, which: str) -> list[str]:
         workers = [f"worker-{number}" for number in range(1, self.workers + 1)]
-        nodes = [RELAY, *workers, *(f"validator-{number}" for number in range(1, self.validators + 1))]
+        staked = [*workers, *(f"validator-{number}" for number in range(1, self.validators + 1))]
+        nodes = [RELAY, *staked]
         groups = {
             "all": [COORDINATOR, TRAINER, ORIGIN, *nodes],
             "nodes": nodes,
             "workers": workers,
+            "staked": staked,
             "servers": list(SERVERS),
             "clocked": [name for name in CLOCKED if name in (COORDINATOR, *nodes)],
             "disks": [COORDINATOR, TRAINER, *nodes],

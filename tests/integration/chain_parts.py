@@ -4,6 +4,7 @@ Without anvil (npm ci --ignore-scripts in contracts/) the tests that need it are
 """
 
 import asyncio
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator
@@ -30,23 +31,25 @@ GAS = GasConfig(patience_ms=2_000)
 
 
 class Anvil:
-    """The process. `mines` False: blocks come only when asked for."""
+    """The process. `block_s`: a block comes every so many seconds, else with every transaction."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, address: str = "127.0.0.1", block_s: int | None = None) -> None:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((address, 0))
             self._port = probe.getsockname()[1]
+        self._address = address
+        self._blocks = ["--block-time", str(block_s)] if block_s else []
         self._state = folder / "anvil.json"
         self._process: subprocess.Popen[bytes] | None = None
         self.chain = Chain(self.rpc)
 
     @property
     def rpc(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._address}:{self._port}"
 
     async def start(self) -> None:
-        words = ["--host", "127.0.0.1", "--port", str(self._port), "--silent", "--state", str(self._state)]
-        self._process = subprocess.Popen([str(ANVIL), *words, "--slots-in-an-epoch", "1"])
+        words = ["--host", self._address, "--port", str(self._port), "--silent", "--state", str(self._state)]
+        self._process = subprocess.Popen([str(ANVIL), *words, *self._blocks, "--slots-in-an-epoch", "1"])
         while True:
             try:
                 await self.chain.chain_id()
@@ -55,6 +58,14 @@ class Anvil:
                 assert self._process.poll() is None, "anvil ended"
                 await asyncio.sleep(0.05)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None and self.is_alive:
+            self._process.send_signal(number)
+
     def stop(self) -> None:
         """It writes its state and leaves."""
         assert self._process is not None
@@ -62,7 +73,7 @@ class Anvil:
         self._process.wait(20)
 
     async def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.is_alive:
             self._process.kill()
             self._process.wait(20)
         await self.chain.close()

@@ -1,0 +1,99 @@
+"""The chain that a network settles on, as a process that can be taken away and given back: anvil with our contracts."""
+
+import secrets
+import signal
+from pathlib import Path
+
+from integration.chain_parts import Anvil, Holder
+
+from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_devnet import recipe
+from prime_devnet.on_chain import GIFT_TOKENS, POOL_TOKENS, SETTLEMENT, SUPPLY_TOKENS
+from prime_devnet.settings import flags
+from prime_protocol.ids import NodeId
+from prime_protocol.signing import WalletKey
+from prime_runtime import key_file
+from prime_runtime.chain.contracts import Contracts, find_contracts, run_key
+
+Words = tuple[str, ...]
+
+
+class ChaosChain:
+    """Anvil, the bank that nobody has, and what the operator and the nodes' owners type."""
+
+    def __init__(self, address: str, folder: Path, home: Path, password_file: Path) -> None:
+        folder.mkdir()
+        self._anvil = Anvil(folder, address=address, block_s=1)
+        self._home = home
+        self._password_file = password_file
+        self._bank = WalletKey.from_secret(secrets.token_bytes(32))
+        self._bank_file = folder / "bank.key"
+        self._contracts: Contracts | None = None
+
+    @property
+    def rpc(self) -> str:
+        return self._anvil.rpc
+
+    async def open(self) -> None:
+        """With an operator who can pay for gas."""
+        await self._anvil.start()
+        password = self._password_file.read_text().strip()
+        self._home.mkdir(parents=True)
+        operator = key_file.create(self._home / "key.json", password, secrets.token_bytes)
+        key_file.write(self._bank_file, self._bank, password, secrets.token_bytes)
+        for account in (operator.node, self._bank.node):
+            await self._anvil.give(account)
+
+    def deploy_words(self, network: str) -> Words:
+        token = ("--test-token", str(SUPPLY_TOKENS), "--test-token-to", str(self._bank.node))
+        settings = {"folder": self._home, "network": network, "rpc": self.rpc, "password_file": self._password_file}
+        return ("prime-coordinator", "chain", "deploy", *flags(settings), *token)
+
+    def init_words(self) -> Words:
+        return tuple(flags({**SETTLEMENT, "settlement.rpc": self.rpc}))
+
+    def fund_words(self, run: str) -> Words:
+        key = ("--key", str(self._bank_file), "--key-password-file", str(self._password_file))
+        return ("prime-coordinator", "chain", "fund", run, str(POOL_TOKENS), "--folder", str(self._home), *key)
+
+    def stake_words(self, folder: Path) -> Words:
+        amount = str(recipe.STAKE // recipe.TOKEN)
+        return ("prime-node", "stake", "add", amount, "--folder", str(folder), "--rpc", self.rpc)
+
+    async def give(self, nodes: list[NodeId]) -> None:
+        """Gas and tokens."""
+        bank = await Holder.open(self._anvil, await self._find(), self._bank)
+        for node in nodes:
+            await self._anvil.give(node)
+            await bank.wallet.do("gift", bank.contracts.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
+
+    async def anchored(self, run: str) -> int:
+        """Entries of the log that the chain has seen a head over."""
+        return int(await self._anvil.chain.read((await self._find()).anchor, "latestSize", run_key(run)))
+
+    async def promised(self, run: str) -> int:
+        """To workers, in all epochs."""
+        return int((await self._anvil.chain.read((await self._find()).pool, "poolOf", run_key(run)))["promised"])
+
+    async def _find(self) -> Contracts:
+        if self._contracts is None:
+            court = NodeId.parse(ChainFiles(self._home).read_deployment()["Court"])
+            self._contracts = await find_contracts(self._anvil.chain, court)
+        return self._contracts
+
+    # --- Away and back ----------------------------------------------------------------------------------------------
+
+    def go_away(self, *, silently: bool) -> None:
+        """Nobody listens any more, or somebody listens and says nothing."""
+        if silently:
+            self._anvil.send(signal.SIGSTOP)
+        else:
+            self._anvil.stop()
+
+    async def come_back(self) -> None:
+        self._anvil.send(signal.SIGCONT)
+        if not self._anvil.is_alive:
+            await self._anvil.start()
+
+    async def close(self) -> None:
+        await self._anvil.close()
