@@ -7,7 +7,7 @@ checks on its own file before it sends it. Where the numbers come from is in aud
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,17 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.rollouts import Finish, Rollout, RolloutFile
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport
-from prime_protocol.weighing import Mark, Weighed, heaviest, mark_proof, mark_span, weigh, weigh_number
+from prime_protocol.weighing import (
+    Mark,
+    Weighed,
+    heaviest,
+    mark_noise,
+    mark_proof,
+    mark_span,
+    weigh,
+    weigh_noise,
+    weigh_number,
+)
 
 WEIGHTS_PER_DECADE = 10
 """Weights are tenths; verdicts tell powers of ten."""
@@ -138,17 +148,21 @@ def _termination_problem(row: Rollout, rules: Rules) -> str:
 
 
 def weigh_rows(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> tuple[Weighed, list[Flaw]]:
-    """What the model says otherwise, and what all of it together comes to: chunk by chunk, then the file's means.
+    """What the model says otherwise, and what all of it together comes to: chunk by chunk, then the file's means; and
+    in a test of its own completion by completion, how noisy each is.
 
     Where it is not enough to convict anybody, there are no flaws.
     """
     chunks = [(row.row, place, marks) for row in numbers for place, marks in _mark_row(row, tolerance)]
     means = list(_mark_means(numbers, tolerance))
     weighed = weigh([*(heaviest(marks) for _, _, marks in chunks), *(mark.weight for mark in means)])
+    noises = list(_mark_noises(numbers, tolerance))
+    weighed = replace(weighed, noise=weigh_noise(mark for _, mark in noises))
     if not weighed.convicts:
         return weighed, []
     found = [(mark.weight, _as_flaw(row, place, mark)) for row, place, marks in chunks for mark in marks]
     found += [(mark.weight, _as_flaw(0, 0, mark, where="over all tokens")) for mark in means]
+    found += [(mark.weight, _noise_flaw(row, mark)) for row, mark in noises if mark.weight > 0]
     # The heaviest first; among equals the one that comes first.
     found.sort(key=lambda pair: -pair[0])
     return weighed, [flaw for _, flaw in found[:FLAWS_KEPT]]
@@ -181,6 +195,19 @@ def _mark_means(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> Iterator
             yield Mark(check, total / tokens, bound, weight)
 
 
+def _mark_noises(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> Iterator[tuple[int, Mark]]:
+    """Completion by completion. One whose proofs cannot be read has no numbers, and convicts its author without."""
+    for row in numbers:
+        mark = None if row.proof_problem else mark_noise(row.spans, row.chunks, tolerance)
+        if mark is not None:
+            yield row.row, mark
+
+
+def _noise_flaw(row: int, mark: Mark) -> Flaw:
+    text = f"{mark.check} of row {row} is {mark.value:.4g} of what is typical, from {mark.bound:.4g} on it counts"
+    return Flaw(check=mark.check, row=row, place=0, value=mark.value, limit=mark.bound, text=text)
+
+
 def _as_flaw(row: int, place: int, mark: Mark, where: str = "") -> Flaw:
     if mark.at is not None:
         place, where = mark.at, f"of row {row}, token {mark.at}"
@@ -209,7 +236,8 @@ def judge_file(
     metrics += list(_number_metrics(numbers)) if numbers else []
     if weighed is not None:
         metrics += [
-            ("evidence", weighed.most / WEIGHTS_PER_DECADE),
+            ("evidence", weighed.evidence / WEIGHTS_PER_DECADE),
+            ("evidence_noise", weighed.noise / WEIGHTS_PER_DECADE),
             ("chunks_unusual", float(weighed.unusual)),
             ("chunks_beyond", float(weighed.beyond)),
         ]

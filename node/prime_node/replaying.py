@@ -104,6 +104,6 @@ def as_table(metrics: tuple[Metric, ...]) -> dict[str, float]:
 def find_limit(name: str, tolerance: Tolerance) -> float | None:
     if name == "flaws":
         return 0.0
-    if name == "evidence":
+    if name in ("evidence", "evidence_noise"):
         return WEIGHT_CONVICTS / WEIGHTS_PER_DECADE
     return float(getattr(tolerance, LIMITS[name])) if name in LIMITS else None

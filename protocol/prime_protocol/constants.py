@@ -163,6 +163,22 @@ convicts. Honest chunks are unusual in at most 2 % and beyond a limit in 1e-8 of
 is against its author by less than 1 on average: 10^-0.1 * 0.98 + 10 * 0.02 + 10^5 * 1e-8. Then, from whichever chunk
 one begins to count, 10^12 is reached with a chance of 1e-12."""
 
+NOISE_TYPICAL_MIN = 1e-6
+"""Least bound of what is typical, and of how far honest completions spread around it: both are divided by."""
+
+NOISE_SPREAD = 0.25
+NOISE_SPREAD_CHUNK = 0.5
+"""Default spread of an honest completion's noise, of any length and for each chunk. They matter only where what is
+typical is below what is usual: by default both are the same, and nobody is convicted by noise that was not measured."""
+
+NOISE_SHIFT = 2.0
+"""How many standard deviations noisier than typical a completion is weighed against: the bet that wins most if it is
+so. Eight completions that are 2.7 noisier convict; an 8-bit cache makes them about 4 noisier in bfloat16. A larger
+shift would rest on honest completions too rare for a calibration to see: with 2, on the ones that one in 44 is."""
+
+NOISE_WEIGHT_MAX = 50
+"""Most that a completion weighs by its noise, either way, in tenths of a power of ten: it takes three to convict."""
+
 FAR_FACTOR = 4
 """A number so many times its limit is no noise: a tail that has 1e-9 beyond the limit has 1e-36 beyond this."""
 
@@ -173,6 +189,7 @@ assert 10 ** (WEIGHT_USUAL / 10) * 0.98 + 10 ** (WEIGHT_UNUSUAL / 10) * 0.02 + 1
 assert WEIGHT_BEYOND + 6 * WEIGHT_UNUSUAL < WEIGHT_CONVICTS, (
     "one unlucky chunk among a few unusual ones convicts nobody"
 )
+assert 2 * NOISE_WEIGHT_MAX < WEIGHT_CONVICTS, "two noisy completions convict nobody"
 assert TOPLOC_PROOF_BYTES == 2 + 2 * TOPLOC_K
 assert 0xFF7F < TOPLOC_PRIME < 2**16
 assert TOPLOC_MODULUS_MIN > TOPLOC_K + TOPLOC_DECOYS + TOPLOC_DECOY_DRAWS, "there must always be enough free points"

@@ -7,14 +7,22 @@ WEIGHT_CONVICTS. That is Page's test (CUSUM) with a bet whose expectation is bel
 chance of a false conviction by 1e-12 for each chunk of a file (Ville's inequality), whatever the file's length.
 
 What noise cannot give at all decides by itself: a proof that is not one, or a number far beyond its limit.
+
+A second test of the same kind looks at whole completions, for what never stands out and never ceases: a cache in 8 bits
+makes every chunk a little noisier, and none unusual. A completion's noise is the mean over its chunks, where no chunk
+counts for more than is usual; it is weighed by how many standard deviations it is above what is typical. Completions
+are drawn with seeds of their own, so each is a bet of its own.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from prime_protocol.constants import (
     FAR_FACTOR,
+    NOISE_SHIFT,
+    NOISE_WEIGHT_MAX,
     TOPLOC_CHUNK_TOKENS,
     WEIGHT_BEYOND,
     WEIGHT_CONVICTS,
@@ -69,10 +77,17 @@ class Weighed:
     """Chunks that are unusual, and no more than that."""
     beyond: int
     """Chunks with a number beyond its limit."""
+    noise: int = 0
+    """The largest sum of what completions weigh by their noise, in tenths as well."""
+
+    @property
+    def evidence(self) -> int:
+        """The larger of the two tests' sums."""
+        return max(self.most, self.noise)
 
     @property
     def convicts(self) -> bool:
-        return self.most >= WEIGHT_CONVICTS
+        return self.evidence >= WEIGHT_CONVICTS
 
 
 def weigh_number(value: float, *, usual: float, limit: float) -> tuple[int, float]:
@@ -136,3 +151,31 @@ def weigh(weights: Iterable[int]) -> Weighed:
         if total > most:
             most, at = total, number
     return Weighed(most, at, unusual, beyond)
+
+
+# --- Completions ----------------------------------------------------------------------------------------------------
+
+
+def mark_noise(spans: Sequence[Span], reports: Sequence[ChunkReport], tolerance: Tolerance) -> Mark | None:
+    """What a completion weighs by its noise; None where it has no whole chunk. The bound is where it turns."""
+    whole = [get_noise(span, report, tolerance) for span, report in zip(spans, reports, strict=True) if span.is_whole]
+    if not whole:
+        return None
+    noise = sum(whole) / len(whole)
+    spread = math.hypot(tolerance.noise_spread, tolerance.noise_spread_chunk / math.sqrt(len(whole)))
+    deviations = (noise - 1) / spread - NOISE_SHIFT / 2
+    weight = math.floor(10 * NOISE_SHIFT * deviations / math.log(10))
+    bound = 1 + spread * NOISE_SHIFT / 2
+    return Mark("noise", noise, bound, max(-NOISE_WEIGHT_MAX, min(weight, NOISE_WEIGHT_MAX)))
+
+
+def get_noise(span: Span, report: ChunkReport, tolerance: Tolerance) -> float:
+    """Of one chunk: 1 is typical. Both numbers are cut at what is usual, so that one chunk cannot speak for all."""
+    logprobs = min(span.logprob_error_sum / span.tokens, tolerance.logprob_error_mean_usual)
+    mantissas = min(report.mantissa_error_mean, tolerance.mantissa_error_mean_usual)
+    return (logprobs / tolerance.logprob_error_mean_typical + mantissas / tolerance.mantissa_error_mean_typical) / 2
+
+
+def weigh_noise(marks: Iterable[Mark]) -> int:
+    """The largest sum over the completions of a file, in its order."""
+    return weigh(mark.weight for mark in marks).most

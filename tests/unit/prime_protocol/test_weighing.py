@@ -1,10 +1,14 @@
 """The sequential test: what one chunk weighs, what many come to, and how seldom honest ones come to much."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from prime_protocol.constants import (
     FAR_FACTOR,
+    NOISE_SHIFT,
+    NOISE_WEIGHT_MAX,
     WEIGHT_BEYOND,
     WEIGHT_CONVICTS,
     WEIGHT_UNUSUAL,
@@ -12,7 +16,17 @@ from prime_protocol.constants import (
 )
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport
-from prime_protocol.weighing import Mark, Span, heaviest, mark_proof, mark_span, weigh, weigh_number
+from prime_protocol.weighing import (
+    Mark,
+    Span,
+    heaviest,
+    mark_noise,
+    mark_proof,
+    mark_span,
+    weigh,
+    weigh_noise,
+    weigh_number,
+)
 
 BOUNDS = Tolerance(
     exponent_mismatches_max=20,
@@ -25,6 +39,10 @@ BOUNDS = Tolerance(
     margin_mean_usual=0.1,
     logprob_error_usual=0.125,
     logprob_error_mean_usual=0.05,
+    mantissa_error_mean_typical=0.5,
+    logprob_error_mean_typical=0.025,
+    noise_spread=0.1,
+    noise_spread_chunk=0.2,
 )
 CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
 SPAN = Span(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
@@ -115,6 +133,68 @@ def test_honest_chunks_come_to_a_conviction_as_seldom_as_is_promised() -> None:
     dice = np.random.default_rng(5)
     steps = np.where(dice.random(3_000_000) < 0.02, WEIGHT_UNUSUAL, WEIGHT_USUAL)
     summed = np.concatenate([[0], np.cumsum(steps)])
+    heights = summed - np.minimum.accumulate(summed)
+    assert heights.max() < 90
+    for decades in (2, 3, 4):
+        assert (heights >= 10 * decades).mean() < 10.0 ** (1 - decades)
+
+
+# --- Completions ----------------------------------------------------------------------------------------------------
+
+
+def make_completion(levels: list[float]) -> Mark | None:
+    """A chunk for each level of noise, where 1 is typical in both numbers."""
+    spans = [SPAN._replace(logprob_error_sum=32 * 0.025 * level) for level in levels]
+    return mark_noise(spans, [CHUNK._replace(mantissa_error_sum=round(64 * level)) for level in levels], BOUNDS)
+
+
+def test_a_completion_weighs_by_how_far_its_noise_is_from_typical() -> None:
+    weights = []
+    for level in (0.5, 1.0, 1.1, 1.25, 1.5):
+        mark = make_completion([level] * 4)
+        assert mark is not None
+        assert mark.value == pytest.approx(level, rel=0.01)
+        weights.append(mark.weight)
+    # Four chunks spread by 0.1 and 0.2 / 2: 0.141. Half of NOISE_SHIFT above typical nothing speaks either way.
+    assert mark.bound == pytest.approx(1 + 0.1414 * NOISE_SHIFT / 2, abs=1e-4)
+    assert weights == [-40, -9, -3, 6, 22]
+    longer = make_completion([1.25] * 64)
+    assert longer is not None
+    assert longer.weight == 12, "a longer one is surer"
+
+
+def test_one_loud_chunk_does_not_speak_for_a_completion_nor_one_completion_for_a_file() -> None:
+    loud = make_completion([1.0] * 15 + [100.0])
+    assert loud is not None
+    assert loud.weight < 0
+    worst = make_completion([100.0] * 64)
+    assert worst is not None
+    assert worst.weight == NOISE_WEIGHT_MAX
+    assert weigh_noise([worst, worst]) < WEIGHT_CONVICTS <= weigh_noise([worst] * 3)
+
+
+def test_short_chunks_say_nothing_about_noise() -> None:
+    assert mark_noise([SPAN._replace(tokens=31, logprob_error_sum=31.0)], [CHUNK], BOUNDS) is None
+    assert weigh_noise([]) == 0
+
+
+def test_nobody_is_convicted_by_noise_in_a_run_that_was_not_calibrated() -> None:
+    loud = mark_noise([SPAN._replace(logprob_error_sum=32.0)], [CHUNK._replace(mantissa_error_sum=9_999)], Tolerance())
+    assert loud is not None
+    assert loud.weight < 0
+
+
+def test_the_larger_of_both_tests_convicts() -> None:
+    weighed = weigh([WEIGHT_UNUSUAL])
+    assert (weighed.evidence, weighed.convicts) == (10, False)
+    noisy = replace(weighed, noise=WEIGHT_CONVICTS)
+    assert (noisy.evidence, noisy.convicts) == (WEIGHT_CONVICTS, True)
+
+
+def test_honest_completions_come_to_a_conviction_by_noise_as_seldom_as_is_promised() -> None:
+    dice = np.random.default_rng(6)
+    steps = np.floor(10 / np.log(10) * NOISE_SHIFT * (dice.standard_normal(1_000_000) - NOISE_SHIFT / 2))
+    summed = np.concatenate([[0], np.cumsum(np.clip(steps, -NOISE_WEIGHT_MAX, NOISE_WEIGHT_MAX))])
     heights = summed - np.minimum.accumulate(summed)
     assert heights.max() < 90
     for decades in (2, 3, 4):
