@@ -149,19 +149,35 @@ class Measured:
 
     def measure_slashes(self) -> None:
         judges = [key_of(f"judge-{number}") for number in range(6)]
-        for lease, end in enumerate(("execute", "refund", "uphold", "overturn")):
+        for lease, end in enumerate(("execute", "cancel", "refund", "uphold", "overturn")):
             name = self.propose(lease, judges[:3])
-            if end != "execute":
-                self.scene.give(key_of("ann").node, 50, self.chain.court)
-                self.chain.call(self.chain.court, "appeal", name, by=key_of("ann").node)
-                self.note("appeal", "appeal")
-            if end in ("execute", "refund"):
+            if end == "execute":
                 self.skip(3 * DAY_S)
-                self.chain.call(self.chain.court, end, name)
-                self.note("execute" if end == "execute" else "refund an undecided appeal", end)
+                self.chain.call(self.chain.court, "execute", name, self.logged(SlashExecuted(submission=name)))
+                self.note("execute", "execute")
+            elif end == "cancel":
+                self.chain.call(self.chain.court, "overturn", name, self.logged(SlashOverturned(submission=name)))
+                self.note("overturn by the log's word", "overturn")
             else:
-                self.judge(name, judges, is_hard=end == "uphold")
-                self.note(f"judge an appeal: {end}", "judge")
+                self.appeal(name, judges, end)
+
+    def appeal(self, name: Digest, judges: list[Any], end: str) -> None:
+        self.scene.give(key_of("ann").node, 50, self.chain.court)
+        self.chain.call(self.chain.court, "appeal", name, by=key_of("ann").node)
+        self.note("appeal", "appeal")
+        if end == "refund":
+            self.skip(3 * DAY_S)
+            self.chain.call(self.chain.court, "refund", name)
+            self.note("refund an undecided appeal", "refund")
+        else:
+            self.judge(name, judges, is_hard=end == "uphold")
+            self.note(f"judge an appeal: {end}", "judge")
+
+    def logged(self, entry: SlashExecuted | SlashOverturned) -> tuple[Any, ...]:
+        """Written, anchored, and in the form the court wants."""
+        index = self.scene.write(entry)
+        self.scene.log.anchor()
+        return self.scene.log.entry(index)
 
     def propose(self, lease: int, judges: list[Any]) -> Digest:
         name, receipt = self.scene.submission(key_of("ann"), lease)
@@ -173,10 +189,9 @@ class Measured:
         return name
 
     def judge(self, name: Digest, judges: list[Any], *, is_hard: bool) -> None:
-        index = self.scene.write((SlashExecuted if is_hard else SlashOverturned)(submission=name))
-        self.scene.log.anchor()
+        entry = self.logged((SlashExecuted if is_hard else SlashOverturned)(submission=name))
         first = sorted(bytes(key.node) for key in judges[:3])
-        verdicts, entry = self.scene.verdicts(name, 2 if is_hard else 0, judges[3:]), self.scene.log.entry(index)
+        verdicts = self.scene.verdicts(name, 2 if is_hard else 0, judges[3:])
         self.chain.call(self.chain.court, "judge", name, [*first, *first], verdicts, entry)
 
     def measure_payouts(self) -> None:

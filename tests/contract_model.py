@@ -137,7 +137,9 @@ class Model:
         self.seize(position, amount)
         self.escrow[name] = (node, amount)
         owners = [str(self.position(judge).owner) for judge in judges]
-        self.slashes[name] = Slash(node, OPEN, self.now + T["appealWindow"], anchored_at, judges + owners)
+        appeal_until = self.now + T["appealWindow"]
+        judge_until = appeal_until + T["judgementWindow"] + T["slashWindow"]
+        self.slashes[name] = Slash(node, OPEN, appeal_until, anchored_at, judges + owners, judge_until=judge_until)
 
     def seize(self, position: Position, amount: int) -> None:
         """From the stake, then from what is unbonding, oldest first."""
@@ -181,19 +183,25 @@ class Model:
         else:
             self._refund(name)
 
-    def execute(self, name: Digest) -> None:
+    def execute(self, name: Digest, *, is_logged: bool) -> None:
         slash = self.expect(name, OPEN)
         self.demand(self.now >= slash.appeal_until, "AppealWindowOpen")
+        self.demand(self.now < slash.judge_until, "JudgementTooLate")
         self.demand(not self.frozen_at, "RunFrozen")
+        self.demand(is_logged, "NotInLeaf")
         self._execute(name)
+
+    def overturn(self, name: Digest, *, is_logged: bool) -> None:
+        self.expect(name, OPEN)
+        self.demand(not self.frozen_at, "RunFrozen")
+        self.demand(is_logged, "NotInLeaf")
+        self._refund(name)
 
     def refund(self, name: Digest) -> None:
         slash = self.slashes.get(name)
         self.demand(slash is not None and slash.status in (OPEN, APPEALED), "WrongStatus")
         assert slash is not None
-        if not self.frozen_at:
-            self.demand(slash.status == APPEALED, "WrongStatus")
-            self.demand(self.now >= slash.judge_until, "JudgementWindowOpen")
+        self.demand(bool(self.frozen_at) or self.now >= slash.judge_until, "JudgementWindowOpen")
         self._refund(name)
 
     def _execute(self, name: Digest) -> None:

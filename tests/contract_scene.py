@@ -12,7 +12,7 @@ from prime_protocol.constants import SIGNATURE_BYTES
 from prime_protocol.entries import Record
 from prime_protocol.envelope import Letter, seal
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
-from prime_protocol.merkle import Tree, consistency_proof, inclusion_proof, leaf_hash
+from prime_protocol.merkle import Tree, consistency_proof, inclusion_proof, leaf_hash, root_of
 from prime_protocol.receipts import SubmissionReceipt, VerdictReceipt, receipt_id
 from prime_protocol.signing import Signature, WalletKey, keccak
 from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead
@@ -66,8 +66,9 @@ class Log:
     def anchor(self) -> None:
         old, new = (self.anchored or [0])[-1], len(self.leaves)
         size, root, signature = self.head(new, self.tree.root())
+        old_root = root_of(old, self.tree.get_node) if old else bytes(32)
         proof = consistency_proof(old, new, self.tree.get_node)
-        self.chain.call(self.chain.log_anchor, "anchor", RUN_KEY, size, root, proof, signature)
+        self.chain.call(self.chain.log_anchor, "anchor", RUN_KEY, size, root, old_root, proof, signature)
         self.anchored.append(new)
 
     def entry(self, index: int) -> tuple[Any, ...]:

@@ -89,7 +89,8 @@ contract Court is ICourt, EIP712 {
             status: SlashStatus.Open,
             appealUntil: appealUntil,
             appellant: address(0),
-            judgeUntil: 0,
+            // What the log decides without an appeal here may come as late as a proposal, after its own appeal and judgement.
+            judgeUntil: (uint256(appealUntil) + terms.judgementWindow + terms.slashWindow).toUint48(),
             anchoredAt: anchoredAt,
             judges: keccak256(abi.encodePacked(judges))
         });
@@ -128,14 +129,11 @@ contract Court is ICourt, EIP712 {
         LoggedEntry calldata entry
     ) external {
         Slash storage slash = _expect(submission, SlashStatus.Appealed);
-        if (block.timestamp >= slash.judgeUntil) revert JudgementTooLate(submission, slash.judgeUntil);
+        _checkInTime(submission, slash);
         if (keccak256(abi.encodePacked(judges)) != slash.judges) revert JudgesDiffer(submission);
         bytes32 run = slash.run;
         bool isHard = _checkVerdicts(run, submission, verdicts);
-        LogEntry.Letter memory letter = _letter(run, entry);
-        bytes memory expected =
-            isHard ? LogEntry.slashExecuted(submission, letter) : LogEntry.slashOverturned(submission, letter);
-        uint48 anchoredAt = _checkLogged(run, expected, entry);
+        uint48 anchoredAt = _checkEnded(run, submission, isHard, entry);
         IRunRegistry.Terms memory terms = _registry.termsAt(run, slash.anchoredAt);
         _checkOthers(judges, _checkJudges(slash.node, verdicts, terms, anchoredAt));
         if (isHard) _execute(submission, terms);
@@ -143,11 +141,19 @@ contract Court is ICourt, EIP712 {
     }
 
     /// @inheritdoc ICourt
-    function execute(bytes32 submission) external {
+    function execute(bytes32 submission, LoggedEntry calldata entry) external {
         Slash storage slash = _expect(submission, SlashStatus.Open);
         if (block.timestamp < slash.appealUntil) revert AppealWindowOpen(submission, slash.appealUntil);
-        if (_logAnchor.frozenAt(slash.run) != 0) revert RunFrozen(slash.run);
+        _checkInTime(submission, slash);
+        _checkEnded(slash.run, submission, true, entry);
         _execute(submission, _registry.termsAt(slash.run, slash.anchoredAt));
+    }
+
+    /// @inheritdoc ICourt
+    function overturn(bytes32 submission, LoggedEntry calldata entry) external {
+        Slash storage slash = _expect(submission, SlashStatus.Open);
+        _checkEnded(slash.run, submission, false, entry);
+        _refund(submission);
     }
 
     /// @inheritdoc ICourt
@@ -156,9 +162,8 @@ contract Court is ICourt, EIP712 {
         bool isOpen = slash.status == SlashStatus.Open || slash.status == SlashStatus.Appealed;
         if (!isOpen) revert WrongStatus(submission, slash.status);
         // A log that told two histories convicts nobody.
-        if (_logAnchor.frozenAt(slash.run) == 0) {
-            if (slash.status == SlashStatus.Open) revert WrongStatus(submission, slash.status);
-            if (block.timestamp < slash.judgeUntil) revert JudgementWindowOpen(submission, slash.judgeUntil);
+        if (block.timestamp < slash.judgeUntil && _logAnchor.frozenAt(slash.run) == 0) {
+            revert JudgementWindowOpen(submission, slash.judgeUntil);
         }
         _refund(submission);
     }
@@ -259,6 +264,22 @@ contract Court is ICourt, EIP712 {
     function _expect(bytes32 submission, SlashStatus status) private view returns (Slash storage slash) {
         slash = _slashes[submission];
         if (slash.status != status) revert WrongStatus(submission, slash.status);
+    }
+
+    function _checkInTime(bytes32 submission, Slash storage slash) private view {
+        if (block.timestamp >= slash.judgeUntil) revert JudgementTooLate(submission, slash.judgeUntil);
+    }
+
+    /// @dev The log has ended this slash, that way; since when the chain knows it.
+    function _checkEnded(bytes32 run, bytes32 submission, bool isExecuted, LoggedEntry calldata entry)
+        private
+        view
+        returns (uint48)
+    {
+        LogEntry.Letter memory letter = _letter(run, entry);
+        bytes memory expected =
+            isExecuted ? LogEntry.slashExecuted(submission, letter) : LogEntry.slashOverturned(submission, letter);
+        return _checkLogged(run, expected, entry);
     }
 
     function _letter(bytes32 run, LoggedEntry calldata entry) private view returns (LogEntry.Letter memory) {

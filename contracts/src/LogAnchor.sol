@@ -16,8 +16,15 @@ contract LogAnchor is ILogAnchor, EIP712 {
     IRunRegistry public immutable registry;
     bytes32 private immutable _origin; // as EIP-712 hashes it
 
-    mapping(bytes32 run => uint64) private _latest;
-    mapping(bytes32 run => mapping(uint64 size => Head)) private _heads;
+    /// @dev One slot. The signer is the registry's, which never changes it.
+    struct Latest {
+        address headSigner;
+        uint64 size;
+    }
+
+    mapping(bytes32 run => Latest) private _latest;
+    /// @dev The root is a key and not a value: a head takes one slot, and its proofs lead to the root anyway.
+    mapping(bytes32 run => mapping(uint64 size => mapping(bytes32 root => Head))) private _heads;
     mapping(address headSigner => uint48) private _frozenAt;
 
     constructor(IRunRegistry registry_) EIP712("prime-swarm", "1") {
@@ -26,24 +33,30 @@ contract LogAnchor is ILogAnchor, EIP712 {
     }
 
     /// @inheritdoc ILogAnchor
-    function anchor(bytes32 run, uint64 size, bytes32 root, bytes32[] calldata proof, bytes calldata signature)
-        external
-    {
+    function anchor(
+        bytes32 run,
+        uint64 size,
+        bytes32 root,
+        bytes32 lastRoot,
+        bytes32[] calldata proof,
+        bytes calldata signature
+    ) external {
         // checks
-        address headSigner = registry.headSignerOf(run);
+        address headSigner = _headSignerOf(run);
         if (_frozenAt[headSigner] != 0) revert LogFrozen(run, _frozenAt[headSigner]);
         _checkSigner(headSigner, size, root, signature);
-        uint64 previous = _latest[run];
+        uint64 previous = _latest[run].size;
         if (size <= previous) revert HeadNotNewer(size, previous);
         if (previous != 0) {
-            MerkleLog.verifyConsistency(previous, _heads[run][previous].root, size, root, proof);
+            headAt(run, previous, lastRoot); // reverts where that is not the last one's root
+            MerkleLog.verifyConsistency(previous, lastRoot, size, root, proof);
         } else if (proof.length != 0) {
             revert MerkleLog.ProofTooLong(proof.length);
         }
 
         // effects
-        _latest[run] = size;
-        _heads[run][size] = Head(root, size, previous, SafeCast.toUint48(block.timestamp));
+        _latest[run] = Latest(headSigner, size);
+        _heads[run][size][root] = Head(previous, SafeCast.toUint48(block.timestamp));
         emit Anchored(run, size, root, previous);
     }
 
@@ -65,26 +78,25 @@ contract LogAnchor is ILogAnchor, EIP712 {
     function requireInclusion(bytes32 run, uint64 size, uint64 index, bytes calldata leaf, bytes32[] calldata proof)
         external
         view
-        returns (Head memory head)
+        returns (Head memory)
     {
-        head = headAt(run, size);
-        MerkleLog.verifyInclusion(MerkleLog.leafHash(leaf), index, size, head.root, proof);
+        return headAt(run, size, MerkleLog.rootFrom(MerkleLog.leafHash(leaf), index, size, proof));
     }
 
     /// @inheritdoc ILogAnchor
     function frozenAt(bytes32 run) external view returns (uint48) {
-        return _frozenAt[registry.headSignerOf(run)];
+        return _frozenAt[_headSignerOf(run)];
     }
 
     /// @inheritdoc ILogAnchor
     function latestSize(bytes32 run) external view returns (uint64) {
-        return _latest[run];
+        return _latest[run].size;
     }
 
     /// @inheritdoc ILogAnchor
-    function headAt(bytes32 run, uint64 size) public view returns (Head memory head) {
-        head = _heads[run][size];
-        if (head.size == 0) revert HeadUnknown(run, size, bytes32(0));
+    function headAt(bytes32 run, uint64 size, bytes32 root) public view returns (Head memory head) {
+        head = _heads[run][size][root];
+        if (head.anchoredAt == 0) revert HeadUnknown(run, size, root);
     }
 
     /// @inheritdoc ILogAnchor
@@ -93,7 +105,7 @@ contract LogAnchor is ILogAnchor, EIP712 {
     }
 
     function _freeze(bytes32 run, Statement calldata a, Statement calldata b) private {
-        address headSigner = registry.headSignerOf(run);
+        address headSigner = _headSignerOf(run);
         if (_frozenAt[headSigner] != 0) revert LogFrozen(run, _frozenAt[headSigner]);
         _checkStatement(run, headSigner, a);
         _checkStatement(run, headSigner, b);
@@ -105,9 +117,15 @@ contract LogAnchor is ILogAnchor, EIP712 {
     function _checkStatement(bytes32 run, address headSigner, Statement calldata statement) private view {
         if (statement.signature.length != 0) {
             _checkSigner(headSigner, statement.size, statement.root, statement.signature);
-        } else if (_heads[run][statement.size].size == 0 || _heads[run][statement.size].root != statement.root) {
-            revert HeadUnknown(run, statement.size, statement.root);
+        } else {
+            headAt(run, statement.size, statement.root);
         }
+    }
+
+    /// @dev From the slot that an anchor reads anyway; before the first anchor, from the registry.
+    function _headSignerOf(bytes32 run) private view returns (address headSigner) {
+        headSigner = _latest[run].headSigner;
+        if (headSigner == address(0)) headSigner = registry.headSignerOf(run);
     }
 
     function _checkSigner(address headSigner, uint64 size, bytes32 root, bytes calldata signature) private view {

@@ -71,8 +71,8 @@ contract RewardPool is IRewardPool {
         if (_isPast(overAt) || logAnchor.frozenAt(run) != 0) revert RunIsOver(run);
         Pool storage pool = _pools[run];
         if (epoch != pool.epoch + 1) revert WrongEpoch(epoch, pool.epoch + 1);
-        if (headSize < pool.headSize) revert HeadOlder(headSize, pool.headSize);
-        ILogAnchor.Head memory head = logAnchor.headAt(run, headSize); // reverts where there is none
+        uint64 newest = logAnchor.latestSize(run);
+        if (newest == 0 || headSize != newest) revert HeadNotNewest(headSize, newest);
         IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
         _checkTotal(pool, epoch == 1 ? createdAt : pool.promisedAt, total, terms);
 
@@ -83,7 +83,6 @@ contract RewardPool is IRewardPool {
         pool.promised = total.toUint128();
         pool.epoch = epoch;
         pool.promisedAt = block.timestamp.toUint48();
-        pool.headSize = head.size;
         _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize);
         emit Promised(run, epoch, root, total, headSize, maturesAt);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {MerkleLog} from "../src/MerkleLog.sol";
 import {ICourt} from "../src/interfaces/ICourt.sol";
+import {ILogAnchor} from "../src/interfaces/ILogAnchor.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
 import {CourtScene} from "./CourtScene.sol";
 
@@ -128,10 +128,10 @@ contract CourtTest is CourtScene {
         refuse(ICourt.NotInLeaf.selector);
         entry.issuedAtMs -= 1;
         entry.index -= 1;
-        refuse(MerkleLog.RootDiffers.selector);
+        refuse(ILogAnchor.HeadUnknown.selector);
         entry.index += 1;
         entry.leaf = bytes.concat(entry.leaf, hex"00");
-        refuse(MerkleLog.RootDiffers.selector);
+        refuse(ILogAnchor.HeadUnknown.selector);
         vm.expectPartialRevert(ICourt.EvidenceUnsigned.selector);
         this.proposeWith(keccak256("other"));
     }

@@ -21,6 +21,7 @@ contract Handler is Network {
     uint256[] public bobTotals;
 
     ICourt.LoggedEntry internal entry;
+    mapping(bytes32 submission => ICourt.LoggedEntry) internal executed;
     address[] internal workers;
     address internal funder = makeAddr("funder");
 
@@ -107,12 +108,25 @@ contract Handler is Network {
         note(isDone == isInTime, "judged after the window, or not inside it");
     }
 
+    /// @dev The log ends it, one way or the other.
+    function end(uint256 which, bool isExecuted) public {
+        (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
+        if (slash.status != ICourt.SlashStatus.Open || isFrozen) return;
+        entry = loggedEnd(submission, isExecuted ? "SlashExecuted" : "SlashOverturned");
+        if (isExecuted) executed[submission] = entry;
+        else note(!attempt(abi.encodeCall(court.execute, (submission, entry))), "executed what the log overturned");
+        bool isBack = attempt(abi.encodeCall(court.overturn, (submission, entry)));
+        note(isBack == !isExecuted, "overturned without the log's word, or not with it");
+    }
+
     function execute(uint256 which) public {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
-        bool isDue = slash.status == ICourt.SlashStatus.Open && block.timestamp >= slash.appealUntil && !isFrozen;
+        bool isWindowOver = block.timestamp >= slash.appealUntil && block.timestamp < slash.judgeUntil;
+        bool isDue = slash.status == ICourt.SlashStatus.Open && isWindowOver && !isFrozen;
+        bool isDone = attempt(abi.encodeCall(court.execute, (submission, executed[submission])));
         note(
-            attempt(abi.encodeCall(court.execute, submission)) == isDue,
-            "executed with the window open, or not after it"
+            isDone == (isDue && executed[submission].size != 0),
+            "executed with the window open or without the log's word, or not when due"
         );
     }
 
@@ -120,7 +134,7 @@ contract Handler is Network {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
         bool isOpen = slash.status == ICourt.SlashStatus.Open;
         bool isAppealed = slash.status == ICourt.SlashStatus.Appealed;
-        bool isDue = isFrozen ? isOpen || isAppealed : isAppealed && block.timestamp >= slash.judgeUntil;
+        bool isDue = (isOpen || isAppealed) && (isFrozen || block.timestamp >= slash.judgeUntil);
         note(attempt(abi.encodeCall(court.refund, submission)) == isDue, "refunded before its time, or not when due");
     }
 

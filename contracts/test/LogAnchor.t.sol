@@ -41,12 +41,13 @@ contract LogAnchorTest is Network {
         emit ILogAnchor.Anchored(RUN, 7, tree.rootOf(7), 3);
         anchorLog();
         assertEq(logAnchor.latestSize(RUN), 7);
-        ILogAnchor.Head memory head = logAnchor.headAt(RUN, 3);
-        assertEq(head.root, tree.rootOf(3));
-        assertEq(head.anchoredAt, block.timestamp - 60);
-        assertEq(logAnchor.headAt(RUN, 7).previous, 3);
-        vm.expectRevert(abi.encodeWithSelector(ILogAnchor.HeadUnknown.selector, RUN, 5, 0));
-        logAnchor.headAt(RUN, 5);
+        assertEq(logAnchor.headAt(RUN, 3, tree.rootOf(3)).anchoredAt, block.timestamp - 60);
+        assertEq(logAnchor.headAt(RUN, 7, tree.rootOf(7)).previous, 3);
+        bytes32 root = tree.rootOf(5);
+        vm.expectRevert(abi.encodeWithSelector(ILogAnchor.HeadUnknown.selector, RUN, 5, root));
+        logAnchor.headAt(RUN, 5, root);
+        vm.expectRevert(abi.encodeWithSelector(ILogAnchor.HeadUnknown.selector, RUN, 7, root));
+        logAnchor.headAt(RUN, 7, root);
     }
 
     function test_firstHeadHasNothingToProve() public {
@@ -54,7 +55,7 @@ contract LogAnchorTest is Network {
         bytes32 root = tree.rootOf(3);
         bytes memory signature = headSignature(3, root);
         vm.expectRevert(abi.encodeWithSelector(MerkleLog.ProofTooLong.selector, 1));
-        logAnchor.anchor(RUN, 3, root, new bytes32[](1), signature);
+        logAnchor.anchor(RUN, 3, root, 0, new bytes32[](1), signature);
     }
 
     function test_headMustBeNewerAndOfTheLogKey() public {
@@ -63,9 +64,9 @@ contract LogAnchorTest is Network {
         bytes32 root = tree.rootOf(3);
         bytes memory signature = headSignature(3, root);
         vm.expectRevert(abi.encodeWithSelector(ILogAnchor.HeadNotNewer.selector, 3, 3));
-        logAnchor.anchor(RUN, 3, root, new bytes32[](0), signature);
+        logAnchor.anchor(RUN, 3, root, root, new bytes32[](0), signature);
         vm.expectPartialRevert(ILogAnchor.NotHeadSigner.selector);
-        logAnchor.anchor(RUN, 4, root, new bytes32[](0), signature);
+        logAnchor.anchor(RUN, 4, root, root, new bytes32[](0), signature);
     }
 
     function test_forkedLogIsNotAnchored() public {
@@ -76,16 +77,20 @@ contract LogAnchorTest is Network {
         bytes32 root = fork.rootOf(4);
         bytes32[] memory proof = fork.consistency(3, 4);
         bytes memory signature = headSignature(4, root);
+        bytes32 lastRoot = tree.rootOf(3);
         vm.expectPartialRevert(MerkleLog.RootDiffers.selector);
-        logAnchor.anchor(RUN, 4, root, proof, signature);
+        logAnchor.anchor(RUN, 4, root, lastRoot, proof, signature);
+        bytes32 forkedRoot = fork.rootOf(3);
+        vm.expectRevert(abi.encodeWithSelector(ILogAnchor.HeadUnknown.selector, RUN, 3, forkedRoot));
+        logAnchor.anchor(RUN, 4, root, forkedRoot, proof, signature);
     }
 
     function test_inclusionIsCheckedAgainstAnAnchoredHead() public {
         grow(5);
         anchorLog();
         bytes32[] memory proof = tree.inclusion(2, 5);
-        assertEq(logAnchor.requireInclusion(RUN, 5, 2, abi.encode(2), proof).root, tree.rootOf(5));
-        vm.expectPartialRevert(MerkleLog.RootDiffers.selector);
+        assertEq(logAnchor.requireInclusion(RUN, 5, 2, abi.encode(2), proof).anchoredAt, block.timestamp);
+        vm.expectPartialRevert(ILogAnchor.HeadUnknown.selector);
         logAnchor.requireInclusion(RUN, 5, 2, abi.encode(3), proof);
     }
 
@@ -105,7 +110,7 @@ contract LogAnchorTest is Network {
         bytes32 root = tree.rootOf(4);
         bytes memory signature = headSignature(4, root);
         vm.expectPartialRevert(ILogAnchor.LogFrozen.selector);
-        logAnchor.anchor(RUN, 4, root, new bytes32[](0), signature);
+        logAnchor.anchor(RUN, 4, root, 0, new bytes32[](0), signature);
         ILogAnchor.Statement memory a = said(tree, 4);
         ILogAnchor.Statement memory b = said(fork, 4);
         vm.expectPartialRevert(ILogAnchor.LogFrozen.selector);
@@ -184,7 +189,9 @@ contract LogAnchorTest is Network {
         fork.replace(uint64(bound(changed, 0, m - 1)), "another story");
         bytes32 root = fork.rootOf(n);
         bytes32[] memory proof = fork.consistency(m, n);
-        expectRefusal(abi.encodeCall(logAnchor.anchor, (RUN, n, root, proof, headSignature(n, root))));
+        bytes memory signature = headSignature(n, root);
+        expectRefusal(abi.encodeCall(logAnchor.anchor, (RUN, n, root, tree.rootOf(m), proof, signature)));
+        expectRefusal(abi.encodeCall(logAnchor.anchor, (RUN, n, root, fork.rootOf(m), proof, signature)));
         anchorLog();
         assertEq(logAnchor.latestSize(RUN), n);
     }

@@ -8,11 +8,11 @@ import {LogTree} from "./LogTree.sol";
 
 /// @dev Calls the library from outside, so that a refusal can be caught.
 contract Verifier {
-    function inclusion(bytes32 leaf, uint64 index, uint64 size, bytes32 root, bytes32[] calldata proof) external pure {
+    function inclusion(bytes32 leaf, uint64 index, uint64 size, bytes32 root, bytes32[] calldata proof) external view {
         MerkleLog.verifyInclusion(leaf, index, size, root, proof);
     }
 
-    function consistency(uint64 m, bytes32 rootM, uint64 n, bytes32 rootN, bytes32[] calldata proof) external pure {
+    function consistency(uint64 m, bytes32 rootM, uint64 n, bytes32 rootN, bytes32[] calldata proof) external view {
         MerkleLog.verifyConsistency(m, rootM, n, rootN, proof);
     }
 

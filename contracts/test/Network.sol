@@ -173,8 +173,9 @@ abstract contract Network is Test {
         uint64 size = tree.size();
         uint64 latest = logAnchor.latestSize(RUN);
         bytes32 root = tree.rootOf(size);
+        bytes32 lastRoot = latest == 0 ? bytes32(0) : tree.rootOf(latest);
         bytes32[] memory proof = latest == 0 ? new bytes32[](0) : tree.consistency(latest, size);
-        logAnchor.anchor(RUN, size, root, proof, headSignature(size, root));
+        logAnchor.anchor(RUN, size, root, lastRoot, proof, headSignature(size, root));
     }
 
     /// @dev A record as the log writes it: at_ms, then the frame with its signature and letter. See docs/protocol/envelope.md.

@@ -99,7 +99,7 @@ contract RewardPoolTest is Network {
         vm.expectRevert(abi.encodeWithSelector(IRunRegistry.NotOperator.selector, address(this), operator));
         pool.postRoot(RUN, 1, 1, "root", 1);
         refusePost(IRewardPool.WrongEpoch.selector, 2, 1, 1);
-        refusePost(ILogAnchor.HeadUnknown.selector, 1, 2, 1);
+        refusePost(IRewardPool.HeadNotNewest.selector, 1, 2, 1);
         refusePost(IRewardPool.OverBudget.selector, 1, 1, 10_001);
         rewind(1);
         refusePost(IRewardPool.EpochTooSoon.selector, 1, 1, 1);
@@ -113,7 +113,7 @@ contract RewardPoolTest is Network {
         anchorLog();
         post(2, 300, 100);
         skip(1 hours);
-        refusePost(IRewardPool.HeadOlder.selector, 3, 1, 400);
+        refusePost(IRewardPool.HeadNotNewest.selector, 3, 1, 400);
     }
 
     function test_pausedRunPromisesNothing() public {

@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {ICourt} from "../src/interfaces/ICourt.sol";
+import {ILogAnchor} from "../src/interfaces/ILogAnchor.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
 import {CourtScene} from "./CourtScene.sol";
 
@@ -11,21 +12,75 @@ contract SlashEndsTest is CourtScene {
 
     function test_unappealedSlashIsExecutedByAnyoneAfterTheWindow() public {
         propose();
+        entry = loggedEnd(submission, "SlashExecuted");
         vm.expectPartialRevert(ICourt.AppealWindowOpen.selector);
-        court.execute(submission);
-        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.execute(submission, entry);
+        vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
         court.refund(submission);
         skip(3 days);
         vm.expectEmit();
         emit ICourt.SlashExecuted(submission, 600, 0, address(pool));
-        court.execute(submission);
+        court.execute(submission, entry);
         assertEq(pool.poolOf(RUN).held, 600);
         assertEq(token.balanceOf(address(pool)), 600);
         assertEq(vault.positionOf(node).escrow, 0);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission);
+        court.execute(submission, entry);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
         court.refund(submission);
+    }
+
+    function test_slashThatTheLogOverturnedIsNeverExecutedAndComesBackWithoutABond() public {
+        propose();
+        entry = loggedEnd(submission, "SlashOverturned");
+        skip(3 days);
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.execute(submission, entry);
+        vm.expectEmit();
+        emit ICourt.SlashOverturned(submission);
+        vm.prank(makeAddr("anybody"));
+        court.overturn(submission, entry);
+        assertEq(status(), uint8(ICourt.SlashStatus.Refunded));
+        assertEq(vault.positionOf(node).stake, 1000);
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.overturn(submission, entry);
+    }
+
+    function test_onlyTheLogsOwnWordOverturns() public {
+        propose();
+        entry = loggedEnd(submission, "SlashExecuted");
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.overturn(submission, entry);
+        entry = loggedEnd(keccak256("another submission"), "SlashOverturned");
+        vm.expectPartialRevert(ICourt.NotInLeaf.selector);
+        court.overturn(submission, entry);
+        entry = loggedEnd(submission, "SlashOverturned");
+        entry.index -= 1;
+        vm.expectPartialRevert(ILogAnchor.HeadUnknown.selector);
+        court.overturn(submission, entry);
+    }
+
+    function test_bondedAppealIsLeftToTheSecondQuorum() public {
+        propose();
+        appeal(submission, node);
+        entry = loggedEnd(submission, "SlashOverturned");
+        vm.expectPartialRevert(ICourt.WrongStatus.selector);
+        court.overturn(submission, entry);
+    }
+
+    function test_slashThatTheLogNeverEndsComesBack() public {
+        propose();
+        uint48 until = court.slashOf(submission).judgeUntil;
+        assertEq(until, block.timestamp + 3 days + 3 days + 4 days);
+        skip(10 days - 1);
+        vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
+        court.refund(submission);
+        entry = loggedEnd(submission, "SlashExecuted");
+        skip(1);
+        vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
+        court.execute(submission, entry);
+        court.refund(submission);
+        assertEq(vault.positionOf(node).stake, 1000);
     }
 
     function test_termsMayBurn() public {
@@ -36,8 +91,9 @@ contract SlashEndsTest is CourtScene {
         vm.stopPrank();
         skip(DELAY);
         bytes32 name = propose(WORKER_KEY);
+        entry = loggedEnd(name, "SlashExecuted");
         skip(3 days);
-        court.execute(name);
+        court.execute(name, entry);
         assertEq(token.balanceOf(BURNED), 600);
         assertEq(token.balanceOf(address(pool)), 0);
     }
@@ -45,9 +101,11 @@ contract SlashEndsTest is CourtScene {
     function test_poolThatIsOverReceivesNothing() public {
         vm.prank(operator);
         registry.setStatus(RUN, IRunRegistry.RunStatus.Closed);
-        propose();
-        skip(DELAY);
-        court.execute(submission);
+        skip(DELAY - 5 days);
+        bytes32 name = propose(WORKER_KEY);
+        entry = loggedEnd(name, "SlashExecuted");
+        skip(5 days);
+        court.execute(name, entry);
         assertEq(token.balanceOf(BURNED), 600);
     }
 
@@ -67,8 +125,10 @@ contract SlashEndsTest is CourtScene {
         vm.stopPrank();
         assertEq(court.bonds(), 50);
         assertEq(token.balanceOf(address(court)), 50);
+        entry = loggedEnd(submission, "SlashExecuted");
+        skip(1);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission);
+        court.execute(submission, entry);
     }
 
     function test_lateAppealIsRefused() public {
@@ -158,10 +218,11 @@ contract SlashEndsTest is CourtScene {
 
     function test_frozenLogConvictsNobody() public {
         propose();
+        entry = loggedEnd(submission, "SlashExecuted");
         freezeLog();
         skip(3 days);
         vm.expectPartialRevert(ICourt.RunFrozen.selector);
-        court.execute(submission);
+        court.execute(submission, entry);
         court.refund(submission);
         assertEq(vault.positionOf(node).stake, 1000);
     }
@@ -171,22 +232,27 @@ contract SlashEndsTest is CourtScene {
         refuse(ICourt.RunFrozen.selector);
     }
 
-    /// @dev Whatever happens when: stake leaves only after a closed window or a second quorum, and otherwise comes back.
-    function testFuzz_everySlashEnds(uint32 waited, uint8 end, bool isAppealed) public {
+    /// @dev Whatever happens when: stake leaves only by the log's word, after a closed window or a second quorum, and otherwise comes back.
+    function testFuzz_everySlashEnds(uint32 waited, uint8 end, bool isAppealed, bool isExecuted) public {
         propose();
         if (isAppealed) appeal(submission, node);
-        waited = uint32(bound(waited, 0, 4 days));
+        waited = uint32(bound(waited, 0, 12 days));
         end = uint8(bound(end, 0, 3));
         skip(waited);
         bool isWindowOver = waited >= 3 days;
+        bool isTooLate = waited >= (isAppealed ? 3 days : 10 days);
         uint256 judgedBefore = token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3));
-        if (end == 0) attempt(abi.encodeCall(court.execute, submission), !isAppealed && isWindowOver);
-        if (end == 1) attempt(abi.encodeCall(court.refund, submission), isAppealed && isWindowOver);
-        if (end >= 2) {
-            entry = loggedEnd(submission, end == 2 ? "SlashExecuted" : "SlashOverturned");
-            say(end == 2 ? 2 : 0, 3, 3);
+        entry = loggedEnd(submission, isExecuted ? "SlashExecuted" : "SlashOverturned");
+        if (end == 0) {
+            bytes memory call_ = abi.encodeCall(court.execute, (submission, entry));
+            attempt(call_, isExecuted && !isAppealed && isWindowOver && !isTooLate);
+        }
+        if (end == 1) attempt(abi.encodeCall(court.refund, submission), isTooLate);
+        if (end == 2) attempt(abi.encodeCall(court.overturn, (submission, entry)), !isExecuted && !isAppealed);
+        if (end == 3) {
+            say(isExecuted ? 2 : 0, 3, 3);
             bytes memory call_ = abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, entry));
-            attempt(call_, isAppealed && !isWindowOver);
+            attempt(call_, isAppealed && !isTooLate);
         }
         assertEq(token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3)), judgedBefore, "a judge gained");
         assertEq(vault.total(), token.balanceOf(address(vault)));

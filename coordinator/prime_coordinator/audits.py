@@ -5,6 +5,7 @@ every submission goes on from where the log left it, even between an outcome and
 """
 
 import heapq
+from collections.abc import Callable
 
 from prime_coordinator.attendance import Attendance
 from prime_coordinator.cases import Case
@@ -41,6 +42,8 @@ class AuditDesk:
         self._assigned: dict[NodeId, dict[Name, AuditTask]] = {}
         self.without_head: dict[Name, None] = {}
         """Submissions that cannot go on before a head is noted."""
+        self.is_appealable: Callable[[Digest], bool] = lambda name: False
+        """Whether an appeal against a slash may still come from outside the log; the server sets it."""
         self.just_settled: list[tuple[RunId, SubmissionState]] = []
         self.just_credited: list[tuple[RunId, SubmissionState]] = []
         for name, run in scribe.state.runs.items():
@@ -205,7 +208,7 @@ class AuditDesk:
     def _punish(self, case: Case, now_ms: int) -> None:
         slash = case.slash
         assert slash is not None
-        end = slash_end(self._scribe.state, case, now_ms)
+        end = slash_end(self._scribe.state, case, now_ms, is_appealable=self.is_appealable(case.name))
         if end is not None:
             is_clear = slash.appealed_at_ms is None or decide(case.rounds, case.terms.quorum) is not None
             self._forget(case, now_ms)
@@ -214,7 +217,8 @@ class AuditDesk:
                 self._reputation.judged(case.submission, now_ms)
             self._conclude(case, now_ms)
         elif slash.appealed_at_ms is None:
-            self._look_again(case, slash.appeal_until_ms)
+            is_early = now_ms < slash.appeal_until_ms
+            self._look_again(case, slash.appeal_until_ms if is_early else now_ms + AUDIT_RETRY_MS)
         else:
             self._look_again(case, slash.appealed_at_ms + slash.judgement_ms)
             self._rejudge(case, now_ms)

@@ -167,6 +167,11 @@ class Core:
             self.payouts.stir(run)
         return logged
 
+    def appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
+        """Log an appeal that was made where value is kept; RemoteError if a rule refuses it."""
+        self.scribe.order(entry, run, self._clock(now_ms))
+        self.audits.wake(run, entry.submission)
+
     def _ending_lease(self, run: RunId | None, entry: Any) -> LeaseState | None:
         """The lease that an entry ends, read before the ledger forgets it."""
         if not isinstance(entry, LeaseEnded) or run is None or run not in self.state.runs:

@@ -141,6 +141,7 @@ class CoordinatorServer:
         mended = await writer.mend()
         log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
         settlement = open_settlement(config, core.state, key, clock)
+        core.audits.is_appealable = settlement.is_appealable
         metrics = Metrics("coordinator")
         http = HttpServer(key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, KINDS))
         objects = open_store(objects_url(config), config.s3)
@@ -311,6 +312,8 @@ class CoordinatorServer:
         """What time has made due, and what came in from outside."""
         for order in await self.settlement.collect(self.core.state):
             self.core.order(order, None, self._clock.now_ms())
+        for run, appeal in self.settlement.appeals(self.core.state):
+            self.core.appeal(appeal, run, self._clock.now_ms())
         self.core.tick(self._clock.now_ms())
         await self.commit()
 

@@ -16,12 +16,15 @@ def propose_slash(scribe: Scribe, case: Case, now_ms: int) -> None:
     scribe.write(entry, case.run_name, now_ms)
 
 
-def slash_end(state: State, case: Case, now_ms: int) -> SlashExecuted | SlashOverturned | None:
-    """The entry that ends an open slash, if it is time for one."""
+def slash_end(
+    state: State, case: Case, now_ms: int, *, is_appealable: bool = False
+) -> SlashExecuted | SlashOverturned | None:
+    """The entry that ends an open slash, if it is time for one; not while a court may still hear an appeal."""
     slash = case.slash
     assert slash is not None
     if slash.appealed_at_ms is None:
-        return SlashExecuted(submission=case.name) if now_ms >= slash.appeal_until_ms else None
+        is_due = now_ms >= slash.appeal_until_ms and not is_appealable
+        return SlashExecuted(submission=case.name) if is_due else None
     outcome = found(state, case.run, case.name, now_ms)
     if outcome is Outcome.HARD:
         return SlashExecuted(submission=case.name)

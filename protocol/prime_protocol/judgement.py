@@ -26,7 +26,7 @@ from prime_protocol.plants import plant_seal
 from prime_protocol.state import Round, RunState, SlashState, State, SubmissionState
 from prime_protocol.terms import RunTerms, SlashTo
 from prime_protocol.turn import Turn
-from prime_protocol.typed_data import check_document
+from prime_protocol.typed_data import EMBEDDED, check_document
 
 
 def audit_rate_bps(streak: int, terms: RunTerms) -> int:
@@ -279,13 +279,16 @@ def propose_slash(state: State, turn: Turn, entry: SlashProposed) -> None:
 def appeal(state: State, turn: Turn, entry: Appealed) -> None:
     run = state.run(turn)
     slash = run.slash(entry.submission)
+    # The coordinator tells of an appeal before the court, which has its own window and has taken its own bond.
+    is_told = turn.author == state.coordinator and state.domain != EMBEDDED
     # The bond is the owner's: a node that has left it may not spend it.
     is_node = turn.author == slash.node and state.owners[slash.node] == slash.owner
-    if turn.author != slash.owner and not is_node:
+    if turn.author != slash.owner and not is_node and not is_told:
         raise RemoteError("sender", f"is {turn.author}, only {slash.owner} and its node may appeal")
-    if slash.appealed_at_ms is not None or turn.at_ms >= slash.appeal_until_ms:
+    is_late = turn.at_ms >= slash.appeal_until_ms and not is_told
+    if slash.appealed_at_ms is not None or is_late:
         raise RemoteError("submission", f"{entry.submission} was appealed before, or the window is over")
-    if slash.bond_nano:
+    if slash.bond_nano and not is_told:
         state.books.post_bond(entry.submission, slash.owner, slash.bond_nano)
     slash.appealed_at_ms = turn.at_ms
     run.await_head(entry.submission)

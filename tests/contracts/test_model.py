@@ -147,13 +147,18 @@ class Contracts(RuleBasedStateMachine):
         call = self.call(self.chain.court, "judge", name, before, verdicts, self.scene.log.entry(index))
         self.both(lambda: self.model.judge(name, judges, self.model.now, is_hard=is_hard), call)
 
-    @precondition(lambda self: self.model.slashes)
-    @rule(which=picks)
-    def execute(self, which: int) -> None:
+    @precondition(lambda self: self.model.slashes and not self.model.frozen_at)
+    @rule(which=picks, is_executed=st.booleans(), is_asked=st.booleans())
+    def end(self, which: int, is_executed: bool, is_asked: bool) -> None:
+        """What the log says of it, and what is asked of the court: the same, or the other."""
         name = self.pick(which)
-        self.both(lambda: self.model.execute(name), self.call(self.chain.court, "execute", name))
+        index = self.scene.write((SlashExecuted if is_executed else SlashOverturned)(submission=name))
+        self.scene.log.anchor()
+        function, end = ("execute", self.model.execute) if is_asked else ("overturn", self.model.overturn)
+        call = self.call(self.chain.court, function, name, self.scene.log.entry(index))
+        self.both(lambda: end(name, is_logged=is_executed is is_asked), call)
 
-    @precondition(lambda self: self.has_status(APPEALED) or (self.model.slashes and self.model.frozen_at))
+    @precondition(lambda self: self.model.slashes)
     @rule(which=picks)
     def refund(self, which: int) -> None:
         name = self.pick(which)
@@ -164,7 +169,7 @@ class Contracts(RuleBasedStateMachine):
         node=workers,
         is_appealed=st.sampled_from([True, True, False]),
         waits=st.tuples(*[st.sampled_from([0, DAY_S, 3 * DAY_S])] * 2),
-        end=st.sampled_from(["execute", "refund", "uphold", "overturn"]),
+        end=st.sampled_from(["execute", "cancel", "refund", "uphold", "overturn"]),
         first=st.integers(2, 4),
     )
     def try_case(self, node: str, is_appealed: bool, waits: tuple[int, int], end: str, first: int) -> None:
@@ -176,8 +181,8 @@ class Contracts(RuleBasedStateMachine):
         if is_appealed:
             self.appeal(0, node, True)
         self.wait(waits[1])
-        if end == "execute":
-            self.execute(0)
+        if end in ("execute", "cancel"):
+            self.end(0, end == "execute", end == "execute")
         elif end == "refund":
             self.refund(0)
         else:
@@ -312,7 +317,7 @@ class Contracts(RuleBasedStateMachine):
 
     @invariant()
     def pool_agrees(self) -> None:
-        model, last = self.model, self.model.promises[-1] if self.model.promises else None
+        model = self.model
         assert self.chain.call(self.chain.pool, "poolOf", RUN_KEY) == {
             "held": model.balances["pool"],
             "claimed": model.claimed.total(),
@@ -320,7 +325,6 @@ class Contracts(RuleBasedStateMachine):
             "funded": model.funded.total(),
             "epoch": len(model.promises),
             "promisedAt": model.promised_at,
-            "headSize": last.head_size if last else 0,
         }
         for name in ("sponsor", *WORKERS):
             funded = self.chain.call(self.chain.pool, "fundedBy", RUN_KEY, self.ids[name])
@@ -344,7 +348,8 @@ class Contracts(RuleBasedStateMachine):
         assert self.chain.call(self.chain.log_anchor, "frozenAt", RUN_KEY) == self.model.frozen_at
         size = self.scene.log.anchored[-1]
         assert self.chain.call(self.chain.log_anchor, "latestSize", RUN_KEY) == size
-        assert self.chain.call(self.chain.log_anchor, "headAt", RUN_KEY, size)["root"] == self.scene.log.tree.root()
+        root = self.scene.log.tree.root()
+        assert self.chain.call(self.chain.log_anchor, "headAt", RUN_KEY, size, root)["previous"] < size
 
 
 TestContracts = Contracts.TestCase

@@ -88,6 +88,11 @@ class Settled:
         others = self.verdicts(name, outcomes, after=appealed)
         self.chain.call(self.chain.court, "judge", name, [*first, *first], others, self.scene.log.entry(index))
 
+    def end(self, name: Digest, kind: type) -> tuple[Any, ...]:
+        """The log's own end of a slash, anchored, as the court wants to see it."""
+        self.anchor()
+        return self.scene.log.entry(self.logged(kind, name)[0])
+
     def spoke_before(self, node: bytes, place: int) -> bool:
         return any(bytes(entry.receipt.validator) == node and at < place for at, entry in self.entries(VerdictGiven))
 
@@ -105,13 +110,30 @@ def test_slash_without_appeal_ends_alike_on_both_sides(settled: Settled) -> None
     name = settled.world.convicted("ann")
     settled.propose(name)
     assert settled.position("ann")["escrow"] == SLASH
+    proposal = settled.scene.log.entry(settled.logged(e.SlashProposed, name)[0])
     with settled.chain.refuses("AppealWindowOpen"):
-        settled.chain.call(settled.chain.court, "execute", name)
+        settled.chain.call(settled.chain.court, "execute", name, proposal)
     settled.world.wait(DAY_MS)
-    settled.chain.warp(settled.world.now_ms // 1000)
     settled.world.execute(name)
-    settled.chain.call(settled.chain.court, "execute", name)
+    entry = settled.end(name, e.SlashExecuted)
+    with settled.chain.refuses("NotInLeaf"):
+        settled.chain.call(settled.chain.court, "execute", name, proposal)
+    settled.chain.call(settled.chain.court, "execute", name, entry)
     assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE - SLASH
+
+
+def test_slash_that_was_overturned_in_the_log_alone_is_never_executed_on_the_chain(settled: Settled) -> None:
+    name = settled.world.convicted("ann")
+    settled.propose(name)
+    settled.world.appeal("ann", name)
+    settled.world.agree(name, Outcome.ACCEPT)
+    settled.world.overturn(name)
+    entry = settled.end(name, e.SlashOverturned)
+    settled.chain.warp(settled.chain.now_s + DAY_MS // 1000)
+    with settled.chain.refuses("NotInLeaf"):
+        settled.chain.call(settled.chain.court, "execute", name, entry)
+    settled.chain.call(settled.chain.court, "overturn", name, entry, by=settled.world.id("bob"))
+    assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE
 
 
 def test_appeal_that_others_refuse_costs_stake_and_bond(settled: Settled) -> None:

@@ -97,6 +97,8 @@ class Rig:
             await self.settlement.settle(self)
             for order in await self.settlement.collect(self.world.state):
                 self.world.coordinate(order)
+            for _, appeal in self.settlement.appeals(self.world.state):
+                self.world.coordinate(appeal)
             await self.chain.mine(CONFIRMATIONS + 1)
 
     async def next_epoch(self) -> None:

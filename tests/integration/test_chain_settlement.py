@@ -76,11 +76,15 @@ async def convicted(made: Rig, node: str = "ann") -> Digest:
     return name
 
 
-async def appealed(made: Rig, name: Digest, node: str = "ann") -> None:
-    """On the chain with the bond, and in the log."""
+async def bonded(made: Rig, name: Digest, node: str = "ann") -> None:
     wallet, at = made.holders[node].wallet, made.contracts
     await wallet.do("approval", at.token, "approve", at.court.address, BOND)
     await wallet.do("appeal", at.court, "appeal", name)
+
+
+async def appealed(made: Rig, name: Digest, node: str = "ann") -> None:
+    """On the chain with the bond, and in the log."""
+    await bonded(made, name, node)
     made.world.appeal(node, name)
     await made.settle()
     assert await made.slash_status(name) == SlashPhase.APPEALED
@@ -94,10 +98,42 @@ async def test_a_slash_that_nobody_appeals_is_executed_after_its_window_and_not_
         made.world.execute(name)
         await made.next_epoch()
         assert await made.slash_status(name) == SlashPhase.OPEN, "the chain's window is still open"
+        assert made.settlement.is_appealable(name)
         await made.chain.pass_time(2 * 3600)
         await made.settle()
         assert await made.slash_status(name) == SlashPhase.EXECUTED
+        assert not made.settlement.is_appealable(name)
         assert (await made.read("vault", "positionOf", made.world.id("ann")))["stake"] == STAKE - SLASH
+
+
+async def test_a_slash_overturned_in_the_log_alone_is_given_back_on_the_chain_without_a_bond(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        name = await convicted(made)
+        made.world.appeal("ann", name)
+        made.world.agree(name, Outcome.ACCEPT)
+        made.world.overturn(name)
+        await made.next_epoch()
+        assert await made.slash_status(name) == SlashPhase.REFUNDED
+        position = await made.read("vault", "positionOf", made.world.id("ann"))
+        assert (position["stake"], position["escrow"]) == (STAKE, 0)
+
+
+async def test_an_appeal_before_the_court_alone_comes_into_the_log_and_is_judged_there(tmp_path: Path) -> None:
+    """Else whoever tells the court and not the log would wait out the judgement, and be refunded."""
+    async with rig(tmp_path) as made:
+        await started(made)
+        name = await convicted(made)
+        made.world.wait(2 * HOUR_MS)  # too late for the log, whose window began before the court's
+        await bonded(made, name)
+        assert made.settlement.is_appealable(name), "the log must not end it"
+        await made.settle()
+        assert made.world.run.slashes[name].appealed_at_ms is not None
+        made.world.agree(name, Outcome.HARD)
+        made.world.execute(name)
+        await made.next_epoch()
+        await made.next_epoch()
+        assert await made.slash_status(name) == SlashPhase.EXECUTED
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ interface ICourt {
         SlashStatus status;
         uint48 appealUntil;
         address appellant; // 0 until it is appealed
-        uint48 judgeUntil; // 0 until it is appealed
+        uint48 judgeUntil; // the log's decision has to be shown before; then the slash is refunded
         uint48 anchoredAt;
         bytes32 judges; // keccak256 of the packed validators, then owners, whose verdicts it rests on
     }
@@ -121,10 +121,14 @@ interface ICourt {
         LoggedEntry calldata entry
     ) external;
 
-    /// @notice Anyone: the window is over and nobody appealed.
-    function execute(bytes32 submission) external;
+    /// @notice Anyone: the window is over, nobody appealed here, and the log says SlashExecuted. What others overturned in the log's own
+    /// appeal can never be executed.
+    function execute(bytes32 submission, LoggedEntry calldata entry) external;
 
-    /// @notice Anyone: the appeal was not decided in time, or the log was shown to have told two histories. Stake and bond go back.
+    /// @notice Anyone: nobody appealed here, and the log says SlashOverturned. The stake goes back; it costs no bond.
+    function overturn(bytes32 submission, LoggedEntry calldata entry) external;
+
+    /// @notice Anyone: no decision was shown in time, or the log was shown to have told two histories. Stake and bond go back.
     function refund(bytes32 submission) external;
 
     function slashOf(bytes32 submission) external view returns (Slash memory);

@@ -6,12 +6,10 @@ pragma solidity 0.8.37;
 /// `TreeHead(string origin,uint64 size,bytes32 root)` with origin `prime-swarm/` and the network's name.
 /// Whoever holds it may anchor it. Ed25519 cannot be checked here; the log signs each head with both keys.
 interface ILogAnchor {
-    /// @notice An anchored head.
+    /// @notice What is kept of an anchored head. Size and root are where it is kept: whoever asks brings them, or a proof that leads to them.
     struct Head {
-        bytes32 root; // 0: no such head
-        uint64 size;
         uint64 previous; // size of the head before; entries from there on were first covered by this one
-        uint48 anchoredAt;
+        uint48 anchoredAt; // 0: no such head
     }
 
     /// @notice What the log's key said: a signature, or none where the head is anchored here.
@@ -42,8 +40,16 @@ interface ILogAnchor {
     error LogFrozen(bytes32 run, uint48 since);
     error SameHistory(uint64 sizeA, uint64 sizeB);
 
-    /// @notice Anchor the next head of a run's log, with the RFC 6962 consistency proof from the last one (empty for the first).
-    function anchor(bytes32 run, uint64 size, bytes32 root, bytes32[] calldata proof, bytes calldata signature) external;
+    /// @notice Anchor the next head of a run's log, with the root of the last one and the RFC 6962 consistency proof from it
+    /// (0 and empty for the first).
+    function anchor(
+        bytes32 run,
+        uint64 size,
+        bytes32 root,
+        bytes32 lastRoot,
+        bytes32[] calldata proof,
+        bytes calldata signature
+    ) external;
 
     /// @notice Freeze by two heads of one size with different roots.
     function freeze(bytes32 run, Statement calldata a, Statement calldata b) external;
@@ -57,8 +63,8 @@ interface ILogAnchor {
     /// @notice Size of the newest head; 0 before the first.
     function latestSize(bytes32 run) external view returns (uint64);
 
-    /// @notice The anchored head of that size; reverts where there is none.
-    function headAt(bytes32 run, uint64 size) external view returns (Head memory);
+    /// @notice The anchored head of that size and root; reverts where there is none.
+    function headAt(bytes32 run, uint64 size, bytes32 root) external view returns (Head memory);
 
     /// @notice What a head signer signs.
     function headDigest(uint64 size, bytes32 root) external view returns (bytes32);

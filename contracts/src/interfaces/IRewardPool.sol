@@ -13,14 +13,13 @@ interface IRewardPool {
         uint128 funded; // by funders who have not taken their part back
         uint64 epoch; // number of the newest root; the first is 1
         uint48 promisedAt; // when it came; the run's creation before the first
-        uint64 headSize; // of the log it was computed from
     }
 
     struct Promise {
         bytes32 root;
         uint128 total;
         uint48 maturesAt;
-        uint64 headSize;
+        uint64 headSize; // of the log it was computed from
     }
 
     event Funded(bytes32 indexed run, address indexed funder, uint256 amount);
@@ -42,7 +41,7 @@ interface IRewardPool {
     error OverBudget(uint256 increase, uint256 budget);
     /// @notice The pool would promise more than it holds.
     error Insolvent(uint256 owed, uint256 held);
-    error HeadOlder(uint64 headSize, uint64 last);
+    error HeadNotNewest(uint64 headSize, uint64 newest);
     error EpochUnknown(bytes32 run, uint64 epoch);
     error NotMatured(uint64 epoch, uint48 maturesAt);
     error PromiseVoid(uint64 epoch, uint48 frozenAt);
@@ -58,7 +57,7 @@ interface IRewardPool {
     /// @notice Court: slashed stake has arrived. It belongs to the run's contributors, never to a judge.
     function receiveForfeit(bytes32 run, uint256 amount) external;
 
-    /// @notice Operator: the next epoch's root. `total` is the sum of all leaves; `headSize` an anchored head of the run.
+    /// @notice Operator: the next epoch's root. `total` is the sum of all leaves; `headSize` is that of the newest anchored head.
     function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external;
 
     /// @notice Anyone, for an account: pay what a matured root says and was not paid yet. Harmless twice: then it pays 0.

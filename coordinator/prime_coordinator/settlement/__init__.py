@@ -6,8 +6,8 @@ is no harm.
 
 from typing import Any, Protocol
 
-from prime_protocol.entries import Deposited, NodeStatusSet
-from prime_protocol.ids import NodeId
+from prime_protocol.entries import Appealed, Deposited, NodeStatusSet
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.state import State
 
 Order = Deposited | NodeStatusSet
@@ -23,6 +23,14 @@ class Settlement(Protocol):
 
     async def collect(self, state: State) -> list[Order]:
         """What happened outside and does not stand in the books yet. It never waits for the outside."""
+        ...
+
+    def appeals(self, state: State) -> list[tuple[RunId, Appealed]]:
+        """Appeals that were made outside and that the log has not heard of."""
+        ...
+
+    def is_appealable(self, submission: Digest) -> bool:
+        """Whether an appeal against a slash may still come from outside: the log must not end it before."""
         ...
 
     async def run(self, books: Any) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from prime_coordinator.settlement import Order
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.entries import Deposited
-from prime_protocol.ids import Digest, NetworkId, NodeId
+from prime_protocol.entries import Appealed, Deposited
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.state import State
 
 
@@ -34,6 +34,14 @@ class EmbeddedSettlement:
     async def collect(self, state: State) -> list[Order]:
         """Nothing comes from outside: there is no outside."""
         return []
+
+    def appeals(self, state: State) -> list[tuple[RunId, Appealed]]:
+        """All of them are in the log."""
+        return []
+
+    def is_appealable(self, submission: Digest) -> bool:
+        """Nowhere but in the log."""
+        return False
 
     async def run(self, books: Any) -> None:
         """Nothing is to be done, for ever."""

@@ -16,14 +16,15 @@ from prime_coordinator.settlement.poster import Poster
 from prime_coordinator.settlement.vault_events import (
     Followed,
     find_unbacked,
+    find_unheard,
     is_income,
     make_deposit,
     not_booked,
 )
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.entries import Deposited
+from prime_protocol.entries import Appealed, Deposited
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NodeId
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.signing import WalletKey
 from prime_protocol.state import State
 from prime_runtime.chain.client import Block, Chain, Event
@@ -83,6 +84,14 @@ class EvmSettlement:
         if self._is_current and self._contracts is not None and not orders:
             orders += find_unbacked(state, self._followed.stakes, self._contracts.scale)
         return orders
+
+    def appeals(self, state: State) -> list[tuple[RunId, Appealed]]:
+        """Those that the court has taken, and the log does not know of."""
+        return find_unheard(state, self._followed.appealed)
+
+    def is_appealable(self, submission: Digest) -> bool:
+        """As long as the court may hear an appeal, or may have heard one that does not lie deep enough."""
+        return self._poster is None or self._poster.is_appealable(submission)
 
     async def run(self, books: Books) -> None:
         """As long as the coordinator. Nothing that happens on the chain ends it."""
@@ -165,7 +174,7 @@ class EvmSettlement:
                 return  # the log will have them at the next look
             for event in events:
                 self._followed.take(event)
-            self._followed.block, self._followed.hash = last.number, last.hash
+            self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
             self._files.keep_followed(self._followed)
         self._is_current = True
 

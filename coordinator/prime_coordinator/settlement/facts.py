@@ -1,6 +1,7 @@
 """What the chain and the log say of a run now, gathered for posting.py to decide on."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prime_coordinator.settlement.chain_terms import ChainTerms, chain_terms
 from prime_coordinator.settlement.config import SettlementConfig
@@ -20,9 +21,10 @@ from prime_coordinator.settlement.posting import (
 from prime_coordinator.settlement.vault_events import Followed, Stake
 from prime_protocol.entries import RunStatus, VerdictGiven
 from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.merkle import root_of
 from prime_runtime.chain.client import Chain
 from prime_runtime.chain.contracts import Contracts, run_key
-from prime_runtime.chain.errors import ChainRefused
+from prime_runtime.chain.errors import ChainAway, ChainRefused
 
 FAR = 2**48 - 1
 """A time after every announced change of terms."""
@@ -40,18 +42,20 @@ class Facts:
         self.cases: dict[Digest, SlashCase] = {}
         self.lost: set[Digest] = set()
         """Slashes that the court will never open any more."""
+        self.over: set[Digest] = set()
+        """Slashes that have ended on the chain."""
         self._since: dict[RunId, int] = {}
         """Slashes that were proposed in the log before this index are over."""
 
     async def gather(self, books: Books, name: RunId, followed: Followed) -> tuple[RunInLog, RunOnChain]:
         """Both sides of a run."""
         slashed = await self._load_cases(books, name)
-        on_chain = await self.read_run(name, slashed)
+        on_chain = await self.read_run(books, name, slashed)
         return await self._read_log(books, name, on_chain, followed, slashed), on_chain
 
     # --- The chain --------------------------------------------------------------------------------------------------
 
-    async def read_run(self, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
+    async def read_run(self, books: Books, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
         read, at, run = self._chain.read, self._contracts, run_key(name)
         try:
             known = await read(at.registry, "runOf", run)
@@ -60,7 +64,7 @@ class Facts:
                 return RunOnChain()
             raise
         size = int(await read(at.anchor, "latestSize", run))
-        newest = await read(at.anchor, "headAt", run, size) if size else {"anchoredAt": 0}
+        newest = await self.read_head(books, name, size) if size else {"anchoredAt": 0}
         pool = await read(at.pool, "poolOf", run)
         return RunOnChain(
             phase=RunPhase(known["status"]),
@@ -77,6 +81,16 @@ class Facts:
             ),
             slashes={submission: await self._read_slash(submission) for submission in slashed},
         )
+
+    async def read_head(self, books: Books, name: RunId, size: int) -> Any:
+        """An anchored head of our own log; refused by the anchor where the root there is another."""
+        if size > books.writer.size:
+            raise ChainAway(
+                f"the chain has a head over {size} entries, and the log here has {books.writer.size}:"
+                " was it restored from an old copy? Nothing is brought there before it has them again"
+            )
+        root = root_of(size, books.writer.tree.get_node)
+        return await self._chain.read(self._contracts.anchor, "headAt", run_key(name), size, root)
 
     async def _read_slash(self, submission: Digest) -> SlashOnChain:
         seen = await self._chain.read(self._contracts.court, "slashOf", submission)
@@ -129,9 +143,11 @@ class Facts:
         found: list[SlashInLog] = []
         for submission in slashed:
             slash = self._describe(self.cases[submission], on_chain, followed)
-            if submission not in self.lost and not is_over(slash, on_chain):
+            if is_over(slash, on_chain):
+                self.over.add(submission)
+            elif submission not in self.lost:
                 found.append(slash)
-            elif not found:
+            if not found:
                 self._since[name] = slash.proposed + 1
                 del self.cases[submission]
         return found

@@ -16,12 +16,14 @@ from prime_coordinator.settlement.posting import (
     CreateRun,
     Execute,
     Judge,
+    Overturn,
     Payable,
     PostRoot,
     Propose,
     Refund,
     RunPhase,
     SetTerms,
+    is_appealable,
     list_actions,
 )
 from prime_coordinator.settlement.vault_events import Followed, Stake
@@ -73,6 +75,13 @@ class Poster:
         """Closed here and there: nothing is due for them any more."""
         self.trouble: dict[str, str] = {}
         """What the chain refuses, by action, for people."""
+        self._unappealable: set[Digest] = set()
+        """Slashes of which the court hears no appeal any more."""
+
+    def is_appealable(self, submission: Digest) -> bool:
+        """Until it is known to be otherwise."""
+        facts = self._facts
+        return submission not in self._unappealable and submission not in facts.lost | facts.over
 
     async def post(self, books: Books, followed: Followed, head: Block) -> None:
         """Everything that is due, one transaction after the other, as far as they come into blocks."""
@@ -86,6 +95,11 @@ class Poster:
         """Send what is most urgent; False where nothing is due, or everything due is refused."""
         for name in [name for name in books.core.state.runs if name not in self._ended]:
             in_log, on_chain = await self._facts.gather(books, name, followed)
+            self._unappealable |= {
+                slash.submission
+                for slash in in_log.slashes
+                if not is_appealable(in_log, slash, on_chain, followed.time_s)
+            }
             for action in list_actions(in_log, on_chain, head.time_s, is_hastened=name in self.hastened):
                 if self._held.get(action, 0) <= head.time_s and await self._try(action, books, followed, head):
                     return True
@@ -142,8 +156,12 @@ class Poster:
             case Judge(submission=submission):
                 values = await self._judge_values(books, action.run, submission, followed)
                 await send(f"{name} {submission}", at.court, "judge", values)
-            case Execute(submission=submission):
-                await send(f"{name} {submission}", at.court, "execute", (submission,))
+            case Execute(submission=submission) | Overturn(submission=submission):
+                case = self._facts.cases[submission]
+                assert case.ended is not None
+                entry = await self._entry(books, action.run, case.ended, submission, None)
+                function = "execute" if isinstance(action, Execute) else "overturn"
+                await send(f"{name} {submission}", at.court, function, (submission, entry))
             case Refund(submission=submission):
                 await send(f"{name} {submission}", at.court, "refund", (submission,))
 
@@ -161,11 +179,12 @@ class Poster:
         await books.commit()
         old_size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
         root = root_of(size, books.writer.tree.get_node)
+        old_root = root_of(old_size, books.writer.tree.get_node) if old_size else Digest(bytes(32))
         proof = books.writer.consistency_proof(old_size, size) if old_size else ()
         head = TreeHead(ORIGIN_PREFIX + books.core.scribe.ledger.network, size, root)
         signature = sign_document(self._key, head, self._contracts.head_domain)
         self._facts.payable[name] = Payable(size, paid)
-        return run_key(name), size, root, [bytes(each) for each in proof], bytes(signature)
+        return run_key(name), size, root, old_root, [bytes(each) for each in proof], bytes(signature)
 
     async def _root_values(self, name: RunId, epoch: int) -> tuple[Any, ...]:
         size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
@@ -180,7 +199,7 @@ class Poster:
     async def _propose_values(
         self, books: Books, name: RunId, submission: Digest, followed: Followed
     ) -> tuple[Any, ...]:
-        case, on_chain = self._facts.cases[submission], await self._facts.read_run(name)
+        case, on_chain = self._facts.cases[submission], await self._facts.read_run(books, name)
         assert case.submitted is not None and case.evidence is not None
         owner = followed.stakes.get(str(case.submitted.receipt.node), Stake()).owner
         chosen = self._facts.choose(case.accusing(), on_chain, followed, [owner] if owner else [])
@@ -189,7 +208,7 @@ class Poster:
         return run_key(name), receipt_words(case.submitted), verdicts, case.evidence, entry
 
     async def _judge_values(self, books: Books, name: RunId, submission: Digest, followed: Followed) -> tuple[Any, ...]:
-        case, on_chain = self._facts.cases[submission], await self._facts.read_run(name)
+        case, on_chain = self._facts.cases[submission], await self._facts.read_run(books, name)
         judges = followed.judges[str(submission)]
         chosen = self._facts.choose(case.deciding(), on_chain, followed, judges)
         assert case.ended is not None
@@ -204,7 +223,7 @@ class Poster:
         (leaf,) = await books.log.read(index, index + 1)
         size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
         while True:
-            found = await self._chain.read(self._contracts.anchor, "headAt", run_key(name), size)
+            found = await self._facts.read_head(books, name, size)
             if found["previous"] <= index:
                 break
             size = int(found["previous"])

@@ -151,12 +151,18 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
+class Overturn:
+    run: RunId
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Refund:
     run: RunId
     submission: Digest
 
 
-Action = CreateRun | SetTerms | CloseRun | Anchor | PostRoot | Propose | Judge | Execute | Refund
+Action = CreateRun | SetTerms | CloseRun | Anchor | PostRoot | Propose | Judge | Execute | Overturn | Refund
 
 
 def list_actions(log: RunInLog, chain: RunOnChain, now: int, *, is_hastened: bool = False) -> Iterator[Action]:
@@ -189,14 +195,28 @@ def slash_action(run: RunId, slash: SlashInLog, chain: RunOnChain, now: int) -> 
         return Refund(run, slash.submission) if is_open else None
     if seen.phase is SlashPhase.NONE:
         return Propose(run, slash.submission) if slash.proposed < chain.size else None
-    if seen.phase is SlashPhase.OPEN and now >= seen.appeal_until:
-        return Execute(run, slash.submission) if slash.is_executed else None
+    if seen.phase not in (SlashPhase.OPEN, SlashPhase.APPEALED):
+        return None
+    if now >= seen.judge_until:
+        return Refund(run, slash.submission)
+    if slash.ended is None or slash.ended >= chain.size:
+        return None
     if seen.phase is SlashPhase.APPEALED:
-        if now >= seen.judge_until:
-            return Refund(run, slash.submission)
-        is_anchored = slash.ended is not None and slash.ended < chain.size
-        return Judge(run, slash.submission) if is_anchored and slash.can_judge else None
-    return None
+        return Judge(run, slash.submission) if slash.can_judge else None
+    if not slash.is_executed:
+        return Overturn(run, slash.submission)
+    return Execute(run, slash.submission) if now >= seen.appeal_until else None
+
+
+def is_appealable(log: RunInLog, slash: SlashInLog, chain: RunOnChain, now: int) -> bool:
+    """Whether the court has heard, or may still hear, an appeal unknown to the log: then the log must not end the
+    slash yet, or nobody would judge that appeal. `now` is the time of a block that lies deep enough.
+    """
+    if chain.is_frozen or (chain.phase is RunPhase.NONE and log.is_closed):
+        return False
+    seen = chain.slashes.get(slash.submission, SlashOnChain())
+    is_open = seen.phase is SlashPhase.OPEN and now < seen.appeal_until
+    return is_open or seen.phase in (SlashPhase.NONE, SlashPhase.APPEALED)
 
 
 def can_promise(log: RunInLog, chain: RunOnChain, now: int) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prime_protocol.entries import Deposited, NodeStatus, NodeStatusSet
-from prime_protocol.ids import Digest, NodeId
+from prime_protocol.entries import Appealed, Deposited, NodeStatus, NodeStatusSet
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.state import State
 
 BLOCKS_AT_ONCE = 2_000
@@ -17,6 +17,7 @@ BLOCKS_AT_ONCE = 2_000
 SHOWN_MAX = 200
 """Anchors and payout roots that are remembered for people."""
 UNBACKED = "its stake has left the vault on the chain"
+UNHEARD = "appealed before the court on the chain"
 
 
 class Told(Protocol):
@@ -51,10 +52,14 @@ class Followed:
     block: int
     """The last one."""
     hash: str = ""
+    time_s: int = 0
+    """The block's own."""
     stakes: dict[str, Stake] = field(default_factory=dict)
     """By node."""
     judges: dict[str, list[str]] = field(default_factory=dict)
     """By submission: who is behind a slash before the court, and the owners behind them."""
+    appealed: list[str] = field(default_factory=list)
+    """Submissions whose slash is appealed before the court."""
     anchors: list[dict[str, Any]] = field(default_factory=list)
     promises: list[dict[str, Any]] = field(default_factory=list)
 
@@ -72,9 +77,12 @@ class Followed:
             case "StakeVault", name if "node" in values:
                 self._move(self.stakes.setdefault(low(values["node"]), Stake()), name, int(values["amount"]))
             case "Court", "SlashProposed":
-                self.judges["0x" + bytes(values["submission"]).hex()] = [low(each) for each in values["judges"]]
+                self.judges[name_of(values)] = [low(each) for each in values["judges"]]
+            case "Court", "Appealed":
+                self.appealed.append(name_of(values))
             case "Court", "SlashExecuted" | "SlashOverturned":
-                self.judges.pop("0x" + bytes(values["submission"]).hex(), None)
+                self.judges.pop(name_of(values), None)
+                self.appealed = [each for each in self.appealed if each != name_of(values)]
             case "LogAnchor", "Anchored":
                 self._show(self.anchors, event, ("size",))
             case "RewardPool", "Promised":
@@ -115,6 +123,22 @@ class Followed:
 
 def low(address: str) -> str:
     return address.lower()
+
+
+def name_of(values: Mapping[str, Any]) -> str:
+    """The submission that an event of the court is about."""
+    return str(Digest(bytes(values["submission"])))
+
+
+def find_unheard(state: State, appealed: Iterable[str]) -> list[tuple[RunId, Appealed]]:
+    """Appeals before the court that the log has not heard of: told there, they are judged as any other."""
+    wanted = {Digest.parse(name) for name in appealed}
+    return [
+        (name, Appealed(submission=submission, reason=UNHEARD))
+        for name, run in state.runs.items()
+        for submission, slash in run.slashes.items()
+        if submission in wanted and slash.appealed_at_ms is None
+    ]
 
 
 def is_income(event: Told) -> bool:

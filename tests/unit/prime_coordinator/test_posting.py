@@ -15,6 +15,7 @@ from prime_coordinator.settlement.posting import (
     CreateRun,
     Execute,
     Judge,
+    Overturn,
     Payable,
     PoolOnChain,
     PostRoot,
@@ -27,6 +28,7 @@ from prime_coordinator.settlement.posting import (
     SlashInLog,
     SlashOnChain,
     SlashPhase,
+    is_appealable,
     list_actions,
 )
 from prime_protocol.ids import NodeId
@@ -104,10 +106,43 @@ def test_a_slash_is_proposed_once_its_entry_is_anchored() -> None:
 
 
 def test_a_slash_is_executed_after_its_window_only_if_the_log_says_so() -> None:
-    ended = slashed(ended=45, is_executed=True)
-    assert due(ended, seen(SlashPhase.OPEN, appeal_until=NOW + 1)) == []
-    assert due(ended, seen(SlashPhase.OPEN, appeal_until=NOW)) == [Execute(RUN, NAME)]
-    assert due(slashed(ended=45), seen(SlashPhase.OPEN, appeal_until=NOW)) == []
+    ended, window_over = (
+        slashed(ended=45, is_executed=True),
+        seen(SlashPhase.OPEN, appeal_until=NOW, judge_until=NOW + 9),
+    )
+    assert due(ended, seen(SlashPhase.OPEN, appeal_until=NOW + 1, judge_until=NOW + 9)) == []
+    assert due(ended, window_over) == [Execute(RUN, NAME)]
+    assert due(slashed(), window_over) == []
+    assert due(slashed(ended=50, is_executed=True), window_over) == [], "its end is not anchored"
+    assert due(slashed(), window_over, now=NOW + 9) == [Refund(RUN, NAME)], "the court gives back what nobody ends"
+
+
+def test_what_the_log_alone_overturned_is_overturned_on_the_chain_at_once() -> None:
+    is_open = seen(SlashPhase.OPEN, appeal_until=NOW + 1, judge_until=NOW + 9)
+    assert due(slashed(ended=45), is_open) == [Overturn(RUN, NAME)]
+    assert due(slashed(ended=50), is_open) == [], "its end is not anchored"
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (CHAIN, True),
+        (replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.OPEN, appeal_until=NOW + 1)}), True),
+        (replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.OPEN, appeal_until=NOW)}), False),
+        (replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.APPEALED)}), True),
+        (replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.REFUNDED)}), False),
+        (replace(CHAIN, is_frozen=True), False),
+        (RunOnChain(), True),
+    ],
+)
+def test_the_log_ends_no_slash_that_can_still_be_appealed_before_the_court(chain: RunOnChain, expected: bool) -> None:
+    log = slashed()
+    assert is_appealable(log, log.slashes[0], chain, NOW) is expected
+
+
+def test_a_run_that_never_comes_to_the_chain_holds_no_slash_open() -> None:
+    log = replace(slashed(), is_closed=True)
+    assert not is_appealable(log, log.slashes[0], RunOnChain(), NOW)
 
 
 def test_an_appeal_is_judged_with_a_quorum_of_others_or_refunded_when_its_time_is_over() -> None:
@@ -132,7 +167,7 @@ def test_new_terms_are_announced_and_a_closed_run_closed_when_it_owes_nothing() 
     assert due(replace(LOG, is_closed=True)) == [CloseRun(RUN)]
     assert due(replace(LOG, is_closed=True, paid_total=5)) == []
     closed = replace(slashed(), is_closed=True)
-    assert due(closed, seen(SlashPhase.OPEN, appeal_until=NOW + 1)) == []
+    assert due(closed, seen(SlashPhase.OPEN, appeal_until=NOW + 1, judge_until=NOW + 9)) == []
     assert due(closed, seen(SlashPhase.EXECUTED)) == [CloseRun(RUN)]
 
 

@@ -7,6 +7,7 @@ from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
 from prime_protocol.ids import Step
 from prime_protocol.terms import SlashTo
+from prime_protocol.typed_data import Domain
 
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
 WORK_POT = BUDGET * 3 // 4
@@ -82,6 +83,32 @@ def test_an_appeal_that_fails_costs_the_bond_too() -> None:
     world.execute(name)
     assert world.state.books.burned_nano == SLASH + BOND
     assert world.submission(name).outcome is HARD
+
+
+def test_an_appeal_before_a_court_is_told_by_the_coordinator_whatever_the_logs_window_and_without_its_bond() -> None:
+    world = World.started()
+    world.state.domain = Domain(5, world.id("court"))
+    name = world.convicted("ann")
+    world.wait(TERMS.appeal_ms)
+    with world.refuses("submission"):
+        world.appeal("ann", name)
+    with world.refuses("sender"):
+        world.appeal("bob", name)
+    balance = world.balance("ann")
+    world.appeal("coordinator", name)
+    assert world.balance("ann") == balance
+    with world.refuses("submission"):
+        world.appeal("coordinator", name)
+    world.judge(name, HARD, HARD, HARD)
+    world.execute(name)
+    assert world.state.books.burned_nano == SLASH
+
+
+def test_where_there_is_no_court_the_coordinator_appeals_for_nobody() -> None:
+    world = World.started()
+    name = world.convicted("ann")
+    with world.refuses("sender"):
+        world.appeal("coordinator", name)
 
 
 def test_an_appeal_that_is_decided_does_not_wait_for_the_window() -> None:
