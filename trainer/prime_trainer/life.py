@@ -8,6 +8,7 @@ import logging
 import random
 import signal
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -37,6 +38,10 @@ from prime_trainer.train_config import LOCK_NAME, TrainConfig
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+THREADS = 4
+"""One learns, one publishes, one tries checkpoints, one reads what comes in. Python's own number grows with cores,
+and the allocator keeps for each thread what it once had: on many cores that would be a model for each of them."""
 
 
 def start(config: TrainConfig) -> int:
@@ -98,8 +103,10 @@ class Trainer:
 
     async def run(self) -> int:
         config = self._config
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="trainer"))
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._stop.set)
         for folder in (config.folder / CHECKPOINTS, config.store):
             folder.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:

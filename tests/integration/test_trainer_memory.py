@@ -1,0 +1,78 @@
+"""A trainer's memory does not grow with its steps. It takes a minute or more: only with SLOW_TESTS=1."""
+
+import asyncio
+import gc
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.trainer_child import get_server, run
+from integration.trainer_scene import Scene, running_scene
+
+from prime_trainer import notes
+from prime_trainer.life import THREADS
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes minutes: SLOW_TESTS=1"),
+]
+
+STEPS, WARM = 90, 45
+"""By the step WARM caches are filled: what is listed, what the log said of the last steps, one model for every try."""
+OBJECTS_MAX = 1_500
+"""A step has about 16 samples of six objects and a dozen numbers: kept, they would be 4,000 more after 45 steps."""
+ANON_MB_MAX = 10
+HELD_OUT = (
+    *("--evaluation-task-set", "sort-digits?seed=1", "--evaluation-every", "3"),
+    *("--evaluation-tasks", "8", "--evaluation-tokens-max", "8"),
+)
+
+
+def run_weighed(words: tuple[str, ...], log: Path, out: Path) -> None:
+    """The command, writing down after every step what the process holds."""
+    write = notes.Notes.write
+
+    def weigh(self: notes.Notes, facts: dict[str, Any]) -> None:
+        write(self, facts)
+        gc.collect()
+        workers = sum(thread.name.startswith("trainer") for thread in threading.enumerate())
+        row = {"step": facts["step"], "objects": len(gc.get_objects()), "anon_mb": read_anon_mb(), "workers": workers}
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    notes.Notes.write = weigh  # type: ignore[method-assign]
+    run(words, log)
+
+
+def read_anon_mb() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def read_rows(out: Path) -> dict[int, dict[str, int]]:
+    lines = out.read_text().splitlines() if out.exists() else []
+    return {row["step"]: row for row in map(json.loads, lines)}
+
+
+async def weigh_steps(scene: Scene, folder: Path) -> dict[int, dict[str, int]]:
+    log, out = folder / "trainer.log", folder / "weighed.jsonl"
+    process = get_server().Process(target=run_weighed, args=(scene.words(*HELD_OUT, "--steps", str(STEPS)), log, out))
+    process.start()
+    while process.is_alive():
+        await asyncio.sleep(0.2)
+    assert process.exitcode == 0, log.read_text()[-3000:]
+    return read_rows(out)
+
+
+async def test_memory_of_a_trainer_does_not_grow_with_its_steps(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
+        rows = await weigh_steps(scene, tmp_path)
+    warm = [rows[step] for step in range(WARM - 5, WARM + 1)]
+    last = [rows[step] for step in range(STEPS - 5, STEPS + 1)]
+    for name, limit in (("objects", OBJECTS_MAX), ("anon_mb", ANON_MB_MAX)):
+        grown = min(row[name] for row in last) - min(row[name] for row in warm)
+        assert grown <= limit, f"{grown} more {name} after {STEPS - WARM} steps: {warm[-1]}, {last[-1]}"
+    assert max(row["workers"] for row in rows.values()) <= THREADS
