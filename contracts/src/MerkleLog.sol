@@ -17,6 +17,7 @@ library MerkleLog {
     /// @dev SHA-256 of 1, left, right. In free memory that is not kept: a proof has dozens of them, and encoding each anew costs more than
     /// hashing it.
     function nodeHash(bytes32 left, bytes32 right) internal view returns (bytes32 found) {
+        // solhint-disable-next-line no-inline-assembly
         assembly ("memory-safe") {
             let free := mload(0x40)
             mstore8(free, 1)

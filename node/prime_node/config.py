@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.policy_config import PolicyConfig
+from prime_protocol.constants import AMOUNT_NANO_MAX
 from prime_protocol.entries import Role
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId, RunId
@@ -112,6 +113,9 @@ class NodeConfig:
     """Where receipts count, as CHAIN:COURT. Empty: as the coordinator's first answer says; without a chain, none."""
     rpc: str = ""
     """URL of a node of the chain that the network settles on, for the commands that move value there."""
+    appeal_bond_max_nano: Annotated[int, Between(0, AMOUNT_NANO_MAX)] = 0
+    """Largest bond that the node puts up by itself, from its own wallet, to appeal a slash of its own before the court
+    on the chain. It needs `rpc`. 0: none; the log says how its owner can."""
     delegation: Path | None = None
     """File that `prime-node keys delegate` wrote for this node: it works for that owner. Nothing: for itself."""
     stake: bool = True

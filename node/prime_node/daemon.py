@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from prime_node.agent import Agent, Profile
+from prime_node.appeals import ChainAppeals
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.courier import Courier
 from prime_node.delegation_file import read_delegation
@@ -108,7 +109,9 @@ class Daemon:
         """Why this process ends, where nobody on this machine asked for it."""
         parts = [Part("agent", self._run_agent), *self.swarm.parts(), Part("trainer", self._watch_trainer)]
         if self.workshop is not None:
-            parts.append(Part("outcomes", self.workshop.outcomes.run))
+            appeals = ChainAppeals(config, key, clock)
+            self.workshop.on_appealed = appeals.ask
+            parts += [Part("outcomes", self.workshop.outcomes.run), Part("appeals", appeals.run)]
         self.supervisor = Supervisor(parts, clock)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -22,7 +22,6 @@ from prime_node.worker import Worker
 from prime_protocol.entries import Appealed, LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.receipts import receipt_id
-from prime_protocol.typed_data import EMBEDDED
 from prime_runtime.clock import Clock
 from prime_runtime.http_client import HttpClient
 from prime_runtime.sandbox import Sandbox
@@ -46,7 +45,8 @@ class Workshop:
     ) -> None:
         home, server, run = Home(config.folder), config.server, config.run_id
         self._run = run
-        self._settles_on_chain = config.signing_domain != EMBEDDED
+        self.on_appealed: Callable[[Digest], None] = lambda submission: None
+        """Told when the log has taken our appeal; the daemon sets it."""
         self._clock = clock
         self._swarm = swarm
         self._shelf = shelf
@@ -125,9 +125,8 @@ class Workshop:
                 piece = self.journal.of_lease(self._run, lease)
                 if piece is not None:
                     self.journal.advance(piece, PieceState.GIVEN_BACK, self._clock.now_ms(), reason=reason)
-            case Appealed(submission=name) if is_logged and self._settles_on_chain:
-                # The court on the chain takes no appeal from here: its bond is the owner's to give.
-                log.warning("the slash of %s is appealed in the log; on the chain: prime-node appeal %s", name, name)
+            case Appealed(submission=name) if is_logged:
+                self.on_appealed(name)
             case NodeRegistered() | Staked():
                 self.outcomes.expect_news()
 

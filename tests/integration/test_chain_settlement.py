@@ -9,11 +9,14 @@ from integration.chain_rig import CONFIRMATIONS, EPOCH_S, Rig, rig, started
 from ledger_world import HOUR_MS, RUN, SLASH, STAKE, TOKEN
 
 from prime_coordinator.settlement.posting import SlashPhase
+from prime_node.appeals import ChainAppeals
+from prime_node.config import NodeConfig
 from prime_protocol.entries import NodeStatus, Outcome, Role
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.payout_tree import PayoutTree
 from prime_runtime.chain.contracts import run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.clock import SystemClock
 
 pytestmark = needs_anvil
 BOND = 10**9
@@ -157,6 +160,32 @@ async def test_an_appeal_is_decided_on_the_chain_as_in_the_log_by_other_judges(
         assert position["stake"] == (STAKE if is_refunded else STAKE - SLASH)
         assert position["escrow"] == 0
         assert await made.tokens(made.world.id("ann")) == before - (0 if is_refunded else BOND)
+
+
+@pytest.mark.parametrize(("bond_max_nano", "phase"), [(BOND, SlashPhase.APPEALED), (BOND - 1, SlashPhase.OPEN)])
+async def test_a_node_appeals_before_the_court_by_itself_as_far_as_its_owner_allows(
+    tmp_path: Path, bond_max_nano: int, phase: SlashPhase
+) -> None:
+    async with rig(tmp_path) as made:
+        await started(made)
+        config = NodeConfig(
+            folder=tmp_path / "ann",
+            rpc=made.chain.rpc,
+            domain=str(made.contracts.domain),
+            appeal_bond_max_nano=bond_max_nano,
+        )
+        appeals = ChainAppeals(config, made.world.key("ann"), SystemClock())
+        before = await made.tokens(made.world.id("ann"))
+        name = made.world.convicted("ann")
+        appeals.ask(name)
+        await appeals.look()
+        assert await made.slash_status(name) == SlashPhase.NONE, "it is not before the court yet"
+        await made.next_epoch()
+        await appeals.look()
+        await appeals.look()
+        assert await made.slash_status(name) == phase
+        spent = BOND if phase is SlashPhase.APPEALED else 0
+        assert await made.tokens(made.world.id("ann")) == before - spent
 
 
 async def test_an_appeal_that_nobody_judges_is_refunded_by_anyone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from prime_node.commands.stake import ask, send
 from prime_node.config import NodeConfig
+from prime_node.purse import Purse, open_purse
 from prime_protocol.entries import Appealed, Released, Staked, Unbonded, Withdrawn
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId, RunId
@@ -17,9 +18,8 @@ from prime_protocol.payout_tree import PayoutTree
 from prime_protocol.receipts import Consent
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import Domain, sign_document
-from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Chain, Contract, Mined
-from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts, run_key
+from prime_runtime.chain.contracts import Contracts, deposit_reference, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
@@ -27,7 +27,6 @@ from prime_runtime.http_errors import Refused
 from prime_runtime.json_client import open_json_client
 from prime_runtime.wording import show_amount
 
-CHAIN_FOLDER = "chain"
 LOOK_MS = 500
 DEPOSIT_S = 1_800
 """How long to wait for a deposit to lie deep enough for the coordinator."""
@@ -55,27 +54,28 @@ class ChainDesk:
     # --- The commands -----------------------------------------------------------------------------------------------
 
     def add(self, amount_nano: int) -> int:
-        return self._do(lambda chain, wallet, at: self._add(chain, wallet, at, amount_nano))
+        return self._do(lambda purse: self._add(purse, amount_nano))
 
     def remove(self, amount_nano: int) -> int:
-        return self._do(lambda chain, wallet, at: self._remove(wallet, at, amount_nano))
+        return self._do(lambda purse: self._remove(purse.wallet, purse.at, amount_nano))
 
     def withdraw(self) -> int:
-        return self._do(self._withdraw)
+        return self._do(lambda purse: self._withdraw(purse.chain, purse.wallet, purse.at))
 
     def claim(self) -> int:
-        return self._do(self._claim)
+        return self._do(lambda purse: self._claim(purse.chain, purse.wallet, purse.at))
 
     def appeal(self, submission: Digest, reason: str) -> int:
-        return self._do(lambda chain, wallet, at: self._appeal(chain, wallet, at, submission, reason))
+        return self._do(lambda purse: self._appeal(purse, submission, reason))
 
     # --- How --------------------------------------------------------------------------------------------------------
 
-    async def _add(self, chain: Chain, wallet: Wallet, at: Contracts, amount_nano: int) -> None:
+    async def _add(self, purse: Purse, amount_nano: int) -> None:
         """Into the vault; when the log has heard of it, behind the node there too."""
+        chain, wallet, at = purse.chain, purse.wallet, purse.at
         await self._bind(chain, wallet, at)
         units = amount_nano * at.scale
-        await self._approve(chain, wallet, at, at.vault, units)
+        await purse.approve(at.vault, units)
         mined = await wallet.do("the deposit", at.vault, "deposit", self._node, units)
         self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {mined.block}")
         events = await chain.events([at.vault], mined.block, mined.block)
@@ -168,47 +168,34 @@ class ChainDesk:
         if amount_nano:
             await self._log(Withdrawn(amount_nano=amount_nano), "the log knows")
 
-    async def _appeal(self, chain: Chain, wallet: Wallet, at: Contracts, submission: Digest, reason: str) -> None:
-        """The bond goes to the court; the log's validators decide."""
-        slash = await chain.read(at.court, "slashOf", submission)
-        if slash["status"] == 0:
+    async def _appeal(self, purse: Purse, submission: Digest, reason: str) -> None:
+        """The bond goes to the court; the log's validators decide. The coordinator tells the log, where we cannot."""
+        slash = await purse.read_slash(submission)
+        if slash.status == 0:
             raise LocalError(f"the slash of {submission} is not before the court yet; try again in a while")
-        terms = await chain.read(at.registry, "termsAt", bytes(slash["run"]), slash["anchoredAt"])
-        bond = int(terms["appealBond"])
-        if slash["status"] == 1:
-            await self._approve(chain, wallet, at, at.court, bond)
-            mined = await wallet.do("the appeal", at.court, "appeal", submission)
-            self._say(f"a bond of {show_amount(bond // at.scale)} tokens is with the court, by block {mined.block}")
-        await self._log(Appealed(submission=submission, reason=reason), "the slash is appealed", self._config.run_id)
+        if slash.status == 1:
+            block = await purse.appeal(submission, slash.bond)
+            bond = show_amount(slash.bond // purse.at.scale)
+            self._say(f"a bond of {bond} tokens is with the court, by block {block}")
+        try:
+            index = await send(
+                self._config, self._owner, Appealed(submission=submission, reason=reason), self._config.run_id
+            )
+        except Refused as error:
+            # The node may have told the log before, or its window was over: then the coordinator does, from the chain.
+            self._say(f"the log takes no appeal from here ({error.refusal.problem}); it hears of it from the chain")
+            return
+        self._say(f"the slash is appealed (entry {index} of the log)")
 
     # --- Small parts ------------------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[Chain, Wallet, Contracts], Awaitable[None]]) -> int:
+    def _do(self, work: Callable[[Purse], Awaitable[None]]) -> int:
         async def run() -> None:
-            chain = Chain(self._rpc)
-            try:
-                at = await find_contracts(chain, self._config.signing_domain.contract)
-                if at.domain != self._config.signing_domain:
-                    raise LocalError(f"{self._rpc} is of chain {at.chain_id}; the network is {self._config.domain}")
-                book = self._config.folder / CHAIN_FOLDER / f"{self._owner.node}.json"
-                wallet = Wallet(chain, self._owner, self._clock, gas=GasConfig(), book=book)
-                await wallet.tend(await chain.newest())
-                await work(chain, wallet, at)
-            finally:
-                await chain.close()
+            async with open_purse(self._config, self._owner, self._rpc, self._clock) as purse:
+                await work(purse)
 
         asyncio.run(run())
         return 0
-
-    async def _approve(self, chain: Chain, wallet: Wallet, at: Contracts, spender: Contract, units: int) -> None:
-        account = self._owner.node
-        held = int(await chain.read(at.token, "balanceOf", account))
-        if held < units:
-            raise LocalError(
-                f"{account} holds {show_amount(held // at.scale)} tokens, {show_amount(units // at.scale)} are needed"
-            )
-        if int(await chain.read(at.token, "allowance", account, spender.address)) < units:
-            await wallet.do("the approval", at.token, "approve", spender.address, units)
 
     async def _amount(self, chain: Chain, contract: Contract, name: str, mined: Mined) -> int:
         """What the transaction's own event says; 0 where it has none."""

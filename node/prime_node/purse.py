@@ -1,0 +1,79 @@
+"""A wallet on the chain that the network settles on, opened for a few transactions. It brings web3: import it late."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from prime_node.config import NodeConfig
+from prime_protocol.errors import LocalError
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.signing import WalletKey
+from prime_runtime.chain.caps import GasConfig
+from prime_runtime.chain.client import Chain, Contract
+from prime_runtime.chain.contracts import Contracts, find_contracts
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import Clock
+from prime_runtime.wording import show_amount
+
+CHAIN_FOLDER = "chain"
+
+
+@dataclass(frozen=True, slots=True)
+class SlashSeen:
+    """A slash before the court, as far as an appeal goes by it."""
+
+    status: int
+    """ICourt.SlashStatus."""
+    appeal_until_s: int
+    bond: int
+    """In units of the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """One account's."""
+
+    chain: Chain
+    wallet: Wallet
+    at: Contracts
+    account: NodeId
+
+    async def approve(self, spender: Contract, units: int) -> None:
+        """Let a contract take so much; LocalError where the account holds less."""
+        token, scale = self.at.token, self.at.scale
+        held = int(await self.chain.read(token, "balanceOf", self.account))
+        if held < units:
+            raise LocalError(
+                f"{self.account} holds {show_amount(held // scale)} tokens, {show_amount(units // scale)} are needed"
+            )
+        if int(await self.chain.read(token, "allowance", self.account, spender.address)) < units:
+            await self.wallet.do("the approval", token, "approve", spender.address, units)
+
+    async def read_slash(self, submission: Digest) -> SlashSeen:
+        """Status 0 where it is not before the court."""
+        slash = await self.chain.read(self.at.court, "slashOf", submission)
+        if slash["status"] == 0:
+            return SlashSeen(0, 0, 0)
+        terms = await self.chain.read(self.at.registry, "termsAt", bytes(slash["run"]), slash["anchoredAt"])
+        return SlashSeen(int(slash["status"]), int(slash["appealUntil"]), int(terms["appealBond"]))
+
+    async def appeal(self, submission: Digest, bond: int) -> int:
+        """The bond goes to the court; the block in which it did."""
+        await self.approve(self.at.court, bond)
+        return (await self.wallet.do("the appeal", self.at.court, "appeal", submission)).block
+
+
+@asynccontextmanager
+async def open_purse(config: NodeConfig, key: WalletKey, rpc: str, clock: Clock) -> AsyncIterator[Purse]:
+    """What a process before this one has sent and not seen in a block is looked after first."""
+    chain = Chain(rpc)
+    try:
+        at = await find_contracts(chain, config.signing_domain.contract)
+        if at.domain != config.signing_domain:
+            raise LocalError(f"{rpc} is of chain {at.chain_id}; the network is {config.domain}")
+        book = config.folder / CHAIN_FOLDER / f"{key.node}.json"
+        wallet = Wallet(chain, key, clock, gas=GasConfig(), book=book)
+        await wallet.tend(await chain.newest())
+        yield Purse(chain, wallet, at, key.node)
+    finally:
+        await chain.close()
