@@ -9,12 +9,13 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prime_coordinator.settlement.chain_files import ChainFiles
 from prime_devnet import recipe
+from prime_devnet.chain_story import Told, count_open, describe_events
 from prime_devnet.plan import RUN, Part, Party, Plan, coordinator_folder, password_file
 from prime_devnet.processes import Running
 from prime_devnet.settings import NETWORK, flags
@@ -25,6 +26,7 @@ from prime_runtime import key_file
 from prime_runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from prime_runtime.chain.client import Chain
     from prime_runtime.chain.contracts import Contracts
     from prime_runtime.chain.wallet import Wallet
 
@@ -41,6 +43,8 @@ SETTLEMENT = {
     "settlement.slash_window_ms": 3_600_000,
 }
 TRY_S, TRIES = 0.25, 240
+COURT_S = 120
+"""How long the court may take to its end: windows, an epoch for the anchor, a few blocks."""
 Do = Callable[..., Awaitable[str]]
 
 
@@ -117,7 +121,7 @@ class OnChain:
 
     async def give(self, nodes: list[NodeId]) -> None:
         """Gas and tokens for everybody who has joined."""
-        async with self._banking() as (wallet, at):
+        async with self._banking() as (_, wallet, at):
             for node in nodes:
                 await self._give_gas(node)
                 await wallet.do("gift", at.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
@@ -128,19 +132,53 @@ class OnChain:
         words = ("stake", "add", amount, "--folder", str(party.folder), "--rpc", self.rpc)
         await self.do(f"{party.name}-stake", "prime-node", *words)
 
+    def equip(self, party: Party) -> Party:
+        """A node that works and may appeal before the court by itself."""
+        if party.part not in STAKED:
+            return party
+        words = ("--rpc", self.rpc, "--appeal-bond-max-nano", str(recipe.BOND))
+        return replace(party, words=(*party.words, *words))
+
     async def tell(self, running: list[Running]) -> list[str]:
-        """At the end: the workers claim what they earned, and the chain's own words."""
-        lines = []
-        for each in running:
-            if each.party.part is Part.WORKER:
-                words = ("claim", "--folder", str(each.party.folder), "--rpc", self.rpc)
-                text = await self.do(f"{each.party.name}-claim", "prime-node", *words)
-                lines.append(f"{each.party.name}: {text.splitlines()[0]}")
+        """At the end: what the contracts saw; the workers claim what they earned, and one of them leaves."""
+        lines = describe_events(await self._read_events())
+        workers = [each.party for each in running if each.party.part is Part.WORKER]
+        for party in workers:
+            lines.append(f"{party.name}: {await self._own(party, 'claim')}")
+        leaver, amount = workers[0], str(recipe.STAKE // recipe.TOKEN)
+        lines.append(f"{leaver.name}: {await self._own(leaver, 'unstake', amount)}")
+        await self._pass_unbonding()
+        lines.append(f"{leaver.name}, two weeks of the chain's clock later: {await self._own(leaver, 'withdraw')}")
         status = ("chain", "status", "--folder", str(coordinator_folder(self.plan)))
         return [*lines, *(await self.do("chain-status", "prime-coordinator", *status)).splitlines()]
 
+    async def _own(self, party: Party, command: str, *values: str) -> str:
+        """A command of a node's owner; the line that says what moved."""
+        words = (command, *values, "--folder", str(party.folder), "--rpc", self.rpc)
+        text = await self.do(f"{party.name}-{command}", "prime-node", *words)
+        return next((line for line in text.splitlines() if "tokens" in line), text.strip())
+
+    async def _read_events(self) -> list[Told]:
+        """All that the contracts have told; once the court has ended what it had begun."""
+        async with self._banking() as (chain, _, at):
+            for _ in range(COURT_S):
+                newest = await chain.newest()
+                events = await chain.events(at.told, 0, newest.number)
+                told = [(event.name, event.values) for event in events]
+                if not count_open(told):
+                    break
+                await asyncio.sleep(1)
+            return told
+
+    async def _pass_unbonding(self) -> None:
+        """Nobody waits two weeks for a demonstration: the chain's clock is anvil's to set."""
+        async with self._banking() as (chain, _, at):
+            delay_s = int(await chain.read(at.registry, "unbondingDelay"))
+            await chain.ask("evm_increaseTime", delay_s)
+            await chain.ask("evm_mine")
+
     @asynccontextmanager
-    async def _banking(self) -> AsyncIterator[tuple["Wallet", "Contracts"]]:
+    async def _banking(self) -> AsyncIterator[tuple["Chain", "Wallet", "Contracts"]]:
         """The bank's account, for a few transactions."""
         from prime_runtime.chain.caps import GasConfig
         from prime_runtime.chain.client import Chain
@@ -151,7 +189,7 @@ class OnChain:
         chain = Chain(self.rpc)
         try:
             contracts = await find_contracts(chain, NodeId.parse(made["Court"]))
-            yield Wallet(chain, self.bank, SystemClock(), gas=GasConfig()), contracts
+            yield chain, Wallet(chain, self.bank, SystemClock(), gas=GasConfig()), contracts
         finally:
             await chain.close()
 

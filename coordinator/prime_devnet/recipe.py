@@ -19,6 +19,8 @@ EVALUATED = 512
 TOKEN = 10**9
 FAUCET, STAKE, SLASH, BOND, BUDGET = 1_000 * TOKEN, 100 * TOKEN, 50 * TOKEN, 5 * TOKEN, 10 * TOKEN
 APPEAL_MS, JUDGEMENT_MS, VERDICT_MS = 5_000, 30_000, 30_000
+CHAIN_APPEAL_MS = 30_000
+"""With a chain: a slash comes before the court after an epoch, and the node needs a few blocks for its bond."""
 BEAT_MS, HEAD_MS, TICK_MS = 300, 100, 50
 """Everything is on one machine, so the network may be in a hurry."""
 

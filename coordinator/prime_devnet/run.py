@@ -135,7 +135,7 @@ class Devnet:
         for party in list_nodes(plan, self.url):
             if party.part is Part.CHEATER:
                 write_interpreter(interpreter_path(plan, party.name), attack_of(plan, party.name))
-            await self._start(party)
+            await self._start(self.chain.equip(party) if self.chain else party)
         if self.chain:
             await self._stake_all(self.chain)
 

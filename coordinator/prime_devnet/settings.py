@@ -46,7 +46,7 @@ def run_words(plan: Plan, model: Path, trainer: str) -> tuple[str, ...]:
         "appeal_bond_nano": 0 if plan.settles_on_chain else recipe.BOND,
         "step_budget_nano": recipe.BUDGET,
         "verdict_ms": recipe.VERDICT_MS,
-        "appeal_ms": recipe.APPEAL_MS,
+        "appeal_ms": recipe.CHAIN_APPEAL_MS if plan.settles_on_chain else recipe.APPEAL_MS,
         "judgement_ms": recipe.JUDGEMENT_MS,
         "tolerance.precision": "float32",
         **{f"tolerance.{name}": value for name, value in recipe.TOLERANCE.items()},

@@ -1,0 +1,30 @@
+"""What is said of a devnet's chain."""
+
+from prime_devnet.chain_story import Told, count_open, describe_events
+from prime_devnet.recipe import TOKEN
+
+A, B = b"a" * 32, b"b" * 32
+STORY: list[Told] = [
+    ("Deposited", {"amount": 100 * TOKEN}),
+    ("Anchored", {"size": 5}),
+    ("SlashProposed", {"submission": A}),
+    ("Appealed", {"submission": A}),
+    ("SlashProposed", {"submission": B}),
+    ("SlashExecuted", {"submission": A, "amount": 50 * TOKEN}),
+    ("SlashOverturned", {"submission": B}),
+    ("Promised", {"total": 7 * TOKEN}),
+]
+
+
+def test_the_court_is_done_when_each_slash_has_ended() -> None:
+    assert count_open(STORY) == 0
+    assert count_open(STORY[:-2]) == 1
+
+
+def test_every_part_of_a_networks_life_is_told() -> None:
+    text = "\n".join(describe_events(STORY))
+    assert "1 deposits, 100 tokens" in text
+    assert "2 slashes proposed, 1 appealed with a bond" in text
+    assert "1 executed (50 tokens), 1 of them after an appeal that failed; 1 given back" in text
+    assert "7.00 tokens promised" in text
+    assert len(describe_events([])) == len(describe_events(STORY))
