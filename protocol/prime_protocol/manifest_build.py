@@ -1,7 +1,7 @@
-"""How a publisher makes a manifest: one pass over the bytes, whatever their number, and no file opened here.
+"""How a publisher makes a manifest: of bytes in memory or mapped, whatever their number, and no file opened here.
 
-The caller hands in chunks and, for a delta, takes out the chunks of the delta file. A mistake of the caller is a
-LocalError: nothing here came from a peer.
+For a delta the caller takes out the chunks of the delta file. A mistake of the caller is a LocalError: nothing here
+came from a peer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from prime_protocol.safetensors_header import Header
 
 DELTA_FILE = "weights.delta"
 Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""What the built-in map does, however it does it."""
+"""What the built-in map does, however it does it: on several at once, with the results in order."""
 NO_RANGE = (2**64, 0)
 """After the last range: no stream gets that far."""
 EMPTY = compute_digest(b"")
@@ -29,12 +29,11 @@ EMPTY = compute_digest(b"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file to publish: its size, its tensors if it is a safetensors file, and all of its bytes in order."""
+    """A file to publish: its bytes, and its tensors if it is a safetensors file."""
 
     name: str
-    size: int
     header: Header | None
-    chunks: Iterable[Buffer]
+    data: Buffer
 
 
 class RangeHasher:
@@ -73,15 +72,18 @@ class RangeHasher:
         self._open_next()
 
 
-def build_keyframe(run: RunId, step: Step, files: Iterable[SourceFile], *, shard_bytes: int = SHARD_BYTES) -> Manifest:
-    """The manifest of whole files; each file's bytes are read once, chunk by chunk."""
+def build_keyframe(
+    run: RunId, step: Step, files: Iterable[SourceFile], *, shard_bytes: int = SHARD_BYTES, each: Mapper = map
+) -> Manifest:
+    """The manifest of whole files."""
     entries: list[FileEntry] = []
     shards: list[ShardEntry] = []
     tensors: list[TensorEntry] = []
     for number, source in enumerate(files):
-        shard_digests, tensor_digests = hash_file(source, shard_bytes)
-        entries.append(FileEntry(name=source.name, size=source.size))
-        shards += list_shards(number, source.size, shard_digests, shard_bytes)
+        size = as_bytes(source.data).size
+        shard_digests, tensor_digests = hash_file(source, shard_bytes, each)
+        entries.append(FileEntry(name=source.name, size=size))
+        shards += list_shards(number, size, shard_digests, shard_bytes)
         tensors += list_tensors(number, source.header, tensor_digests)
     return Manifest(
         run=run,
@@ -95,17 +97,13 @@ def build_keyframe(run: RunId, step: Step, files: Iterable[SourceFile], *, shard
     )
 
 
-def hash_file(source: SourceFile, shard_bytes: int) -> tuple[list[Digest], list[Digest]]:
+def hash_file(source: SourceFile, shard_bytes: int, each: Mapper) -> tuple[list[Digest], list[Digest]]:
     """Digests of the shards and of the non-empty tensors, both in the order of the file."""
-    found = source.header.tensors if source.header else ()
-    by_shard = RangeHasher((offset, length) for _, offset, length in cut_shards([source.size], shard_bytes))
-    by_tensor = RangeHasher((tensor.offset, tensor.size) for tensor in found if tensor.size)
-    for chunk in source.chunks:
-        by_shard.feed(chunk)
-        by_tensor.feed(chunk)
-    if by_shard.position != source.size:
-        raise LocalError(f"{source.name} gave {by_shard.position} bytes, its size is {source.size}: read it again")
-    return by_shard.finish(), by_tensor.finish()
+    data, found = as_bytes(source.data), source.header.tensors if source.header else ()
+    shards = [data[offset : offset + length] for _, offset, length in cut_shards([data.size], shard_bytes)]
+    tensors = [data[tensor.offset : tensor.offset + tensor.size] for tensor in found if tensor.size]
+    digests = list(each(compute_digest, shards + tensors))
+    return digests[: len(shards)], digests[len(shards) :]
 
 
 def list_shards(file: int, size: int, digests: Iterable[Digest], shard_bytes: int) -> list[ShardEntry]:
@@ -145,8 +143,7 @@ def build_delta(
     """The manifest of a delta from `base`; `tensors` gives name, old and new bytes, `write` takes the delta file.
 
     Every tensor of the base must come exactly once. That `old` is what the base's digests say is not checked again:
-    if it is not, no node can apply the delta. `each` is the built-in map, or one that works on several at once and
-    gives the results in order.
+    if it is not, no node can apply the delta.
     """
     known = {tensor.name: tensor for tensor in base.tensors}
     hasher = RangeHasher((start, shard_bytes) for start in count(0, shard_bytes))

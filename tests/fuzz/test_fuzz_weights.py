@@ -90,7 +90,7 @@ def make_file(tensors: int) -> bytes:
 def test_hostile_manifests_end_well() -> None:
     file = make_file(40)
     header = parse_header(file[: get_head_bytes(file)], file_bytes=len(file))
-    source = SourceFile(name="m.safetensors", size=len(file), header=header, chunks=[file])
+    source = SourceFile(name="m.safetensors", header=header, data=file)
     keyframe = build_keyframe(RunId("run"), Step(1), [source], shard_bytes=SHARD_BYTES_MIN)
     same = [(tensor.name, bytes(200), bytes(200)) for tensor in keyframe.tensors]
     delta = build_delta(keyframe, Step(2), same, bytearray().extend)

@@ -1,13 +1,12 @@
 """Carries out what a Download decides: asks parents for bitmaps and shards, checks digests, tells what came of it.
 
-A shard is received straight into its place in the mapped file and counts only when its digest is right. Where the same
-shard is asked of two parents, the second is received aside: a liar cannot spoil what is already there.
+A shard is received straight into its place in the file and counts only when its digest is right. Where the same shard
+is asked of two parents, the second is received aside: a liar cannot spoil what is already there.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from functools import partial
 from random import Random
 from typing import Any, assert_never
@@ -33,6 +32,7 @@ from prime_node.shardcast.events import (
     ShardFailed,
     Tick,
 )
+from prime_node.shardcast.landing import Landing, land_in_file, land_in_memory
 from prime_node.shardcast.limits import FetchLimits
 from prime_node.shardcast.link import Link, LinkBroken
 from prime_node.shardcast.links import Links
@@ -41,7 +41,6 @@ from prime_node.shardcast.tree import Download
 from prime_protocol.codec import decode
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NodeId
-from prime_protocol.manifest import compute_digest
 from prime_protocol.shard_messages import Child, Full, Have
 from prime_runtime.clock import Clock
 from prime_runtime.shardcast.directory import Directory
@@ -74,7 +73,6 @@ class Fetcher:
         clock: Clock,
         dice: Random,
         limits: FetchLimits,
-        pool: Executor,
         hear: Callable[[bytes], None],
     ) -> None:
         self._stock = stock
@@ -82,7 +80,6 @@ class Fetcher:
         self._links = links
         self._node = node
         self._clock = clock
-        self._pool = pool
         self._hear = hear
         lengths = [shard.length for shard in stock.manifest.shards]
         self._download = Download(lengths, stock.list_held(), parents, dice, limits)
@@ -226,26 +223,33 @@ class Fetcher:
     # --- Shards -----------------------------------------------------------------------------------------------------
 
     async def _fetch(self, parent: NodeId, shard: int) -> Event:
-        length = self._stock.manifest.shards[shard].length
-        is_in_place = shard not in self._in_place
-        if is_in_place:
-            self._in_place[shard] = parent
         try:
-            target = await self._make_target(shard) if is_in_place else memoryview(bytearray(length))
-            return await self._receive(parent, shard, target, is_in_place=is_in_place)
+            return await (self._fetch_aside if shard in self._in_place else self._fetch_in_place)(parent, shard)
         except (LinkBroken, TimeoutError, RemoteError) as error:
             log.debug("shard %d from %s failed: %s", shard, parent, error)
             return ShardFailed(parent, shard, FailReason.BROKEN)
+
+    async def _fetch_in_place(self, parent: NodeId, shard: int) -> Event:
+        self._in_place[shard] = parent
+        try:
+            with land_in_file(*self._stock.place(shard)) as landing:
+                event = await self._receive(parent, shard, landing)
+            if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
+                self._stock.mark(shard)
+            return event
         finally:
             self._release(parent, shard)
 
-    async def _make_target(self, shard: int) -> memoryview:
-        """Its place in the file. In a thread, since on some file systems it takes a while to get the pages."""
-        target = self._stock.view(shard)
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._stock.reserve, shard)
-        return target
+    async def _fetch_aside(self, parent: NodeId, shard: int) -> Event:
+        memory = bytearray(self._stock.manifest.shards[shard].length)
+        event = await self._receive(parent, shard, land_in_memory(memory))
+        if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
+            self._take_over(shard, memory)
+            self._stock.mark(shard)
+        return event
 
-    async def _receive(self, parent: NodeId, shard: int, target: memoryview, *, is_in_place: bool) -> Event:
+    async def _receive(self, parent: NodeId, shard: int, landing: Landing) -> Event:
+        """ShardArrived: all of it, and it is right."""
         entry = self._stock.manifest.shards[shard]
         began_ms = told_ms = 0
 
@@ -261,20 +265,15 @@ class Fetcher:
         async with self._links.borrow(self._urls(parent)) as link:
             self._receiving[parent, shard] = link
             try:
-                answer = await link.get(f"/shards/{entry.digest}", headers, target=target, on_bytes=note)
+                answer = await link.get(f"/shards/{entry.digest}", headers, target=landing, on_bytes=note)
             finally:
                 self._receiving.pop((parent, shard), None)
         self.received_bytes += answer.filled_bytes
         if answer.status != 200:
             return self._explain(parent, shard, answer.status, answer.body)
-        loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(self._pool, compute_digest, target) != entry.digest:
+        if landing.digest != entry.digest:
             self.corrupt += 1
             return ShardCorrupt(parent, shard)
-        if not self._stock.held >> shard & 1:
-            if not is_in_place:
-                self._take_over(shard, target)
-            self._stock.mark(shard)
         return ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
 
     def _explain(self, parent: NodeId, shard: int, status: int, body: bytes) -> Event:
@@ -293,12 +292,13 @@ class Fetcher:
             self._hear(child.record)
         return self._directory.get(child.node) is not None
 
-    def _take_over(self, shard: int, target: memoryview) -> None:
+    def _take_over(self, shard: int, memory: bytearray) -> None:
         """The second parent was first. Whoever writes in the place stops before the right bytes go there."""
         owner = self._in_place.get(shard)
         if owner is not None:
             self._cancel(owner, shard)
-        self._stock.view(shard)[:] = target
+        with land_in_file(*self._stock.place(shard)) as landing:
+            landing.take(memoryview(memory))
 
     def _release(self, parent: NodeId, shard: int) -> None:
         if self._in_place.get(shard) == parent:

@@ -1,4 +1,4 @@
-"""One connection to a shard server: GET, with the body received straight into the place it belongs.
+"""One connection to a shard server: GET, with the body handed on piece by piece to where it belongs.
 
 The asking half of HTTP/1.1, as much of it as a shard needs: a length is declared or the answer is refused, heads are
 short, bodies are never longer than what was asked for. What a server sends beyond that ends the connection.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from prime_protocol.addresses import ServerUrl
 from prime_protocol.errors import RemoteError
@@ -24,7 +24,8 @@ SMALL_BYTES_MAX = 64 * 2**10
 CONNECT_MS = 5_000
 GATHER_S = 0.1
 GATHER_BYTES_MAX = 512 * 2**10
-"""The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line."""
+"""The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line. It
+is also what is received at once: little enough to stay in the processor's own cache until it is hashed and written."""
 PIECE_BYTES_MIN = 16 * 2**10
 """Least that is received at once where the owner has set a pace."""
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
@@ -47,11 +48,20 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `body` is empty where the bytes went to the place they were asked for."""
+    """A whole answer. `body` is empty where the bytes went to a target."""
 
     status: int
     body: bytes
     filled_bytes: int
+
+
+class Target(Protocol):
+    """Takes a body of a known length, piece by piece. A piece is only lent: the next one comes in the same memory."""
+
+    length: int
+
+    def take(self, piece: memoryview) -> None:
+        """OSError ends the request."""
 
 
 class State(Enum):
@@ -85,8 +95,10 @@ def parse_head(raw: bytes) -> Head:
 class Link(asyncio.BufferedProtocol):
     """A kept connection, for one request at a time."""
 
-    def __init__(self, host: str, pace: Pace | None = None) -> None:
+    def __init__(self, host: str, pace: Pace | None = None, room: memoryview | None = None) -> None:
         self._host = host.encode()
+        self._room = memoryview(bytearray(GATHER_BYTES_MAX)) if room is None else room
+        """What came last, until it is taken: before the loop looks at another connection. So several may share one."""
         self._pace = pace
         self._piece_bytes = max(PIECE_BYTES_MIN, pace.bytes_per_s // 10) if pace is not None else None
         self._state = State.IDLE
@@ -94,9 +106,11 @@ class Link(asyncio.BufferedProtocol):
         self._head_buffer = memoryview(bytearray(HEAD_BYTES_MAX))
         self._head_bytes = 0
         self._head: Head | None = None
-        self._target: memoryview | None = None
-        self._body = memoryview(b"")
+        self._target: Target | None = None
+        self._body = bytearray()
         self._body_bytes = 0
+        self._sink: Target | None = None
+        """The target, if this body is the one for it."""
         self._body_bytes_max = SMALL_BYTES_MAX
         self._body_s = 0.0
         self._mark = 1
@@ -112,11 +126,14 @@ class Link(asyncio.BufferedProtocol):
         path: str,
         headers: dict[str, str],
         *,
-        target: memoryview | None = None,
+        target: Target | None = None,
         on_bytes: Callable[[int], None] | None = None,
         body_bytes_max: int = SMALL_BYTES_MAX,
     ) -> Answer:
-        """The answer, or LinkBroken. With a target, a 200 or 206 must be exactly as long, and goes there."""
+        """The answer, or LinkBroken. With a target, a 200 or 206 must be exactly as long, and goes there.
+
+        OSError: the target could not take it.
+        """
         if self._state is not State.IDLE or self._transport is None:
             raise LinkBroken("the connection was closed")
         lines = [f"GET {path} HTTP/1.1".encode(), b"Host: " + self._host]
@@ -135,7 +152,6 @@ class Link(asyncio.BufferedProtocol):
     def close(self) -> None:
         """At once: not a byte more is received."""
         self._state = State.CLOSED
-        self._body = memoryview(b"")
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -147,19 +163,19 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._state is State.BODY:
-            rest = self._body[self._body_bytes :]
-            return rest if self._piece_bytes is None else rest[: self._piece_bytes]
+            left = self._length() - self._body_bytes
+            return self._room[: left if self._piece_bytes is None else min(left, self._piece_bytes)]
         return self._head_buffer[self._head_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._state is State.BODY:
-                self._take_body(nbytes)
+                self._take_body(self._room[:nbytes])
             elif self._state is State.HEAD:
                 self._take_head(nbytes)
             else:
                 raise LinkBroken("the server speaks without being asked")
-        except LinkBroken as error:
+        except (LinkBroken, OSError) as error:
             self._fail(error)
 
     def eof_received(self) -> None:
@@ -179,39 +195,46 @@ class Link(asyncio.BufferedProtocol):
                 raise LinkBroken("the answer has too long a head")
             return
         self._head = parse_head(head)
-        self._body, self._body_bytes = self._choose_body(self._head), 0
-        if len(rest) > len(self._body):
+        self._sink = self._choose_sink(self._head)
+        if len(rest) > self._head.length:
             raise LinkBroken("the server sent more than it declared")
-        self._body[: len(rest)] = rest
+        self._body, self._body_bytes = bytearray(), 0
         self._state = State.BODY
         self._body_s = time.monotonic()
-        self._take_body(len(rest))
+        self._take_body(memoryview(rest))
 
-    def _choose_body(self, head: Head) -> memoryview:
-        if head.status in (200, 206) and self._target is not None:
-            if head.length != len(self._target):
-                raise LinkBroken(f"the answer is {head.length} bytes long, asked for were {len(self._target)}")
-            return self._target
-        if head.length > self._body_bytes_max:
+    def _choose_sink(self, head: Head) -> Target | None:
+        sink = self._target if head.status in (200, 206) else None
+        if sink is not None and head.length != sink.length:
+            raise LinkBroken(f"the answer is {head.length} bytes long, asked for were {sink.length}")
+        if sink is None and head.length > self._body_bytes_max:
             raise LinkBroken(f"the answer is {head.length} bytes long")
-        return memoryview(bytearray(head.length))
+        return sink
 
-    def _take_body(self, nbytes: int) -> None:
-        self._body_bytes += nbytes
+    def _length(self) -> int:
+        assert self._head is not None, "a body comes after its head"
+        return self._head.length
+
+    def _take_body(self, piece: memoryview) -> None:
+        self._body_bytes += len(piece)
+        if self._sink is not None:
+            self._sink.take(piece)
+        else:
+            self._body += piece
         self._gather()
-        self._hold_back(nbytes)
-        if self._on_bytes is not None and nbytes and self._body is self._target:
+        self._hold_back(len(piece))
+        if self._on_bytes is not None and len(piece) and self._sink is not None:
             self._on_bytes(self._body_bytes)
-        if self._body_bytes == len(self._body):
+        if self._body_bytes == self._length():
             self._end()
 
     def _gather(self) -> None:
         """Be woken for as much as comes in a moment at the present rate, and never for more than is still to come."""
-        if self._transport is None or self._body is not self._target:
+        if self._transport is None or self._sink is None:
             return
         rate = self._body_bytes / max(time.monotonic() - self._body_s, GATHER_S)
         piece = self._piece_bytes or GATHER_BYTES_MAX
-        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, piece, len(self._body) - self._body_bytes)
+        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, piece, self._length() - self._body_bytes)
         # Powers of two, so that the kernel is told rarely.
         mark = 1 << max(0, wanted.bit_length() - 1)
         if mark != self._mark:
@@ -233,9 +256,8 @@ class Link(asyncio.BufferedProtocol):
         head, done = self._head, self._done
         assert head is not None
         assert done is not None
-        is_target = self._body is self._target
-        answer = Answer(head.status, b"" if is_target else bytes(self._body), self._body_bytes if is_target else 0)
-        self._body = memoryview(b"")
+        answer = Answer(head.status, bytes(self._body), self._body_bytes if self._sink is not None else 0)
+        self._body, self._sink = bytearray(), None
         self._state = State.IDLE
         self._head_bytes = 0
         if head.is_last:
@@ -243,13 +265,15 @@ class Link(asyncio.BufferedProtocol):
         if not done.done():
             done.set_result(answer)
 
-    def _fail(self, error: LinkBroken) -> None:
+    def _fail(self, error: LinkBroken | OSError) -> None:
         self.close()
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
 
-async def open_link(url: ServerUrl, *, allow_private: bool, pace: Pace | None = None) -> Link:
+async def open_link(
+    url: ServerUrl, *, allow_private: bool, pace: Pace | None = None, room: memoryview | None = None
+) -> Link:
     """Connect to a stranger's server; LinkBroken where there is none, or where it is inside somebody's own network."""
     loop = asyncio.get_running_loop()
     try:
@@ -258,7 +282,7 @@ async def open_link(url: ServerUrl, *, allow_private: bool, pace: Pace | None = 
             address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
             kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
             _, link = await loop.create_connection(
-                lambda: Link(str(url).partition("//")[2], pace), address, url.port, **kwargs
+                lambda: Link(str(url).partition("//")[2], pace, room), address, url.port, **kwargs
             )
     except (OSError, TimeoutError, RemoteError) as error:
         raise LinkBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from prime_node.shardcast.link import Link, LinkBroken, open_link
+from prime_node.shardcast.link import GATHER_BYTES_MAX, Link, LinkBroken, open_link
 from prime_protocol.addresses import ServerUrl
 from prime_runtime.rates import Pace
 
@@ -19,7 +19,8 @@ class Links:
     def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
         self._allow_private = allow_private
         self._pace = Pace(bytes_per_s) if bytes_per_s else None
-        """Shared by all connections."""
+        self._room = memoryview(bytearray(GATHER_BYTES_MAX))
+        """Both are shared by all connections."""
         self._idle: OrderedDict[tuple[str, int], Link] = OrderedDict()
         self._numbers = 0
 
@@ -48,7 +49,7 @@ class Links:
         for url in urls:
             try:
                 server = ServerUrl.parse(url)
-                return url, await open_link(server, allow_private=self._allow_private, pace=self._pace)
+                return url, await open_link(server, allow_private=self._allow_private, pace=self._pace, room=self._room)
             except LinkBroken as error:
                 problem = error
         raise problem

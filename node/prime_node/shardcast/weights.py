@@ -231,7 +231,6 @@ class WeightsFetcher:
                 clock=self._clock,
                 dice=self._dice,
                 limits=self._limits,
-                pool=self._pool,
                 hear=self.hear,
             )
             with self._shown(signed.digest, fetcher):

@@ -18,7 +18,6 @@ from prime_protocol.manifest_build import SourceFile
 from prime_protocol.safetensors_header import Header, HeaderTensor, get_head_bytes, parse_header
 
 TENSOR_SUFFIX = ".safetensors"
-CHUNK_BYTES = 8 * 2**20
 PREFIX_BYTES = 8
 
 Job = tuple[int, Callable[[], None]]
@@ -35,9 +34,7 @@ class MappedFile:
 
     @property
     def source(self) -> SourceFile:
-        view = memoryview(self.data)
-        chunks = (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
-        return SourceFile(name=self.path.name, size=len(view), header=self.header, chunks=chunks)
+        return SourceFile(name=self.path.name, header=self.header, data=memoryview(self.data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from prime_protocol.constants import SHARD_BYTES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, Step
 from prime_protocol.manifest import Manifest
-from prime_protocol.manifest_build import DELTA_FILE, build_delta, build_keyframe
+from prime_protocol.manifest_build import DELTA_FILE, Mapper, build_delta, build_keyframe
 from prime_protocol.signed_manifest import SignedManifest, seal_manifest
 from prime_protocol.signing import WalletKey
 from prime_runtime.sequence import Sequence
@@ -101,7 +102,8 @@ def publish_checkpoint(
             made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
     if keyframe or not made:
         sources = [file.source for file in mapped.files]
-        signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes))
+        with working_on_many(threads) as each:
+            signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes, each=each))
         store.add(signed, {file.path.name: file.path for file in mapped.files})
         made.append(signed)
     _keep(store, mapped, made[0])
@@ -122,8 +124,7 @@ def _publish_delta(
     old = {span.name: view for span, view in before.tensors()}
     pairs = ((span.name, old[span.name], view) for span, view in after.tensors())
     draft = store.folder / (DELTA_FILE + ".draft")
-    with draft.open("wb") as file, ThreadPoolExecutor(max_workers=threads) as pool:
-        each = partial(map_in_order, pool, threads + 1)
+    with draft.open("wb") as file, working_on_many(threads) as each:
         manifest = build_delta(base.manifest, step, pairs, file.write, shard_bytes=shard_bytes, each=each)
     signed = seal(manifest)
     store.add(signed, {DELTA_FILE: draft})
@@ -131,10 +132,17 @@ def _publish_delta(
     return signed
 
 
+@contextmanager
+def working_on_many(threads: int) -> Iterator[Mapper]:
+    """The built-in map on several threads."""
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        yield partial(map_in_order, pool, threads + 1)
+
+
 def map_in_order(
     pool: ThreadPoolExecutor, ahead: int, work: Callable[[Any], Any], items: Iterable[Any]
 ) -> Iterator[Any]:
-    """The built-in map on several threads, with at most so many results waiting."""
+    """With at most so many results waiting."""
     pending: deque[Future[Any]] = deque()
     for item in items:
         pending.append(pool.submit(work, item))

@@ -1,7 +1,7 @@
 """Room for files of weights: taken before the first byte comes, so that a full disk is no surprise half-way.
 
 A disk gives blocks for the asking. In memory (tmpfs) to have a page is to fill it with zeros, and gigabytes of that
-would keep a node waiting: there it is only looked whether there is room, and `back` takes it piece by piece.
+would keep a node waiting: there it is only looked whether there is room, and it is taken as it is written.
 """
 
 import os
@@ -45,12 +45,6 @@ def allocate(path: Path, size: int) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise LocalError(f"no room for {size} bytes of weights in {path.parent}: {error}") from None
-
-
-def back(path: Path, offset: int, length: int) -> None:
-    """Make sure that this part of a file can be written; OSError where it cannot. Again costs next to nothing."""
-    with open_plain(path, "r+b") as file:
-        os.posix_fallocate(file.fileno(), offset, length)
 
 
 def count_free_bytes(folder: Path) -> int:

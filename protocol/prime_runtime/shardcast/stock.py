@@ -1,7 +1,7 @@
 """The files of one manifest on disk, which of its shards are there, and who waits for the others.
 
 The files have their full size from the start, and on a disk the blocks to back it, so that a full one shows before the
-first byte. Shards are received straight into the mapped file: no copy.
+first byte. Whoever fetches writes shards straight into them, and marks those whose digest was right.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
 from pathlib import Path
 
 from prime_protocol.errors import LocalError, RemoteError
@@ -19,10 +18,9 @@ from prime_protocol.manifest import Manifest, verify_shard
 from prime_protocol.shard_messages import encode_bitmap
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.checkpoint import MappedCheckpoint, describe, link_or_copy
-from prime_runtime.shardcast.room import allocate, back, open_plain
+from prime_runtime.shardcast.room import allocate, open_plain
 from prime_runtime.shardcast.seeding import advertise
 
-MADV_POPULATE_WRITE = 23
 HELD_NAME = ".held"
 PUBLISHED_NAME = ".published"
 """File names of a manifest cannot start with a dot."""
@@ -76,15 +74,6 @@ class Stock:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 raise
 
-    def reserve(self, index: int) -> None:
-        """Before a shard is written; OSError where there is no room for it after all."""
-        back(*self.place(index))
-        shard = self.manifest.shards[index]
-        start = shard.offset - shard.offset % mmap.PAGESIZE
-        # One call instead of a fault for every page. Older kernels do not know it, and then there are faults.
-        with suppress(OSError):
-            self._map(shard.file).madvise(MADV_POPULATE_WRITE, start, shard.offset + shard.length - start)
-
     def load(self) -> None:
         """What an earlier process noted."""
         try:
@@ -122,7 +111,7 @@ class Stock:
         return True
 
     def view(self, index: int) -> memoryview:
-        """The shard's place in its file, to be read or written."""
+        """The shard's place in its file, to be read."""
         shard = self.manifest.shards[index]
         return memoryview(self._map(shard.file))[shard.offset : shard.offset + shard.length]
 
@@ -134,7 +123,7 @@ class Stock:
         return MappedCheckpoint(tuple(describe(path, self._map(file)) for file, path in enumerate(self.files())))
 
     def place(self, index: int) -> tuple[Path, int, int]:
-        """File, offset and length, for sendfile."""
+        """File, offset and length."""
         shard = self.manifest.shards[index]
         return self.folder / self.manifest.files[shard.file].name, shard.offset, shard.length
 
@@ -190,10 +179,8 @@ class Stock:
     def _map(self, file: int) -> mmap.mmap:
         if file not in self._maps:
             path = self.folder / self.manifest.files[file].name
-            # What is whole may be linked to files that are not ours to write.
-            with open_plain(path, "rb" if self.is_complete else "r+b") as opened:
-                access = mmap.ACCESS_READ if self.is_complete else mmap.ACCESS_WRITE
-                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=access)
+            with open_plain(path, "rb") as opened:
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[file]
 
     def _save(self) -> None:

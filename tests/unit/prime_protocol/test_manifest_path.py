@@ -76,7 +76,7 @@ def test_a_link_says_what_its_manifest_does() -> None:
     text = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     file = len(text).to_bytes(8, "little") + text + b"xy"
     header = parse_header(file[:-2], file_bytes=len(file))
-    source = SourceFile(name="m", size=len(file), header=header, chunks=[file])
+    source = SourceFile(name="m", header=header, data=file)
     manifest = build_keyframe(RunId("run"), Step(0), [source])
     link = make_link(manifest)
     assert link == Link(root=manifest.root, base=None, transport_bytes=len(file))

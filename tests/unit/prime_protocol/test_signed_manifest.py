@@ -19,9 +19,7 @@ from prime_protocol.signing import WalletKey
 HEAD = b'{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}'
 FILE = len(HEAD).to_bytes(8, "little") + HEAD + bytes(range(8))
 HEADER = parse_header(FILE[: get_head_bytes(FILE[:8])], file_bytes=len(FILE))
-MANIFEST = build_keyframe(
-    RUN, Step(3), [SourceFile(name="m.safetensors", size=len(FILE), header=HEADER, chunks=[FILE])]
-)
+MANIFEST = build_keyframe(RUN, Step(3), [SourceFile(name="m.safetensors", header=HEADER, data=FILE)])
 
 
 def make_frame(key: WalletKey, manifest: Manifest, kind: str = MANIFEST_KIND, run: RunId | None = RUN) -> bytes:

@@ -5,16 +5,18 @@ import time
 
 import pytest
 
+from prime_node.shardcast.landing import Landing, land_in_memory
 from prime_node.shardcast.link import Head, LinkBroken, choose_address, open_link, parse_head
 from prime_protocol.addresses import ServerUrl
 from prime_protocol.errors import RemoteError
+from prime_protocol.manifest import compute_digest
 from prime_runtime.rates import Pace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 
 async def ask(
-    reply: bytes, *, target: memoryview | None = None, close: bool = True, pace: Pace | None = None
+    reply: bytes, *, target: Landing | None = None, close: bool = True, pace: Pace | None = None
 ) -> tuple[int, bytes]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -40,18 +42,28 @@ async def ask(
 
 
 async def test_a_body_goes_to_its_place() -> None:
-    place = memoryview(bytearray(5))
-    assert await ask(OK, target=place) == (200, b"")
-    assert bytes(place) == b"hello"
+    place = bytearray(5)
+    landing = land_in_memory(place)
+    assert await ask(OK, target=landing) == (200, b"")
+    assert place == b"hello"
+    assert landing.digest == compute_digest(b"hello")
+
+
+async def test_a_place_without_room_ends_the_request_and_is_not_the_servers_fault() -> None:
+    def keep(position: int, piece: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        await ask(OK, target=Landing(5, keep))
 
 
 async def test_an_owners_pace_is_kept_and_every_byte_still_comes() -> None:
     body = bytes(range(256)) * 400
-    place, pace = memoryview(bytearray(len(body))), Pace(400_000)
+    place, pace = bytearray(len(body)), Pace(400_000)
     began = time.monotonic()
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    assert await ask(reply, target=place, pace=pace) == (200, b"")
-    assert bytes(place) == body
+    assert await ask(reply, target=land_in_memory(place), pace=pace) == (200, b"")
+    assert place == body
     assert pace.take(0, time.monotonic_ns() // 1_000_000) <= 100, "what is owed is less than one piece"
     assert time.monotonic() - began > 0.05, (
         "102,400 bytes take a quarter of a second, less the burst and the last piece"
@@ -60,7 +72,7 @@ async def test_an_owners_pace_is_kept_and_every_byte_still_comes() -> None:
 
 async def test_other_answers_are_given_as_they_are() -> None:
     reply = b"HTTP/1.1 503 Full\r\ncontent-length:2\r\nRetry-After: 1\r\n\r\nno"
-    assert await ask(reply, target=memoryview(bytearray(5))) == (503, b"no")
+    assert await ask(reply, target=land_in_memory(bytearray(5))) == (503, b"no")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +98,7 @@ async def test_other_answers_are_given_as_they_are() -> None:
 )
 async def test_nonsense_breaks_the_link_and_nothing_else(reply: bytes) -> None:
     with pytest.raises(LinkBroken):
-        await ask(reply, target=memoryview(bytearray(5)))
+        await ask(reply, target=land_in_memory(bytearray(5)))
 
 
 async def test_bytes_nobody_asked_for_close_the_link() -> None:
@@ -123,7 +135,7 @@ async def test_a_cancelled_request_receives_not_a_byte_more() -> None:
     async with server:
         url = ServerUrl(scheme="http", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
         link = await open_link(url, allow_private=True)
-        place = memoryview(bytearray(1_000_000))
+        place = land_in_memory(bytearray(1_000_000))
         task = asyncio.create_task(link.get("/x", {}, target=place, on_bytes=lambda count: got.set()))
         async with asyncio.timeout(5):
             await got.wait()

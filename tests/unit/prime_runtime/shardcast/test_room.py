@@ -9,7 +9,7 @@ import pytest
 
 from prime_protocol.errors import LocalError
 from prime_runtime.shardcast import room
-from prime_runtime.shardcast.room import allocate, back, count_free_bytes, is_in_memory, read_available_bytes
+from prime_runtime.shardcast.room import allocate, count_free_bytes, is_in_memory, read_available_bytes
 
 SIZE = 1_000_000
 
@@ -34,19 +34,16 @@ def test_a_disk_gives_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(room, "is_in_memory", lambda folder: False)
     allocate(tmp_path / "file", SIZE)
     assert (tmp_path / "file").stat().st_size == SIZE <= count_backed(tmp_path / "file")
-    back(tmp_path / "file", 0, SIZE)
 
 
-def test_memory_is_taken_piece_by_piece_and_what_is_there_stays(memory: Path) -> None:
+def test_memory_is_taken_as_it_is_written(memory: Path) -> None:
     path = memory / "file"
     allocate(path, SIZE)
     assert path.stat().st_size == SIZE
     assert count_backed(path) == 0
     with path.open("r+b") as file:
         os.pwrite(file.fileno(), b"here", 5_000)
-    back(path, 0, 100_000)
-    assert 100_000 <= count_backed(path) < SIZE // 2
-    assert path.read_bytes()[:6_000] == bytes(5_000) + b"here" + bytes(996)
+    assert 4 <= count_backed(path) < SIZE // 2
 
 
 def test_in_memory_no_more_is_free_than_the_machine_has(memory: Path) -> None:
