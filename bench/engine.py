@@ -12,9 +12,12 @@ heavy    lengths from a log-normal (median 48, sigma 1.2, 4 to 512 tokens). Ours
          longest of its batch is done, as it is for its users.
 
 Prompts all have 16 tokens, so `generate` has no padding either. Contenders take turns; the median of the rounds counts.
-What proofs cost is less than two turns differ by, so for that both have more turns, and the least disturbed one counts.
 Tokens are counted per CPU second of the whole process, proofs' thread included: other load on the machine then costs
 little. vLLM needs .vllm/ (`make .vllm/ready`), and runs without our sampling and proofs.
+
+What proofs cost is less than two turns differ by. So the engine runs with and without them in pairs, one right after
+the other and each first in turn; the median over the pairs counts. Beside it stand the ratio of the fastest turns, and
+the share of the time that is spent inside the code of the proofs, which knows nothing of what they do to caches.
 """
 
 import argparse
@@ -26,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +51,65 @@ EOS = frozenset(range(8))
 """One token in 64 ends a sequence."""
 POOL_SHARE = 8
 """Sequences tried for each one that is taken."""
-EXTRA_TURNS = 3
-"""More turns in each round for ours with and without proofs: they differ by less than one turn from another."""
+PAIRS = 4
+"""Turns with and without proofs in each round."""
 Work = tuple[list[Order], list[int]]
 Contender = Callable[[Work], None]
+Turns = dict[tuple[str, str], list[float]]
+"""CPU seconds, by kind of work and contender."""
 
 
 class NoProofs(ProofMaker):
     """The engine without its proofs, for what they cost."""
 
-    def note(self, running: Any, hidden: Any) -> None:
+    def join(self, writing: Any) -> None:
+        writing.page = 0
+
+    def note(self, lineup: Any, hidden: Any) -> None:
         pass
 
-    def finish(self, writing: Any) -> int:
-        return int(writing.slot)
+    def finish(self, writing: Any) -> None:
+        pass
 
     def is_ready(self, writing: Any) -> bool:
         return True
 
     def take(self, writing: Any) -> bytes:
         return b""
+
+
+class TimedProofs(ProofMaker):
+    """Proofs that know how long they took. On a CPU all of it is done inside these calls."""
+
+    spent_s = 0.0
+    is_inside = False
+
+    def join(self, writing: Any) -> None:
+        self._time(super().join, writing)
+
+    def note(self, lineup: Any, hidden: Any) -> None:
+        self._time(super().note, lineup, hidden)
+
+    def finish(self, writing: Any) -> None:
+        self._time(super().finish, writing)
+
+    def is_ready(self, writing: Any) -> bool:
+        return bool(self._time(super().is_ready, writing))
+
+    def take(self, writing: Any) -> bytes:
+        return bytes(self._time(super().take, writing))
+
+    def hand_over(self) -> None:
+        self._time(super().hand_over)
+
+    def _time(self, work: Callable[..., Any], *given: Any) -> Any:
+        if self.is_inside:
+            return work(*given)
+        self.is_inside, started = True, time.thread_time()
+        found = work(*given)
+        TimedProofs.spent_s += time.thread_time() - started
+        self.is_inside = False
+        return found
 
 
 def make_orders(count: int) -> list[Order]:
@@ -210,29 +253,56 @@ def main() -> int:
 
 def compare(folder: Path, rounds: int, prompts: int, precision: str) -> int:
     ours = Ours(folder, precision)
-    contenders: dict[str, Any] = {
-        "torch engine": ours,
-        "torch engine without proofs": Ours(folder, precision, NoProofs),
-        "transformers generate": Generate(folder, precision),
-    }
+    contenders: dict[str, Any] = {"torch engine": ours, "transformers generate": Generate(folder, precision)}
     if VLLM.exists():
         contenders["vLLM on the CPU"] = Vllm(folder, precision)
     works = {"heavy": pick_heavy(ours.engine, prompts), "equal": (make_orders(prompts), [EQUAL_TOKENS] * prompts)}
-    speeds: dict[tuple[str, str], list[float]] = {}
+    turns: Turns = {(kind, name): [] for kind in works for name in contenders}
     for number in range(rounds + 1):
-        for kind, work in works.items():
-            for name in (*list(contenders)[:2] * EXTRA_TURNS, *contenders):
-                took_s = measure(contenders[name], work)
-                if number:
-                    speeds.setdefault((kind, name), []).append(sum(work[1]) / took_s)
+        for kind, name in turns:
+            took_s = measure(contenders[name], works[kind])
+            turns[kind, name] += [took_s] if number else []
     if VLLM.exists():
         contenders["vLLM on the CPU"].close()
-    report(speeds, works, rounds)
+    report(
+        turns, works, rounds, {kind: measure_proofs(folder, precision, work, rounds) for kind, work in works.items()}
+    )
     return 0
 
 
-def report(turns: dict[tuple[str, str], list[float]], works: dict[str, Work], rounds: int) -> None:
-    speeds = {key: statistics.median(values) for key, values in turns.items()}
+@dataclass(frozen=True, slots=True)
+class ProofCost:
+    """What proofs add to the CPU time of the same work without them."""
+
+    median: float
+    """Over pairs of turns."""
+    fastest: float
+    """Of the fastest turn with them and the fastest without."""
+    inside: float
+    """Time inside their code, over all the other time."""
+
+
+def measure_proofs(folder: Path, precision: str, work: Work, rounds: int) -> ProofCost:
+    sides = Ours(folder, precision), Ours(folder, precision, NoProofs)
+    pairs = []
+    for number in range(PAIRS * rounds + 1):
+        took_s = {side: measure(side, work) for side in (sides if number % 2 else sides[::-1])}
+        pairs += [[took_s[side] for side in sides]] if number else []
+    timed, timed_s = Ours(folder, precision, TimedProofs), 0.0
+    for number in range(rounds + 1):
+        if number == 1:
+            TimedProofs.spent_s = timed_s = 0.0
+        timed_s += measure(timed, work)
+    with_s, without_s = zip(*pairs, strict=True)
+    return ProofCost(
+        median=statistics.median(proved / bare for proved, bare in pairs) - 1,
+        fastest=min(with_s) / min(without_s) - 1,
+        inside=TimedProofs.spent_s / (timed_s - TimedProofs.spent_s),
+    )
+
+
+def report(turns: Turns, works: dict[str, Work], rounds: int, costs: dict[str, ProofCost]) -> None:
+    speeds = {key: sum(works[key[0]][1]) / statistics.median(times) for key, times in turns.items()}
     lengths = works["heavy"][1]
     print(
         f"{len(lengths)} prompts, {ROWS} at once, one thread, median of {rounds}; heavy: {sum(lengths)} tokens, ",
@@ -245,13 +315,18 @@ def report(turns: dict[tuple[str, str], list[float]], works: dict[str, Work], ro
     for name in names:
         heavy, equal = ratios[name]
         print(f"{name:<32}{speeds['heavy', name]:>10.0f}{speeds['equal', name]:>10.0f}{heavy:>9.2f}{equal:>7.2f}")
+    print(f"{'what proofs cost':<32}{'heavy':>10}{'equal':>10}")
+    for text, name in (
+        (f"median of {PAIRS * rounds} pairs", "median"),
+        ("fastest turns", "fastest"),
+        ("time inside their code", "inside"),
+    ):
+        print(f"{text:<32}" + "".join(f"{getattr(costs[kind], name):>10.1%}" for kind in works))
     heavy, equal = ratios["transformers generate"]
-    overhead = max(
-        max(turns[kind, "torch engine without proofs"]) / max(turns[kind, "torch engine"]) - 1 for kind in works
-    )
     vllm = "missing" if "vLLM on the CPU" not in ratios else f"{min(ratios['vLLM on the CPU']):.2f}"
     if vllm == "missing":
         print("vLLM is not installed: `make .vllm/ready` first")
+    overhead = max(cost.median for cost in costs.values())
     print(f"RESULT vs_hf_generate={heavy:.2f} vs_hf_equal={equal:.2f} proof_overhead={overhead:.3f} vs_vllm_cpu={vllm}")
 
 

@@ -4,22 +4,29 @@ A tiny model is run by torch and vLLM, in float32 and bfloat16, in small and lar
 each reads what all of them wrote. A quarter of the completions calibrates the bounds of a run, the others are judged by
 them in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is imitated.
 
-    python bench/noise.py [COMPLETIONS]
+    python bench/noise.py [COMPLETIONS] [--results FOLDER] [--minutes MINUTES]
+
+It takes long. With --results the same command goes on where it was stopped; with --minutes it stops by itself once they
+are over and says that there is more to do, with exit code 3.
 """
 
+import argparse
 import asyncio
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from prime_node.calibrate_run import FLOAT32, IMITATED, Plan, Rows, measure, plan_setups, random_prompts
+from noise_blocks import Measurement, TimeIsUp
+
+from prime_node.calibrate_run import FLOAT32, IMITATED, Plan, Rows, plan_setups, random_prompts
 from prime_node.calibration import Target, collect, fit_tolerance
 from prime_node.calibration_report import COLUMNS, list_bounds, list_noise
 from prime_node.checks import find_model_flaws
-from prime_node.engine.engine_config import EngineConfig, EngineKind
+from prime_node.engine.engine_config import EngineKind
 from prime_node.engine.seam import Sampling
 from prime_protocol.tolerance import Precision, Tolerance
+from prime_runtime.model_files import ModelFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from tiny_models import make_checkpoint
@@ -32,8 +39,8 @@ COMPLETIONS_MIN = 10_000
 TOKENS = 256
 """Each completion goes on for eight chunks: no token ends it."""
 FILE_ROWS = 16
-HOUR_MS = 3_600_000
-"""Nobody waits for an engine here, however busy the machine is."""
+UNFINISHED = 3
+"""Exit code where there is more to do."""
 
 
 def make_plan(checkpoint: Path, completions: int) -> Plan:
@@ -45,7 +52,6 @@ def make_plan(checkpoint: Path, completions: int) -> Plan:
         sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
         prompts=random_prompts(VOCABULARY, CONTEXT, 1),
         seed=1,
-        at_once=2,
     )
 
 
@@ -84,30 +90,41 @@ def judge(rows: Rows, precision: Precision, hidden: int) -> int:
     return refused
 
 
-def main() -> None:
-    completions = int(sys.argv[1]) if len(sys.argv) > 1 else COMPLETIONS
-    if completions < COMPLETIONS_MIN:
-        raise SystemExit(f"{completions} completions are too few to fit bounds to, it takes {COMPLETIONS_MIN} or more")
-    started = time.perf_counter()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("completions", type=int, nargs="?", default=COMPLETIONS)
+    parser.add_argument("--results", type=Path, help="keep what is measured here, and go on from it")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    flags = parser.parse_args()
+    if flags.completions < COMPLETIONS_MIN:
+        parser.error(f"{flags.completions} completions are too few to fit bounds to, it takes {COMPLETIONS_MIN}")
     with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
         checkpoint = make_checkpoint(
             Path(folder) / "model", vocabulary=VOCABULARY, context=CONTEXT, heads=2, kv_heads=1, spread=1.5
         )
-        plan = make_plan(checkpoint, completions)
-        # Threads that wait for each other without end take the processor from everybody else.
-        base = EngineConfig(device="cpu", variables=("OMP_WAIT_POLICY=PASSIVE",), start_ms=HOUR_MS, stall_ms=HOUR_MS)
-        rows, facts = asyncio.run(measure(plan, base, Path(folder) / "engine", lambda text: print(text, flush=True)))
+        results = flags.results or Path(folder) / "results"
+        results.mkdir(parents=True, exist_ok=True)
+        ends_at = time.monotonic() + 60 * flags.minutes
+        try:
+            rows = asyncio.run(Measurement(make_plan(checkpoint, flags.completions), results, ends_at).run())
+        except TimeIsUp:
+            print(f"the {flags.minutes:g} minutes are over; the same command goes on from {results}")
+            return UNFINISHED
+        report(rows, ModelFiles.open(checkpoint).hidden)
+    return 0
+
+
+def report(rows: Rows, hidden: int) -> None:
     print()
     show(COLUMNS, list_noise([collect(pairing, found) for pairing, found in rows.items()]))
-    rejects = sum(judge(rows, precision, facts.hidden) for precision in Precision)
+    rejects = sum(judge(rows, precision, hidden) for precision in Precision)
     compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
     # Every completion is read once by torch in float32.
     chunks = sum(count for pairing, count in compared.items() if pairing.endswith(f"→ torch {FLOAT32}"))
     margin = max(row.margin_max for found in rows.values() for row in found)
     print(f"\n{chunks} chunks were written; reading them gave {sum(compared.values())} comparisons")
-    print(f"{time.perf_counter() - started:.0f} s")
     print(f"RESULT chunks={chunks} false_rejects={rejects} margin_max={margin:.3g}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,7 @@ toploc package. Whether a proof fits somebody's activations is decided in toploc
 a checkpoint and tokens is the rollout root; nothing here knows of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +42,11 @@ class Part(NamedTuple):
     """Tokens per chunk."""
     k: int
     """Values covered per chunk."""
+
+    @property
+    def numbers(self) -> range:
+        """Of its chunks."""
+        return range(self.first, self.first + self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,38 @@ def build_proofs(hidden_bits: Bits, kernels: Kernels | None = None) -> Proofs:
     # The places that a tail with fewer values leaves are zero.
     words = np.zeros((layout.chunks, 1 + TOPLOC_K), dtype=">u2")
     for part, _, indices, values in select_values(hidden_bits, layout, kernels):
-        moduli, coefficients = kernels.interpolate(indices, values)
-        if not moduli.all():
-            raise LocalError(f"no modulus keeps the indices of chunk {part.first + int(moduli.argmin())} apart")
         rows = words[part.first : part.first + part.chunks]
-        rows[:, 0], rows[:, 1 : 1 + part.k] = moduli, coefficients
+        rows[:, 0], rows[:, 1 : 1 + part.k] = interpolate(indices, values, part.numbers, kernels)
     return Proofs(layout, words.tobytes())
+
+
+def build_chunks(pages: Bits, chunks: Sequence[tuple[int, int]], kernels: Kernels | None = None) -> bytes:
+    """The proofs of some chunks end to end, whichever completions they are of: many together cost little more than one.
+
+    A page (tokens, hidden) holds one chunk, or its beginning. A chunk is the number of its page, and its tokens.
+    """
+    kernels = kernels or get_kernels()
+    rows, tokens = np.array(chunks, np.int64).T.copy()
+    assert pages.dtype == np.uint16
+    assert ((rows >= 0) & (rows < len(pages))).all()
+    assert ((tokens >= 1) & (tokens <= pages.shape[1])).all()
+    sizes, flat = tokens * pages.shape[2], pages.reshape(len(pages), -1)
+    words = np.zeros((len(chunks), 1 + TOPLOC_K), dtype=">u2")
+    # One k for nearly all: only a short chunk of a narrow model has fewer values.
+    for k in np.unique(np.minimum(sizes, TOPLOC_K)).tolist():
+        places = np.flatnonzero(np.minimum(sizes, TOPLOC_K) == k)
+        indices, values = kernels.select_from(flat, rows[places], sizes[places])
+        refuse_infinite(values, places.tolist())
+        words[places, 0], words[places, 1 : 1 + k] = interpolate(indices, values, places.tolist(), kernels)
+    return words.tobytes()
+
+
+def interpolate(indices: Points, values: Bits, numbers: Sequence[int], kernels: Kernels) -> tuple[Bits, Bits]:
+    """Moduli and coefficients of the chunks with these numbers."""
+    moduli, coefficients = kernels.interpolate(indices, values)
+    if not moduli.all():
+        raise LocalError(f"no modulus keeps the indices of chunk {numbers[int(moduli.argmin())]} apart")
+    return moduli, coefficients
 
 
 def parse_proofs(blob: bytes, *, tokens: int, hidden: int) -> Proofs:
@@ -140,7 +171,7 @@ def parse_proofs(blob: bytes, *, tokens: int, hidden: int) -> Proofs:
 
 
 def bits_of_tensor(hidden_states: "torch.Tensor") -> Bits:
-    """The bf16 patterns of a tensor of shape (tokens, hidden), on the CPU. Shares memory where it can."""
+    """The bf16 patterns of a tensor, on the CPU. Shares memory where it can."""
     import torch
 
     if hidden_states.dtype != torch.bfloat16:
@@ -165,11 +196,15 @@ def select_values(hidden_bits: Bits, layout: Layout, kernels: Kernels) -> Iterat
         end = start + part.chunks * part.tokens
         bits = np.ascontiguousarray(hidden_bits[start:end]).reshape(part.chunks, -1)
         indices, values = kernels.select(bits)
-        # An infinity or a NaN is above every finite value, so it is among the largest.
-        if (broken := ((values & 0x7FFF) >= INFINITY).any(axis=1)).any():
-            raise LocalError(
-                f"the hidden states of chunk {part.first + int(broken.argmax())} hold an infinity or NaN: "
-                "the model, its weights or its precision is broken on this machine"
-            )
+        refuse_infinite(values, part.numbers)
         yield part, bits.shape[1], indices, values
         start = end
+
+
+def refuse_infinite(values: Bits, numbers: Sequence[int]) -> None:
+    """An infinity or a NaN is above every finite value, so it is among those selected from the chunks."""
+    if (broken := ((values & 0x7FFF) >= INFINITY).any(axis=1)).any():
+        raise LocalError(
+            f"the hidden states of chunk {numbers[int(broken.argmax())]} hold an infinity or NaN: "
+            "the model, its weights or its precision is broken on this machine"
+        )

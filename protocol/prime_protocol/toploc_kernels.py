@@ -14,6 +14,7 @@ from prime_protocol import native, toploc_plain
 from prime_protocol.constants import TOPLOC_K
 from prime_protocol.toploc_plain import Bits, Points
 
+Numbers = NDArray[np.int64]
 SIZE, POINTER, FLAG = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 
 
@@ -24,6 +25,10 @@ class Kernels(Protocol):
         """Indices and patterns of the TOPLOC_K largest magnitudes, of all values if there are fewer; in any order."""
         ...
 
+    def select_from(self, bits: Bits, rows: Numbers, counts: Numbers) -> tuple[Points, Bits]:
+        """The same of some rows, and of so many values at the beginning of each: TOPLOC_K or more, else as many."""
+        ...
+
     def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
         """Moduli and coefficients. A modulus of 0: no modulus keeps the indices apart."""
         ...
@@ -32,7 +37,7 @@ class Kernels(Protocol):
         """The polynomials at the points."""
         ...
 
-    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
+    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, Numbers]:
         """`count` distinct points that are not taken, and how often `taken` repeats itself."""
         ...
 
@@ -44,16 +49,28 @@ class NativeKernels:
         self.selection = selection
         self.field = field
         self.wide = wide
-        selection.toploc_select.argtypes = [POINTER, SIZE, SIZE, SIZE, POINTER, POINTER, FLAG]
+        selection.toploc_select.argtypes = [POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, POINTER, POINTER, FLAG]
         field.toploc_interpolate.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, FLAG]
         field.toploc_evaluate.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, FLAG]
         field.toploc_pick_free.argtypes = [POINTER, SIZE, SIZE, POINTER, SIZE, POINTER, SIZE, POINTER]
 
     def select(self, bits: Bits) -> tuple[Points, Bits]:
-        chunks, n = bits.shape
-        k = min(TOPLOC_K, n)
+        return self.select_from(bits, np.arange(len(bits)), np.full(len(bits), bits.shape[1]))
+
+    def select_from(self, bits: Bits, rows: Numbers, counts: Numbers) -> tuple[Points, Bits]:
+        chunks, k = len(rows), min(TOPLOC_K, int(counts[0]))
         indices, values = np.empty((chunks, k), dtype=np.uint32), np.empty((chunks, k), dtype=np.uint16)
-        self.selection.toploc_select(address(bits), chunks, n, k, address(indices), address(values), self.wide)
+        self.selection.toploc_select(
+            address(bits),
+            bits.shape[1],
+            address(rows),
+            address(counts),
+            chunks,
+            k,
+            address(indices),
+            address(values),
+            self.wide,
+        )
         return indices, values
 
     def interpolate(self, indices: Points, values: Bits) -> tuple[Bits, Bits]:
@@ -80,7 +97,7 @@ class NativeKernels:
         )
         return values
 
-    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, NDArray[np.int64]]:
+    def pick_free(self, draws: Points, taken: Points, count: int) -> tuple[Points, Numbers]:
         chunks, drawn = draws.shape
         points, repeats = np.empty((chunks, count), dtype=np.uint32), np.empty(chunks, dtype=np.int64)
         self.field.toploc_pick_free(
@@ -89,7 +106,7 @@ class NativeKernels:
         return points, repeats
 
 
-def address(array: Bits | Points | NDArray[np.int64]) -> int:
+def address(array: Bits | Points | Numbers) -> int:
     assert array.flags.c_contiguous
     start: int = array.__array_interface__["data"][0]  # array.ctypes takes four times as long
     return start

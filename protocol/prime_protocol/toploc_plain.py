@@ -28,6 +28,13 @@ def select(bits: Bits) -> tuple[Points, Bits]:
     return indices, np.take_along_axis(bits, indices.astype(np.intp), axis=1)
 
 
+def select_from(bits: Bits, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Points, Bits]:
+    """The same of some rows, and of so many values at the beginning of each: TOPLOC_K or more, else as many."""
+    sizes = bits & np.uint16(0x7FFF)
+    indices = np.stack([select_row(sizes[row, :count]) for row, count in zip(rows, counts, strict=True)])
+    return indices, bits[rows[:, None], indices]
+
+
 def select_row(sizes: Bits) -> Points:
     """The ties are only worked out where there are any."""
     n, k = len(sizes), min(TOPLOC_K, len(sizes))

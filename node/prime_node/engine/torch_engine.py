@@ -99,19 +99,18 @@ class TorchEngine:
         check_orders(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
         if not orders:
             return
-        slots = min(self._room, len(orders))
+        rows = min(self._room, len(orders))
         length_max = max(len(order.prompt) for order in orders) + sampling.tokens_max
-        proofs = self._proofs(slots=slots, hidden=facts.hidden, device=self._device, builder=self._builder)
-        generation = Generation(orders, sampling, proofs, slots)
+        proofs = self._proofs(rows=rows, hidden=facts.hidden, device=self._device, builder=self._builder)
+        generation = Generation(orders, sampling, proofs)
         batch: Batch | None = None
         while generation.is_busy and is_wanted():
-            batch = batch or self._open_batch(model, slots, length_max)
+            batch = batch or self._open_batch(model, rows, length_max)
             if not self._try_step(generation, model, batch):
                 generation.requeue()
                 batch = None
             yield from generation.take_ready()
-        if not generation.is_busy:
-            yield from generation.take_ready(is_last=True)
+        yield from generation.take_ready(is_last=True)
 
     def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
         model, facts = self._get_model(), self.facts
@@ -127,10 +126,10 @@ class TorchEngine:
 
     # --- Where memory may run out -----------------------------------------------------------------------------------
 
-    def _open_batch(self, model: Model, slots: int, length_max: int) -> Batch:
+    def _open_batch(self, model: Model, rows: int, length_max: int) -> Batch:
         self._free()
         cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
-        return model.open_batch(rows=min(self._room, slots), length_max=length_max, cache_bytes=cache_bytes)
+        return model.open_batch(rows=min(self._room, rows), length_max=length_max, cache_bytes=cache_bytes)
 
     def _try_step(self, generation: Generation, model: Model, batch: Batch) -> bool:
         """False: out of memory, and from here on there are half as many at once."""

@@ -15,9 +15,9 @@ from prime_protocol.rollouts import Finish
 
 
 class Generation:
-    """Orders on their way. `proofs` has a slot for each sequence that is in a batch."""
+    """Orders on their way. `proofs` has room for each sequence that is in a batch."""
 
-    def __init__(self, orders: Sequence[Order], sampling: Sampling, proofs: ProofMaker, slots: int) -> None:
+    def __init__(self, orders: Sequence[Order], sampling: Sampling, proofs: ProofMaker) -> None:
         self.sampling = sampling
         self.proofs = proofs
         self.waiting = deque(Writing(order, order.prompt.tolist()) for order in orders)
@@ -26,7 +26,7 @@ class Generation:
         self._lineup: Lineup | None = None
         """Of those, while they are the same."""
         self.ending: deque[tuple[Writing, Finish]] = deque()
-        self._slots = list(range(slots))
+        """Done, in the order in which their proofs will be."""
 
     @property
     def is_busy(self) -> bool:
@@ -37,8 +37,7 @@ class Generation:
         joining = batch.pick(self.waiting, room - len(self.running))
         self.running += joining
         for writing in joining:
-            # Who was in a batch before still has its slot: half a chunk lies there.
-            writing.slot = self._slots.pop() if writing.slot is None else writing.slot
+            self.proofs.join(writing)
         if joining or self._lineup is None:
             self._lineup = Lineup.of(self.running)
         lineup = self._lineup
@@ -59,18 +58,17 @@ class Generation:
 
     def take_ready(self, *, is_last: bool = False) -> Iterator[Completion]:
         """Completions whose proofs are made; with `is_last` all, however long that takes."""
-        for _ in range(len(self.ending)):
+        if is_last:
+            self.proofs.hand_over()
+        while self.ending and (is_last or self.proofs.is_ready(self.ending[0][0])):
             writing, finish = self.ending.popleft()
-            if is_last or self.proofs.is_ready(writing):
-                yield writing.complete(finish, self.proofs.take(writing))
-            else:
-                self.ending.append((writing, finish))
+            yield writing.complete(finish, self.proofs.take(writing))
 
     def _let_go(self, batch: Batch, gone: list[int]) -> None:
         for row in gone:
             writing = self.running[row]
             self.ending.append((writing, writing.get_finish(self.sampling)))
-            self._slots.append(self.proofs.finish(writing))
+            self.proofs.finish(writing)
         if gone:
             rows = self.running
             self._lineup = None

@@ -4,18 +4,18 @@ Beside a GPU another thread does it, and the GPU goes on with the next token mea
 share the interpreter between two threads costs more than the proofs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from prime_node.engine.torch_steps import keep_rows
 from prime_node.engine.writing import Lineup, Writing
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_PROOF_BYTES
-from prime_protocol.toploc import bits_of_tensor, build_proofs
+from prime_protocol.toploc import bits_of_tensor, build_chunks
+from prime_protocol.toploc_plain import Bits
 
 CHUNKS_AT_ONCE = 16
 """Whole chunks collected for one call, which costs about as much as two of them."""
@@ -39,61 +39,78 @@ def choose_executor(device: torch.device) -> Executor:
 
 
 class ProofMaker:
-    """Hidden states of `slots` sequences at a time, on the model's device."""
+    """Hidden states of up to `rows` sequences at a time, on the model's device, in pages of one chunk.
 
-    def __init__(self, *, slots: int, hidden: int, device: torch.device, builder: Executor) -> None:
-        self._states = torch.empty((slots, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
-        self._flat = self._states.flatten(0, 1)
+    A full page is set aside and the sequence goes on with another one, so nothing is copied while it waits.
+    """
+
+    def __init__(self, *, rows: int, hidden: int, device: torch.device, builder: Executor) -> None:
+        # Everybody has a page, and all may fill theirs at the same token while some are still waiting.
+        count = 2 * rows + CHUNKS_AT_ONCE
+        self._pages = torch.empty((count, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
+        self._free = list(range(count))
         self._builder = builder
-        self._collected: list[tuple[Writing, Tensor]] = []
+        self._full: list[tuple[Writing, int, int]] = []
+        """Whose, which page, how many tokens."""
         self._parts: dict[Writing, list[Part]] = {}
 
-    def note(self, lineup: Lineup, hidden: Tensor) -> None:
-        """The states that give each sequence its next token, before it has it. Noting them again is no harm."""
-        fill = lineup.written % TOPLOC_CHUNK_TOKENS
-        where = torch.from_numpy(lineup.slots * TOPLOC_CHUNK_TOKENS + fill).to(hidden.device)
-        keep_rows(hidden, where, self._flat)
-        whole = np.flatnonzero(fill == TOPLOC_CHUNK_TOKENS - 1)
-        if len(whole):
-            slots = torch.from_numpy(lineup.slots[whole]).to(hidden.device)
-            writings = [lineup.writings[row] for row in whole.tolist()]
-            self._collected += zip(writings, self._states.index_select(0, slots).cpu(), strict=True)
-        if len(self._collected) >= CHUNKS_AT_ONCE:
-            self._hand_over()
+    def join(self, writing: Writing) -> None:
+        """A page to begin with. Who was in a batch before still has its own: half a chunk lies there."""
+        if writing.page is None:
+            writing.page = self._free.pop()
 
-    def finish(self, writing: Writing) -> int:
-        """Its last chunk, whole or not; the slot that is free now."""
-        slot = get_slot(writing)
+    def note(self, lineup: Lineup, hidden: Tensor) -> None:
+        """The states that give each sequence its next token, before it has it.
+
+        Where memory runs out, nothing has happened that must not happen again.
+        """
+        if len(self._full) >= CHUNKS_AT_ONCE:
+            self.hand_over()
+        for row in keep_rows(hidden, lineup.pages, lineup.written, self._pages).tolist():
+            writing = lineup.writings[row]
+            self._full.append((writing, get_page(writing), TOPLOC_CHUNK_TOKENS))
+            writing.page = lineup.pages[row] = self._free.pop()
+
+    def finish(self, writing: Writing) -> None:
+        """Nothing follows: what is on its page is its last chunk."""
+        page = get_page(writing)
         if rest := len(writing.output) % TOPLOC_CHUNK_TOKENS:
-            tail = self._states[slot, :rest].to("cpu", copy=True)
-            self._hand_over()
-            self._parts.setdefault(writing, []).append((self._builder.submit(build, [tail]), 0))
-        elif any(w is writing for w, _ in self._collected):
-            self._hand_over()
-        return slot
+            self._full.append((writing, page, rest))
+        else:
+            self._free.append(page)
 
     def is_ready(self, writing: Writing) -> bool:
-        return all(future.done() for future, _ in self._parts[writing])
+        """Whether the proofs of a finished sequence are all made."""
+        parts = self._parts.get(writing, [])
+        chunks = -(-len(writing.output) // TOPLOC_CHUNK_TOKENS)
+        return len(parts) == chunks and all(future.done() for future, _ in parts)
 
     def take(self, writing: Writing) -> bytes:
-        """All proofs of a finished sequence; waits for them."""
+        """All proofs of a finished sequence, once they are handed over; waits for them."""
         spans = [(future.result(), number * TOPLOC_PROOF_BYTES) for future, number in self._parts.pop(writing)]
         return b"".join(proofs[start : start + TOPLOC_PROOF_BYTES] for proofs, start in spans)
 
-    def _hand_over(self) -> None:
-        if not self._collected:
+    def hand_over(self) -> None:
+        """Have proofs made of everything that is set aside."""
+        if not self._full:
             return
-        future = self._builder.submit(build, [chunk for _, chunk in self._collected])
-        for number, (writing, _) in enumerate(self._collected):
+        pages = [page for _, page, _ in self._full]
+        bits, numbers = self._get_bits(pages)
+        chunks = [(number, tokens) for number, (_, _, tokens) in zip(numbers, self._full, strict=True)]
+        future = self._builder.submit(build_chunks, bits, chunks)
+        for number, (writing, _, _) in enumerate(self._full):
             self._parts.setdefault(writing, []).append((future, number))
-        self._collected = []
+        self._free += pages
+        self._full = []
+
+    def _get_bits(self, pages: list[int]) -> tuple[Bits, Iterable[int]]:
+        """What is on the pages, and which ones they are there. On a CPU proofs are made at once: nothing is copied."""
+        if self._pages.device.type == "cpu":
+            return bits_of_tensor(self._pages), pages
+        copied = self._pages[torch.tensor(pages, device=self._pages.device)]
+        return bits_of_tensor(copied), range(len(pages))
 
 
-def get_slot(writing: Writing) -> int:
-    assert writing.slot is not None, "who is in a batch has a slot"
-    return writing.slot
-
-
-def build(chunks: list[Tensor]) -> bytes:
-    """Proofs of chunks end to end; whichever sequences they are of, each proof covers its own chunk."""
-    return build_proofs(bits_of_tensor(torch.cat(chunks))).blob
+def get_page(writing: Writing) -> int:
+    assert writing.page is not None, "who is in a batch has a page"
+    return writing.page

@@ -8,7 +8,9 @@ import ctypes
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +20,7 @@ from prime_node.engine.native import library
 LANES = 8
 """The kernels work on whole vectors of so many floats."""
 SIZE, POINTER = ctypes.c_size_t, ctypes.c_void_p
+Places = NDArray[np.int64]
 
 
 class Steps(Protocol):
@@ -96,15 +99,27 @@ class NativeSteps:
         return heads
 
 
-def keep_rows(rows: Tensor, places: Tensor, kept: Tensor) -> None:
-    """Put each row into its place among those that are kept, as bfloat16."""
+def keep_rows(rows: Tensor, pages: Places, written: Places, kept: Tensor) -> Places:
+    """Put each row, as bfloat16, on its page of `kept` (pages, lines, size), after what is written; who fills the page.
+
+    Pages are filled anew from the top, so only the rest of `written` counts.
+    """
+    lines, size = kept.shape[1:]
     kernels = get_kernels() if rows.device.type == "cpu" and rows.dtype == torch.float32 else None
     if kernels is None or not rows.is_contiguous():
-        kept.index_copy_(0, places, rows.to(torch.bfloat16))
-        return
+        line = written % lines
+        kept.flatten(0, 1).index_copy_(0, torch.from_numpy(pages * lines + line).to(rows.device), rows.to(kept.dtype))
+        return np.flatnonzero(line == lines - 1)
     assert kept.is_contiguous()
-    assert places.dtype == torch.int64
-    kernels.steps_keep(rows.data_ptr(), places.data_ptr(), rows.shape[0], rows.shape[1], kept.data_ptr())
+    full = np.empty(len(rows), np.int64)
+    addresses = [address(numbers) for numbers in (pages, written)]
+    count = kernels.steps_keep(rows.data_ptr(), *addresses, len(rows), size, lines, kept.data_ptr(), address(full))
+    return full[:count]
+
+
+def address(numbers: Places) -> int:
+    start: int = numbers.__array_interface__["data"][0]
+    return start
 
 
 @cache
@@ -116,7 +131,8 @@ def get_kernels() -> Any:
     kernels.steps_norm.argtypes = [POINTER, POINTER, SIZE, SIZE, ctypes.c_float, POINTER]
     kernels.steps_gate.argtypes = [POINTER, SIZE, SIZE, POINTER]
     kernels.steps_turn.argtypes = [POINTER, SIZE, POINTER, SIZE, SIZE, SIZE]
-    kernels.steps_keep.argtypes = [POINTER, POINTER, SIZE, SIZE, POINTER]
-    for kernel in (kernels.steps_norm, kernels.steps_gate, kernels.steps_turn, kernels.steps_keep):
+    kernels.steps_keep.argtypes = [POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, POINTER, POINTER]
+    kernels.steps_keep.restype = SIZE
+    for kernel in (kernels.steps_norm, kernels.steps_gate, kernels.steps_turn):
         kernel.restype = None
     return kernels

@@ -17,8 +17,8 @@ class Writing:
 
     order: Order
     prompt: list[int]
-    slot: int | None = None
-    """Its place where hidden states wait for their proof, once it has one."""
+    page: int | None = None
+    """Where its hidden states wait for their proof, once it has joined a batch."""
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -54,17 +54,17 @@ class Lineup:
 
     writings: Sequence[Writing]
     seeds: NDArray[np.uint64]
-    slots: NDArray[np.int64]
+    pages: NDArray[np.int64]
     written: NDArray[np.int64]
     """Tokens that each has so far."""
 
     @classmethod
     def of(cls, writings: Sequence[Writing]) -> "Lineup":
-        """Everybody in a batch has a slot."""
+        """Everybody in a batch has a page."""
         return cls(
             writings,
             np.array([writing.order.seed for writing in writings], np.uint64),
-            np.array([writing.slot for writing in writings], np.int64),
+            np.array([writing.page for writing in writings], np.int64),
             np.array([len(writing.output) for writing in writings], np.int64),
         )
 

@@ -37,6 +37,16 @@ INLINE item make_item(uint16_t bits, size_t index) {
 INLINE uint32_t magnitude(item it) { return (uint32_t)(it >> 33); }
 INLINE item larger(item a, item b) { return a > b ? a : b; }
 
+/* Where the chunks are. */
+struct source {
+    const uint16_t *bits;
+    size_t stride;
+    const int64_t *rows;
+    const size_t *sizes;
+};
+
+INLINE const uint16_t *get_chunk(struct source in, size_t chunk) { return in.bits + (size_t)in.rows[chunk] * in.stride; }
+
 /* The selected values of all chunks, one row of k per chunk. */
 struct selection {
     uint32_t *indices;
@@ -191,25 +201,23 @@ WIDE static void scan_wide(struct lane *lane, struct scan *scan, const uint16_t 
 }
 #endif
 
-static void select_large(const uint16_t *bits, size_t chunks, size_t n, struct selection out, int wide) {
+/* At most LANES chunks from `first` on. */
+static void select_large(struct source in, size_t first, size_t used, struct selection out, int wide) {
     struct lane lanes[LANES];
     struct scan scan;
-    for (size_t first = 0; first < chunks; first += LANES) {
-        size_t used = chunks - first < LANES ? chunks - first : LANES;
-        for (size_t i = 0; i < used; i++) {
-            const uint16_t *chunk = bits + (first + i) * n;
-            scan_start(&lanes[i], &scan, chunk);
+    for (size_t i = 0; i < used; i++) {
+        const uint16_t *chunk = get_chunk(in, first + i);
+        scan_start(&lanes[i], &scan, chunk);
 #ifdef WIDE
-            if (wide)
-                scan_wide(&lanes[i], &scan, chunk, n);
-            else
+        if (wide)
+            scan_wide(&lanes[i], &scan, chunk, in.sizes[first + i]);
+        else
 #endif
-                scan_plain(&lanes[i], &scan, chunk, K, n);
-        }
-        replay(lanes, used);
-        for (size_t i = 0; i < used; i++)
-            emit(out, (first + i) * K, lanes[i].heap, K);
+            scan_plain(&lanes[i], &scan, chunk, K, in.sizes[first + i]);
     }
+    replay(lanes, used);
+    for (size_t i = 0; i < used; i++)
+        emit(out, (first + i) * K, lanes[i].heap, K);
     (void)wide;
 }
 
@@ -333,21 +341,32 @@ static void partition_select(item *items, size_t n, size_t k) {
     insertion_sort(items + first, last - first);
 }
 
-/* Indices and patterns of the k largest magnitudes of each chunk of n values, in no particular order. */
-EXPORT void toploc_select(const uint16_t *bits, size_t chunks, size_t n, size_t k, uint32_t *indices, uint16_t *values,
-                          int wide) {
-    struct selection out = {indices, values};
-    if (k == K && n >= SMALL) {
-        select_large(bits, chunks, n, out, wide);
-        return;
-    }
+static void select_small(struct source in, size_t c, size_t k, struct selection out) {
     item items[SMALL];
-    for (size_t c = 0; c < chunks; c++) {
-        for (size_t i = 0; i < n; i++)
-            items[i] = make_item(bits[c * n + i], i);
-        if (k < n)
-            partition_select(items, n, k);
-        emit(out, c * k, items, k);
+    const uint16_t *chunk = get_chunk(in, c);
+    size_t n = in.sizes[c];
+    for (size_t i = 0; i < n; i++)
+        items[i] = make_item(chunk[i], i);
+    if (k < n)
+        partition_select(items, n, k);
+    emit(out, c * k, items, k);
+}
+
+/* Indices and patterns of the k largest magnitudes of each chunk, in no particular order. The chunks are the beginnings of
+ * the named rows, which are `stride` values apart; each has its own size, of at least k. */
+EXPORT void toploc_select(const uint16_t *bits, size_t stride, const int64_t *rows, const size_t *sizes, size_t chunks,
+                          size_t k, uint32_t *indices, uint16_t *values, int wide) {
+    struct source in = {bits, stride, rows, sizes};
+    struct selection out = {indices, values};
+    for (size_t c = 0; c < chunks;) {
+        size_t large = 0;
+        while (k == K && large < LANES && c + large < chunks && sizes[c + large] >= SMALL)
+            large++;
+        if (large)
+            select_large(in, c, large, out, wide);
+        else
+            select_small(in, c, k, out);
+        c += large ? large : 1;
     }
 }
 

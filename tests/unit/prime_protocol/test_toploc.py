@@ -8,7 +8,7 @@ from oracle.toploc_inputs import make_bits
 from prime_protocol import toploc_plain
 from prime_protocol.constants import TOPLOC_PROOF_BYTES, TOPLOC_TOKENS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.toploc import Layout, Proofs, bits_of_tensor, build_proofs, parse_proofs
+from prime_protocol.toploc import Layout, Proofs, bits_of_tensor, build_chunks, build_proofs, parse_proofs
 from prime_protocol.toploc_kernels import get_kernels
 
 BITS = make_bits("gaussian", 1, 70, 64)
@@ -66,6 +66,23 @@ def test_rows_that_are_not_adjacent_in_memory_give_the_same_proofs() -> None:
     spaced = np.zeros((140, 64), dtype=np.uint16)
     spaced[::2] = BITS
     assert build_proofs(spaced[::2]).blob == BLOB
+
+
+@pytest.mark.parametrize("hidden", [64, 300])
+def test_chunks_of_any_length_together_give_the_proofs_that_each_gives_alone(hidden: int) -> None:
+    pages = make_bits("gaussian", 4, 6 * 32, hidden).reshape(6, 32, hidden)
+    chunks = [(3, 32), (0, 1), (5, 31), (1, 32), (2, 1), (4, 27)]
+    alone = [build_proofs(pages[page, :tokens]).blob for page, tokens in chunks]
+    assert build_chunks(pages, chunks) == b"".join(alone)
+    assert build_chunks(pages, chunks, toploc_plain) == b"".join(alone)
+
+
+def test_a_chunk_among_others_that_is_not_finite_is_named() -> None:
+    pages = make_bits("gaussian", 4, 3 * 32, 64).reshape(3, 32, 64).copy()
+    pages[2, 9, 5] = 0x7F80
+    assert len(build_chunks(pages, [(0, 32), (2, 9)])) == 2 * 258, "what is behind the end of a chunk does not count"
+    with pytest.raises(LocalError, match="chunk 1 hold an infinity or NaN"):
+        build_chunks(pages, [(0, 32), (2, 10)])
 
 
 def test_a_tensor_gives_the_proofs_of_its_patterns() -> None:

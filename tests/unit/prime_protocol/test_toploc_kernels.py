@@ -100,6 +100,15 @@ def test_every_variant_selects_the_same_values(distribution: str, chunks: int, n
         assert pairs(kernels.select(bits)) == expected
 
 
+@pytest.mark.parametrize("sizes", [[128, 4096, 129], [8192, 8191, 8192, 8192, 20_000, 8192, 8192], [40, 40]])
+def test_every_variant_selects_the_same_from_the_beginnings_of_rows(sizes: list[int]) -> None:
+    bits = make_bits("heavy", 5, 9, 20_000)
+    rows = np.random.default_rng(1).permutation(9)[: len(sizes)]
+    expected = [pairs(toploc_plain.select(bits[row : row + 1, :n]))[0] for row, n in zip(rows, sizes, strict=True)]
+    for kernels in VARIANTS:
+        assert pairs(kernels.select_from(bits, rows, np.array(sizes))) == expected
+
+
 def test_without_the_compiled_kernels_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda _: None)
     get_kernels.cache_clear()

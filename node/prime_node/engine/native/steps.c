@@ -7,6 +7,13 @@
 
 #include "vectors.h"
 
+/* Where rows are kept: each has a page of so many lines, and so many rows before it. */
+struct shelf {
+    const int64_t *pages, *written;
+    size_t lines;
+    uint16_t *out;
+};
+
 /* Each row over its root mean square, times the weight. */
 INLINE void norm_all(const float *in, const float *weight, size_t rows, size_t size, float epsilon, float *out) {
     for (size_t row = 0; row < rows; row++, in += size, out += size) {
@@ -54,15 +61,20 @@ INLINE void turn_all(float *rows_at, size_t stride, const float *angles, size_t 
             }
 }
 
-/* Rows as bfloat16, rounded to the nearest, of two the even one, each to its place in `out`. Sizes need not be even. */
-INLINE void keep_all(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
+/* Rows as bfloat16, rounded to the nearest, of two the even one. Sizes need not be even. */
+INLINE size_t keep_all(const uint32_t *in, struct shelf shelf, size_t rows, size_t size, int64_t *full) {
+    size_t count = 0;
     for (size_t row = 0; row < rows; row++, in += size) {
-        uint16_t *place = out + (size_t)places[row] * size;
+        size_t line = (size_t)shelf.written[row] % shelf.lines;
+        uint16_t *place = shelf.out + ((size_t)shelf.pages[row] * shelf.lines + line) * size;
+        full[count] = (int64_t)row;
+        count += line == shelf.lines - 1;
         for (size_t i = 0; i < size; i++) {
             uint32_t bits = in[i], rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
             place[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
         }
     }
+    return count;
 }
 
 #ifdef WIDE
@@ -73,8 +85,8 @@ WIDE static void gate_wide(const float *in, size_t rows, size_t size, float *out
 WIDE static void turn_wide(float *rows_at, size_t stride, const float *angles, size_t rows, size_t heads, size_t size) {
     turn_all(rows_at, stride, angles, rows, heads, size);
 }
-WIDE static void keep_wide(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
-    keep_all(in, places, rows, size, out);
+WIDE static size_t keep_wide(const uint32_t *in, struct shelf shelf, size_t rows, size_t size, int64_t *full) {
+    return keep_all(in, shelf, rows, size, full);
 }
 #else
 #define keep_wide keep_all
@@ -97,7 +109,10 @@ EXPORT void steps_turn(float *rows_at, size_t stride, const float *angles, size_
     (is_wide() ? turn_wide : turn_all)(rows_at, stride, angles, rows, heads, size);
 }
 
-/* `in` holds the bits of float32. */
-EXPORT void steps_keep(const uint32_t *in, const int64_t *places, size_t rows, size_t size, uint16_t *out) {
-    (is_wide() ? keep_wide : keep_all)(in, places, rows, size, out);
+/* `in` holds the bits of float32. Each row goes to the line of its page that comes after the written ones; which rows fill
+ * their page is listed in `full`, and counted. */
+EXPORT size_t steps_keep(const uint32_t *in, const int64_t *pages, const int64_t *written, size_t rows, size_t size,
+                         size_t lines, uint16_t *out, int64_t *full) {
+    struct shelf shelf = {pages, written, lines, out};
+    return (is_wide() ? keep_wide : keep_all)(in, shelf, rows, size, full);
 }

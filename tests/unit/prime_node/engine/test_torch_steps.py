@@ -1,5 +1,6 @@
 """Claims about the steps between products: our kernels and torch's give the same, and each serves where it can."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,10 +64,10 @@ def test_rows_are_kept_as_torch_rounds_them(size: int) -> None:
     bits = torch.randint(-(2**31), 2**31, (TOKENS, size), dtype=torch.int64).to(torch.int32)
     bits[0, :6] = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FFFFFFF, 0x7F800001, 1])
     rows = bits.view(torch.float32)
-    places = torch.randperm(2 * TOKENS)[:TOKENS]
-    kept, wanted = (torch.zeros(2 * TOKENS, size, dtype=torch.bfloat16) for _ in range(2))
-    keep_rows(rows, places, kept)
-    wanted.index_copy_(0, places, rows.to(torch.bfloat16))
+    pages, written = torch.randperm(2 * TOKENS)[:TOKENS].numpy(), np.arange(TOKENS) * 3
+    kept, wanted = (torch.zeros(2 * TOKENS, 4, size, dtype=torch.bfloat16) for _ in range(2))
+    assert keep_rows(rows, pages, written, kept).tolist() == [row for row in range(TOKENS) if row * 3 % 4 == 3]
+    wanted[torch.from_numpy(pages), torch.from_numpy(written % 4)] = rows.to(torch.bfloat16)
     numbers = ~wanted.isnan()
     assert torch.equal(kept.view(torch.int16)[numbers], wanted.view(torch.int16)[numbers])
     assert kept[~numbers].isnan().all()
