@@ -11,7 +11,7 @@ from prime_node.engine.measuring import RowNumbers
 from prime_protocol.constants import WEIGHT_CONVICTS
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport
-from prime_protocol.weighing import heaviest, mark_proof, mark_span
+from prime_protocol.weighing import heaviest, mark_noise, mark_proof, mark_span
 
 Rows = Sequence[RowNumbers]
 
@@ -46,7 +46,7 @@ DEPLOYED = Original("60/40/40", 60, 40, 40)
 
 def score_rows(rows: Rows, tolerance: Tolerance) -> float:
     """Ours: the evidence, in powers of ten."""
-    return weigh_rows(rows, tolerance)[0].most / 10
+    return weigh_rows(rows, tolerance)[0].evidence / 10
 
 
 def find_checks(rows: Rows, tolerance: Tolerance) -> tuple[str, ...]:
@@ -56,21 +56,25 @@ def find_checks(rows: Rows, tolerance: Tolerance) -> tuple[str, ...]:
 
 def tokens_needed(rows: Rows, tolerance: Tolerance) -> int | None:
     """Output tokens that were read when the evidence sufficed; None where it never does."""
-    total = tokens = 0
-    for size, weight in list_weights(rows, tolerance):
-        tokens += size
-        total = max(0, total + weight)
-        if total >= WEIGHT_CONVICTS:
+    total = noise = tokens = 0
+    for row in rows:
+        for size, weight in list_weights(row, tolerance):
+            tokens += size
+            total = max(0, total + weight)
+            if total >= WEIGHT_CONVICTS:
+                return tokens
+        mark = None if row.proof_problem else mark_noise(row.spans, row.chunks, tolerance)
+        noise = max(0, noise + (mark.weight if mark is not None else 0))
+        if noise >= WEIGHT_CONVICTS:
             return tokens
     return None
 
 
-def list_weights(rows: Rows, tolerance: Tolerance) -> Iterator[tuple[int, int]]:
+def list_weights(row: RowNumbers, tolerance: Tolerance) -> Iterator[tuple[int, int]]:
     """Tokens and weight of each chunk."""
-    for row in rows:
-        for place, span in enumerate(row.spans):
-            marks = list(mark_span(span, tolerance))
-            if row.proof_problem:
-                yield span.tokens, WEIGHT_CONVICTS
-            else:
-                yield span.tokens, heaviest([*marks, *mark_proof(row.chunks[place], tolerance, is_whole=span.is_whole)])
+    for place, span in enumerate(row.spans):
+        marks = list(mark_span(span, tolerance))
+        if row.proof_problem:
+            yield span.tokens, WEIGHT_CONVICTS
+        else:
+            yield span.tokens, heaviest([*marks, *mark_proof(row.chunks[place], tolerance, is_whole=span.is_whole)])

@@ -70,13 +70,13 @@ class HonestCount:
         self.rows += len(rows)
         self.chunks += sum(len(row.chunks) for row in rows)
         self.refused += weighed.convicts
-        self.evidence_max = max(self.evidence_max, weighed.most / 10)
+        self.evidence_max = max(self.evidence_max, weighed.evidence / 10)
         self.unusual += weighed.unusual
         self.beyond += weighed.beyond
         self.paper += PAPER.rejects(rows)
         self.deployed += DEPLOYED.rejects(rows)
         if len(self.scores) < SCORES_KEPT:
-            self.scores.append((weighed.most / 10, PAPER.score_rows(rows)))
+            self.scores.append((weighed.evidence / 10, PAPER.score_rows(rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

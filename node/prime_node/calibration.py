@@ -9,7 +9,7 @@ is fitted, and the fit is followed out to that chance:
   never lighter than an exponential one.
 - Means over a file follow Bernstein's inequality, from their variance between completions.
 - What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
-- What is typical of a completion, and how far honest ones spread around it, is in calibration_typical.py.
+- How noisy a completion is as a whole, and how far honest ones spread there, is in calibration_noise.py.
 
 Each estimate is taken at its upper confidence limit, and the worst pairing of machines decides.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.calibration_typical import Chunks, fit_typical
+from prime_node.calibration_noise import fit_noise, gather
 from prime_node.engine.measuring import RowNumbers
 from prime_protocol.constants import TOLERANCE_NUMBER_MAX, TOPLOC_K
 from prime_protocol.errors import LocalError
@@ -91,13 +91,13 @@ class Noise:
     chunk_logprobs: Numbers
     chunk_logprob_means: Numbers
     is_whole: NDArray[np.bool_]
-    chunk_rows: NDArray[np.int64]
-    """Which completion it is of. One for each chunk, so far."""
+    """One for each chunk, so far."""
     tokens: Numbers
     margin_maxima: Numbers
     margin_sums: Numbers
     logprob_maxima: Numbers
     logprob_sums: Numbers
+    rows: tuple[RowNumbers, ...]
     """One for each completion."""
 
 
@@ -120,12 +120,12 @@ def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
         chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
         chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
         is_whole=np.array([span.is_whole for span in spans], bool),
-        chunk_rows=np.repeat(np.arange(len(rows)), [len(row.spans) for row in rows]),
         tokens=np.array([row.tokens for row in rows], float),
         margin_maxima=np.array([row.margin_max for row in rows], float),
         margin_sums=np.array([row.margin_sum for row in rows], float),
         logprob_maxima=np.array([row.logprob_error_max for row in rows], float),
         logprob_sums=np.array([row.logprob_error_sum for row in rows], float),
+        rows=tuple(rows),
     )
 
 
@@ -159,21 +159,7 @@ def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precisi
             max(bound_mean(noise.tokens, noise.logprob_sums, logprob, target) for noise in noises)
         ),
         **usual,
-        **fit_typical(
-            [take_whole(noise, Tolerance(**usual)) for noise in noises],
-            mantissa_floor=MANTISSA_FLOOR,
-            logprob_floor=ERROR_FLOOR / 10,
-            z=target.z,
-        ),
-    )
-
-
-def take_whole(noise: Noise, tolerance: Tolerance) -> Chunks:
-    """What is known of noise that lasts: whole chunks, none of which counts for more than is usual."""
-    return Chunks(
-        rows=noise.chunk_rows[noise.is_whole],
-        mantissas=np.minimum(noise.mantissa_means[noise.is_whole], tolerance.mantissa_error_mean_usual),
-        logprobs=np.minimum(noise.chunk_logprob_means[noise.is_whole], tolerance.logprob_error_mean_usual),
+        **fit_noise([gather(noise.rows, Tolerance(**usual)) for noise in noises], z=target.z),
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from prime_node.calibration import Noise, Numbers, Target, take_whole
-from prime_node.calibration_typical import gather, see_spread
+from prime_node.calibration import Noise, Numbers, Target
+from prime_node.calibration_noise import gather, see_spread
 from prime_protocol.tolerance import Tolerance
 from prime_runtime.settings_render import render_config
 
@@ -53,13 +53,7 @@ def two(values: Numbers, form: str) -> tuple[str, str]:
 
 
 def list_bounds(tolerance: Tolerance, noises: Sequence[Noise]) -> list[list[str]]:
-    """Each bound beside the largest that was seen of what it bounds; what is typical beside the mean that was seen."""
-    chunks = [take_whole(noise, tolerance) for noise in noises]
-    typical = {
-        "mantissa": tolerance.mantissa_error_mean_typical,
-        "logprob": tolerance.logprob_error_mean_typical,
-    }
-    spread, spread_chunk = see_spread([gather(each, **typical) for each in chunks])
+    """Each bound beside the largest that was seen of what it bounds."""
     seen = {
         "exponent_mismatches_max": max(noise.exponents.max() for noise in noises),
         "sign_mismatches_max": max(noise.signs.max() for noise in noises),
@@ -75,12 +69,22 @@ def list_bounds(tolerance: Tolerance, noises: Sequence[Noise]) -> list[list[str]
         "margin_mean_usual": max(noise.chunk_margin_means.max() for noise in noises),
         "logprob_error_usual": max(noise.chunk_logprobs.max() for noise in noises),
         "logprob_error_mean_usual": max(noise.chunk_logprob_means.max() for noise in noises),
-        "mantissa_error_mean_typical": max(each.mantissas.mean() for each in chunks),
-        "logprob_error_mean_typical": max(each.logprobs.mean() for each in chunks),
+    }
+    seen |= list_completions(tolerance, noises)
+    return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
+
+
+def list_completions(tolerance: Tolerance, noises: Sequence[Noise]) -> dict[str, float]:
+    """What was seen of the noise of whole completions; nothing where no pairing was read twice."""
+    known = [each for each in (gather(noise.rows, tolerance) for noise in noises) if len(each.noise)]
+    if not known:
+        return {}
+    spread, spread_chunk = see_spread(known)
+    return {
+        "noise_typical": max(float(each.noise.mean()) for each in known),
         "noise_spread": spread,
         "noise_spread_chunk": spread_chunk,
     }
-    return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
 
 
 def render_toml(tolerance: Tolerance, target: Target, noises: Sequence[Noise], *, model: str) -> str:

@@ -204,7 +204,7 @@ def _mark_noises(numbers: Sequence[RowNumbers], tolerance: Tolerance) -> Iterato
 
 
 def _noise_flaw(row: int, mark: Mark) -> Flaw:
-    text = f"{mark.check} of row {row} is {mark.value:.4g} of what is typical, from {mark.bound:.4g} on it counts"
+    text = f"{mark.check} of row {row} is {mark.value:.4g} times this machine's own, from {mark.bound:.4g} on it counts"
     return Flaw(check=mark.check, row=row, place=0, value=mark.value, limit=mark.bound, text=text)
 
 

@@ -163,17 +163,24 @@ convicts. Honest chunks are unusual in at most 2 % and beyond a limit in 1e-8 of
 is against its author by less than 1 on average: 10^-0.1 * 0.98 + 10 * 0.02 + 10^5 * 1e-8. Then, from whichever chunk
 one begins to count, 10^12 is reached with a chance of 1e-12."""
 
-NOISE_TYPICAL_MIN = 1e-6
-"""Least bound of what is typical, and of how far honest completions spread around it: both are divided by."""
-
-NOISE_SPREAD = 0.25
+NOISE_TYPICAL = 1.0
+NOISE_SPREAD = 0.5
 NOISE_SPREAD_CHUNK = 0.5
-"""Default spread of an honest completion's noise, of any length and for each chunk. They matter only where what is
-typical is below what is usual: by default both are the same, and nobody is convicted by noise that was not measured."""
+"""Default noise of an honest completion, as a multiple of what the reader's own reading in bfloat16 has on the same
+tokens, and how far completions spread around it, of any length and for each chunk. Measured were 1.00, 0.02 and 0.09 on
+one machine; kinds of GPU round at other places, so a run that was not calibrated sees only what is twice as noisy."""
+
+NOISE_DIVISOR_MIN = 1e-4
+"""Least value of each of these, as they are divided by."""
+
+OWN_LOGPROB_ERROR_MIN = 1e-5
+OWN_MANTISSA_ERROR_MIN = 0.05
+"""Least mean errors of the reader's own reading that a completion's are compared with. bfloat16 gives a hundred and ten
+times as much; below it one is as good as exact, and a ratio says nothing."""
 
 NOISE_SHIFT = 2.0
 """How many standard deviations noisier than typical a completion is weighed against: the bet that wins most if it is
-so. Eight completions that are 2.7 noisier convict; an 8-bit cache makes them about 4 noisier in bfloat16. A larger
+so. Eight completions that are 2.7 noisier convict; an 8-bit cache makes them about ten noisier in bfloat16. A larger
 shift would rest on honest completions too rare for a calibration to see: with 2, on the ones that one in 44 is."""
 
 NOISE_WEIGHT_MAX = 50

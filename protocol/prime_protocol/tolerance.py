@@ -1,7 +1,7 @@
 """How far an honest machine's numbers may be from another's: what an audit allows before it calls a file dishonest.
 
-There are two bounds to a number: what is usual, and a limit. What chunks beyond either come to is in weighing.py. Of
-two means there is also what is typical, as noise that never stands out and never ceases is another computation.
+There are two bounds to a number: what is usual, and a limit. What chunks beyond either come to is in weighing.py. In
+bfloat16 there is also how noisy a whole completion may be: noise that never ceases is another computation.
 
 The bounds stand in a run's terms, so every validator judges by the same ones. They depend on the model and on what it
 is computed in; `prime-node calibrate` measures them. The defaults are loose: they fit bf16 across kinds of machines.
@@ -23,9 +23,10 @@ from prime_protocol.constants import (
     MARGIN_MEAN_MAX,
     MARGIN_MEAN_USUAL,
     MARGIN_USUAL,
+    NOISE_DIVISOR_MIN,
     NOISE_SPREAD,
     NOISE_SPREAD_CHUNK,
-    NOISE_TYPICAL_MIN,
+    NOISE_TYPICAL,
     TOLERANCE_NUMBER_MAX,
     TOPLOC_EXPONENT_MISMATCHES_MAX,
     TOPLOC_K,
@@ -37,7 +38,7 @@ from prime_protocol.toploc_verify import MANTISSA_ERROR_NONE, Thresholds
 
 Count = Annotated[int, Range(0, TOPLOC_K - 1)]
 Error = Annotated[float, Range(0.0, TOLERANCE_NUMBER_MAX)]
-Divisor = Annotated[float, Range(NOISE_TYPICAL_MIN, TOLERANCE_NUMBER_MAX)]
+Divisor = Annotated[float, Range(NOISE_DIVISOR_MIN, TOLERANCE_NUMBER_MAX)]
 
 
 class Precision(StrEnum):
@@ -78,11 +79,10 @@ class Tolerance:
     """Of a chunk's tokens: the mean."""
     logprob_error_usual: Error = LOGPROB_ERROR_USUAL
     logprob_error_mean_usual: Error = LOGPROB_ERROR_MEAN_USUAL
-    mantissa_error_mean_typical: Divisor = MANTISSA_ERROR_MEAN_USUAL
-    """Of a chunk, on average over honest ones. With the next three it says how noisy a completion may be as a whole."""
-    logprob_error_mean_typical: Divisor = LOGPROB_ERROR_MEAN_USUAL
+    noise_typical: Divisor = NOISE_TYPICAL
+    """Mean noise of honest completions, as a multiple of what the reader's own reading in bfloat16 has."""
     noise_spread: Divisor = NOISE_SPREAD
-    """Standard deviation of an honest completion's noise, however long it is, where typical noise is 1."""
+    """Its standard deviation in honest completions, however long they are."""
     noise_spread_chunk: Divisor = NOISE_SPREAD_CHUNK
     """What each chunk adds to it, which evens out in longer ones."""
 

@@ -9,9 +9,9 @@ chance of a false conviction by 1e-12 for each chunk of a file (Ville's inequali
 What noise cannot give at all decides by itself: a proof that is not one, or a number far beyond its limit.
 
 A second test of the same kind looks at whole completions, for what never stands out and never ceases: a cache in 8 bits
-makes every chunk a little noisier, and none unusual. A completion's noise is the mean over its chunks, where no chunk
-counts for more than is usual; it is weighed by how many standard deviations it is above what is typical. Completions
-are drawn with seeds of their own, so each is a bet of its own.
+makes every chunk of a run in bfloat16 a little noisier, and none unusual. Some texts are noisier than others, so noise
+is measured in what the reader's own reading in bfloat16 gives on the same tokens; an honest completion then has 1,
+within a few hundredths. Completions are drawn with seeds of their own, so each is a bet of its own.
 """
 
 import math
@@ -23,6 +23,8 @@ from prime_protocol.constants import (
     FAR_FACTOR,
     NOISE_SHIFT,
     NOISE_WEIGHT_MAX,
+    OWN_LOGPROB_ERROR_MIN,
+    OWN_MANTISSA_ERROR_MIN,
     TOPLOC_CHUNK_TOKENS,
     WEIGHT_BEYOND,
     WEIGHT_CONVICTS,
@@ -47,10 +49,17 @@ class Span(NamedTuple):
     logprob_error_max: float
     logprob_error_at: int
     logprob_error_sum: float
+    own_logprob_error_sum: float = 0.0
+    own_mantissa_error_mean: float = 0.0
+    """What the reader's own reading in the run's precision gave of the same; 0 where it was not read twice."""
 
     @property
     def is_whole(self) -> bool:
         return self.tokens == TOPLOC_CHUNK_TOKENS
+
+    @property
+    def is_read_twice(self) -> bool:
+        return self.own_logprob_error_sum > 0 or self.own_mantissa_error_mean > 0
 
 
 class Mark(NamedTuple):
@@ -157,23 +166,27 @@ def weigh(weights: Iterable[int]) -> Weighed:
 
 
 def mark_noise(spans: Sequence[Span], reports: Sequence[ChunkReport], tolerance: Tolerance) -> Mark | None:
-    """What a completion weighs by its noise; None where it has no whole chunk. The bound is where it turns."""
-    whole = [get_noise(span, report, tolerance) for span, report in zip(spans, reports, strict=True) if span.is_whole]
-    if not whole:
+    """What a completion weighs by its noise; None where nothing is known of it. The bound is where it turns."""
+    whole = [(span, report) for span, report in zip(spans, reports, strict=True) if span.is_whole]
+    if not any(span.is_read_twice for span, _ in whole):
         return None
-    noise = sum(whole) / len(whole)
+    noise = get_noise(whole, tolerance)
     spread = math.hypot(tolerance.noise_spread, tolerance.noise_spread_chunk / math.sqrt(len(whole)))
-    deviations = (noise - 1) / spread - NOISE_SHIFT / 2
+    deviations = (noise - tolerance.noise_typical) / spread - NOISE_SHIFT / 2
     weight = math.floor(10 * NOISE_SHIFT * deviations / math.log(10))
-    bound = 1 + spread * NOISE_SHIFT / 2
+    bound = tolerance.noise_typical + spread * NOISE_SHIFT / 2
     return Mark("noise", noise, bound, max(-NOISE_WEIGHT_MAX, min(weight, NOISE_WEIGHT_MAX)))
 
 
-def get_noise(span: Span, report: ChunkReport, tolerance: Tolerance) -> float:
-    """Of one chunk: 1 is typical. Both numbers are cut at what is usual, so that one chunk cannot speak for all."""
-    logprobs = min(span.logprob_error_sum / span.tokens, tolerance.logprob_error_mean_usual)
-    mantissas = min(report.mantissa_error_mean, tolerance.mantissa_error_mean_usual)
-    return (logprobs / tolerance.logprob_error_mean_typical + mantissas / tolerance.mantissa_error_mean_typical) / 2
+def get_noise(whole: Sequence[tuple[Span, ChunkReport]], tolerance: Tolerance) -> float:
+    """Of log-probs and of proofs, against the reader's own, the mean of both. Each chunk's numbers are cut at what is
+    usual, so that one cannot speak for all.
+    """
+    logprobs = sum(min(span.logprob_error_sum / span.tokens, tolerance.logprob_error_mean_usual) for span, _ in whole)
+    mantissas = sum(min(report.mantissa_error_mean, tolerance.mantissa_error_mean_usual) for _, report in whole)
+    own_logprobs = sum(max(span.own_logprob_error_sum / span.tokens, OWN_LOGPROB_ERROR_MIN) for span, _ in whole)
+    own_mantissas = sum(max(span.own_mantissa_error_mean, OWN_MANTISSA_ERROR_MIN) for span, _ in whole)
+    return (logprobs / own_logprobs + mantissas / own_mantissas) / 2
 
 
 def weigh_noise(marks: Iterable[Mark]) -> int:

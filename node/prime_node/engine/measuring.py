@@ -13,7 +13,7 @@ from prime_node.engine.seam import Reading, Text
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
-from prime_protocol.toploc import parse_proofs
+from prime_protocol.toploc import build_proofs, parse_proofs
 from prime_protocol.toploc_verify import ChunkReport, verify_proofs
 from prime_protocol.weighing import Span
 
@@ -69,7 +69,7 @@ def measure(claim: Claim, reading: Reading, *, seed: Digest) -> RowNumbers:
         tokens=tokens,
         chunks=tuple(chunks),
         proof_problem=problem,
-        spans=tuple(cut_spans(margins, errors)),
+        spans=tuple(add_own(list(cut_spans(margins, errors)), reading, seed)),
         margin_max=float(margins.max()),
         margin_at=int(margins.argmax()),
         margin_sum=float(margins.sum()),
@@ -92,6 +92,18 @@ def cut_spans(margins: NDArray[np.float64], errors: NDArray[np.float64]) -> Iter
             logprob_error_at=start + int(wrong.argmax()),
             logprob_error_sum=float(wrong.sum()),
         )
+
+
+def add_own(spans: list[Span], reading: Reading, seed: Digest) -> Iterator[Span]:
+    """How noisy this machine's own reading in the run's precision is, measured as if a worker had claimed it."""
+    if reading.own_hidden_bits is None or reading.own_logprobs is None:
+        yield from spans
+        return
+    reports = verify_proofs(build_proofs(reading.own_hidden_bits), reading.hidden_bits, seed=seed)
+    errors = np.abs(as_finite("log-probs", reading.logprobs) - as_finite("log-probs", reading.own_logprobs))
+    sums = np.add.reduceat(errors, range(0, len(errors), TOPLOC_CHUNK_TOKENS))
+    for span, total, report in zip(spans, sums, reports, strict=True):
+        yield span._replace(own_logprob_error_sum=float(total), own_mantissa_error_mean=report.mantissa_error_mean)
 
 
 def as_finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float64]:

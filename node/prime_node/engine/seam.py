@@ -89,6 +89,9 @@ class Reading:
     logprobs: NDArray[np.float32]
     eos_logprobs: NDArray[np.float32]
     """Log-prob of the likeliest end token at each place; the lowest finite number where there is no end token."""
+    own_hidden_bits: NDArray[np.uint16] | None = None
+    own_logprobs: NDArray[np.float32] | None = None
+    """The same as bfloat16 rounds it here, in a run in bfloat16: what an honest worker's may be noisy by."""
 
 
 class Engine(Protocol):

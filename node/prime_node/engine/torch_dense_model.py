@@ -44,6 +44,10 @@ class DenseModel:
         return DenseBatch(decoder, cache, length_max)
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
+        return self.decoder.forward(*self.plan_reading(sequences, firsts))
+
+    def plan_reading(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> tuple[Pass, Tensor]:
+        """What goes through, and which of its tokens are wanted."""
         lengths = [len(sequence) for sequence in sequences]
         starts = np.cumsum([0, *lengths[:-1]])
         wanted = [
@@ -55,7 +59,7 @@ class DenseModel:
             positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
             runs=plan_runs(lengths, 0),
         )
-        return self.decoder.forward(todo, self._send(np.concatenate(wanted)))
+        return todo, self._send(np.concatenate(wanted))
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.get_logits(hidden)

@@ -15,11 +15,18 @@ import torch
 from prime_node.engine.dense_shape import Unfit, parse_dense_shape
 from prime_node.engine.seam import Completion, EngineFacts, Order, Reading, Sampling, Text
 from prime_node.engine.torch_dense_model import DenseModel
-from prime_node.engine.torch_device import choose_device, choose_precision, get_cache_bytes, is_out_of_memory
+from prime_node.engine.torch_device import (
+    IMITATED,
+    choose_device,
+    choose_precision,
+    get_cache_bytes,
+    is_out_of_memory,
+)
 from prime_node.engine.torch_generation import Generation
 from prime_node.engine.torch_model import Batch, Model
 from prime_node.engine.torch_proofs import ProofMaker, choose_executor
 from prime_node.engine.torch_reading import check_texts, get_length, plan_groups, read_group
+from prime_node.engine.torch_twin import open_twin
 from prime_node.engine.torch_weights import FolderTensors
 from prime_node.engine.writing import check_orders
 from prime_protocol.errors import LocalError
@@ -49,6 +56,8 @@ class TorchEngine:
         torch.set_num_threads(threads)
         self._device = choose_device(device)
         self._dtype = choose_precision(precision, self._device)
+        self._reads_twice = precision in ("bfloat16", IMITATED)
+        """In bfloat16 a text is also read in the other arithmetic: see torch_twin.py."""
         self._room = batch_max or BATCH_MAX[self._device.type]
         """Sequences at once. It shrinks where memory runs out, and does not grow again."""
         self._read_tokens = READ_TOKENS[self._device.type]
@@ -154,7 +163,8 @@ class TorchEngine:
         """None: out of memory, and from here on there are half as many tokens at once."""
         try:
             with torch.inference_mode():
-                return list(read_group(model, group, sampling, vocabulary=self.facts.vocabulary))
+                twin = open_twin(model) if self._reads_twice else None
+                return list(read_group(model, group, sampling, vocabulary=self.facts.vocabulary, twin=twin))
         except (RuntimeError, MemoryError) as error:
             tokens = sum(map(get_length, group))
             if not is_out_of_memory(error):

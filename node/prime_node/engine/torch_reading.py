@@ -1,6 +1,6 @@
 """What a model says of finished texts: one pass for several of them, then their output tokens in bounded pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from prime_node.engine.seam import Reading, Sampling, Text
 from prime_node.engine.torch_model import Model
 from prime_node.engine.torch_sampling import Draws, get_logprobs, get_margins, take_likeliest, take_own
+from prime_node.engine.torch_twin import Twin
 from prime_protocol.errors import RemoteError
 from prime_protocol.toploc import bits_of_tensor
 
@@ -18,6 +19,7 @@ LOGITS_MAX = 2**22
 
 Piece = tuple[Tensor, Tensor, Tensor]
 """Margins, log-probs, and log-probs of the likeliest end token, of some rows."""
+Logits = Callable[[Tensor], Tensor]
 
 
 def check_texts(texts: Sequence[Text], *, vocabulary: int, context_max: int) -> None:
@@ -50,13 +52,25 @@ def get_length(text: Text) -> int:
     return len(text.prompt) + len(text.output)
 
 
-def read_group(model: Model, texts: Sequence[Text], sampling: Sampling, *, vocabulary: int) -> Iterator[Reading]:
+def read_group(
+    model: Model, texts: Sequence[Text], sampling: Sampling, *, vocabulary: int, twin: Twin | None = None
+) -> Iterator[Reading]:
+    """With a twin the numbers are those of the one that does not round, and `own_...` of the one that does."""
     # The last token leads to nothing that is asked for.
     fed = [np.concatenate((text.prompt, text.output[:-1])).astype(np.int64) for text in texts]
-    hidden = model.read(fed, [len(text.prompt) - 1 for text in texts])
-    pieces = measure(model, hidden, texts, sampling, max(1, LOGITS_MAX // vocabulary))
+    firsts = [len(text.prompt) - 1 for text in texts]
+    exact: Model | Twin = model if twin is None or twin.is_rounded else twin
+    rows_max = max(1, LOGITS_MAX // vocabulary)
+    hidden = exact.read(fed, firsts)
+    pieces = measure(exact.get_logits, hidden, texts, sampling, rows_max)
     columns = [torch.cat(parts).cpu().numpy() for parts in zip(*pieces, strict=True)]
     bits = bits_of_tensor(hidden.to(torch.bfloat16))
+    own_bits = own_logprobs = None
+    if twin is not None:
+        rounded: Model | Twin = twin if twin.is_rounded else model
+        own_hidden = rounded.read(fed, firsts)
+        own_bits = bits_of_tensor(own_hidden.to(torch.bfloat16))
+        own_logprobs = get_own_logprobs(rounded.get_logits, own_hidden, texts, sampling, rows_max).cpu().numpy()
     start = 0
     for text in texts:
         rows = slice(start, start := start + len(text.output))
@@ -67,10 +81,23 @@ def read_group(model: Model, texts: Sequence[Text], sampling: Sampling, *, vocab
             margins=margins,
             logprobs=logprobs,
             eos_logprobs=eos_logprobs,
+            own_hidden_bits=None if own_bits is None else own_bits[rows],
+            own_logprobs=None if own_logprobs is None else own_logprobs[rows],
         )
 
 
-def measure(model: Model, hidden: Tensor, texts: Sequence[Text], sampling: Sampling, rows_max: int) -> Iterator[Piece]:
+def get_own_logprobs(
+    get_logits: Logits, hidden: Tensor, texts: Sequence[Text], sampling: Sampling, rows_max: int
+) -> Tensor:
+    """Of each output token, a bounded number at a time."""
+    tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64)).to(hidden.device)
+    pieces = zip(hidden.split(rows_max), tokens.split(rows_max), strict=True)
+    return torch.cat([take_own(get_logprobs(get_logits(some), sampling.temperature), own) for some, own in pieces])
+
+
+def measure(
+    get_logits: Logits, hidden: Tensor, texts: Sequence[Text], sampling: Sampling, rows_max: int
+) -> Iterator[Piece]:
     """The rows of all texts, a bounded number at a time."""
     tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64))
     seeds = np.repeat(np.array([text.seed for text in texts], np.uint64), [len(text.output) for text in texts])
@@ -78,7 +105,7 @@ def measure(model: Model, hidden: Tensor, texts: Sequence[Text], sampling: Sampl
     start = 0
     while start < len(hidden):
         rows = slice(start, start := start + rows_max)
-        logits = model.get_logits(hidden[rows])
+        logits = get_logits(hidden[rows])
         own = tokens[rows].to(logits.device)
         margins = get_margins(logits, own, Draws(sampling.temperature, seeds[rows], positions[rows]))
         logprobs = get_logprobs(logits, sampling.temperature)

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -231,4 +232,8 @@ def test_the_tables_name_every_pairing_and_every_bound() -> None:
     assert [row[0] for row in rows] == ["a → a", "a → b"]
     assert all(len(row) == len(COLUMNS) for row in rows)
     tolerance = fit_tolerance(noises, Target(), precision=Precision.FLOAT32, hidden=64)
-    assert {row[0] for row in list_bounds(tolerance, noises)} == set(Tolerance.__slots__) - {"precision"}
+    seen_twice = {"noise_typical", "noise_spread", "noise_spread_chunk"}
+    assert {row[0] for row in list_bounds(tolerance, noises)} == set(Tolerance.__slots__) - {"precision"} - seen_twice
+    spans = [span._replace(own_logprob_error_sum=0.1, own_mantissa_error_mean=0.5) for span in noises[1].rows[0].spans]
+    twice = replace(noises[1], rows=tuple(replace(row, spans=tuple(spans)) for row in noises[1].rows))
+    assert {row[0] for row in list_bounds(tolerance, [twice])} == set(Tolerance.__slots__) - {"precision"}

@@ -178,20 +178,15 @@ def test_many_unusual_chunks_are_another_model_even_if_none_is_beyond_a_limit() 
 
 
 def test_completions_that_are_all_a_little_noisier_are_another_computation() -> None:
-    calibrated = replace(
-        TOLERANCE,
-        mantissa_error_mean_typical=0.5,
-        logprob_error_mean_typical=0.01,
-        noise_spread=0.05,
-        noise_spread_chunk=0.1,
-    )
+    calibrated = replace(TOLERANCE, noise_spread=0.05, noise_spread_chunk=0.1)
+    twice = NUMBERS.spans[0]._replace(tokens=32, own_logprob_error_sum=0.32, own_mantissa_error_mean=0.5)
     noisy = replace(
         NUMBERS,
         chunks=(CHUNK._replace(mantissa_error_sum=80),) * 4,
-        spans=(NUMBERS.spans[0]._replace(tokens=32, logprob_error_sum=0.4),) * 4,
+        spans=(twice._replace(logprob_error_sum=0.4),) * 4,
     )
     typical = replace(noisy, chunks=(CHUNK._replace(mantissa_error_sum=64),) * 4)
-    typical = replace(typical, spans=(NUMBERS.spans[0]._replace(tokens=32, logprob_error_sum=0.32),) * 4)
+    typical = replace(typical, spans=(twice._replace(logprob_error_sum=0.32),) * 4)
     weighed, flaws = weigh_rows([typical] * 1_000, calibrated)
     assert (flaws, weighed.noise, weighed.unusual) == ([], 0, 0)
     weighed, flaws = weigh_rows([noisy] * 2 + [typical] * 6, calibrated)
@@ -199,7 +194,7 @@ def test_completions_that_are_all_a_little_noisier_are_another_computation() -> 
     weighed, flaws = weigh_rows([replace(noisy, row=number) for number in range(8)], calibrated)
     assert (weighed.most, weighed.noise, weighed.convicts) == (0, 176, True)
     assert [(flaw.check, flaw.row) for flaw in flaws] == [("noise", number) for number in range(8)]
-    assert flaws[0].text == "noise of row 0 is 1.25 of what is typical, from 1.071 on it counts"
+    assert flaws[0].text == "noise of row 0 is 1.25 times this machine's own, from 1.071 on it counts"
     broken = replace(noisy, proof_problem="modulus", chunks=())
     assert weigh_rows([broken], calibrated)[0].noise == 0
 

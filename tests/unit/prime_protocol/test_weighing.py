@@ -39,8 +39,6 @@ BOUNDS = Tolerance(
     margin_mean_usual=0.1,
     logprob_error_usual=0.125,
     logprob_error_mean_usual=0.05,
-    mantissa_error_mean_typical=0.5,
-    logprob_error_mean_typical=0.025,
     noise_spread=0.1,
     noise_spread_chunk=0.2,
 )
@@ -142,9 +140,13 @@ def test_honest_chunks_come_to_a_conviction_as_seldom_as_is_promised() -> None:
 # --- Completions ----------------------------------------------------------------------------------------------------
 
 
+TWICE = SPAN._replace(own_logprob_error_sum=0.8, own_mantissa_error_mean=0.5)
+"""A chunk of 32 tokens that was read twice."""
+
+
 def make_completion(levels: list[float]) -> Mark | None:
-    """A chunk for each level of noise, where 1 is typical in both numbers."""
-    spans = [SPAN._replace(logprob_error_sum=32 * 0.025 * level) for level in levels]
+    """A chunk for each level of noise, in what the reader's own reading has."""
+    spans = [TWICE._replace(logprob_error_sum=0.8 * level) for level in levels]
     return mark_noise(spans, [CHUNK._replace(mantissa_error_sum=round(64 * level)) for level in levels], BOUNDS)
 
 
@@ -173,15 +175,25 @@ def test_one_loud_chunk_does_not_speak_for_a_completion_nor_one_completion_for_a
     assert weigh_noise([worst, worst]) < WEIGHT_CONVICTS <= weigh_noise([worst] * 3)
 
 
-def test_short_chunks_say_nothing_about_noise() -> None:
-    assert mark_noise([SPAN._replace(tokens=31, logprob_error_sum=31.0)], [CHUNK], BOUNDS) is None
+def test_short_chunks_say_nothing_about_noise_nor_does_a_text_that_was_read_once() -> None:
+    assert mark_noise([TWICE._replace(tokens=31, logprob_error_sum=31.0)], [CHUNK], BOUNDS) is None
+    assert mark_noise([SPAN._replace(logprob_error_sum=32.0)], [CHUNK], BOUNDS) is None
     assert weigh_noise([]) == 0
 
 
-def test_nobody_is_convicted_by_noise_in_a_run_that_was_not_calibrated() -> None:
-    loud = mark_noise([SPAN._replace(logprob_error_sum=32.0)], [CHUNK._replace(mantissa_error_sum=9_999)], Tolerance())
-    assert loud is not None
-    assert loud.weight < 0
+def test_in_a_run_that_was_not_calibrated_only_noise_that_is_much_too_large_counts() -> None:
+    for level, is_against in ((1.0, False), (1.4, False), (2.5, True)):
+        spans = [TWICE._replace(logprob_error_sum=0.8 * level)] * 16
+        mark = mark_noise(spans, [CHUNK._replace(mantissa_error_sum=round(64 * level))] * 16, Tolerance())
+        assert mark is not None
+        assert (mark.weight > 0) is is_against
+
+
+def test_a_reading_that_is_as_good_as_exact_makes_nobody_noisy() -> None:
+    quiet = SPAN._replace(logprob_error_sum=1e-5, own_logprob_error_sum=1e-6)
+    mark = mark_noise([quiet] * 8, [CHUNK] * 8, BOUNDS)
+    assert mark is not None
+    assert mark.weight < 0
 
 
 def test_the_larger_of_both_tests_convicts() -> None:
