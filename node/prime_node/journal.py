@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from prime_protocol.errors import LocalError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, RunId
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Piece:
 Pieces = list[Piece]
 COLUMNS = tuple(field.name for field in fields(Piece))
 DIGESTS = ("submission", "file", "checkpoint_root", "rollout_root")
+NUMBERS = tuple(field.name for field in fields(Piece) if field.type is int)
 CREATE = f"""
 create table if not exists pieces (
   {", ".join(COLUMNS)},
@@ -119,6 +120,8 @@ class Journal:
 
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None, timeout=10)
+        # A damaged text is found where it is read as something, not thrown at whoever lists a hundred others.
+        database.text_factory = lambda raw: raw.decode(errors="replace")
         database.execute("pragma journal_mode = wal")
         database.execute("pragma synchronous = full")
         database.executescript(CREATE)
@@ -201,9 +204,16 @@ class Journal:
 
     def _read(self, clause: str, values: Iterable[Any]) -> Pieces:
         rows = self._run(f"select {', '.join(COLUMNS)} from pieces {clause}", values).fetchall()
-        return [
-            Piece(**{name: from_column(name, value) for name, value in zip(COLUMNS, row, strict=True)}) for row in rows
-        ]
+        return [piece for row in rows if (piece := self._parse(dict(zip(COLUMNS, row, strict=True)))) is not None]
+
+    def _parse(self, row: dict[str, Any]) -> Piece | None:
+        """None where bits of it flipped: it is forgotten, as the coordinator's log says the same and more."""
+        try:
+            return Piece(**{name: from_column(name, value) for name, value in row.items()})
+        except (RemoteError, ValueError, TypeError) as error:
+            log.warning("a row of %s is damaged and is forgotten: %s", self._path, error)
+            self._run("delete from pieces where run = ? and lease = ?", (row["run"], row["lease"]))
+            return None
 
     def _run(self, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
         try:
@@ -225,4 +235,6 @@ def from_column(name: str, value: Any) -> Any:
         return tuple((state, at_ms) for state, at_ms in json.loads(value))
     if name == "is_open":
         return bool(value)
+    if name in NUMBERS and not isinstance(value, int):
+        raise ValueError(f"{name} is no number")
     return {"state": PieceState, "run": RunId}.get(name, lambda same: same)(value)

@@ -1,5 +1,6 @@
 """The journal: what became of each lease, forward only, and whole after any crash."""
 
+import sqlite3
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -106,6 +107,37 @@ def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
     journal.add(piece(), 1)
     assert len(journal.list()) == 1
     assert (tmp_path / "journal.db.damaged").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("submission", "0xnothing"),
+        ("history", '[["produced"; 1]]'),
+        ("history", "[7]"),
+        ("state", "prodused"),
+        ("file", b"\x01\x02"),
+        ("step", "three"),
+        ("run", "a b"),
+    ],
+)
+def test_a_damaged_row_is_forgotten_and_keeps_nobody_from_the_others(
+    tmp_path: Path, journal: Journal, column: str, value: object
+) -> None:
+    for lease in (1, 2):
+        journal.add(piece(lease), 2_000)
+    with sqlite3.connect(tmp_path / "journal.db") as database:
+        database.execute(f"update pieces set {column} = ? where lease = 1", (value,))
+    assert [each.lease for each in journal.list()] == [2]
+    assert journal.files() == {digest("file 2")}
+    assert database.execute("select count(*) from pieces").fetchone() == (1,)
+
+
+def test_a_text_that_is_none_any_more_is_read_as_far_as_it_goes(tmp_path: Path, journal: Journal) -> None:
+    journal.add(replace(piece(), reason="late"), 2_000)
+    with sqlite3.connect(tmp_path / "journal.db") as database:
+        database.execute("update pieces set reason = cast(x'6cff' as text)")
+    assert [each.reason for each in journal.list()] == ["l\ufffd"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
