@@ -1,7 +1,7 @@
 """How old may rollouts be? GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
 
-    python bench/staleness.py [--lags 0,1,2,4,8] [--seeds 0,1,2] [--steps 160] [--learning-rate 0.0003]
-                              [--results FILE [--runs N]] [--svg FILE]
+    python bench/staleness.py [--lags 0,1,2,4,8] [--corrections on,off] [--seeds 0,1,2] [--steps 160]
+                              [--learning-rate 0.0003] [--results FILE [--runs N]] [--svg FILE]
 
 Same warm start and same prompts for each; the rollouts of a step are drawn with the published (bf16) weights of so many
 steps before. Everything that learns is the trainer's own code; only the network between is left out. A sweep takes most
@@ -27,7 +27,8 @@ from digit_runs import Digits, make_learner, make_warm_start
 from prime_trainer.harvest import Delivery, make_batch
 from prime_trainer.train_config import AdvantageConfig
 
-COLUMNS = (1, 10, 20, 40, 60, 80, 100, 120, 140, 160)
+COLUMNS = 8
+"""Steps of which a reward is shown in the table, and at which the picture has a number, the first one aside."""
 WINDOW = 5
 """Steps that a shown reward is the mean of."""
 COLOURS = ("#1b6ca8", "#2a9d5c", "#c9a227", "#d1495b", "#5b3a8c", "#333333")
@@ -90,12 +91,16 @@ def smooth(rewards: Sequence[float]) -> list[float]:
     return [float(np.mean(rewards[max(0, end - WINDOW) : end])) for end in range(1, len(rewards) + 1)]
 
 
+def list_marks(steps: int) -> list[int]:
+    return sorted({max(1, round(steps * part / COLUMNS)) for part in range(1, COLUMNS + 1)})
+
+
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 
 def list_rows(results: dict[Key, Run], steps: int) -> Iterator[str]:
     """One row for each lag and correction: means over seeds, the spread over seeds at the end."""
-    columns = [step for step in COLUMNS if step <= steps]
+    columns = [1, *list_marks(steps)]
     yield "| lag | correction | " + " | ".join(map(str, columns)) + " | last, each seed | greedy | mismatch | tails |"
     yield "|---" * (len(columns) + 6) + "|"
     for lag, correct in dict.fromkeys(key[:2] for key in sorted(results, key=lambda key: (key[0], not key[1], key[2]))):
@@ -140,7 +145,7 @@ def draw_side(results: dict[Key, Run], steps: int, left: int, *, correct: bool) 
         y = TOP + ROOM * (1 - share)
         yield f'<path d="M{start} {y}h{across}" stroke="#ddd"/>'
         yield f'<text x="{start - 6}" y="{y + 4}" text-anchor="end">{share:g}</text>'
-    for step in range(0, steps + 1, 20):
+    for step in (0, *list_marks(steps)):
         yield f'<text x="{start + across * step / steps:.0f}" y="{TOP + ROOM + 18}" text-anchor="middle">{step}</text>'
     lags = sorted({key[0] for key in results if key[1] is correct})
     for place, lag in enumerate(lags):
@@ -163,6 +168,7 @@ def trace(points: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lags", default="0,1,2,4,8")
+    parser.add_argument("--corrections", default="on,off")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
@@ -174,7 +180,8 @@ def main() -> None:
     lags, seeds = ([int(word) for word in words.split(",")] for words in (args.lags, args.seeds))
     recipe = Recipe(args.steps, args.learning_rate)
     results = read_results(args.results, recipe)
-    wanted = [(lag, correct, seed) for seed in seeds for correct in (True, False) for lag in lags]
+    corrections = [word == "on" for word in args.corrections.split(",")]
+    wanted = [(lag, correct, seed) for seed in seeds for correct in corrections for lag in lags]
     for key in [key for key in wanted if key not in results][: args.runs]:
         results[key] = run(*key, recipe)
         keep(args.results, results[key])
