@@ -1,12 +1,15 @@
 """How much faster is it to check completions than to write them? Audit tokens per second over generated ones.
 
-    python bench/audit.py [--rounds 5] [--precision float32]
+    python bench/audit.py [--rounds 5] [--precision float32] [--model FOLDER] [--at-once 1,2,4,16,64] [--least 4]
 
-The same torch engine and model (a Qwen2 of a million parameters, random weights) on one thread: it writes completions
-of 512 tokens with proofs, then audits them as a validator does: one pass over each, sampling replayed, proofs verified
-with decoys, all numbers judged. How much faster that is depends on how many sequences are written at once, as one alone
-leaves most of the machine idle; so several numbers are measured. The audit reads as many texts at once as it likes.
-Tokens are counted per CPU second of the whole process, so that other load costs little. Contenders take turns.
+The same torch engine and model (a Qwen2 of a million parameters with random weights, or the checkpoint in a folder) on
+one thread: it writes completions of 512 tokens with proofs, then audits them as a validator does: one pass over each,
+sampling replayed, proofs verified with decoys, all numbers judged. The audit reads as many texts at once as it likes.
+
+How much faster it is depends on how many sequences are written at once: each step of writing reads all weights, whoever
+shares them, and an audit reads them once for thousands of tokens. So several numbers are measured, and
+`audit_vs_generate` is against one sequence at a time. Tokens are counted per CPU second of the whole process, so that
+other load costs little. Contenders take turns.
 """
 
 import argparse
@@ -33,7 +36,7 @@ from prime_protocol.tolerance import Tolerance
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 512, 16, 512
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS)
-AT_ONCE = (1, 2, 4, 16, 64)
+AT_ONCE = "1,2,4,16,64"
 ORDERS_MIN = 4
 """Completions of a round where fewer are written at once."""
 T = TypeVar("T")
@@ -49,14 +52,17 @@ def generate(engine: TorchEngine, orders: list[Order]) -> dict[int, Completion]:
     return {completion.number: completion for completion in engine.generate(orders, SAMPLING)}
 
 
-def audit(engine: TorchEngine, orders: list[Order], done: dict[int, Completion]) -> None:
+def audit(engine: TorchEngine, orders: list[Order], done: dict[int, Completion]) -> float:
+    """CPU seconds of it that went into proofs and the verdict, once all was read."""
     texts = [Text(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
-    numbers = []
-    for reading in engine.read(texts, SAMPLING):
+    readings = list(engine.read(texts, SAMPLING))
+    started, numbers = time.process_time(), []
+    for reading in readings:
         given = done[reading.number]
         claim = Claim(text=texts[reading.number], logprobs=given.logprobs, proofs=given.proofs)
         numbers.append(measure(claim, reading, seed=Digest(bytes(32))))
     assert not find_model_flaws(numbers, Tolerance()), "an honest completion was refused"
+    return time.process_time() - started
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
@@ -69,37 +75,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--model", type=Path, help="a checkpoint to run instead of the small one")
+    parser.add_argument("--at-once", default=AT_ONCE, help="how many sequences are written at once, with commas")
+    parser.add_argument("--least", type=int, default=ORDERS_MIN, help="completions where fewer are written at once")
     flags = parser.parse_args()
+    at_once = [int(rows) for rows in flags.at_once.split(",")]
     with tempfile.TemporaryDirectory() as place:
-        folder = make_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
-        compare(folder, flags.rounds, flags.precision)
+        folder = flags.model or make_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
+        engines = {
+            rows: TorchEngine(device="cpu", precision=flags.precision, threads=1, batch_max=rows) for rows in at_once
+        }
+        for engine in engines.values():
+            engine.load(folder)
+        compare(engines, flags.rounds, flags.least)
     return 0
 
 
-def compare(folder: Path, rounds: int, precision: str) -> None:
-    engines = {rows: TorchEngine(device="cpu", precision=precision, threads=1, batch_max=rows) for rows in AT_ONCE}
-    for engine in engines.values():
-        engine.load(folder)
-    generated: dict[int, list[float]] = {rows: [] for rows in AT_ONCE}
+def compare(engines: dict[int, TorchEngine], rounds: int, least: int) -> None:
+    generated: dict[int, list[float]] = {rows: [] for rows in engines}
     audited: list[float] = []
+    judging: list[float] = []
     for number in range(rounds + 1):
         for rows, engine in engines.items():
-            orders = make_orders(max(rows, ORDERS_MIN))
+            orders = make_orders(max(rows, least))
             done, took_s = timed(partial(generate, engine, orders))
-            _, audit_s = timed(partial(audit, engine, orders, done))
+            judged_s, audit_s = timed(partial(audit, engine, orders, done))
             if number:
                 generated[rows].append(len(orders) * TOKENS / took_s)
                 audited.append(len(orders) * TOKENS / audit_s)
-    report({rows: statistics.median(speeds) for rows, speeds in generated.items()}, statistics.median(audited))
+                judging.append(judged_s / audit_s)
+    speeds = {rows: statistics.median(found) for rows, found in generated.items()}
+    report(speeds, statistics.median(audited), statistics.median(judging))
 
 
-def report(generated: dict[int, float], audited: float) -> None:
-    print(f"completions of {TOKENS} tokens, one thread; audited: {audited:.0f} tokens per CPU second")
+def report(generated: dict[int, float], audited: float, judging: float) -> None:
+    print(f"completions of {TOKENS} tokens, one thread; audited: {audited:.0f} tokens per CPU second, ", end="")
+    print(f"of which {judging:.0%} goes into proofs and verdicts, the rest into the pass over the texts")
     print(f"{'written at once':<20}{'tokens per CPU s':>18}{'audit over it':>16}")
     for rows, speed in generated.items():
-        print(f"{rows:<20}{speed:>18.0f}{audited / speed:>15.1f}x")
+        print(f"{rows:<20}{speed:>18.1f}{audited / speed:>15.1f}x")
     others = " ".join(f"at_{rows}={audited / speed:.1f}" for rows, speed in generated.items() if rows > 1)
-    print(f"RESULT audit_vs_generate={audited / generated[1]:.1f} {others}")
+    alone = f"{audited / generated[1]:.1f}" if 1 in generated else "missing"
+    print(f"RESULT audit_vs_generate={alone} {others}")
 
 
 if __name__ == "__main__":
