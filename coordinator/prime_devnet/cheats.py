@@ -27,6 +27,9 @@ FILLER = 8
 FLATTERY = 0.5
 """What forged log-probs are of the true ones: the model looks surer than it is."""
 
+LIES_ONE_IN, LIE_MARGIN = 2, 5.0
+"""How often a false witness lies, and by how much it says that tokens were not drawn."""
+
 Answer = tuple[Order, list[int], Finish]
 
 
@@ -218,6 +221,15 @@ class StaleWeights(Cheat):
         self._is_loaded = True
 
 
+class FalseWitness(Cheat):
+    """A validator's: finds half of all files dishonest, and the same ones however often it reads."""
+
+    def read(self, texts: Sequence[Text], sampling: Sampling) -> Iterator[Reading]:
+        is_lying = min(text.seed for text in texts) % LIES_ONE_IN == 0
+        for reading in self._honest.read(texts, sampling):
+            yield replace(reading, margins=reading.margins + np.float32(LIE_MARGIN)) if is_lying else reading
+
+
 MODEL = "prime_devnet.cheats_model"
 CHEATS: dict[str, str] = {
     "answer-sheet": f"{__name__}:AnswerSheet",
@@ -243,7 +255,12 @@ CHEATS: dict[str, str] = {
 """By name, as module and class: half of them need torch, and whoever lists them does not."""
 
 
+FALSE_WITNESS = "false-witness"
+LIES: dict[str, str] = {FALSE_WITNESS: f"{__name__}:FalseWitness"}
+"""Of validators, which work as no worker's."""
+
+
 def open_cheat(name: str, honest: Engine) -> Cheat:
-    module, _, kind = CHEATS[name].partition(":")
+    module, _, kind = (CHEATS | LIES)[name].partition(":")
     cheat: Cheat = getattr(import_module(module), kind)(honest)
     return cheat

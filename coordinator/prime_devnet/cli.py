@@ -112,6 +112,8 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         slots=args.slots,
         model=None if is_recurrent else args.model,
         is_recurrent=is_recurrent,
+        # On a chain the whole story is told: a wrong verdict too, and the appeal that undoes it.
+        liars=1 if args.settlement == "evm" else 0,
         settles_on_chain=args.settlement == "evm",
         limit_s=args.limit_s,
     )

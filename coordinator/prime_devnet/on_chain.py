@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ANVIL = "anvil"
 SUPPLY_TOKENS, POOL_TOKENS, GIFT_TOKENS = 10_000_000, 100_000, 1_000
 GAS_WEI = 10**18
-STAKED = (Part.VALIDATOR, Part.WORKER, Part.CHEATER)
+STAKED = (Part.VALIDATOR, Part.WORKER, Part.CHEATER, Part.LIAR)
 SETTLEMENT = {
     "settlement.kind": "evm",
     "settlement.confirmations": 1,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from prime_devnet.cheats import FALSE_WITNESS
 from prime_devnet.recipe import SLOTS
 
 RUN = "demo"
@@ -24,9 +25,13 @@ class Part(StrEnum):
     WORKER = "worker"
     VALIDATOR = "validator"
     CHEATER = "cheater"
+    LIAR = "liar"
+    """A validator that finds honest files dishonest now and then."""
 
 
-NODE_PARTS = (Part.RELAY, Part.WORKER, Part.VALIDATOR, Part.CHEATER)
+NODE_PARTS = (Part.RELAY, Part.WORKER, Part.VALIDATOR, Part.CHEATER, Part.LIAR)
+ROLES = {Part.CHEATER: Part.WORKER, Part.LIAR: Part.VALIDATOR}
+"""What those who are dishonest pass for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class Plan:
     """A model folder to begin with instead of the tiny one."""
     is_recurrent: bool = False
     """Whether the tiny one is the recurrent one."""
+    liars: int = 0
     settles_on_chain: bool = False
     """Stake and pay are held by contracts on a chain of this machine."""
     limit_s: int = 900
@@ -89,6 +95,7 @@ def list_nodes(plan: Plan, url: str) -> list[Party]:
         (Part.VALIDATOR, plan.validators),
         (Part.WORKER, plan.workers),
         (Part.CHEATER, plan.cheaters),
+        (Part.LIAR, plan.liars),
     )
     return [make_node(plan, url, part, number) for part, count in wanted for number in range(1, count + 1)]
 
@@ -96,17 +103,19 @@ def list_nodes(plan: Plan, url: str) -> list[Party]:
 def make_node(plan: Plan, url: str, part: Part, number: int) -> Party:
     name = f"{part}-{number}"
     folder = plan.folder / name
-    role = Part.WORKER if part is Part.CHEATER else part
+    role = ROLES.get(part, part)
     words = ["prime-node", "start", "--folder", str(folder), "--coordinator", url, "--role", role]
     words += ["--announce", "http://127.0.0.1:0", "--weights-allow-private", "--no-page-enabled"]
     words += ["--p2p-enabled", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]
-    if part is Part.CHEATER:
+    if part in ROLES:
         words += ["--engine-python", str(interpreter_path(plan, name))]
     return Party(name=name, part=part, words=tuple(words), folder=folder)
 
 
 def attack_of(plan: Plan, name: str) -> str:
     """How the cheater of this name cheats."""
+    if name.startswith(Part.LIAR):
+        return FALSE_WITNESS
     number = int(name.rpartition("-")[2])
     return plan.attacks[(number - 1) % len(plan.attacks)]
 

@@ -21,6 +21,7 @@ from prime_devnet.on_chain import STAKED, OnChain
 from prime_devnet.outcome import Story, read_story
 from prime_devnet.plan import (
     NODE_PARTS,
+    ROLES,
     RUN,
     Part,
     Party,
@@ -133,7 +134,7 @@ class Devnet:
         ):
             await self._start(Party(name=name, part=Part.TRAINER, words=part_words, folder=plan.folder / name))
         for party in list_nodes(plan, self.url):
-            if party.part is Part.CHEATER:
+            if party.part in ROLES:
                 write_interpreter(interpreter_path(plan, party.name), attack_of(plan, party.name))
             await self._start(self.chain.equip(party) if self.chain else party)
         if self.chain:
