@@ -27,8 +27,9 @@ check: $(READY)  ## format, lint, types, import rules, house style
 sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the simulator
 	.venv/bin/python -m prime_simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
 
-attacks: $(READY) .models/ready  ## every attack we know, many times, on a tiny model and a pretrained one: error rates and curves
-	.venv/bin/python -m prime_attacks --pretrained .models/smollm2 --out docs/verification
+attacks: MINUTES ?= 1440
+attacks: $(READY) .models/ready  ## every attack we know, many times, on a tiny model and a pretrained one: error rates and curves (MINUTES=9: stop then, and go on with the same command)
+	OMP_NUM_THREADS=1 .venv/bin/python -m prime_attacks --pretrained .models/smollm2 --out docs/verification --minutes $(MINUTES)
 
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz

@@ -1,7 +1,7 @@
 """Command line of the gallery: `python -m prime_attacks`, `prime-coordinator attacks`, and `make attacks`.
 
 Exit codes: 0 every attack came to what it must come to and no honest work was refused, 1 not so (the table says what),
-2 bad arguments, 130 interrupted.
+2 bad arguments, 3 the minutes were over before all was done (the same command goes on there), 130 interrupted.
 """
 
 import argparse
@@ -27,6 +27,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("attacks"), help="where tables and curves go (default attacks)"
     )
     parser.add_argument("--pretrained", type=Path, help="folder of a pretrained model to attack as well")
+    parser.add_argument(
+        "--keep", type=Path, default=Path(".attacks"), help="where finished pieces are kept (default .attacks)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=24 * 60, help="begin nothing new after so many; the same command goes on there"
+    )
     parser.add_argument("--chunks", type=int, default=100_000, help="honest chunks to judge for each model")
     parser.add_argument("--submissions", type=int, default=200, help="submissions of each attack on each model")
     return parser
@@ -34,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
+    from prime_attacks.pieces import OutOfTimeError
     from prime_protocol.errors import LocalError, RemoteError
 
     try:
@@ -41,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
             return asyncio.run(run(args, Path(folder)))
     except KeyboardInterrupt:
         return 130
+    except OutOfTimeError as piece:
+        print(f"the time is over before {piece}: run the same command again, it goes on from {args.keep}")
+        return 3
     except (LocalError, RemoteError) as error:
         print(f"the gallery failed: {error}", file=sys.stderr)
         return 1
@@ -54,6 +64,9 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
     print(f"{time.monotonic() - began:.0f} s")
     for line in describe(tally):
         print(line)
+    if not tally.is_whole:
+        print(f"the time is over and not all is done: run the same command again, it goes on from {args.keep}")
+        return 3
     return 0 if tally.is_good else 1
 
 
@@ -64,7 +77,16 @@ async def show(args: argparse.Namespace, folder: Path) -> "Tally":
         return await run_small(folder, say)
     from prime_attacks.full import run_full
 
-    return await run_full(folder, args.out, args.pretrained, chunks=args.chunks, slots=args.submissions, say=say)
+    return await run_full(
+        folder,
+        args.out,
+        args.pretrained,
+        keep=args.keep,
+        ends_s=time.monotonic() + 60 * args.minutes,
+        chunks=args.chunks,
+        slots=args.submissions,
+        say=say,
+    )
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prime_attacks.gallery import ENGINES
+from prime_attacks.pieces import Pieces
 from prime_attacks.report import draw, head_forgeries, list_forgeries, list_gallery, list_study
 from prime_attacks.small import TOKENS_MAX, VOCABULARY, run_small
 from prime_attacks.study import Study, Subject, study
@@ -17,7 +18,7 @@ FLOAT32, BFLOAT16, IMITATED = "float32", "bfloat16", "bfloat16-imitated"
 """Where the instructions for it are missing, an engine in bfloat16 writes in float32; one that imitates it does not."""
 LONG_VOCABULARY, LONG_TOKENS, LONG_SHARE = 512, 1024, 5
 """In bfloat16 honest noise is as large as some attacks, which then take more tokens to see: completions are as long as
-a run allows by default, an end token comes about every 512, and there is a fifth as much of everything."""
+a run allows by default, an end token comes about every 512, and an attack has a fifth as many submissions."""
 PRETRAINED_SLOTS = 1
 DETECTION_MIN = 0.999
 NEAR = tuple(
@@ -48,7 +49,7 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
         writer=IMITATED,
         readers=(BFLOAT16, IMITATED),
         tokens_max=LONG_TOKENS,
-        honest_chunks=chunks // LONG_SHARE,
+        honest_chunks=chunks,
         slots=slots // LONG_SHARE,
     )
     if pretrained is not None:
@@ -80,12 +81,16 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
     )
 
 
-async def run_full(folder: Path, out: Path, pretrained: Path | None, *, chunks: int, slots: int, say: Say) -> Tally:
-    tally = await run_small(folder, say)
+async def run_full(
+    folder: Path, out: Path, pretrained: Path | None, *, keep: Path, ends_s: float, chunks: int, slots: int, say: Say
+) -> Tally:
+    """The pieces in `keep` are taken as they are. OutOfTimeError where there is not even enough to calibrate by."""
     studies = [
-        await study(subject, folder / f"study-{number}", say)
+        await study(subject, folder / f"study-{number}", Pieces(keep / f"{number}-{slots}", ends_s), say)
         for number, subject in enumerate(list_subjects(folder, pretrained, chunks=chunks, slots=slots))
     ]
+    # The small one has no pieces, so it is left for when the rest is there.
+    tally = await run_small(folder, say) if all(map(is_done, studies)) else Tally(is_whole=False)
     out.mkdir(parents=True, exist_ok=True)
     (out / "tables.md").write_text("\n".join(render(studies)) + "\n")
     for number, each in enumerate(studies):
@@ -100,6 +105,12 @@ async def run_full(folder: Path, out: Path, pretrained: Path | None, *, chunks: 
             if (found.sure < DETECTION_MIN if each.subject.tolerance is None else found.caught < found.submissions)
         ]
     return tally
+
+
+def is_done(study: Study) -> bool:
+    """Whether there was time for all that was asked for."""
+    is_each = len(study.rates) == len(study.subject.attacks)
+    return study.honest.is_whole and is_each and all(rate.submissions == study.subject.slots for rate in study.rates)
 
 
 def render(studies: list[Study]) -> Iterator[str]:

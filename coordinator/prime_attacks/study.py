@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from prime_attacks.detection import MODEL_ATTACKS, Rate, Submission, make_submissions, rate, read_rows, split
 from prime_attacks.forgery_study import Passed
 from prime_attacks.forgery_study import study as study_forgeries
 from prime_attacks.gallery import Attack
+from prime_attacks.pieces import OutOfTimeError, Pieces
 from prime_attacks.rules import DEPLOYED, PAPER, score_rows
 from prime_attacks.scene import Scene, Setting, open_scene
 from prime_node.calibration import Target, collect, fit_tolerance
@@ -22,6 +24,10 @@ LEASE_SLOTS = 64
 CALIBRATION_SHARE = 8
 """Of the honest work, one part in so many calibrates, and the rest is judged."""
 SCORES_KEPT = 4_000
+PIECE_SLOTS = 40
+"""Submissions of an attack that are kept together: a minute or less for a tiny model."""
+STATES_LEASE, CALIBRATION_LEASE, HONEST_LEASE, ATTACK_LEASE = 1, 1_000, 10_000, 100_000
+"""Numbers from which leases are counted, so that no slot is used twice and each piece is the same in every run."""
 Say = Callable[[str], None]
 Scores = list[tuple[float, float]]
 """Of submissions: by our rule and by the original's."""
@@ -63,6 +69,8 @@ class HonestCount:
     """Refused by the original's rules."""
     scores: Scores = field(default_factory=list)
     """Of the first submissions."""
+    is_whole: bool = True
+    """Whether there was time for all that was asked for."""
 
     def add(self, rows: Submission, tolerance: Tolerance) -> None:
         weighed, _ = weigh_rows(rows, tolerance)
@@ -92,7 +100,7 @@ class Study:
     forgeries: tuple[Passed, ...]
 
 
-async def study(subject: Subject, folder: Path, say: Say) -> Study:
+async def study(subject: Subject, folder: Path, pieces: Pieces, say: Say) -> Study:
     setting = Setting(
         checkpoint=subject.checkpoint,
         folder=folder,
@@ -100,16 +108,17 @@ async def study(subject: Subject, folder: Path, say: Say) -> Study:
         tolerance=subject.tolerance or Tolerance(precision=subject.precision),
     )
     async with open_scene(setting) as scene:
-        return run(scene, subject, say)
+        return run(scene, subject, pieces, say)
 
 
-def run(scene: Scene, subject: Subject, say: Say) -> Study:
-    """Honest work first, then the attacks."""
-    tolerance = subject.tolerance or calibrate(scene, subject)
+def run(scene: Scene, subject: Subject, pieces: Pieces, say: Say) -> Study:
+    """What calibrates first, then the attacks, as they are fewer, then honest work."""
+    tolerance = subject.tolerance or calibrate(scene, subject, pieces)
     say(f"{subject.name}: {tolerance}")
-    honest = judge_honest(scene, subject, tolerance)
+    rates, scores = judge_attacks(scene, subject, tolerance, pieces, say)
+    honest = judge_honest(scene, subject, tolerance, pieces)
     say(f"{subject.name}: {honest.chunks} honest chunks, {honest.refused} submissions refused")
-    rates, scores = judge_attacks(scene, subject, tolerance, say)
+    scene.go_to(STATES_LEASE)
     states = read_states(scene, subject, open_engine(subject.readers[0], subject.checkpoint))
     return Study(
         subject=subject,
@@ -121,39 +130,62 @@ def run(scene: Scene, subject: Subject, say: Say) -> Study:
     )
 
 
-def calibrate(scene: Scene, subject: Subject) -> Tolerance:
+def calibrate(scene: Scene, subject: Subject, pieces: Pieces) -> Tolerance:
     noises = []
-    for name in subject.readers:
-        leases = work(scene, subject, [open_engine(name, subject.checkpoint)])
+    for place, name in enumerate(subject.readers):
+        leases = work(scene, subject, pieces, f"calibration-{place}", CALIBRATION_LEASE * (1 + place), (name,))
         rows = list(take(leases, subject.honest_chunks // CALIBRATION_SHARE))
         noises.append(collect(f"{subject.writer} → {name}", rows))
     return fit_tolerance(noises, Target(), precision=subject.precision, hidden=scene.model.hidden)
 
 
-def judge_honest(scene: Scene, subject: Subject, tolerance: Tolerance) -> HonestCount:
+def judge_honest(scene: Scene, subject: Subject, tolerance: Tolerance, pieces: Pieces) -> HonestCount:
+    """As much as was asked for; where the time is over, what there is."""
     honest = HonestCount()
-    for rows in work(scene, subject, [open_engine(name, subject.checkpoint) for name in subject.readers]):
-        for submission in split(rows):
-            honest.add(submission, tolerance)
-        if honest.chunks >= subject.honest_chunks:
-            break
+    try:
+        for rows in work(scene, subject, pieces, "honest", HONEST_LEASE, subject.readers):
+            for submission in split(rows):
+                honest.add(submission, tolerance)
+            if honest.chunks >= subject.honest_chunks:
+                return honest
+    except OutOfTimeError:
+        honest.is_whole = False
     return honest
 
 
 def judge_attacks(
-    scene: Scene, subject: Subject, tolerance: Tolerance, say: Say
+    scene: Scene, subject: Subject, tolerance: Tolerance, pieces: Pieces, say: Say
 ) -> tuple[tuple[Rate, ...], dict[str, Scores]]:
+    """Each in pieces of a lease."""
     rates, scores = [], {}
-    reader = open_engine(subject.readers[0], subject.checkpoint)
     for attack in subject.attacks:
-        submissions = make_submissions(
-            scene, attack, lambda: TorchEngine(device="cpu", precision=subject.writer), reader, subject.slots
-        )
+        submissions = list(list_submissions(scene, subject, attack, pieces))
+        if not submissions:
+            continue
         found = rate(attack.name, submissions, tolerance)
         rates.append(found)
         scores[attack.name] = [(score_rows(rows, tolerance), PAPER.score_rows(rows)) for rows in submissions]
         say(f"{subject.name}: {attack.name} {found.caught} of {found.submissions}, {', '.join(found.checks[:2])}")
     return tuple(rates), scores
+
+
+def list_submissions(scene: Scene, subject: Subject, attack: Attack, pieces: Pieces) -> Iterator[Submission]:
+    """As many as were asked for; where the time is over, those that there are."""
+    for start in range(0, subject.slots, PIECE_SLOTS):
+        first = ATTACK_LEASE + 1_000 * subject.attacks.index(attack) + start
+
+        def make(first: int = first, slots: int = min(PIECE_SLOTS, subject.slots - start)) -> list[RowNumbers]:
+            scene.go_to(first)
+            reader = open_engine(subject.readers[0], subject.checkpoint)
+            made = make_submissions(
+                scene, attack, lambda: TorchEngine(device="cpu", precision=subject.writer), reader, slots
+            )
+            return [row for submission in made for row in submission]
+
+        try:
+            yield from split(pieces.get(f"{attack.name}-{start}", make))
+        except OutOfTimeError:
+            return
 
 
 def open_engine(precision: str, checkpoint: Path, batch: int | None = None) -> TorchEngine:
@@ -162,15 +194,20 @@ def open_engine(precision: str, checkpoint: Path, batch: int | None = None) -> T
     return engine
 
 
-def work(scene: Scene, subject: Subject, readers: Sequence[TorchEngine]) -> Iterator[list[RowNumbers]]:
+def work(
+    scene: Scene, subject: Subject, pieces: Pieces, name: str, first: int, readers: Sequence[str]
+) -> Iterator[list[RowNumbers]]:
     """Honest leases without end, written in batches of every size and read by every reader."""
-    writers = [open_engine(subject.writer, subject.checkpoint, batch) for batch in BATCHES]
     slots = min(LEASE_SLOTS, max(1, subject.slots))
-    number = 0
-    while True:
-        rows = scene.make_rows(writers[number % len(writers)], scene.lease(slots))
-        yield read_rows(scene, readers[number % len(readers)], rows, f"honest {number}")
-        number += 1
+
+    def make() -> list[RowNumbers]:
+        scene.go_to(first + number)
+        writer = open_engine(subject.writer, subject.checkpoint, BATCHES[number % len(BATCHES)])
+        reader = open_engine(readers[number % len(readers)], subject.checkpoint)
+        return read_rows(scene, reader, scene.make_rows(writer, scene.lease(slots)), f"{name} {number}")
+
+    for number in count():
+        yield pieces.get(f"{name}-{number}", make)
 
 
 def take(leases: Iterator[list[RowNumbers]], chunks: int) -> Iterator[RowNumbers]:

@@ -19,6 +19,8 @@ class Tally:
     """Why honest work was refused, where it was."""
     escaped: list[str] = field(default_factory=list)
     """Attacks that were caught too seldom in many submissions, with the model."""
+    is_whole: bool = True
+    """Whether there was time for all that was asked for."""
 
     @property
     def missed(self) -> list[str]:
