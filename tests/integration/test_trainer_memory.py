@@ -22,13 +22,15 @@ pytestmark = [
 
 STEPS, WARM = 90, 45
 """By the step WARM caches are filled: what is listed, what the log said of the last steps, one model for every try."""
-OBJECTS_MAX = 1_500
-"""A step has about 16 samples of six objects and a dozen numbers: kept, they would be 4,000 more after 45 steps."""
+SLOTS, SAMPLES, GROUPS = 16, 16, 12
+OBJECTS_MAX = 3_000
+"""A step learns from about 200 samples: kept, they would be 9,000 more after 45 steps. A few hundred come and go."""
 ANON_MB_MAX = 10
 HELD_OUT = (
     *("--evaluation-task-set", "sort-digits?seed=1", "--evaluation-every", "3"),
     *("--evaluation-tasks", "8", "--evaluation-tokens-max", "8"),
 )
+FLAGS = (*HELD_OUT, "--steps", str(STEPS), "--batch-groups", str(GROUPS))
 
 
 def run_weighed(words: tuple[str, ...], log: Path, out: Path) -> None:
@@ -59,7 +61,7 @@ def read_rows(out: Path) -> dict[int, dict[str, int]]:
 
 async def weigh_steps(scene: Scene, folder: Path) -> dict[int, dict[str, int]]:
     log, out = folder / "trainer.log", folder / "weighed.jsonl"
-    process = get_server().Process(target=run_weighed, args=(scene.words(*HELD_OUT, "--steps", str(STEPS)), log, out))
+    process = get_server().Process(target=run_weighed, args=(scene.words(*FLAGS), log, out))
     process.start()
     while process.is_alive():
         await asyncio.sleep(0.2)
@@ -68,7 +70,7 @@ async def weigh_steps(scene: Scene, folder: Path) -> dict[int, dict[str, int]]:
 
 
 async def test_memory_of_a_trainer_does_not_grow_with_its_steps(tmp_path: Path) -> None:
-    async with running_scene(tmp_path) as scene:
+    async with running_scene(tmp_path, slots_per_step=SLOTS, samples_per_slot=SAMPLES) as scene:
         rows = await weigh_steps(scene, tmp_path)
     warm = [rows[step] for step in range(WARM - 5, WARM + 1)]
     last = [rows[step] for step in range(STEPS - 5, STEPS + 1)]
