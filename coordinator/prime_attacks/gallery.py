@@ -71,7 +71,7 @@ def _worker(name: str, does: str, verdict: Verdict, *caught_by: str, saves: floa
     )
 
 
-PROOFS = ("exponent_mismatches", "mantissa_error_mean", "mantissa_error_median", "sign_mismatches")
+PROOFS = ("exponent_mismatches", "mantissa_error_mean", "mantissa_error_median", "sign_mismatches", "noise")
 TOKENS = ("margin", "margin_mean")
 LOGPROBS = ("logprob_error", "logprob_error_mean")
 FORGED = ("decoy_hits", "leading_zeros", "collisions")

@@ -40,8 +40,8 @@ def test_a_run_that_pays_more_for_a_step_than_a_slash_can_deter_is_seen() -> Non
     assert gain_nano(perfect, rich, slots=64, detection=1.0, cost_share=1.0) > 0
 
 
-def test_the_one_attack_that_is_seldom_seen_in_bfloat16_pays_for_a_whole_step_only() -> None:
-    """As docs/verification.md says first: an 8-bit cache is caught in a tenth of submissions there."""
+def test_the_one_attack_that_is_seldom_seen_by_who_reads_once_pays_for_a_whole_step_only() -> None:
+    """As docs/verification.md says first: in bfloat16, chunk by chunk, an 8-bit cache is caught in a tenth of cases."""
     cache = next(each for each in WORKERS if each.name == "int8-cache")
     assert gain_nano(cache, TERMS, slots=1, detection=0.1) / TOKEN == pytest.approx(-0.242, abs=0.001)
     assert gain_nano(cache, TERMS, slots=64, detection=0.1) / TOKEN == pytest.approx(0.254, abs=0.001)
