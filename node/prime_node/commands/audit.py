@@ -75,9 +75,18 @@ async def _load_bundle(context: Context, config: NodeConfig) -> bytes:
         return _read(context.args.bundle, BUNDLE_BYTES_MAX)
     if context.args.verdict is None:
         raise LocalError("name a submission or an evidence digest, or give --bundle FILE")
-    digest = Digest.parse(context.args.verdict)
-    evidence = await _find_evidence(config, digest)
+    evidence = await _find_evidence(config, parse_verdict(context.args.verdict))
     return await _fetch(config, f"/objects/{evidence}", evidence, BUNDLE_BYTES_MAX)
+
+
+def parse_verdict(text: str) -> Digest:
+    try:
+        return Digest.parse(text)
+    except RemoteError as error:
+        raise LocalError(
+            f"{text!r} names no verdict: a digest {error.problem}. `prime-node rollouts ID` shows a submission's, the "
+            "explorer a verdict's; a file that you have is given with --bundle"
+        ) from None
 
 
 async def _find_evidence(config: NodeConfig, digest: Digest) -> Digest:
