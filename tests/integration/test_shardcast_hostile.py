@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from shard_hosts import OPEN, TRAINER, ShardHost, announce, make_tensors, obtain_all, read_checkpoint, write_checkpoint
 
+from prime_node.shardcast.landing import land_in_file
 from prime_protocol.codec import decode
 from prime_protocol.shard_messages import Full, Have
 from prime_protocol.signed_manifest import SignedManifest
@@ -152,7 +153,8 @@ async def test_a_shard_that_never_comes_is_waited_for_only_so_long(
     assert 0.25 < time.monotonic() - began < 5
     waiting = asyncio.create_task(get(node, path, "Prime-Wait-Ms: 20000"))
     await asyncio.sleep(0)
-    stock.view(0)[:] = origin.store.stocks[signed.digest].view(0)
+    with land_in_file(*stock.place(0)) as landing:
+        landing.take(origin.store.stocks[signed.digest].view(0))
     stock.mark(0)
     assert (await waiting)[2] == bytes(origin.store.stocks[signed.digest].view(0))
     await node.stop()
