@@ -8,6 +8,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from chaos.schedule import Ability
 
 CLONE_NEWNET = 0x40000000
+REMOUNT_TRIES = 100
 DISK_MB = 192
 """Of one party. A tiny model's checkpoints, weights and files take a tenth of it."""
 CLOCK_LIBRARY = "/usr/lib/*/faketime/libfaketimeMT.so.1"
@@ -101,8 +103,15 @@ class Host:
         (self.folder / "ballast").unlink(missing_ok=True)
 
     def protect(self, is_protected: bool) -> None:
-        """Only while nobody has a file open for writing."""
-        run("mount", "-o", f"remount,{'ro' if is_protected else 'rw'}", str(self.folder))
+        """Only while nobody has a file open for writing; a killed party's child may take a moment to follow it."""
+        for left in reversed(range(REMOUNT_TRIES)):
+            try:
+                run("mount", "-o", f"remount,{'ro' if is_protected else 'rw'}", str(self.folder))
+                return
+            except OSError:
+                if not left:
+                    raise
+                time.sleep(0.1)
 
     # --- Clock ------------------------------------------------------------------------------------------------------
 
