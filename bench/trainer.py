@@ -34,8 +34,8 @@ from trainer_batch import (
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / ".oracle/trl/bin/python"
 TRL_ROWS = (2, 4, 8)
-PACK_TOKENS = 2048
-"""About what TRL's micro-batches of 4 rows have, padding included."""
+PACK_TOKENS = 1024
+"""Less than what TRL's micro-batches of 4 rows have, padding included, so that it needs no more memory than with 2."""
 
 
 # --- Our sides --------------------------------------------------------------------------------------------------------
