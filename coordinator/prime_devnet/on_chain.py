@@ -59,6 +59,29 @@ def find_anvil() -> Path:
     return Path(found)
 
 
+def deploy_words(home: Path, rpc: str, password: Path, bank: NodeId) -> list[str]:
+    """The contracts, with play money for the bank."""
+    settings = {"folder": home, "network": NETWORK, "rpc": rpc, "password_file": password}
+    money = ("--test-token", str(SUPPLY_TOKENS), "--test-token-to", str(bank))
+    return ["prime-coordinator", "chain", "deploy", *flags(settings), *money]
+
+
+def settlement_words(rpc: str) -> list[str]:
+    """For `prime-coordinator init`."""
+    return flags({**SETTLEMENT, "settlement.rpc": rpc})
+
+
+def fund_words(home: Path, run: str, key: Path, password: Path) -> list[str]:
+    """Into the run's pool, from the wallet of that keystore."""
+    given = ("--key", str(key), "--key-password-file", str(password))
+    return ["prime-coordinator", "chain", "fund", run, str(POOL_TOKENS), "--folder", str(home), *given]
+
+
+def stake_words(folder: Path, rpc: str) -> list[str]:
+    """What a node's owner types."""
+    return ["prime-node", "stake", "add", str(recipe.STAKE // recipe.TOKEN), "--folder", str(folder), "--rpc", rpc]
+
+
 class ChainParty(Party):
     """A program that is not ours."""
 
@@ -93,31 +116,17 @@ class OnChain:
         key = await asyncio.to_thread(key_file.create, home / "key.json", password, secrets.token_bytes)
         for account in (key.node, self.bank.node):
             await self._give_gas(account)
-        deploy = (
-            "prime-coordinator",
-            "chain",
-            "deploy",
-            "--folder",
-            str(home),
-            "--network",
-            NETWORK,
-            "--rpc",
-            self.rpc,
-        )
-        made = ("--test-token", str(SUPPLY_TOKENS), "--test-token-to", str(self.bank.node))
-        await self.do("chain-deploy", *deploy, *made, "--password-file", str(password_file(self.plan)))
+        await self.do("chain-deploy", *deploy_words(home, self.rpc, password_file(self.plan), self.bank.node))
 
     def init_words(self) -> list[str]:
-        return flags({**SETTLEMENT, "settlement.rpc": self.rpc})
+        return settlement_words(self.rpc)
 
     async def fund(self) -> None:
         """The bank pays into the run's pool."""
         path = self.plan.folder / "bank.key"
         password = password_file(self.plan)
         await asyncio.to_thread(key_file.write, path, self.bank, password.read_text().strip(), secrets.token_bytes)
-        words = ("chain", "fund", RUN, str(POOL_TOKENS), "--folder", str(coordinator_folder(self.plan)))
-        key = ("--key", str(path), "--key-password-file", str(password))
-        await self.do("chain-fund", "prime-coordinator", *words, *key)
+        await self.do("chain-fund", *fund_words(coordinator_folder(self.plan), RUN, path, password))
 
     async def give(self, nodes: list[NodeId]) -> None:
         """Gas and tokens for everybody who has joined."""
@@ -128,9 +137,7 @@ class OnChain:
 
     async def stake(self, party: Party) -> None:
         """What a node's owner types."""
-        amount = str(recipe.STAKE // recipe.TOKEN)
-        words = ("stake", "add", amount, "--folder", str(party.folder), "--rpc", self.rpc)
-        await self.do(f"{party.name}-stake", "prime-node", *words)
+        await self.do(f"{party.name}-stake", *stake_words(party.folder, self.rpc))
 
     def equip(self, party: Party) -> Party:
         """A node that works and may appeal before the court by itself."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from prime_node.config import NodeConfig
+from prime_node.home import Home
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.signing import WalletKey
@@ -19,7 +20,7 @@ from prime_runtime.mirror import write_whole
 from prime_runtime.wording import show_amount
 
 if TYPE_CHECKING:
-    from prime_node.purse import Purse, SlashSeen
+    from prime_node.purse import Purse
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class ChainAppeals:
         self._config = config
         self._key = key
         self._clock = clock
-        self._path = config.folder / "chain" / "appeals.json"
+        self._path = Home(config.folder).chain / "appeals.json"
         self._pending = self._read() if self.is_allowed else {}
         """Submissions to appeal for, and since when."""
         self._problem = ""
@@ -115,27 +116,15 @@ class ChainAppeals:
         )
         if move is Move.WAIT and self._clock.now_ms() - self._pending[submission] < WAIT_MS_MAX:
             return
-        await self._end(purse, submission, seen, move)
+        if move is Move.BOND:
+            block = await purse.appeal(submission, seen.bond)
+            log.info(
+                "a bond of %s tokens for %s is with the court, by block %d", show_amount(bond_nano), submission, block
+            )
+        else:
+            tell_end(submission, move, bond_nano)
         del self._pending[submission]
         self._keep()
-
-    async def _end(self, purse: "Purse", submission: Digest, seen: "SlashSeen", move: Move) -> None:
-        bond = show_amount(-(-seen.bond // purse.at.scale))
-        match move:
-            case Move.BOND:
-                block = await purse.appeal(submission, seen.bond)
-                log.info("a bond of %s tokens for %s is with the court, by block %d", bond, submission, block)
-            case Move.DEAR:
-                log.warning(
-                    "the bond for %s is %s tokens, more than appeal_bond_max_nano allows: prime-node appeal %s",
-                    submission,
-                    bond,
-                    submission,
-                )
-            case Move.LATE | Move.WAIT:
-                log.warning("%s could not be appealed before the court: its window is over", submission)
-            case Move.DONE:
-                log.info("%s is appealed before the court, or has ended there", submission)
 
     def _read(self) -> dict[Digest, int]:
         try:
@@ -144,9 +133,25 @@ class ChainAppeals:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError, RemoteError) as error:
-            log.warning("%s cannot be read (%s): see prime-node work for slashes to appeal", self._path, error)
+            log.warning("%s cannot be read (%s): see `prime-node rollouts` for slashes to appeal", self._path, error)
             return {}
 
     def _keep(self) -> None:
         plain = {str(name): since_ms for name, since_ms in self._pending.items()}
         write_whole(self._path, json.dumps(plain).encode(), mode=0o600)
+
+
+def tell_end(submission: Digest, move: Move, bond_nano: int) -> None:
+    """Why nothing is done, or nothing more."""
+    match move:
+        case Move.DEAR:
+            log.warning(
+                "the bond for %s is %s tokens, more than appeal_bond_max_nano allows: prime-node appeal %s",
+                submission,
+                show_amount(bond_nano),
+                submission,
+            )
+        case Move.LATE | Move.WAIT:
+            log.warning("%s could not be appealed before the court: its window is over", submission)
+        case _:
+            log.info("%s is appealed before the court, or has ended there", submission)

@@ -95,10 +95,10 @@ class Auditor:
             if examined.is_good and examined.file is not None:
                 rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
             judged = examined.judge(rewards)
-            if judged.outcome is not Outcome.ACCEPT and examined.numbers:
-                await self._confirm(data, briefing, task, judged, rewards)
             if judged.outcome is Outcome.ACCEPT:
                 return as_finding(judged, digest_metrics(judged.metrics))
+            if examined.numbers:
+                await self._confirm(data, briefing, task, judged, rewards)
             return as_finding(judged, await self._keep(task, data, examined, judged), has_bundle=True)
 
     async def _examine(self, data: bytes, briefing: Briefing, task: AuditTask) -> Examination:

@@ -82,6 +82,11 @@ class Home:
         return self.folder / "engine"
 
     @property
+    def chain(self) -> Path:
+        """What was sent to a chain and not seen in a block yet, and what is still to be appealed there."""
+        return self.folder / "chain"
+
+    @property
     def paused(self) -> Path:
         return self.folder / "paused.json"
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from prime_node.config import NodeConfig
+from prime_node.home import Home
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.signing import WalletKey
@@ -14,8 +15,6 @@ from prime_runtime.chain.contracts import Contracts, find_contracts
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
 from prime_runtime.wording import show_amount
-
-CHAIN_FOLDER = "chain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ async def open_purse(config: NodeConfig, key: WalletKey, rpc: str, clock: Clock)
         at = await find_contracts(chain, config.signing_domain.contract)
         if at.domain != config.signing_domain:
             raise LocalError(f"{rpc} is of chain {at.chain_id}; the network is {config.domain}")
-        book = config.folder / CHAIN_FOLDER / f"{key.node}.json"
+        book = Home(config.folder).chain / f"{key.node}.json"
         wallet = Wallet(chain, key, clock, gas=GasConfig(), book=book)
         await wallet.tend(await chain.newest())
         yield Purse(chain, wallet, at, key.node)

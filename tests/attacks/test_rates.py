@@ -7,30 +7,17 @@ import pytest
 
 from prime_attacks.chances import area, confidence_interval, roc
 from prime_attacks.detection import rate, split
+from prime_attacks.pieces import put_together
 from prime_attacks.plots import draw_roc
 from prime_attacks.report import list_rates
 from prime_attacks.rules import DEPLOYED, PAPER, find_checks, score_rows, tokens_needed
-from prime_node.engine.measuring import RowNumbers
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc_verify import ChunkReport
 from prime_protocol.weighing import Span
 
 CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
 SPAN = Span(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
-ROW = RowNumbers(
-    row=0,
-    tokens=64,
-    chunks=(CHUNK, CHUNK),
-    proof_problem="",
-    spans=(SPAN, SPAN),
-    margin_max=0.0,
-    margin_at=0,
-    margin_sum=0.0,
-    logprob_error_max=0.0,
-    logprob_error_at=0,
-    logprob_error_sum=0.0,
-    eos_logprob=-1.0,
-)
+ROW = put_together(0, (SPAN, SPAN), (CHUNK, CHUNK), -1.0, "")
 NOISY = CHUNK._replace(exponent_mismatches=20)
 BOUNDS = Tolerance()
 

@@ -7,15 +7,11 @@ from pathlib import Path
 from integration.chain_parts import Anvil, Holder
 
 from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_devnet import recipe
-from prime_devnet.on_chain import GIFT_TOKENS, POOL_TOKENS, SETTLEMENT, SUPPLY_TOKENS
-from prime_devnet.settings import flags
+from prime_devnet import on_chain, recipe
 from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
 from prime_runtime.chain.contracts import Contracts, find_contracts, run_key
-
-Words = tuple[str, ...]
 
 
 class ChaosChain:
@@ -44,28 +40,24 @@ class ChaosChain:
         for account in (operator.node, self._bank.node):
             await self._anvil.give(account)
 
-    def deploy_words(self, network: str) -> Words:
-        token = ("--test-token", str(SUPPLY_TOKENS), "--test-token-to", str(self._bank.node))
-        settings = {"folder": self._home, "network": network, "rpc": self.rpc, "password_file": self._password_file}
-        return ("prime-coordinator", "chain", "deploy", *flags(settings), *token)
+    def deploy_words(self) -> list[str]:
+        return on_chain.deploy_words(self._home, self.rpc, self._password_file, self._bank.node)
 
-    def init_words(self) -> Words:
-        return tuple(flags({**SETTLEMENT, "settlement.rpc": self.rpc}))
+    def init_words(self) -> list[str]:
+        return on_chain.settlement_words(self.rpc)
 
-    def fund_words(self, run: str) -> Words:
-        key = ("--key", str(self._bank_file), "--key-password-file", str(self._password_file))
-        return ("prime-coordinator", "chain", "fund", run, str(POOL_TOKENS), "--folder", str(self._home), *key)
+    def fund_words(self, run: str) -> list[str]:
+        return on_chain.fund_words(self._home, run, self._bank_file, self._password_file)
 
-    def stake_words(self, folder: Path) -> Words:
-        amount = str(recipe.STAKE // recipe.TOKEN)
-        return ("prime-node", "stake", "add", amount, "--folder", str(folder), "--rpc", self.rpc)
+    def stake_words(self, folder: Path) -> list[str]:
+        return on_chain.stake_words(folder, self.rpc)
 
     async def give(self, nodes: list[NodeId]) -> None:
         """Gas and tokens."""
         bank = await Holder.open(self._anvil, await self._find(), self._bank)
         for node in nodes:
             await self._anvil.give(node)
-            await bank.wallet.do("gift", bank.contracts.token, "transfer", node, GIFT_TOKENS * recipe.TOKEN)
+            await bank.wallet.do("gift", bank.contracts.token, "transfer", node, on_chain.GIFT_TOKENS * recipe.TOKEN)
 
     async def anchored(self, run: str) -> int:
         """Entries of the log that the chain has seen a head over."""

@@ -67,7 +67,7 @@ class Breaker:
             case Kind.DISK_READ_ONLY:
                 for each in paired:
                     await each.hold()
-                host.protect(True)
+                await host.protect(True)
                 for each in paired:
                     each.release()
             case Kind.PORT_TAKEN:
@@ -108,7 +108,7 @@ class Breaker:
             case Kind.DISK_FULL:
                 host.empty()
             case Kind.DISK_READ_ONLY:
-                host.protect(False)
+                await host.protect(False)
             case Kind.PORT_TAKEN:
                 self._give_back()
             case Kind.DATABASE_GONE:

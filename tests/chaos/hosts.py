@@ -4,11 +4,11 @@ The harness itself lives in the namespace of the switch, so it reaches every hos
 Everything goes when `close` has run; the machine's own network and disks are not touched.
 """
 
+import asyncio
 import ctypes
 import os
 import shutil
 import subprocess
-import time
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -102,7 +102,7 @@ class Host:
     def empty(self) -> None:
         (self.folder / "ballast").unlink(missing_ok=True)
 
-    def protect(self, is_protected: bool) -> None:
+    async def protect(self, is_protected: bool) -> None:
         """Only while nobody has a file open for writing; a killed party's child may take a moment to follow it."""
         for left in reversed(range(REMOUNT_TRIES)):
             try:
@@ -111,7 +111,7 @@ class Host:
             except OSError:
                 if not left:
                     raise
-                time.sleep(0.1)
+                await asyncio.sleep(0.1)
 
     # --- Clock ------------------------------------------------------------------------------------------------------
 

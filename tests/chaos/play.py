@@ -99,7 +99,7 @@ class Play:
         chain = ChaosChain(self._outside, folder, self.stage.home, self.stage.password_file)
         stack.push_async_callback(chain.close)
         await chain.open()
-        self._command(*chain.deploy_words(cast.NETWORK))
+        self._command(*chain.deploy_words())
         return chain
 
     async def _stake_all(self, chain: ChaosChain) -> None:

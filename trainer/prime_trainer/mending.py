@@ -16,8 +16,7 @@ from safetensors import safe_open
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import NodeId, Step
 from prime_runtime.lock import lock_file
-from prime_runtime.shardcast.checkpoint import map_checkpoint, verify_checkpoint
-from prime_runtime.shardcast.notes import verify_notes
+from prime_runtime.shardcast.notes import verify_folder
 from prime_runtime.shardcast.store import ShardStore
 from prime_trainer.checkpoints import DAMAGED, OPTIMIZER, WEIGHTS, Damaged, Found, Position, Saved, plan_file, write
 from prime_trainer.config import PublishConfig
@@ -57,8 +56,7 @@ def find_published(store: ShardStore, step: int, found: Found) -> Path:
         raise LocalError(f"the store {store.folder} does not have step {step}, which is published; {advice}")
     path = store.checkpoint_path(signed.root)
     try:
-        verify_checkpoint(map_checkpoint(path), signed.manifest, threads=1)
-        verify_notes(path)
+        verify_folder(path, signed.manifest, threads=1)
     except RemoteError as error:
         raise LocalError(f"the published weights in {path} are damaged too: {error}; {advice}") from None
     return path

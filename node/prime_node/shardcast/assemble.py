@@ -13,8 +13,8 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest
 from prime_protocol.manifest import Kind, verify_base, verify_layout
 from prime_protocol.signed_manifest import SignedManifest
-from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
-from prime_runtime.shardcast.notes import verify_notes
+from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, verify_checkpoint
+from prime_runtime.shardcast.notes import verify_folder, verify_notes
 from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, prepare_folder
 from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
 
@@ -108,10 +108,8 @@ class Assembler:
         signed = self._store.checkpoints().get(root)
         if signed is None:
             return False
-        folder = self._store.checkpoint_path(root)
         try:
-            verify_checkpoint(map_checkpoint(folder), signed.manifest, threads=self._threads)
-            verify_notes(folder)
+            verify_folder(self._store.checkpoint_path(root), signed.manifest, threads=self._threads)
         except (RemoteError, LocalError) as error:
             log.warning("the checkpoint of step %d is damaged and is fetched again: %s", signed.manifest.step, error)
             self._store.remove_checkpoint(root)

@@ -10,13 +10,20 @@ from hashlib import sha256
 from pathlib import Path
 
 from prime_protocol.errors import LocalError, RemoteError
-from prime_runtime.shardcast.checkpoint import TENSOR_SUFFIX, list_files
+from prime_protocol.manifest import Manifest
+from prime_runtime.shardcast.checkpoint import TENSOR_SUFFIX, list_files, map_checkpoint, verify_checkpoint
 
 NOTES_NAME = ".files"
 
 
 def write_notes(folder: Path) -> None:
     (folder / NOTES_NAME).write_text(json.dumps(_digest(_small_files(folder))))
+
+
+def verify_folder(folder: Path, manifest: Manifest, *, threads: int) -> None:
+    """A checkpoint on disk is what was signed, tensors and small files; RemoteError or LocalError says what is not."""
+    verify_checkpoint(map_checkpoint(folder), manifest, threads=threads)
+    verify_notes(folder)
 
 
 def verify_notes(folder: Path) -> None:
