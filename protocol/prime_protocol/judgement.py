@@ -195,7 +195,9 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
     submission.judged = submission.planted or found(state, run, entry.submission, turn.at_ms)
     submission.outcome = entry.outcome
     step.pending -= 1
-    if entry.outcome is not Outcome.ACCEPT:
+    # A slash that was overturned may have been credited for some of these slots meanwhile: then this cannot be credited,
+    # and the rest of them is open again.
+    if entry.outcome is not Outcome.ACCEPT or not step.credited.isdisjoint(submission.slots):
         step.free(submission.slots, submission.lease)
     _record_outcome(state, submission, entry.outcome)
     # Whether a hard verdict stands is known when its slash is.

@@ -367,6 +367,24 @@ def test_what_is_earned_after_the_payout_is_carried_to_the_next() -> None:
     assert not world.run.carried_upheld
 
 
+def test_slots_beside_those_of_an_overturned_slash_can_be_leased_again() -> None:
+    world = World.started()
+    wronged = world.convicted("ann", 0)
+    wider = world.submit(world.lease("bob", 0, 2))
+    world.appeal("ann", wronged)
+    world.judge(wronged, ACCEPT, ACCEPT, ACCEPT)
+    world.judge(wronged, ACCEPT, ACCEPT, ACCEPT)
+    world.overturn(wronged)
+    world.credit(wronged)
+    world.agree(wider, ACCEPT)
+    assert world.settle(wider) is ACCEPT
+    with world.refuses("submission"):
+        world.credit(wider)
+    rest = world.settled("bob", ACCEPT, 1)
+    world.credit(rest)
+    assert world.run.steps[Step(0)].credited == {0, 1}
+
+
 def test_a_hard_verdict_is_paid_when_the_slash_is_final() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
