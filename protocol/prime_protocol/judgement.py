@@ -195,8 +195,8 @@ def settle(state: State, turn: Turn, entry: Settled) -> None:
     submission.judged = submission.planted or found(state, run, entry.submission, turn.at_ms)
     submission.outcome = entry.outcome
     step.pending -= 1
-    # A slash that was overturned may have been credited for some of these slots meanwhile: then this cannot be credited,
-    # and the rest of them is open again.
+    # An overturned slash may have been credited for some of these slots meanwhile: then this one cannot be, and the
+    # others of its slots are open again.
     if entry.outcome is not Outcome.ACCEPT or not step.credited.isdisjoint(submission.slots):
         step.free(submission.slots, submission.lease)
     _record_outcome(state, submission, entry.outcome)
