@@ -176,7 +176,7 @@ class CoordinatorServer:
 
     def _add_routes(self, objects: ObjectStore) -> None:
         self.http.add(HEARTBEAT, self.beat, express=True)
-        self.http.add(LEASE, self.request_lease)
+        self.http.add(LEASE, self.request_lease, express=True)  # everybody asks at once when a checkpoint comes
         self.http.add(STEP, self.tell_step)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)

@@ -1,4 +1,4 @@
-"""A lane past aiohttp's machinery for the one kind of request that comes thousands of times a second: heartbeats.
+"""A lane past aiohttp's machinery for what may come thousands of times a second: heartbeats, and requests for leases.
 
 aiohttp makes a URL, a table of headers, a stream, a request, a writer and a task around each handler, and goes three
 times through the event loop; together that costs as much as checking a signature. Here a request that came whole, in
