@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prime_attacks import forgery
-from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX, TOPLOC_CHUNK_TOKENS, TOPLOC_K, TOPLOC_PROOF_BYTES
+from prime_devnet import forgery
+from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX, TOPLOC_PROOF_BYTES
 from prime_protocol.ids import Digest, NodeId, Slot, Step
 from prime_protocol.rollout_file import FRAME_BYTES, header_texts, write_rollouts
 from prime_protocol.rollout_layout import FOOTER_END, MAGIC, Chunk, footer_metadata, footer_start, page_header, varint
 from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, proofs_size
-from prime_protocol.toploc_plain import Bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +26,10 @@ class Honest:
     """Honest rows of other slots, as they stand in public files of the same step."""
     other_step: Sequence[Rollout]
     """Honest rows of the same slots in another step."""
-    states: Bits
-    """Hidden states of the other rows, bf16 patterns end to end: what the model looks like."""
+    known: forgery.Known
+    """What the hidden states of the other rows tell of the model."""
+    hidden: int
     eos: int
-
-    @property
-    def hidden(self) -> int:
-        return int(self.states.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +65,13 @@ def header(**changes: object) -> Make:
 # --- Proofs ---------------------------------------------------------------------------------------------------------
 
 
-def split(proofs: bytes) -> list[bytes]:
-    return [proofs[start : start + TOPLOC_PROOF_BYTES] for start in range(0, len(proofs), TOPLOC_PROOF_BYTES)]
-
-
 def forge(make: forgery.Forge) -> Make:
     """Proofs made without running the model on these tokens."""
 
     def bend(honest: Honest) -> Sent:
-        known = forgery.learn(honest.states)
+        known, hidden = honest.known, honest.hidden
         rows = [
-            replace(row, proofs=forgery.forge_row(make, known, tokens=len(row.output_tokens), hidden=honest.hidden))
+            replace(row, proofs=forgery.forge_row(make, known, tokens=len(row.output_tokens), hidden=hidden))
             for row in honest.rows
         ]
         return write(honest, rows)
@@ -91,25 +83,14 @@ def replay(pick: Callable[[Honest], Sequence[Rollout]]) -> Make:
     """Each row gets the proofs of another one that has as many of them."""
 
     def bend(honest: Honest) -> Sent:
-        stock = [proof for row in pick(honest) for proof in split(row.proofs)]
-        rows, taken = [], 0
-        for row in honest.rows:
-            count = len(split(row.proofs))
-            picked = [stock[(taken + n) % len(stock)] for n in range(count)]
-            taken += count
-            rows.append(replace(row, proofs=b"".join(picked)))
-        return write(honest, rows)
+        proofs = forgery.replay([row.proofs for row in honest.rows], [row.proofs for row in pick(honest)])
+        return write(honest, [replace(row, proofs=each) for row, each in zip(honest.rows, proofs, strict=True)])
 
     return bend
 
 
 def swap(honest: Honest, row: Rollout) -> Rollout:
-    """The first two, where both cover as many values; a completion of one chunk has nothing to exchange."""
-    parts = split(row.proofs)
-    second = min(TOPLOC_CHUNK_TOKENS, len(row.output_tokens) - TOPLOC_CHUNK_TOKENS)
-    if second * honest.hidden >= TOPLOC_K:
-        parts[0], parts[1] = parts[1], parts[0]
-    return replace(row, proofs=b"".join(parts))
+    return replace(row, proofs=forgery.swap(row.proofs, tokens=len(row.output_tokens), hidden=honest.hidden))
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------

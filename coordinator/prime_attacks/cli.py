@@ -33,14 +33,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=24 * 60, help="begin nothing new after so many; the same command goes on there"
     )
-    parser.add_argument("--chunks", type=int, default=100_000, help="honest chunks to judge for each model")
-    parser.add_argument("--submissions", type=int, default=200, help="submissions of each attack on each model")
+    parser.add_argument("--chunks", type=int, default=100_000, help="honest chunks to judge on a tiny model")
+    parser.add_argument("--submissions", type=int, default=80, help="submissions of each attack on a tiny model")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    from prime_attacks.pieces import OutOfTimeError
     from prime_protocol.errors import LocalError, RemoteError
 
     try:
@@ -48,9 +47,6 @@ def main(argv: list[str] | None = None) -> int:
             return asyncio.run(run(args, Path(folder)))
     except KeyboardInterrupt:
         return 130
-    except OutOfTimeError as piece:
-        print(f"the time is over before {piece}: run the same command again, it goes on from {args.keep}")
-        return 3
     except (LocalError, RemoteError) as error:
         print(f"the gallery failed: {error}", file=sys.stderr)
         return 1

@@ -4,7 +4,7 @@ Files are not written here and no process is started, so that there can be many;
 audit. What is refused without a model is certain, and is in the small gallery.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from prime_attacks.bent_files import MAKERS, Honest
@@ -23,6 +23,10 @@ from prime_protocol.tolerance import Tolerance
 
 CONFIDENCE = 0.95
 PART_SIZES = (2, 4)
+DEFAULTS = Tolerance()
+COMMON_SLOTS = 8
+"""Of a submission as a run has it by default, half of what a newcomer gets at most: a lease is a minute of the node's
+work, of one slot at the least, and at most 16 on probation and 64 later."""
 Submission = list[RowNumbers]
 
 
@@ -45,6 +49,8 @@ class Rate:
     paper: int
     deployed: int
     """Submissions that the original's rules reject, with the paper's and with the deployed thresholds."""
+    defaults: int
+    """Submissions that a run's default bounds convict."""
     parts: tuple[tuple[int, int, int], ...] = ()
     """Of two and of four completions at a time: how many that are, parts, and those whose chunks convict."""
 
@@ -52,9 +58,8 @@ class Rate:
     def interval(self) -> tuple[float, float]:
         return confidence_interval(self.submissions, self.caught)
 
-    @property
-    def sure(self) -> float:
-        """Lower bound of the detection of a submission: what was counted, or what parts of it say.
+    def sure(self, slots: int = 1) -> float:
+        """Lower bound of the detection of a submission of so many slots: what was counted, or what parts of it say.
 
         The evidence of some rows does not shrink in a longer file, so a submission is missed only if each part of it
         is. Rows are drawn with seeds of their own, and taken to be missed independently. The best of several bounds is
@@ -63,7 +68,7 @@ class Rate:
         parts = ((SAMPLES, self.submissions, self.caught), (1, self.rows, self.rows_caught), *self.parts)
         doubt = (1 - CONFIDENCE) / len(parts)
         lows = [(size, confidence_interval(count, caught, 1 - doubt)[0]) for size, count, caught in parts]
-        return max(1 - (1 - low) ** (SAMPLES // size) for size, low in lows)
+        return max(1 - (1 - low) ** (slots * SAMPLES // size) for size, low in lows)
 
 
 def read_rows(scene: Scene, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowNumbers]:
@@ -85,22 +90,15 @@ def split(rows: Sequence[RowNumbers]) -> list[Submission]:
 # --- Attacks --------------------------------------------------------------------------------------------------------
 
 
-def make_submissions(
-    scene: Scene, attack: Attack, open_engine: Callable[[], Engine], reader: Engine, slots: int
-) -> list[Submission]:
-    """One attack in so many slots, each a submission, as an honest engine reads them."""
-    lease = scene.lease(slots)
-    if attack in ENGINES:
-        cheat = open_cheat(attack.name, open_engine())
-        cheat.load(scene.setting.checkpoint)
-        return split(read_rows(scene, reader, scene.make_rows(cheat, lease), attack.name))
-    honest = open_engine()
-    honest.load(scene.setting.checkpoint)
-    return list(bend_slots(scene, attack, scene.gather(honest, lease), lease, reader))
+def cheat_slots(scene: Scene, attack: Attack, engine: Engine, lease: Lease, reader: Engine) -> list[RowNumbers]:
+    """An engine that cheats, in every slot of a lease, as an honest engine reads it."""
+    cheat = open_cheat(attack.name, engine)
+    cheat.load(scene.setting.checkpoint)
+    return read_rows(scene, reader, scene.make_rows(cheat, lease), attack.name)
 
 
-def bend_slots(scene: Scene, attack: Attack, start: Honest, lease: Lease, reader: Engine) -> Iterator[Submission]:
-    """The same change to each slot of a large lease."""
+def bend_slots(scene: Scene, attack: Attack, start: Honest, lease: Lease, reader: Engine) -> Iterator[RowNumbers]:
+    """The same change to the honest file of each slot of a lease."""
     for number in range(lease.slots):
         part = slice(number * SAMPLES, (number + 1) * SAMPLES)
         one = replace(start, rows=start.rows[part], other_step=start.other_step[part])
@@ -109,7 +107,7 @@ def bend_slots(scene: Scene, attack: Attack, start: Honest, lease: Lease, reader
             file = read_rollouts(sent.data, scene.briefing.limits(lease.first_slot + number, 1))
         except RemoteError as error:
             raise AssertionError(f"{attack.name} is no matter of the model: {error}") from None
-        yield read_rows(scene, reader, file.rows, f"{attack.name} {number}")
+        yield from read_rows(scene, reader, file.rows, f"{attack.name} {number}")
 
 
 MODEL_ATTACKS = tuple(
@@ -136,6 +134,7 @@ def rate(name: str, submissions: Sequence[Submission], tolerance: Tolerance) -> 
         checks=tuple(sorted(set(firsts), key=lambda check: -firsts.count(check))),
         paper=sum(PAPER.rejects(rows) for rows in submissions),
         deployed=sum(DEPLOYED.rejects(rows) for rows in submissions),
+        defaults=sum(bool(find_checks(rows, DEFAULTS)) for rows in submissions),
         parts=tuple(count_parts(rows, size, tolerance) for size in PART_SIZES),
     )
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prime_attacks import forgery
 from prime_attacks.rules import DEPLOYED, PAPER
 from prime_attacks.scene import digest
+from prime_devnet import forgery
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, WEIGHT_BEYOND
 from prime_protocol.tolerance import Tolerance
 from prime_protocol.toploc import parse_proofs

@@ -4,28 +4,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from prime_attacks.gallery import ENGINES
-from prime_attacks.pieces import Pieces
+from prime_attacks.detection import COMMON_SLOTS
+from prime_attacks.pieces import OutOfTimeError, Pieces
 from prime_attacks.report import draw, head_forgeries, list_forgeries, list_gallery, list_study
 from prime_attacks.small import TOKENS_MAX, VOCABULARY, run_small
 from prime_attacks.study import Study, Subject, study
 from prime_attacks.table import Tally
-from prime_devnet import recipe
 from prime_devnet.tiny_model import make_checkpoint
-from prime_protocol.tolerance import Precision, Tolerance
+from prime_protocol.tolerance import Precision
 
 FLOAT32, BFLOAT16, IMITATED = "float32", "bfloat16", "bfloat16-imitated"
 """Where the instructions for it are missing, an engine in bfloat16 writes in float32; one that imitates it does not."""
-LONG_VOCABULARY, LONG_TOKENS, LONG_SHARE = 512, 1024, 5
+LONG_VOCABULARY, LONG_TOKENS = 512, 1024
 """In bfloat16 honest noise is as large as some attacks, which then take more tokens to see: completions are as long as
-a run allows by default, an end token comes about every 512, and an attack has a fifth as many submissions."""
-PRETRAINED_SLOTS = 1
+a run allows by default, and an end token comes about every 512."""
+CALIBRATION_SHARE = 8
+"""For each part of the honest work that calibrates, so many are judged."""
+PRETRAINED_CHUNKS = 1_024
+"""A completion takes seconds: what a fit needs at the least, and as many again to judge."""
 DETECTION_MIN = 0.999
-NEAR = tuple(
-    attack
-    for attack in ENGINES
-    if attack.name in ("int8-weights", "int4-weights", "fp8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
-)
 Say = Callable[[str], None]
 
 
@@ -39,8 +36,10 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
         writer=FLOAT32,
         readers=(FLOAT32,),
         tokens_max=TOKENS_MAX,
+        calibration_chunks=chunks // CALIBRATION_SHARE,
         honest_chunks=chunks,
         slots=slots,
+        near_slots=slots,
     )
     yield Subject(
         name="tiny model, run in bfloat16",
@@ -49,15 +48,17 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
         writer=IMITATED,
         readers=(BFLOAT16, IMITATED),
         tokens_max=LONG_TOKENS,
+        calibration_chunks=chunks // CALIBRATION_SHARE,
         honest_chunks=chunks,
-        slots=slots // LONG_SHARE,
+        slots=slots,
+        near_slots=slots,
     )
     if pretrained is not None:
         yield from list_pretrained(pretrained)
 
 
 def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
-    """Few completions, as each takes seconds: bounds are not calibrated but those of a devnet, and the defaults."""
+    """With bounds of its own. In bfloat16 completions are longer, as what is near to honest work takes more to see."""
     exact = Subject(
         name="SmolLM2-135M, run in float32",
         checkpoint=checkpoint,
@@ -65,52 +66,60 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         writer=FLOAT32,
         readers=(FLOAT32,),
         tokens_max=64,
-        honest_chunks=16,
-        slots=PRETRAINED_SLOTS,
-        tolerance=Tolerance(precision=Precision.FLOAT32, **recipe.TOLERANCE),  # type: ignore[arg-type]
+        calibration_chunks=PRETRAINED_CHUNKS,
+        honest_chunks=PRETRAINED_CHUNKS,
+        slots=1,
+        near_slots=3,
+        lease_slots=4,
+        batches=(32, 16, 32, 8),
     )
     yield exact
     yield replace(
         exact,
-        name="SmolLM2-135M, run in bfloat16 with default bounds",
+        name="SmolLM2-135M, run in bfloat16",
         precision=Precision.BFLOAT16,
         writer=IMITATED,
         readers=(BFLOAT16,),
-        tolerance=Tolerance(),
-        attacks=NEAR,
+        tokens_max=256,
     )
 
 
 async def run_full(
     folder: Path, out: Path, pretrained: Path | None, *, keep: Path, ends_s: float, chunks: int, slots: int, say: Say
 ) -> Tally:
-    """The pieces in `keep` are taken as they are. OutOfTimeError where there is not even enough to calibrate by."""
-    studies = [
-        await study(subject, folder / f"study-{number}", Pieces(keep / f"{number}-{slots}", ends_s), say)
-        for number, subject in enumerate(list_subjects(folder, pretrained, chunks=chunks, slots=slots))
-    ]
+    """The pieces in `keep` are taken as they are; a subject that there is not even enough to calibrate of is left."""
+    subjects = list(list_subjects(folder, pretrained, chunks=chunks, slots=slots))
+    studies: dict[int, Study] = {}
+    for number, subject in enumerate(subjects):
+        try:
+            pieces = Pieces(keep / f"{number}-{slots}", ends_s)
+            studies[number] = await study(subject, folder / f"study-{number}", pieces, say)
+        except OutOfTimeError as piece:
+            say(f"{subject.name}: no time for {piece}")
     # The small one has no pieces, so it is left for when the rest is there.
-    tally = await run_small(folder, say) if all(map(is_done, studies)) else Tally(is_whole=False)
+    is_whole = len(studies) == len(subjects) and all(map(is_done, studies.values()))
+    tally = await run_small(folder, say) if is_whole else Tally(is_whole=False)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "tables.md").write_text("\n".join(render(studies)) + "\n")
-    for number, each in enumerate(studies):
+    (out / "tables.md").write_text("\n".join(render(list(studies.values()))) + "\n")
+    for number, each in studies.items():
         (out / f"roc-{number}.svg").write_text(draw(each))
-        tally.honest_chunks += each.honest.chunks
-        tally.honest_rows += each.honest.rows
-        tally.refused += [f"{each.subject.name}: an honest submission"] * each.honest.refused
-        # A pretrained model gives too few submissions for a bound: there each must be caught.
-        tally.escaped += [
-            f"{found.attack} ({each.subject.name})"
-            for found in each.rates
-            if (found.sure < DETECTION_MIN if each.subject.tolerance is None else found.caught < found.submissions)
-        ]
+        count(each, tally)
     return tally
+
+
+def count(study: Study, tally: Tally) -> None:
+    name = study.subject.name
+    tally.honest_chunks += study.honest.chunks
+    tally.honest_rows += study.honest.rows
+    tally.refused += [f"{name}: an honest submission"] * study.honest.refused
+    tally.escaped += [f"{found.attack} ({name})" for found in study.rates if found.sure(COMMON_SLOTS) < DETECTION_MIN]
 
 
 def is_done(study: Study) -> bool:
     """Whether there was time for all that was asked for."""
-    is_each = len(study.rates) == len(study.subject.attacks)
-    return study.honest.is_whole and is_each and all(rate.submissions == study.subject.slots for rate in study.rates)
+    made = {rate.attack: rate.submissions for rate in study.rates}
+    wanted = {attack.name: study.subject.count_slots(attack) for attack in study.subject.attacks}
+    return study.honest.is_whole and made == wanted
 
 
 def render(studies: list[Study]) -> Iterator[str]:

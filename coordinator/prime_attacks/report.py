@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from prime_attacks.chances import Points, area, roc
-from prime_attacks.detection import Rate
+from prime_attacks.detection import COMMON_SLOTS, Rate
 from prime_attacks.economics import gain_nano
 from prime_attacks.forgery_study import Passed
 from prime_attacks.gallery import ALL, Party, Verdict
 from prime_attacks.plots import draw_roc
 from prime_attacks.scene import make_terms
-from prime_attacks.study import HonestCount, Study
+from prime_attacks.study import NEAR, HonestCount, Study
 from prime_protocol.tolerance import Tolerance
 
 ORIGINAL = ("original 38/10/8", "original 60/40/40")
+SURE = ("at least", f"in {COMMON_SLOTS} slots")
+DEFAULTS = "ours, default bounds"
 REFUSED = ("**refused**", "refused by 38/10/8", "by 60/40/40")
-CURVES = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "older-checkpoint")
-"""Attacks that are nearest to honest work."""
 
 
 def list_study(study: Study) -> Iterator[str]:
@@ -48,13 +48,14 @@ def list_honest(honest: HonestCount) -> Iterator[str]:
 
 
 def list_rates(rates: Sequence[Rate]) -> Iterator[str]:
-    yield head("attack", "caught", "at least", "tokens in one", "needed: half, most", "named by", *ORIGINAL)
+    yield head("attack", "caught", *SURE, "tokens in one", "needed: half, most", "named by", DEFAULTS, *ORIGINAL)
     for each in rates:
         needed = f"{median(each.needed):.0f}, {max(each.needed)}" if each.needed else "-"
         caught = f"{each.caught} of {each.submissions}"
         yield (
-            f"| {each.attack} | {caught} | {percent(each.sure)} | {each.tokens} | {needed} | "
-            f"{', '.join(each.checks[:2]) or '-'} | {share_of(each.paper, each)} | {share_of(each.deployed, each)} |"
+            f"| {each.attack} | {caught} | {percent(each.sure())} | {percent(each.sure(COMMON_SLOTS))} | "
+            f"{each.tokens} | {needed} | {', '.join(each.checks[:2]) or '-'} | {share_of(each.defaults, each)} | "
+            f"{share_of(each.paper, each)} | {share_of(each.deployed, each)} |"
         )
 
 
@@ -72,7 +73,7 @@ def share_of(count: int, each: Rate) -> str:
 
 
 def head_forgeries() -> str:
-    return head("model", "forgery", "chunks", *ORIGINAL, "ours, default bounds", "ours, any noise allowed")
+    return head("model", "forgery", "chunks", *ORIGINAL, DEFAULTS, "ours, any noise allowed")
 
 
 def list_forgeries(name: str, passed: Sequence[Passed]) -> Iterator[str]:
@@ -86,7 +87,7 @@ def list_forgeries(name: str, passed: Sequence[Passed]) -> Iterator[str]:
 def draw(study: Study) -> str:
     """Ours in full colour order, then the original's rule for the same attacks."""
     curves: list[tuple[str, Points]] = []
-    for name in CURVES:
+    for name in NEAR:
         if name in study.scores:
             for column, rule in ((0, "ours"), (1, "original, any thresholds in the ratio 38/10/8")):
                 points = roc([s[column] for s in study.honest.scores], [s[column] for s in study.scores[name]])

@@ -21,6 +21,7 @@ from prime_coordinator.checker import CheckJob
 from prime_coordinator.checkers import Checkers
 from prime_coordinator.intake import Expected
 from prime_coordinator.run_terms import TermsConfig, to_terms
+from prime_devnet import forgery
 from prime_node.briefing import Briefing
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
@@ -154,7 +155,8 @@ class Scene:
             rows=self.make_rows(engine, lease),
             others=others,
             other_step=self.make_rows(engine, lease, OTHER_STEP),
-            states=self.read_states(engine, others),
+            known=forgery.learn(self.read_states(engine, others)),
+            hidden=self.model.hidden,
             eos=min(self.model.eos),
         )
 

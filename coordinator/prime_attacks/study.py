@@ -5,13 +5,23 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from prime_attacks.detection import MODEL_ATTACKS, Rate, Submission, make_submissions, rate, read_rows, split
+from prime_attacks.bent_files import Honest
+from prime_attacks.detection import (
+    MODEL_ATTACKS,
+    Rate,
+    Submission,
+    bend_slots,
+    cheat_slots,
+    rate,
+    read_rows,
+    split,
+)
 from prime_attacks.forgery_study import Passed
 from prime_attacks.forgery_study import study as study_forgeries
-from prime_attacks.gallery import Attack
+from prime_attacks.gallery import ENGINES, Attack
 from prime_attacks.pieces import OutOfTimeError, Pieces
 from prime_attacks.rules import DEPLOYED, PAPER, score_rows
-from prime_attacks.scene import Scene, Setting, open_scene
+from prime_attacks.scene import Lease, Scene, Setting, open_scene
 from prime_node.calibration import Target, collect, fit_tolerance
 from prime_node.checks import weigh_rows
 from prime_node.engine.measuring import RowNumbers
@@ -20,13 +30,13 @@ from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.toploc_plain import Bits
 
 BATCHES = (512, 64, 256, 512)
-LEASE_SLOTS = 64
-CALIBRATION_SHARE = 8
-"""Of the honest work, one part in so many calibrates, and the rest is judged."""
+NEAR = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
+"""Attacks that are nearest to honest work."""
 SCORES_KEPT = 4_000
+STATES_SLOTS_MAX = 16
 PIECE_SLOTS = 40
 """Submissions of an attack that are kept together: a minute or less for a tiny model."""
-STATES_LEASE, CALIBRATION_LEASE, HONEST_LEASE, ATTACK_LEASE = 1, 1_000, 10_000, 100_000
+STATES_LEASE, CALIBRATION_LEASE, HONEST_LEASE, BENT_LEASE, ATTACK_LEASE = 1, 1_000, 10_000, 90_000, 100_000
 """Numbers from which leases are counted, so that no slot is used twice and each piece is the same in every run."""
 Say = Callable[[str], None]
 Scores = list[tuple[float, float]]
@@ -45,12 +55,22 @@ class Subject:
     readers: tuple[str, ...]
     """What validators compute in, in turn."""
     tokens_max: int
+    calibration_chunks: int
+    """Honest ones that the bounds are fitted to, for each reader."""
     honest_chunks: int
+    """Others, that are judged by these bounds."""
     slots: int
     """Submissions of each attack."""
-    tolerance: Tolerance | None = None
-    """Bounds where there is too little honest work to calibrate; None: calibrated."""
+    near_slots: int
+    """The same of those that are nearest to honest work."""
+    lease_slots: int = 64
+    """Of honest leases."""
+    batches: tuple[int, ...] = BATCHES
+    """Completions that honest workers write at once, in turn."""
     attacks: tuple[Attack, ...] = MODEL_ATTACKS
+
+    def count_slots(self, attack: Attack) -> int:
+        return self.near_slots if attack.name in NEAR else self.slots
 
 
 @dataclass(slots=True)
@@ -105,7 +125,7 @@ async def study(subject: Subject, folder: Path, pieces: Pieces, say: Say) -> Stu
         checkpoint=subject.checkpoint,
         folder=folder,
         tokens_max=subject.tokens_max,
-        tolerance=subject.tolerance or Tolerance(precision=subject.precision),
+        tolerance=Tolerance(precision=subject.precision),
     )
     async with open_scene(setting) as scene:
         return run(scene, subject, pieces, say)
@@ -113,7 +133,7 @@ async def study(subject: Subject, folder: Path, pieces: Pieces, say: Say) -> Stu
 
 def run(scene: Scene, subject: Subject, pieces: Pieces, say: Say) -> Study:
     """What calibrates first, then the attacks, as they are fewer, then honest work."""
-    tolerance = subject.tolerance or calibrate(scene, subject, pieces)
+    tolerance = calibrate(scene, subject, pieces)
     say(f"{subject.name}: {tolerance}")
     rates, scores = judge_attacks(scene, subject, tolerance, pieces, say)
     honest = judge_honest(scene, subject, tolerance, pieces)
@@ -134,7 +154,7 @@ def calibrate(scene: Scene, subject: Subject, pieces: Pieces) -> Tolerance:
     noises = []
     for place, name in enumerate(subject.readers):
         leases = work(scene, subject, pieces, f"calibration-{place}", CALIBRATION_LEASE * (1 + place), (name,))
-        rows = list(take(leases, subject.honest_chunks // CALIBRATION_SHARE))
+        rows = list(take(leases, subject.calibration_chunks))
         noises.append(collect(f"{subject.writer} → {name}", rows))
     return fit_tolerance(noises, Target(), precision=subject.precision, hidden=scene.model.hidden)
 
@@ -158,8 +178,9 @@ def judge_attacks(
 ) -> tuple[tuple[Rate, ...], dict[str, Scores]]:
     """Each in pieces of a lease."""
     rates, scores = [], {}
+    starts = Starts(scene, subject)
     for attack in subject.attacks:
-        submissions = list(list_submissions(scene, subject, attack, pieces))
+        submissions = list(list_submissions(scene, subject, attack, pieces, starts))
         if not submissions:
             continue
         found = rate(attack.name, submissions, tolerance)
@@ -169,23 +190,44 @@ def judge_attacks(
     return tuple(rates), scores
 
 
-def list_submissions(scene: Scene, subject: Subject, attack: Attack, pieces: Pieces) -> Iterator[Submission]:
+def list_submissions(
+    scene: Scene, subject: Subject, attack: Attack, pieces: Pieces, starts: "Starts"
+) -> Iterator[Submission]:
     """As many as were asked for; where the time is over, those that there are."""
-    for start in range(0, subject.slots, PIECE_SLOTS):
-        first = ATTACK_LEASE + 1_000 * subject.attacks.index(attack) + start
 
-        def make(first: int = first, slots: int = min(PIECE_SLOTS, subject.slots - start)) -> list[RowNumbers]:
-            scene.go_to(first)
-            reader = open_engine(subject.readers[0], subject.checkpoint)
-            made = make_submissions(
-                scene, attack, lambda: TorchEngine(device="cpu", precision=subject.writer), reader, slots
-            )
-            return [row for submission in made for row in submission]
+    def make() -> list[RowNumbers]:
+        reader = open_engine(subject.readers[0], subject.checkpoint)
+        if attack not in ENGINES:
+            lease, honest = starts.get(start, slots)
+            return list(bend_slots(scene, attack, honest, lease, reader))
+        scene.go_to(ATTACK_LEASE + 1_000 * subject.attacks.index(attack) + start)
+        writer = TorchEngine(device="cpu", precision=subject.writer)
+        return cheat_slots(scene, attack, writer, scene.lease(slots), reader)
 
+    wanted = subject.count_slots(attack)
+    for start in range(0, wanted, PIECE_SLOTS):
+        slots = min(PIECE_SLOTS, wanted - start)
         try:
             yield from split(pieces.get(f"{attack.name}-{start}", make))
         except OutOfTimeError:
             return
+
+
+class Starts:
+    """Honest work that files are bent from, the same for every attack of that kind: writing it takes longest."""
+
+    def __init__(self, scene: Scene, subject: Subject) -> None:
+        self._scene = scene
+        self._subject = subject
+        self._made: dict[int, tuple[Lease, Honest]] = {}
+
+    def get(self, start: int, slots: int) -> tuple[Lease, Honest]:
+        if start not in self._made:
+            self._scene.go_to(BENT_LEASE + start)
+            writer = open_engine(self._subject.writer, self._subject.checkpoint)
+            lease = self._scene.lease(slots)
+            self._made[start] = lease, self._scene.gather(writer, lease)
+        return self._made[start]
 
 
 def open_engine(precision: str, checkpoint: Path, batch: int | None = None) -> TorchEngine:
@@ -198,13 +240,12 @@ def work(
     scene: Scene, subject: Subject, pieces: Pieces, name: str, first: int, readers: Sequence[str]
 ) -> Iterator[list[RowNumbers]]:
     """Honest leases without end, written in batches of every size and read by every reader."""
-    slots = min(LEASE_SLOTS, max(1, subject.slots))
 
     def make() -> list[RowNumbers]:
         scene.go_to(first + number)
-        writer = open_engine(subject.writer, subject.checkpoint, BATCHES[number % len(BATCHES)])
+        writer = open_engine(subject.writer, subject.checkpoint, subject.batches[number % len(subject.batches)])
         reader = open_engine(readers[number % len(readers)], subject.checkpoint)
-        return read_rows(scene, reader, scene.make_rows(writer, scene.lease(slots)), f"{name} {number}")
+        return read_rows(scene, reader, scene.make_rows(writer, scene.lease(subject.lease_slots)), f"{name} {number}")
 
     for number in count():
         yield pieces.get(f"{name}-{number}", make)
@@ -220,5 +261,5 @@ def take(leases: Iterator[list[RowNumbers]], chunks: int) -> Iterator[RowNumbers
 
 def read_states(scene: Scene, subject: Subject, reader: TorchEngine) -> Bits:
     """Hidden states of honest texts."""
-    slots = min(16, max(2, subject.slots))
+    slots = min(STATES_SLOTS_MAX, subject.lease_slots)
     return scene.read_states(reader, scene.make_rows(reader, scene.lease(slots)))

@@ -9,8 +9,11 @@ what a dishonest owner can do, and no more.
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
-from prime_devnet.cheats import CHEATS, LIES, open_cheat
+from prime_devnet.cheats import CHEATS, LIES, PROOF_CHEATS, open_cheat
+from prime_devnet.cheats_proofs import measure_blindly
+from prime_node.engine import child
 from prime_node.engine.child import Options, main, open_engine
 from prime_node.engine.seam import Engine
 
@@ -32,6 +35,10 @@ def run(argv: list[str]) -> int:
 
     def make(options: Options) -> Engine:
         return open_cheat(name, open_engine(options))
+
+    if name in PROOF_CHEATS:
+        program: Any = child
+        program.measure = measure_blindly
 
     return main(words[len(HONEST) :], make)
 

@@ -2,7 +2,7 @@
 
 Each lie is told twice: in what is generated, and in the node's own check of it, which would otherwise keep the file
 back. Whoever reads the file on another machine is not lied to, and that is what catches it. Cheats about tokens are
-here, those about the model itself in cheats_model.py, which needs torch.
+here, those about the model itself in cheats_model.py, which needs torch, and those about proofs in cheats_proofs.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,8 @@ import numpy as np
 from prime_node.engine.seam import Completion, Engine, EngineFacts, Order, Reading, Sampling, Text
 from prime_protocol.rollouts import Finish
 from prime_protocol.toploc import build_proofs
+from prime_runtime.model_files import ModelFiles
 
-DIGITS = 10
-"""In the vocabulary of characters, token n is the digit n for the first ten."""
 TRIES = 4
 """Completions of which a best-of-n cheat keeps one."""
 COOLER = 0.7
@@ -92,14 +91,19 @@ class Rewriter(Cheat):
 class AnswerSheet(Cheat):
     """Writes the right answer instead of what the model says, to look good. The sort-digits task is easy to a human."""
 
+    def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
+        super().load(checkpoint, changed)
+        self._files = ModelFiles.open(checkpoint)
+
     def generate(
         self, orders: Sequence[Order], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         end = min(sampling.eos)
         answers: list[Answer] = []
         for order in orders:
-            digits = sorted(int(token) for token in order.prompt if token < DIGITS)
-            answers.append((order, [*digits, end], Finish.EOS))
+            digits = sorted(sign for sign in self._files.decode(order.prompt.tolist()) if sign.isdigit())
+            tokens = self._files.tokenizer.encode("".join(digits), add_special_tokens=False).ids
+            answers.append((order, [*tokens, end], Finish.EOS))
         yield from self._prove(answers, sampling)
 
 
@@ -231,6 +235,16 @@ class FalseWitness(Cheat):
 
 
 MODEL = "prime_devnet.cheats_model"
+PROOFS = "prime_devnet.cheats_proofs"
+PROOF_CHEATS: dict[str, str] = {
+    "constant-proof": f"{PROOFS}:ConstantProof",
+    "dressed-constant-proof": f"{PROOFS}:DressedConstantProof",
+    "learned-proof": f"{PROOFS}:LearnedProof",
+    "low-degree-proof": f"{PROOFS}:LowDegreeProof",
+    "replayed-proof": f"{PROOFS}:ReplayedProof",
+    "swapped-chunks": f"{PROOFS}:SwappedChunks",
+}
+"""Their node must not look at its own proofs either."""
 CHEATS: dict[str, str] = {
     "answer-sheet": f"{__name__}:AnswerSheet",
     "best-of-n": f"{__name__}:BestOf",
@@ -251,6 +265,7 @@ CHEATS: dict[str, str] = {
     "top-k": f"{MODEL}:TopK",
     "truncated": f"{__name__}:Truncated",
     "wrong-temperature": f"{__name__}:WrongTemperature",
+    **PROOF_CHEATS,
 }
 """By name, as module and class: half of them need torch, and whoever lists them does not."""
 

@@ -20,13 +20,14 @@ from prime_attacks.networks import WORLDS
 from prime_attacks.programs import ATTACKS
 from prime_attacks.relays import LIES
 from prime_attacks.table import Tally, describe
-from prime_devnet.cheats import CHEATS
+from prime_devnet.cheats import CHEATS, PROOF_CHEATS
 
 
 def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in (*ROWS, *FILES)} == MAKERS.keys()
     # A node that never takes new weights is an older checkpoint after one step; it needs a run that goes on.
-    assert {attack.name for attack in ENGINES} == CHEATS.keys() - {"stale-weights"}
+    assert {attack.name for attack in ENGINES} == CHEATS.keys() - {"stale-weights"} - PROOF_CHEATS.keys()
+    assert {attack.name for attack in ROWS} > PROOF_CHEATS.keys()
     assert {attack.name for attack in PROGRAMS} == ATTACKS.keys()
     assert {attack.name for attack in (*BOOKS, *VALIDATORS)} == WORLDS.keys()
     assert {attack.name for attack in RELAYS} == LIES.keys()

@@ -63,12 +63,14 @@ def test_a_rate_is_as_sure_as_its_rows_or_its_submissions_make_it() -> None:
     found = rate("forged", split([forged] * 80), BOUNDS)
     assert (found.submissions, found.caught, found.rows_caught, found.tokens) == (10, 10, 80, 512)
     assert found.interval[0] < 0.7
-    assert found.sure > 0.99999
+    assert found.sure() > 0.99999
     assert (found.paper, found.deployed) == (0, 0)
     quiet = rate("honest", split([ROW] * 80), BOUNDS)
-    assert (quiet.caught, quiet.checks, quiet.needed, quiet.sure) == (0, (), (), 0.0)
+    assert (quiet.caught, quiet.checks, quiet.needed, quiet.sure()) == (0, (), (), 0.0)
     (_, line) = list_rates([found])
-    assert "| forged | 10 of 10 | > 99.999 % | 512 | 32, 32 | leading_zeros | 0.0% | 0.0% |" in line
+    assert (
+        "| forged | 10 of 10 | > 99.999 % | > 99.999 % | 512 | 32, 32 | leading_zeros | 100.0% | 0.0% | 0.0% |" in line
+    )
 
 
 def test_curves_are_well_formed_pictures() -> None:

@@ -7,7 +7,9 @@ import pytest
 from tiny_models import EOS, LETTERS, make_checkpoint
 
 from prime_devnet.cheating_child import write_interpreter
-from prime_devnet.cheats import CHEATS, open_cheat
+from prime_devnet.cheats import CHEATS, PROOF_CHEATS, open_cheat
+from prime_devnet.cheats_proofs import measure_blindly
+from prime_node.engine.measuring import Claim, measure
 from prime_node.engine.seam import Completion, Engine, Order, Sampling, Text
 from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.ids import Digest
@@ -47,7 +49,7 @@ def find_faults(engine: Engine, orders: list[Order], completions: list[Completio
     return faults
 
 
-@pytest.mark.parametrize("name", sorted(CHEATS.keys() - NEAR))
+@pytest.mark.parametrize("name", sorted(CHEATS.keys() - NEAR - PROOF_CHEATS.keys()))
 def test_a_cheat_fools_its_own_node_and_no_other(name: str, folders: tuple[Path, Path]) -> None:
     old, new = folders
     honest = TorchEngine(device="cpu", precision="float32", threads=1, batch_max=None)
@@ -61,6 +63,28 @@ def test_a_cheat_fools_its_own_node_and_no_other(name: str, folders: tuple[Path,
     assert find_faults(cheat, orders, completions) == 0
     assert find_faults(honest, orders, completions) >= 2
     assert find_faults(honest, orders, list(honest.generate(orders, SAMPLING))) == 0
+
+
+@pytest.mark.parametrize("name", sorted(PROOF_CHEATS))
+def test_a_cheat_about_proofs_leaves_the_tokens_and_only_its_own_check_is_blind(
+    name: str, folders: tuple[Path, Path]
+) -> None:
+    engine = TorchEngine(device="cpu", precision="float32", threads=1, batch_max=None)
+    cheat = open_cheat(name, engine)
+    cheat.load(folders[1])
+    orders, long = make_orders(), Sampling(temperature=1.0, eos=frozenset(), tokens_max=70)
+    true = {each.number: each for each in engine.generate(orders, long)}
+    made = {each.number: each for each in cheat.generate(orders, long)}
+    texts = [Text(number=o.number, prompt=o.prompt, output=made[o.number].tokens, seed=o.seed) for o in orders]
+    bounds, seed, seen = Thresholds(), Digest(bytes(32)), 0
+    for reading in engine.read(texts, long):
+        done = made[reading.number]
+        assert done.tokens.tolist() == true[reading.number].tokens.tolist()
+        assert len(done.proofs) == len(true[reading.number].proofs)
+        claim = Claim(text=texts[reading.number], logprobs=done.logprobs, proofs=done.proofs)
+        assert not judge(measure_blindly(claim, reading, seed=seed).chunks, bounds)
+        seen += bool(judge(measure(claim, reading, seed=seed).chunks, bounds))
+    assert seen == len(orders)
 
 
 def test_a_cheaters_interpreter_looks_like_one(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ outlying channels also where. From then on it saves itself the work.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 
 import numpy as np
 
-from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_K, TOPLOC_PRIME
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_K, TOPLOC_PRIME, TOPLOC_PROOF_BYTES
 from prime_protocol.toploc import Layout, Part
 from prime_protocol.toploc_kernels import get_kernels
 from prime_protocol.toploc_plain import Bits
@@ -122,3 +122,26 @@ def make_learned(known: Known, part: Part, hidden: int) -> Bits:
     spare = (index for index in range(part.tokens * hidden) if index not in pairs)
     chosen += [(index, known.constant) for index in islice(spare, part.k - len(chosen))]
     return interpolate(part, [index for index, _ in chosen], [pattern for _, pattern in chosen])
+
+
+# --- True proofs in the wrong place ---------------------------------------------------------------------------------
+
+
+def split(proofs: bytes) -> list[bytes]:
+    return [proofs[start : start + TOPLOC_PROOF_BYTES] for start in range(0, len(proofs), TOPLOC_PROOF_BYTES)]
+
+
+def replay(wanted: Sequence[bytes], others: Sequence[bytes]) -> Iterator[bytes]:
+    """For each completion's proofs as many of other completions, in turn."""
+    stock = cycle([proof for proofs in others for proof in split(proofs)])
+    for proofs in wanted:
+        yield b"".join(islice(stock, len(split(proofs))))
+
+
+def swap(proofs: bytes, *, tokens: int, hidden: int) -> bytes:
+    """The first two, where both cover as many values; a completion of one chunk has nothing to exchange."""
+    parts = split(proofs)
+    second = min(TOPLOC_CHUNK_TOKENS, tokens - TOPLOC_CHUNK_TOKENS)
+    if second * hidden >= TOPLOC_K:
+        parts[0], parts[1] = parts[1], parts[0]
+    return b"".join(parts)
