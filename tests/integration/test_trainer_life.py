@@ -21,10 +21,15 @@ async def check_lineage(scene: Scene, steps: int) -> None:
     """Steps in order, each from submissions that were accepted, none of them twice, the bad one never."""
     published = await scene.entries("CheckpointPublished")
     assert [entry["step"] for entry in published] == list(range(steps + 1))
-    assert len({entry["root"] for entry in published}) == steps + 1, "every step has moved the weights"
+    # Not applied: a gradient far beyond the usual, as answers drawn at random have now and then; and none, where the
+    # run had no slot left to give out and nothing new was accepted.
+    applied = {facts["step"] for facts in scene.steps() if facts["is_applied"]}
+    assert len(applied) > steps // 2
+    moved = {after["step"] for before, after in pairwise(published) if before["root"] != after["root"]}
+    assert moved == applied, "every step whose gradient was applied has moved the weights, and no other"
     trained = [name for entry in published for name in entry["trained_on"]]
     assert published[0]["trained_on"] == []
-    assert all(entry["trained_on"] for entry in published[1:])
+    assert applied <= {entry["step"] for entry in published if entry["trained_on"]}
     assert len(set(trained)) == len(trained)
     bad = {str(name) for lease, name in scene.hands.submitted.items() if lease in scene.hands.bad}
     assert bad, "the bad file was never sent"
