@@ -1,14 +1,18 @@
-"""One process in one folder: a lock file that falls with its process, however that ends, and says who holds it."""
+"""One process in one folder: a lock file that falls with its process, however that ends, and says who holds it.
+
+Several that take turns over one file: the same without words, held for a moment.
+"""
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from prime_protocol.errors import LocalError
+from prime_runtime.clock import Clock
 
 Facts = dict[str, str | int]
 TRIES, TRY_S = 10, 0.02
@@ -57,6 +61,28 @@ def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
         yield lock
     finally:
         lock.clear()
+        os.close(fd)
+
+
+@asynccontextmanager
+async def hold_turn(path: Path, clock: Clock, *, wait_ms: int, tries: int) -> AsyncIterator[None]:
+    """One after the other, in whatever process; LocalError where another does not end its turn."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalError(f"cannot open {path}: {error.strerror}") from None
+    try:
+        for _ in range(tries):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await clock.sleep_ms(wait_ms)
+        else:
+            raise LocalError(f"another process has kept {path} for {tries * wait_ms // 1000} s: see which, and end it")
+        yield
+    finally:
         os.close(fd)
 
 

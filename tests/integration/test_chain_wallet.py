@@ -1,20 +1,46 @@
 """The wallet on a real chain: each transaction counts once, whatever stops the process or the chain's miners."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 from integration.chain_parts import Anvil, anvil, needs_anvil
 from integration.coordinator_parts import key_of
 
+from prime_protocol.ids import NodeId
 from prime_protocol.signing import checksum_address
 from prime_runtime.chain.caps import GasConfig
-from prime_runtime.chain.errors import ChainAway
+from prime_runtime.chain.client import Contract
+from prime_runtime.chain.errors import ChainAway, NonceTaken
 from prime_runtime.chain.wallet import GWEI, Wallet
 from prime_runtime.clock import SystemClock
 
 pytestmark = needs_anvil
 KEY, TO = key_of("payer"), checksum_address(key_of("payee").node)
 IMPATIENT = GasConfig(patience_ms=1_000, fee_gwei_max=100)
+GIFTS = 4
+GIVER = """
+import asyncio, sys
+from pathlib import Path
+from prime_protocol.ids import NodeId
+from prime_protocol.signing import WalletKey
+from prime_runtime.chain.caps import GasConfig
+from prime_runtime.chain.client import Chain, Contract
+from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import SystemClock
+
+async def give(rpc, secret, book, token, payee, gifts):
+    chain = Chain(rpc)
+    key = WalletKey.from_secret(bytes.fromhex(secret))
+    wallet = Wallet(chain, key, SystemClock(), gas=GasConfig(patience_ms=30_000), confirmations=12, book=Path(book))
+    for _ in range(int(gifts)):
+        await wallet.do("a gift", Contract("TestToken", NodeId.parse(token)), "transfer", NodeId.parse(payee), 1)
+    await chain.close()
+
+asyncio.run(give(*sys.argv[1:]))
+"""
+"""A process that uses the payer's key."""
 
 
 class LateClock(SystemClock):
@@ -81,9 +107,56 @@ async def test_one_that_another_process_has_replaced_is_given_up_and_said_so(tmp
         other = Wallet(chain.chain, KEY, SystemClock(), gas=IMPATIENT)
         await other.send_data("another", checksum_address(KEY.node), "0x")
         await chain.mine()
-        with pytest.raises(ChainAway, match="took its place"):
+        with pytest.raises(NonceTaken, match="took the place of a gift"):
             await wallet.finish("a gift")
         assert wallet.book == ()
+
+
+@pytest.mark.parametrize("books", [("one", "one"), ("one", "two")])
+async def test_two_processes_with_one_key_lose_and_double_nothing(tmp_path: Path, books: tuple[str, str]) -> None:
+    """With one book they take turns. With a book each, one key in two folders, the slower sends again."""
+    payee = key_of("payee").node
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        token = await make_token(chain, open_wallet(chain, tmp_path))
+        words = [(chain.rpc, KEY.secret().hex(), f"{tmp_path / book}.json", str(token), str(payee)) for book in books]
+        both = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", GIVER, *each, str(GIFTS), stderr=-1)
+            for each in words
+        ]
+        for process in both:
+            _, complaint = await process.communicate()
+            assert process.returncode == 0, complaint.decode()
+        at = Contract("TestToken", token)
+        assert await chain.chain.read(at, "balanceOf", payee) == 2 * GIFTS
+        assert await chain.chain.nonce(KEY.node) == 1 + 2 * GIFTS
+
+
+async def make_token(chain: Anvil, wallet: Wallet) -> NodeId:
+    await wallet.send_data("the token", "", chain.chain.encode_creation("TestToken", "Test token", "TEST", 10**9))
+    made = (await wallet.finish("the token")).contract
+    assert made is not None
+    return made
+
+
+async def test_one_that_the_miners_have_dropped_holds_up_the_next_only_until_it_is_offered_again(
+    tmp_path: Path,
+) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        await chain.chain.ask("evm_setAutomine", False)
+        clock = LateClock()
+        wallet = open_wallet(chain, tmp_path, clock)
+        first = await wallet.send_data("the first", TO, "0x")
+        await wallet.send_data("the second", TO, "0x")
+        await chain.chain.ask("anvil_dropTransaction", first.last.hash)
+        await chain.mine()
+        again = open_wallet(chain, tmp_path, clock)
+        assert await chain.chain.nonce(KEY.node) == 0, "there is a gap"
+        clock.late_ms += IMPATIENT.patience_ms
+        await again.tend(await chain.chain.newest())
+        await chain.mine()
+        assert await chain.chain.nonce(KEY.node) == 2
 
 
 async def test_fees_above_the_cap_are_waited_out(tmp_path: Path) -> None:

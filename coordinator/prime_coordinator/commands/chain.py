@@ -118,7 +118,14 @@ def fund(context: Context) -> int:
         operator = NodeId.parse(str(await chain.read(at.registry, "operator")).lower())
         if key.node == operator:
             raise LocalError("the running coordinator uses its own key on the chain; fund from another wallet")
-        wallet = Wallet(chain, key, SystemClock(), gas=config.settlement.gas, book=book)
+        wallet = Wallet(
+            chain,
+            key,
+            SystemClock(),
+            gas=config.settlement.gas,
+            confirmations=config.settlement.confirmations,
+            book=book,
+        )
         units = amount_nano * at.scale
         await wallet.do("the approval", at.token, "approve", at.pool.address, units)
         await wallet.do("the funding", at.pool, "fund", run_key(run), units)

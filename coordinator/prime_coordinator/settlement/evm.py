@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 
 AWAY_MS_MAX = 60_000
 """Longest pause between two looks for a chain that is away."""
+QUIET_BLOCKS_MAX = 100
+"""Blocks that told us nothing and are only remembered: writing the place down waits for the disk, reading them again
+after a restart is one question.
+"""
 
 
 class EvmSettlement:
@@ -57,6 +61,7 @@ class EvmSettlement:
             book=self._files.transactions,
         )
         self._followed = self._files.read_followed(config.start_block)
+        self._kept_block = self._followed.block
         self._waiting: list[Deposited] = []
         """Deposits on the chain that the log does not have yet."""
         self._contracts: Contracts | None = None
@@ -175,7 +180,9 @@ class EvmSettlement:
             for event in events:
                 self._followed.take(event)
             self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
-            self._files.keep_followed(self._followed)
+            if events or last.number - self._kept_block >= QUIET_BLOCKS_MAX:
+                self._files.keep_followed(self._followed)
+                self._kept_block = last.number
         self._is_current = True
 
     async def _check_history(self) -> None:
@@ -193,6 +200,7 @@ class EvmSettlement:
             self._config.confirmations,
         )
         self._followed = Followed(block=self._config.start_block - 1)
+        self._kept_block = self._followed.block
 
     async def _book(self, books: Books, events: list[Event]) -> bool:
         """Whether the log has all these deposits on disk; those that it lacks are told to `collect`."""

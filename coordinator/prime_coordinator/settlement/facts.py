@@ -22,7 +22,7 @@ from prime_coordinator.settlement.vault_events import Followed, Stake
 from prime_protocol.entries import RunStatus, VerdictGiven
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.merkle import root_of
-from prime_runtime.chain.client import Chain
+from prime_runtime.chain.client import Chain, Question
 from prime_runtime.chain.contracts import Contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 
@@ -44,6 +44,8 @@ class Facts:
         """Slashes that the court will never open any more."""
         self.over: set[Digest] = set()
         """Slashes that have ended on the chain."""
+        self._newest: dict[RunId, tuple[int, int]] = {}
+        """Size of the newest head that was seen, and when it was anchored."""
         self._since: dict[RunId, int] = {}
         """Slashes that were proposed in the log before this index are over."""
 
@@ -56,22 +58,29 @@ class Facts:
     # --- The chain --------------------------------------------------------------------------------------------------
 
     async def read_run(self, books: Books, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
-        read, at, run = self._chain.read, self._contracts, run_key(name)
-        try:
-            known = await read(at.registry, "runOf", run)
-        except ChainRefused as error:
-            if error.name == "RunUnknown":
-                return RunOnChain()
-            raise
-        size = int(await read(at.anchor, "latestSize", run))
-        newest = await self.read_head(books, name, size) if size else {"anchoredAt": 0}
-        pool = await read(at.pool, "poolOf", run)
+        """In one request, and a second one where the newest head is not the one that was seen last."""
+        at, run = self._contracts, run_key(name)
+        asked: list[Question] = [
+            (at.registry, "runOf", (run,)),
+            (at.registry, "termsAt", (run, FAR)),
+            (at.anchor, "latestSize", (run,)),
+            (at.anchor, "frozenAt", (run,)),
+            (at.pool, "poolOf", (run,)),
+        ]
+        asked += [(at.court, "slashOf", (submission,)) for submission in slashed]
+        known, *rest = await self._chain.read_all(asked)
+        if isinstance(known, ChainRefused) and known.name == "RunUnknown":
+            return RunOnChain()
+        refused = [each for each in (known, *rest) if isinstance(each, ChainRefused)]
+        if refused:
+            raise refused[0]
+        terms, size, frozen_at, pool, *slashes = rest
         return RunOnChain(
             phase=RunPhase(known["status"]),
-            terms=ChainTerms.read(await read(at.registry, "termsAt", run, FAR)),
+            terms=ChainTerms.read(terms),
             size=size,
-            anchored_at=int(newest["anchoredAt"]),
-            is_frozen=bool(await read(at.anchor, "frozenAt", run)),
+            anchored_at=await self._read_anchored_at(books, name, size),
+            is_frozen=bool(frozen_at),
             pool=PoolOnChain(
                 held=pool["held"],
                 claimed=pool["claimed"],
@@ -79,8 +88,18 @@ class Facts:
                 epoch=pool["epoch"],
                 since=pool["promisedAt"] or known["createdAt"],
             ),
-            slashes={submission: await self._read_slash(submission) for submission in slashed},
+            slashes={submission: slash_on_chain(seen) for submission, seen in zip(slashed, slashes, strict=True)},
         )
+
+    async def _read_anchored_at(self, books: Books, name: RunId, size: int) -> int:
+        """When the newest head came, and that it is our own; 0 before the first."""
+        if not size:
+            return 0
+        known_size, anchored_at = self._newest.get(name, (0, 0))
+        if known_size != size:
+            anchored_at = int((await self.read_head(books, name, size))["anchoredAt"])
+            self._newest[name] = (size, anchored_at)
+        return anchored_at
 
     async def read_head(self, books: Books, name: RunId, size: int) -> Any:
         """An anchored head of our own log; refused by the anchor where the root there is another."""
@@ -91,10 +110,6 @@ class Facts:
             )
         root = root_of(size, books.writer.tree.get_node)
         return await self._chain.read(self._contracts.anchor, "headAt", run_key(name), size, root)
-
-    async def _read_slash(self, submission: Digest) -> SlashOnChain:
-        seen = await self._chain.read(self._contracts.court, "slashOf", submission)
-        return SlashOnChain(SlashPhase(seen["status"]), seen["appealUntil"], seen["judgeUntil"])
 
     # --- The log ----------------------------------------------------------------------------------------------------
 
@@ -172,3 +187,8 @@ class Facts:
             return held.stake + held.unbonding >= terms.stakeMin and held.owner not in barred
 
         return choose_judges(given, is_fit, {NodeId.parse(each) for each in barred}, terms.quorum)
+
+
+def slash_on_chain(seen: Mapping[str, Any]) -> SlashOnChain:
+    """ICourt.Slash, as far as posting goes by it."""
+    return SlashOnChain(SlashPhase(seen["status"]), seen["appealUntil"], seen["judgeUntil"])

@@ -75,8 +75,7 @@ class ChainDesk:
         chain, wallet, at = purse.chain, purse.wallet, purse.at
         await self._bind(chain, wallet, at)
         units = amount_nano * at.scale
-        await purse.approve(at.vault, units)
-        mined = await wallet.do("the deposit", at.vault, "deposit", self._node, units)
+        mined = await purse.pay("the deposit", at.vault, units, "deposit", self._node, units)
         self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {mined.block}")
         events = await chain.events([at.vault], mined.block, mined.block)
         told = next(e for e in events if e.transaction == mined.transaction and e.name == "Deposited")

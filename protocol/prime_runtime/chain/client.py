@@ -17,12 +17,13 @@ from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey, checksum_address
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.refusals import list_errors, name_refusal
+from prime_runtime.chain.views import list_views
 
 try:
+    from eth_abi.exceptions import DecodingError
     from eth_account import Account
     from web3 import AsyncHTTPProvider, AsyncWeb3
     from web3.exceptions import (
-        BadFunctionCallOutput,
         BlockNotFound,
         ContractLogicError,
         TransactionNotFound,
@@ -36,7 +37,15 @@ except ModuleNotFoundError as error:
 
 CONTRACTS = ("TestToken", "RunRegistry", "LogAnchor", "Court", "StakeVault", "RewardPool")
 TIMEOUT_S = 20.0
+KEPT_S = 2.0
+"""How long a connection is kept for the next question: shorter than the nodes of public chains keep theirs."""
 NEWEST = "latest"
+BATCH_MAX = 50
+"""Questions in one request; nodes of public chains take a hundred."""
+BATCH_REFUSED = (400, 404, 405, 413, 415, 422, 501)
+"""How a node without batches answers one."""
+REVERTED = "revert"
+"""In the text of every node whose contract has refused."""
 KNOWN_ALREADY = ("already known", "already imported", "nonce too low", "underpriced")
 """What a node answers to bytes that it has, or whose nonce is taken: looking at the chain tells which."""
 
@@ -47,6 +56,10 @@ class Contract:
 
     name: str
     address: NodeId
+
+
+Question = tuple[Contract, str, tuple[Any, ...]]
+"""A view of a contract: which, its function and the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +110,13 @@ class Chain:
         self._rpc = rpc
         self._abis = {name: load(name)["abi"] for name in CONTRACTS}
         self._errors = list_errors(self._abis.values())
-        self._open: dict[Contract, Any] = {}
+        self._views = {name: list_views(abi) for name, abi in self._abis.items()}
+        self._events: dict[Contract, dict[str, Any]] = {}
+        self._is_open = False
+        self._takes_batches = True
 
     async def close(self) -> None:
+        self._is_open = False
         await self._web3.provider.disconnect()
 
     # --- Looking ----------------------------------------------------------------------------------------------------
@@ -139,9 +156,50 @@ class Chain:
 
     async def read(self, contract: Contract, function: str, *values: Any) -> Any:
         """What a view says at the newest block. A struct comes as a mapping of its fields."""
-        async with self._asked():
-            answer = await getattr(self._get(contract).functions, function)(*map(_plain, values)).call()
-        return self._name_fields(contract.name, function, answer)
+        (answer,) = await self.read_all([(contract, function, values)])
+        if isinstance(answer, ChainRefused):
+            raise answer
+        return answer
+
+    async def read_all(self, questions: Sequence[Question]) -> list[Any]:
+        """What several views say, in one request where the node allows it. A refusal stands in its answer's place."""
+        found = []
+        for start in range(0, len(questions), BATCH_MAX):
+            asked = questions[start : start + BATCH_MAX]
+            async with self._asked():
+                replies = await self._call(asked)
+                found += [self._open_reply(each, reply) for each, reply in zip(asked, replies, strict=True)]
+        return found
+
+    async def _call(self, questions: Sequence[Question]) -> list[Any]:
+        provider: Any = self._web3.provider
+        calls = [
+            ("eth_call", [{"to": checksum_address(at.address), "data": self.encode(at, function, *values)}, NEWEST])
+            for at, function, values in questions
+        ]
+        if len(calls) > 1 and self._takes_batches:
+            try:
+                replies = await provider.make_batch_request(calls)
+            except aiohttp.ClientResponseError as error:
+                if error.status not in BATCH_REFUSED:
+                    raise
+                replies = None
+            if isinstance(replies, list) and len(replies) == len(calls):
+                return replies
+            self._takes_batches = False
+        return [await provider.make_request(*call) for call in calls]
+
+    def _open_reply(self, question: Question, reply: Any) -> Any:
+        """The answer, or the contract's refusal; ChainAway where it is neither."""
+        at, function, _ = question
+        if (error := reply.get("error")) is not None:
+            if REVERTED not in str(error).lower():
+                raise ChainAway(f"the chain at {self._rpc} answers: {error.get('message', error)}")
+            return self._explain(error.get("data"), str(error.get("message")))
+        try:
+            return self._views[at.name][function].decode(self._web3.codec, _bytes(reply["result"]))
+        except DecodingError:
+            raise ChainAway(f"there is no {at.name} of ours at {at.address} on the chain at {self._rpc}") from None
 
     async def mined(self, transaction: str) -> Mined | None:
         """None while it is in no block."""
@@ -157,7 +215,7 @@ class Chain:
                 int(found["blockNumber"]),
                 int(found["status"]) == 1,
                 int(events[0]["logIndex"]) if events else 0,
-                NodeId(bytes.fromhex(made[2:])) if made else None,
+                NodeId(_bytes(made)) if made else None,
             )
 
     async def events(self, contracts: Sequence[Contract], first: int, last: int) -> list[Event]:
@@ -170,14 +228,14 @@ class Chain:
         }
         async with self._asked():
             raw = await self._web3.eth.get_logs(wanted)
-        found = [self._decode(by_address[NodeId(bytes.fromhex(each["address"][2:]))], each) for each in raw]
+        found = [self._decode(by_address[NodeId(_bytes(each["address"]))], each) for each in raw]
         return sorted((event for event in found if event), key=lambda event: (event.block, event.index))
 
     # --- Transactions -----------------------------------------------------------------------------------------------
 
     def encode(self, contract: Contract, function: str, *values: Any) -> str:
-        """The data of a transaction that calls the function."""
-        return str(self._get(contract).encode_abi(function, args=[_plain(value) for value in values]))
+        """The data of a call of the function."""
+        return self._views[contract.name][function].encode(self._web3.codec, [_plain(value) for value in values])
 
     def encode_creation(self, name: str, *values: Any) -> str:
         """The data of a transaction that makes the contract."""
@@ -198,7 +256,7 @@ class Chain:
         """Hand over a signed transaction; one that the node has already is no error."""
         async with self._asked():
             try:
-                await self._web3.eth.send_raw_transaction(bytes.fromhex(raw.removeprefix("0x")))
+                await self._web3.eth.send_raw_transaction(_bytes(raw))
             except (Web3RPCError, ValueError) as error:
                 if not any(words in str(error).lower() for words in KNOWN_ALREADY):
                     raise
@@ -213,54 +271,55 @@ class Chain:
 
     # --- Small parts ------------------------------------------------------------------------------------------------
 
-    def _get(self, contract: Contract) -> Any:
-        if contract not in self._open:
-            address = checksum_address(contract.address)
-            self._open[contract] = self._web3.eth.contract(address=address, abi=self._abis[contract.name])
-        return self._open[contract]
-
-    def _name_fields(self, contract: str, function: str, answer: Any) -> Any:
-        """Tuples of a struct as mappings, by the ABI."""
-        item = next(each for each in self._abis[contract] if each.get("name") == function)
-        outputs = item["outputs"]
-        return _named(outputs[0], answer) if len(outputs) == 1 else answer
+    def _events_of(self, contract: Contract) -> dict[str, Any]:
+        """Those that it may tell, by their topic."""
+        if contract not in self._events:
+            made = self._web3.eth.contract(address=checksum_address(contract.address), abi=self._abis[contract.name])
+            self._events[contract] = {_hex(event().topic): event for event in made.events}
+        return self._events[contract]
 
     def _decode(self, contract: Contract, raw: Any) -> Event | None:
-        for event in self._get(contract).events:
-            if _hex(event().topic) == _hex(raw["topics"][0]):
-                values = event().process_log(raw)["args"]
-                return Event(
-                    contract.name,
-                    event.event_name,
-                    dict(values),
-                    int(raw["blockNumber"]),
-                    _hex(raw["blockHash"]),
-                    _hex(raw["transactionHash"]),
-                    int(raw["logIndex"]),
-                )
-        return None
+        event = self._events_of(contract).get(_hex(raw["topics"][0]))
+        if event is None:
+            return None
+        return Event(
+            contract.name,
+            event.event_name,
+            dict(event().process_log(raw)["args"]),
+            int(raw["blockNumber"]),
+            _hex(raw["blockHash"]),
+            _hex(raw["transactionHash"]),
+            int(raw["logIndex"]),
+        )
+
+    async def _open(self) -> None:
+        """web3 would make a connection for every question."""
+        connector = aiohttp.TCPConnector(keepalive_timeout=KEPT_S)
+        session = aiohttp.ClientSession(raise_for_status=True, connector=connector)
+        await self._web3.provider.cache_async_session(session)
+        self._is_open = True
 
     @asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
         """Whatever fails in the one way or the other."""
+        if not self._is_open:
+            await self._open()
         try:
             yield
         except ContractLogicError as error:
-            raise self._explain(error.data, error) from None
+            raise self._explain(error.data, str(error)) from None
         except Web3RPCError as error:
             data = _error_data(error)
             if data is None:
                 raise ChainAway(f"the chain at {self._rpc} answers: {error}") from None
-            raise self._explain(data, error) from None
-        except BadFunctionCallOutput:
-            raise ChainAway(f"there is no contract of ours at this address of the chain at {self._rpc}") from None
+            raise self._explain(data, str(error)) from None
         except (TimeoutError, aiohttp.ClientError, OSError, Web3Exception, ValueError, KeyError) as error:
             raise ChainAway(f"the chain at {self._rpc} does not answer: {type(error).__name__} {error}") from None
 
-    def _explain(self, data: Any, error: Exception) -> ChainRefused:
-        raw = data if isinstance(data, bytes) else bytes.fromhex(str(data or "").removeprefix("0x"))
+    def _explain(self, data: Any, text: str) -> ChainRefused:
+        raw = data if isinstance(data, bytes) else _bytes(str(data or ""))
         if not raw:
-            return ChainRefused(f"the contract refuses: {error}")
+            return ChainRefused(f"the contract refuses: {text}")
         name, text = name_refusal(self._errors, raw)
         return ChainRefused(f"the contract refuses: {text}", name)
 
@@ -269,14 +328,6 @@ def sign(key: WalletKey, fields: Mapping[str, Any]) -> tuple[str, str]:
     """Hash and raw bytes of a transaction, as hex."""
     signed = Account.sign_transaction(dict(fields), key.secret())
     return _hex(signed.hash), "0x" + signed.raw_transaction.hex().removeprefix("0x")
-
-
-def _named(output: Mapping[str, Any], value: Any) -> Any:
-    if output["type"] == "tuple":
-        return {part["name"]: _named(part, each) for part, each in zip(output["components"], value, strict=True)}
-    if output["type"] == "tuple[]":
-        return [_named({**output, "type": "tuple"}, each) for each in value]
-    return value
 
 
 def _plain(value: Any) -> Any:
@@ -292,6 +343,10 @@ def _plain(value: Any) -> Any:
 
 def _hex(value: Any) -> str:
     return value if isinstance(value, str) else "0x" + bytes(value).hex()
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text.removeprefix("0x"))
 
 
 def _error_data(error: Web3RPCError) -> Any:

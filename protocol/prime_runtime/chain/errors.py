@@ -7,6 +7,10 @@ class ChainAway(LocalError):
     """The chain cannot be asked now. Whoever settles tries again later; nothing is lost."""
 
 
+class NonceTaken(ChainAway):
+    """Another program with the same key was quicker. What was sent can never count, so it can be sent again."""
+
+
 class NotAllowed(LocalError):
     """Our own settings are against it."""
 

@@ -1,8 +1,13 @@
-"""A key that pays for transactions: writes each down before it is sent, and looks after it until it counts for good."""
+"""A key that pays for transactions: writes each down before it is sent, and looks after it until it counts for good.
+
+A command and the program that runs beside it may use one key: they share its book, and take turns with it.
+"""
 
 import json
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,10 @@ from prime_protocol.ids import NodeId
 from prime_protocol.signing import WalletKey, checksum_address
 from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Block, Chain, Contract, Mined, sign
-from prime_runtime.chain.errors import ChainAway, ChainRefused, NotAllowed
+from prime_runtime.chain.errors import ChainAway, ChainRefused, NonceTaken, NotAllowed
 from prime_runtime.chain.nonces import Sent, Sight, Step, Try, drop_stranded, next_nonce, next_step, raise_fees
 from prime_runtime.clock import Clock
+from prime_runtime.lock import hold_turn
 from prime_runtime.mirror import write_whole
 
 log = logging.getLogger(__name__)
@@ -24,10 +30,18 @@ LOOK_MS = 250
 """Between two looks for a transaction that somebody waits for."""
 GAS_ROOM_PERCENT = 120
 """Of the estimate: the state may change a little before the transaction is in a block."""
+TURN_MS, TURNS_MAX = 20, 6_000
+"""Between two tries for the book that another process has, and how many: longer than a chain may take to answer it."""
+TIP_SALT_WEI = 1_000
+"""A tip is higher by chance, by less than this: two programs that send the same for the same key must not sign the same
+bytes, of which one counts and both believe it theirs.
+"""
+SENDS_MAX = 5
+"""Times that a transaction is sent under a new nonce, because another program has used its."""
 
 
 class Wallet:
-    """One key on one chain. Two processes must not use the same key at once."""
+    """One key on one chain. Without a file for its book it is this process's alone."""
 
     def __init__(
         self,
@@ -48,8 +62,6 @@ class Wallet:
         self.book: tuple[Sent, ...] = read_book(book) if book else ()
         self._is_fresh = True
         self._chain_id = 0
-        self.last_mined: tuple[str, Mined] | None = None
-        """Purpose and fate of what was last seen in a block."""
 
     @property
     def node(self) -> NodeId:
@@ -62,14 +74,15 @@ class Wallet:
 
     async def tend(self, head: Block) -> None:
         """Look after everything in the book."""
-        chain_nonce = await self._chain.nonce(self.node)
-        kept: list[Sent] = []
-        for sent in drop_stranded(self.book, chain_nonce):
-            seen = await self._tend(sent, head, chain_nonce)
-            if seen is not None:
-                kept.append(seen)
-        self._is_fresh = False
-        self._keep(tuple(kept))
+        async with self._turn():
+            chain_nonce = await self._chain.nonce(self.node)
+            kept: list[Sent] = []
+            for sent in drop_stranded(self.book, chain_nonce):
+                seen = await self._tend(sent, head, chain_nonce)
+                if seen is not None:
+                    kept.append(seen)
+            self._is_fresh = False
+            self._keep(tuple(kept))
 
     async def _tend(self, sent: Sent, head: Block, chain_nonce: int) -> Sent | None:
         """The transaction as it stands now; None where it needs no more looking after."""
@@ -78,7 +91,6 @@ class Wallet:
         caps = {"patience_ms": self._gas.patience_ms, "fee_wei_max": self._gas.fee_gwei_max * GWEI}
         step = next_step(sent, sight, confirmations=self._confirmations, **caps)
         if mined is not None and sent.mined_in is None:
-            self.last_mined = (sent.purpose, mined)
             log.info("%s is in block %d%s", sent.purpose, mined.block, "" if mined.is_good else ", and was refused")
         if step is Step.FORGET:
             if mined is None:
@@ -100,45 +112,67 @@ class Wallet:
                 return mined
         return None
 
-    async def send(self, purpose: str, contract: Contract, function: str, values: Sequence[Any]) -> None:
+    async def send(self, purpose: str, contract: Contract, function: str, values: Sequence[Any]) -> Sent:
         """A call of a contract; ChainRefused where it would fail."""
         data = self._chain.encode(contract, function, *values)
-        await self.send_data(purpose, checksum_address(contract.address), data)
+        return await self.send_data(purpose, checksum_address(contract.address), data)
 
-    async def send_data(self, purpose: str, to: str, data: str) -> None:
+    async def send_data(self, purpose: str, to: str, data: str) -> Sent:
         """Written down, then sent. `to` is empty for a new contract."""
         estimate = await self._chain.estimate_gas(self.node, to, data)
         gas = min(self._gas.gas_max, estimate * GAS_ROOM_PERCENT // 100)
         if estimate > self._gas.gas_max:
             raise NotAllowed(f"{purpose} needs {estimate} gas, the cap is {self._gas.gas_max}: see gas_max")
-        head, tip_wei = await self._chain.newest(), await self._chain.tip_wei()
+        head = await self._chain.newest()
+        tip_wei = await self._chain.tip_wei() + secrets.randbelow(TIP_SALT_WEI)
         cap_wei = self._gas.fee_gwei_max * GWEI
         if head.base_fee_wei > cap_wei:
             raise ChainAway(f"the chain asks {head.base_fee_wei // GWEI} gwei, the cap is {self._gas.fee_gwei_max}")
         fee_wei = min(cap_wei, 2 * head.base_fee_wei + tip_wei)
-        nonce = next_nonce(self.book, await self._chain.nonce(self.node))
-        draft = Sent(nonce, purpose, to, data, gas, ())
-        sent = draft.tried(await self._sign(draft, fee_wei, min(tip_wei, fee_wei)))
-        self._keep((*self.book, sent))
-        await self._chain.send_raw(sent.last.raw)
+        async with self._turn():
+            nonce = next_nonce(self.book, await self._chain.nonce(self.node))
+            draft = Sent(nonce, purpose, to, data, gas, ())
+            sent = draft.tried(await self._sign(draft, fee_wei, min(tip_wei, fee_wei)))
+            self._keep((*self.book, sent))
+            await self._chain.send_raw(sent.last.raw)
+        return sent
 
     async def do(self, purpose: str, contract: Contract, function: str, *values: Any) -> Mined:
         """Send, and wait until it is in a block; ChainRefused where it failed there."""
-        await self.send(purpose, contract, function, values)
-        return await self.finish(purpose)
+        for left in reversed(range(SENDS_MAX)):
+            sent = await self.send(purpose, contract, function, values)
+            try:
+                return await self._finish(sent)
+            except NonceTaken as error:
+                if not left:
+                    raise
+                log.info("%s: sent again", error)
+        raise AssertionError("the last try returns or raises")
 
     async def finish(self, purpose: str) -> Mined:
-        """Wait until everything that was sent is in a block."""
-        while self.is_busy:
+        """Wait for what this process, or one before it, has sent for a purpose."""
+        return await self._finish(next(sent for sent in self.book if sent.purpose == purpose))
+
+    async def _finish(self, sent: Sent) -> Mined:
+        while True:
             await self.tend(await self._chain.newest())
-            if self.is_busy:
-                await self._clock.sleep_ms(LOOK_MS)
-        if self.last_mined is None or self.last_mined[0] != purpose:
-            raise ChainAway(f"{purpose} has not come into a block: another transaction of this key took its place")
-        mined = self.last_mined[1]
+            known = next((each for each in self.book if each.nonce == sent.nonce), None)
+            sent = known or sent
+            mined = await self._find(sent)
+            if mined is not None:
+                break
+            if known is None:
+                raise await self._explain_loss(sent)
+            await self._clock.sleep_ms(LOOK_MS)
         if not mined.is_good:
-            raise ChainRefused(f"{purpose} was refused in block {mined.block}")
+            raise ChainRefused(f"{sent.purpose} was refused in block {mined.block}")
         return mined
+
+    async def _explain_loss(self, sent: Sent) -> ChainAway:
+        """Of one that is in no block, and not in the book any more."""
+        if await self._chain.nonce(self.node) > sent.nonce:
+            return NonceTaken(f"another transaction of {self.node} took the place of {sent.purpose}")
+        return ChainAway(f"{sent.purpose} has not come into a block: the chain has lost a transaction before it")
 
     async def _sign(self, sent: Sent, fee_wei: int, tip_wei: int) -> Try:
         self._chain_id = self._chain_id or await self._chain.chain_id()
@@ -154,6 +188,16 @@ class Wallet:
         }
         name, raw = sign(self._key, {**fields, "to": sent.to} if sent.to else fields)
         return Try(name, raw, fee_wei, tip_wei, self._clock.now_ms())
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The book is ours alone until it is closed again, as whoever had it before has left it."""
+        if self._path is None:
+            yield
+            return
+        async with hold_turn(self._path.with_suffix(".lock"), self._clock, wait_ms=TURN_MS, tries=TURNS_MAX):
+            self.book = read_book(self._path)
+            yield
 
     def _keep(self, book: tuple[Sent, ...]) -> None:
         if book != self.book and self._path is not None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from prime_protocol.errors import LocalError
-from prime_runtime.lock import is_held, lock_file, read_facts
+from prime_runtime.clock import SystemClock
+from prime_runtime.lock import hold_turn, is_held, lock_file, read_facts
 
 
 def test_a_second_holder_is_refused_with_the_first_ones_number(tmp_path: Path) -> None:
@@ -67,4 +68,15 @@ def test_a_full_disk_is_told_as_one_and_the_lock_falls(tmp_path: Path) -> None:
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not is_held(path)
+
+
+async def test_turns_come_one_after_the_other_and_do_not_wait_for_ever(tmp_path: Path) -> None:
+    path, clock = tmp_path / "chain" / "book.lock", SystemClock()
+    async with hold_turn(path, clock, wait_ms=1, tries=1):
+        with pytest.raises(LocalError, match="another process has kept"):
+            async with hold_turn(path, clock, wait_ms=1, tries=3):
+                raise AssertionError("both have it")
+    async with hold_turn(path, clock, wait_ms=1, tries=1):
+        assert is_held(path)
     assert not is_held(path)
