@@ -8,13 +8,11 @@ from prime_attacks.detection import COMMON_SLOTS
 from prime_attacks.pieces import OutOfTimeError, Pieces
 from prime_attacks.report import draw, head_forgeries, list_forgeries, list_gallery, list_study
 from prime_attacks.small import TOKENS_MAX, VOCABULARY, run_small
-from prime_attacks.study import Study, Subject, study
+from prime_attacks.study import BFLOAT16, FLOAT32, IMITATED, ROUNDED, Study, Subject, study
 from prime_attacks.table import Tally
 from prime_devnet.tiny_model import make_checkpoint
 from prime_protocol.tolerance import Precision
 
-FLOAT32, BFLOAT16, IMITATED = "float32", "bfloat16", "bfloat16-imitated"
-"""Where the instructions for it are missing, an engine in bfloat16 writes in float32; one that imitates it does not."""
 LONG_VOCABULARY, LONG_TOKENS = 512, 1024
 """In bfloat16 honest noise is as large as some attacks, which then take more tokens to see: completions are as long as
 a run allows by default, and an end token comes about every 512."""
@@ -46,7 +44,7 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
         checkpoint=long,
         precision=Precision.BFLOAT16,
         writer=IMITATED,
-        readers=(BFLOAT16, IMITATED),
+        readers=(BFLOAT16, ROUNDED),
         tokens_max=LONG_TOKENS,
         calibration_chunks=chunks // CALIBRATION_SHARE,
         honest_chunks=chunks,

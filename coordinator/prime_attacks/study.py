@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import torch
+
 from prime_attacks.bent_files import Honest
 from prime_attacks.detection import (
     MODEL_ATTACKS,
@@ -29,6 +31,9 @@ from prime_node.engine.torch_engine import TorchEngine
 from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.toploc_plain import Bits
 
+FLOAT32, BFLOAT16, IMITATED, ROUNDED = "float32", "bfloat16", "bfloat16-imitated", "bfloat16, rounded by hand"
+"""Where the instructions for bfloat16 are missing, an engine writes in float32 and rounds by hand when it reads. One
+that imitates them does not write so, and one of the last kind reads so wherever it runs."""
 BATCHES = (512, 64, 256, 512)
 NEAR = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
 """Attacks that are nearest to honest work."""
@@ -231,7 +236,10 @@ class Starts:
 
 
 def open_engine(precision: str, checkpoint: Path, batch: int | None = None) -> TorchEngine:
-    engine = TorchEngine(device="cpu", precision=precision, batch_max=batch)
+    is_rounded = precision == ROUNDED
+    engine = TorchEngine(device="cpu", precision=BFLOAT16 if is_rounded else precision, batch_max=batch)
+    if is_rounded:
+        engine._dtype = torch.float32
     engine.load(checkpoint)
     return engine
 
