@@ -6,8 +6,10 @@ Where each value comes from is prime_runtime.settings' work. What is not set her
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.policy_config import PolicyConfig
@@ -65,7 +67,8 @@ class WeightsConfig:
     bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
     """Download rate over all transfers; 0 is as fast as the line."""
     allow_private: bool = False
-    """Fetch from private and loopback addresses too: for networks in one building or on one machine."""
+    """Fetch from private and loopback addresses too: for networks in one building or on one machine. Done anyway where
+    the coordinator's own address is such a one."""
 
     def __post_init__(self) -> None:
         if 0 < self.bytes_per_s < RATE_BYTES_PER_S_MIN:
@@ -170,6 +173,15 @@ class NodeConfig:
     def signing_domain(self) -> Domain:
         """What this node's receipts are signed for."""
         return Domain.parse(self.domain) if self.domain else EMBEDDED
+
+    @property
+    def fetches_private(self) -> bool:
+        """Whether a stranger's record may send this node to a private address: only where its network is private."""
+        host = urlsplit(self.coordinator).hostname or ""
+        try:
+            return self.weights.allow_private or host == "localhost" or not ip_address(host).is_global
+        except ValueError:
+            return False
 
     @property
     def run_id(self) -> RunId:

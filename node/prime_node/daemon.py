@@ -325,11 +325,13 @@ class Daemon:
 
     async def _load(self, weights: Weights, events: asyncio.Queue[Event]) -> None:
         try:
-            await self.swarm.fetcher.obtain(weights.root, weights.manifest)
+            is_here = await self.swarm.fetcher.obtain(weights.root, weights.manifest, lambda: self.wanted is weights)
         except LocalError as error:
             self.weights_problem = str(error)
             log.error("the weights of step %d cannot be had: %s", weights.step, error)
             events.put_nowait(WeightsFailed(weights.step))
+            return
+        if not is_here:
             return
         self.weights_problem = ""
         log.info("the weights of step %d are here: %s", weights.step, weights.root)

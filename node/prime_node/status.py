@@ -221,7 +221,7 @@ def _weights(daemon: Daemon) -> dict[str, Any]:
     wanted = daemon.wanted
     return {
         "wanted": {"step": wanted.step, "root": str(wanted.root)} if wanted else None,
-        "problem": daemon.weights_problem,
+        "problem": daemon.weights_problem or daemon.swarm.fetcher.problem,
         "held": [asdict(held_row(stock)) for stock in daemon.swarm.store.newest_first()],
         "transfers": [asdict(transfer_row(each)) for each in daemon.swarm.fetcher.transfers()],
         "corrupt": daemon.swarm.fetcher.corrupt,

@@ -88,7 +88,7 @@ class Swarm:
             clock=self._clock,
             dice=dice,
             limits=FetchLimits(transfers_max=weights.transfers_at_once),
-            allow_private=weights.allow_private,
+            allow_private=config.fetches_private,
             is_relay=config.role is NodeRole.RELAY and not weights.build,
             versions=weights.keep,
             disk_bytes_max=weights.disk_bytes_max or None,

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -22,9 +23,12 @@ from shard_hosts import (
 )
 
 from prime_node.shardcast.limits import FetchLimits
+from prime_node.shardcast.links import Links
+from prime_node.shardcast.paths import Paths
 from prime_protocol.errors import LocalError
 from prime_protocol.manifest import Kind
 from prime_protocol.signed_manifest import SignedManifest
+from prime_runtime.clock import SystemClock
 from prime_runtime.shardcast.slots import UploadLimits
 
 Make = Callable[..., ShardHost]
@@ -152,6 +156,40 @@ async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: St
     await obtain_all([again], signed)
     assert steps.origin.server.sent_shards - before <= shards_of(signed) - held + 1
     assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
+
+
+async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_when_nobody_waits(
+    make: Make, steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prime_node.shardcast.paths")
+    signed = steps.publish()
+    node, is_wanted, looks = await start(make("node")), True, 0
+    node.fetcher._links = Links(allow_private=False)
+    node.fetcher._paths = Paths(node.store, node.directory, node.fetcher._links, random.Random(1))
+
+    class Watch(SystemClock):
+        async def sleep_ms(self, duration_ms: int) -> None:
+            nonlocal looks
+            looks += 1
+            await super().sleep_ms(1)
+
+    node.fetcher._clock = Watch()
+    steps.tell(node, 0)
+    task = asyncio.create_task(node.fetcher.obtain(signed.root, None, lambda: is_wanted))
+    async with asyncio.timeout(20):
+        while looks < 5:
+            node.fetcher.tell(steps.origin.record(signed))
+            await asyncio.sleep(0.001)
+    told = [record.message for record in caplog.records if "no manifest from" in record.message]
+    assert len(told) == 1, "once, and not once for every piece of news"
+    assert "none of 1 nodes that serve them gives them" in node.fetcher.problem
+    assert "--weights-allow-private lets them" in node.fetcher.problem
+    is_wanted = False
+    async with asyncio.timeout(20):
+        assert await task is False
+    node.fetcher._links._allow_private = True
+    await obtain_all([node], signed)
+    assert node.fetcher.problem == ""
 
 
 async def test_deltas_may_be_heard_of_in_any_order(make: Make, steps: Steps) -> None:

@@ -133,7 +133,7 @@ class ChainDesk:
         try:
             mined = await wallet.do("the withdrawal", at.vault, "withdraw", self._node)
         except ChainRefused as error:
-            if error.name != "NothingMatured":
+            if error.name not in ("NothingMatured", "NodeNotBound"):
                 raise
             return 0
         return await self._amount(chain, at.vault, "Withdrawn", mined) // at.scale

@@ -1,18 +1,28 @@
 """`prime-node rollouts`: what became of the node's work, by its journal; and of one piece, by the coordinator too."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from prime_node.commands.context import Context
 from prime_node.config import NodeConfig
 from prime_node.home import Home
-from prime_node.journal import Journal, Piece
+from prime_node.journal import Journal, Piece, PieceState
 from prime_node.outline import make_grid, printable
 from prime_node.work_status import describe_piece
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import SystemClock
 from prime_runtime.json_client import open_json_client
 from prime_runtime.wording import show_bytes, show_distance, show_moment
+
+WAITS_FOR = {
+    PieceState.PRODUCED: "received: it is sent again and again until the coordinator has it or its deadline is over",
+    PieceState.RECEIVED: "checked: by validators if it is drawn; if not, it is accepted unchecked after a while",
+    PieceState.CHECKED: "accepted: other validators have not said what they found",
+    PieceState.ACCEPTED: "credited: the books have not counted it",
+    PieceState.CREDITED: "paid: everybody who worked on a step is paid when it ends",
+}
+"""What comes next for a piece, and what that hangs on."""
 
 
 def show(context: Context) -> int:
@@ -52,14 +62,24 @@ def _show_one(context: Context, config: NodeConfig, piece: Piece) -> int:
     screen = context.screen
     screen.show(screen.facts(_facts(row, SystemClock().now_ms())))
     screen.say("")
-    for each in row["history"]:
-        screen.say(f"{show_moment(each['at_ms'])} UTC  {each['state'].replace('_', ' ')}")
+    for line in tell_way(piece, [verdict["at_ms"] for verdict in verdicts]):
+        screen.say(line)
     if piece.reason:
         screen.say(f"it stopped there: {printable(piece.reason)}" if not piece.is_open else printable(piece.reason))
-    elif piece.is_open:
-        screen.say("more may come of it")
     _show_verdicts(context, verdicts, problem)
     return 0
+
+
+def tell_way(piece: Piece, verdicts_ms: Sequence[int]) -> list[str]:
+    """Every state with its time, the good ones that nobody looked at in time too, and what the next one waits for."""
+    times = dict(piece.history)
+    if verdicts_ms:
+        times.setdefault(PieceState.CHECKED, min(verdicts_ms))
+    lines = [(at_ms, f"{show_moment(at_ms)} UTC  {state.replace('_', ' ')}") for state, at_ms in times.items()]
+    told = [line for _, line in sorted(lines, key=lambda line: line[0])]
+    if piece.is_open and piece.state in WAITS_FOR:
+        told.append(f"{'not yet':>23}  {WAITS_FOR[piece.state]}")
+    return told
 
 
 def _facts(row: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
@@ -83,13 +103,14 @@ async def _ask_verdicts(config: NodeConfig, piece: Piece) -> tuple[list[dict[str
         async with open_json_client(config.coordinator, config.authority) as client:
             page = await client.get("/verdicts", submission=str(piece.submission))
         rows: list[dict[str, Any]] = [
-            {name: row[name] for name in ("at_ms", "validator", "outcome", "reason", "evidence", "metrics")}
+            {name: row[name] for name in ("validator", "outcome", "reason", "evidence", "metrics")}
+            | {"at_ms": int(row["at_ms"])}
             for row in page["rows"]
         ]
         return rows, ""
     except LocalError as error:
         return [], str(error)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         return [], f"the coordinator's answer is not as it should be: {error!r}"
 
 

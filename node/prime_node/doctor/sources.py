@@ -67,7 +67,7 @@ async def _try_servers(config: NodeConfig, directory: Directory, trainer: NodeId
     wanted = next((each.manifest for each in keyframes if each.manifest in served), served[0] if served else None)
     if wanted is None:
         return replace(facts, problem="nobody serves weights of this run just now")
-    links = Links(allow_private=config.weights.allow_private)
+    links = Links(allow_private=config.fetches_private)
     servers = sorted(directory.servers(wanted), key=lambda each: -each.serving.slots_free)[:SERVERS_TRIED_MAX]
     try:
         for server in servers:

@@ -294,4 +294,4 @@ def choose_address(addresses: list[str], *, allow_private: bool) -> str:
     for address in addresses:
         if allow_private or ip_address(address.partition("%")[0]).is_global:
             return address
-    raise RemoteError("urls", "lead into a private network; allow_private lets them, for networks inside one building")
+    raise RemoteError("urls", "lead into a private network; --weights-allow-private lets them, if it is yours")

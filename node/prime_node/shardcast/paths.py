@@ -11,7 +11,7 @@ from prime_node.shardcast.link import LinkBroken
 from prime_node.shardcast.links import Links
 from prime_protocol.constants import FRAME_BYTES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
 from prime_protocol.manifest_path import Link, make_link, plan_path
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.shardcast.directory import Directory, Server
@@ -28,6 +28,8 @@ LOOKED_AT_MAX = 8
 """Manifests asked for in one look at what servers have, when no announced way leads to the weights."""
 FOUND_MAX = 32
 """Such manifests kept in memory, up to 4 MiB each."""
+FAILURES_MAX = 256
+"""Servers whose last failure is remembered."""
 
 
 class Paths:
@@ -40,6 +42,10 @@ class Paths:
         self._dice = dice
         self._found: OrderedDict[Digest, SignedManifest] = OrderedDict()
         """Manifests that nobody announced to us, and that servers have."""
+        self._failed: OrderedDict[NodeId, str] = OrderedDict()
+        """Why each server gave none when it was last asked: told once, however often it is asked."""
+        self.problem = ""
+        """Why no server gave the manifest that was last asked for; empty where one did."""
 
     async def find(
         self, root: Digest, held: Collection[Digest], manifest: Digest | None
@@ -95,7 +101,8 @@ class Paths:
             return self._store.stocks[digest].signed
         servers = list(self._directory.servers(digest))
         self._dice.shuffle(servers)
-        asking: set[asyncio.Task[SignedManifest | None]] = set()
+        count, reason = len(servers), ""
+        asking: set[asyncio.Task[SignedManifest | str]] = set()
         try:
             while servers or asking:
                 if servers:
@@ -104,15 +111,21 @@ class Paths:
                     asking, timeout=HEDGE_MS / 1000 if servers else None, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    if (signed := task.result()) is not None:
-                        return signed
+                    answer = task.result()
+                    if isinstance(answer, SignedManifest):
+                        self.problem = ""
+                        return answer
+                    reason = answer
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
+        if count:
+            self.problem = f"none of {count} nodes that serve them gives them: {reason}"
         return None
 
-    async def _ask_manifest(self, digest: Digest, server: Server) -> SignedManifest | None:
+    async def _ask_manifest(self, digest: Digest, server: Server) -> SignedManifest | str:
+        """What one server gives; why it gives none."""
         try:
             async with asyncio.timeout(MANIFEST_MS / 1000), self._links.borrow(server.serving.urls) as link:
                 answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
@@ -120,7 +133,17 @@ class Paths:
                 raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
             if sha256(answer.body).digest() != digest:
                 raise RemoteError("manifest", "does not have the digest it was asked for by")
-            return self._store.open_frame(answer.body)
+            signed = self._store.open_frame(answer.body)
         except (LinkBroken, TimeoutError, RemoteError) as error:
-            log.info("no manifest from %s: %s", server.node, str(error) or type(error).__name__)
-            return None
+            return self._note_failure(server.node, str(error) or type(error).__name__)
+        self._failed.pop(server.node, None)
+        return signed
+
+    def _note_failure(self, node: NodeId, reason: str) -> str:
+        if self._failed.get(node) != reason:
+            log.info("no manifest from %s: %s", node, reason)
+        self._failed[node] = reason
+        self._failed.move_to_end(node)
+        if len(self._failed) > FAILURES_MAX:
+            self._failed.popitem(last=False)
+        return reason

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -160,10 +160,13 @@ class WeightsFetcher:
 
     # --- Getting there ----------------------------------------------------------------------------------------------
 
-    async def obtain(self, root: Digest, manifest: Digest | None = None) -> None:
-        """Until the checkpoint is here: built, or on a relay all of its shards. Tries for ever; LocalError: no room.
+    async def obtain(
+        self, root: Digest, manifest: Digest | None = None, is_wanted: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Until the checkpoint is here: built, or on a relay all of its shards. LocalError: no room.
 
-        `manifest` is one that leads there, where the caller knows it; others are known from announcements.
+        `manifest` is one that leads there, where the caller knows it; others are known from announcements. While no way
+        is known it looks for one for ever, unless it is not wanted any more: False.
         """
         await self.look()
         failures = 0
@@ -171,6 +174,8 @@ class WeightsFetcher:
             self._news.clear()
             path = await self._paths.find(root, self._held(), manifest)
             if path is None:
+                if not is_wanted():
+                    return False
                 await self._wait_for_news()
                 continue
             for signed in path:
@@ -181,6 +186,7 @@ class WeightsFetcher:
         self._retire()
         if not self._is_relay:
             self._background = asyncio.create_task(asyncio.to_thread(self.assembler.prepare))
+        return True
 
     @asynccontextmanager
     async def using(self, root: Digest, manifest: Digest | None = None) -> AsyncIterator[Path]:
@@ -255,7 +261,16 @@ class WeightsFetcher:
 
     # --- Waiting and room --------------------------------------------------------------------------------------------
 
+    @property
+    def problem(self) -> str:
+        """Why nothing comes although somebody serves it."""
+        return self._paths.problem
+
     async def _wait_for_news(self) -> None:
+        if self.problem:
+            # News are no reason to ask servers again that have just failed; there may be hundreds a second.
+            await self._clock.sleep_ms(RETRY_MS)
+            return
         try:
             async with asyncio.timeout(RETRY_MS / 1000):
                 await self._news.wait()

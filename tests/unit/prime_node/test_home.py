@@ -128,6 +128,26 @@ def test_a_narrow_line_fetches_fewer_shards_at_once(rate: int, at_once: int) -> 
         WeightsConfig(bytes_per_s=49_999)
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "is_set", "fetches"),
+    [
+        ("http://127.0.0.1:8440", False, True),
+        ("http://localhost:8440", False, True),
+        ("https://[fd00::1]:8440", False, True),
+        ("http://192.168.1.2:8440/here", False, True),
+        ("http://8.8.8.8:8440", False, False),
+        ("https://swarm.example:443", False, False),
+        ("https://swarm.example:443", True, True),
+        ("", False, False),
+    ],
+)
+def test_private_addresses_are_dialled_only_where_the_coordinators_is_one(
+    coordinator: str, is_set: bool, fetches: bool
+) -> None:
+    config = NodeConfig(folder=Path("/tmp"), coordinator=coordinator, weights=WeightsConfig(allow_private=is_set))
+    assert config.fetches_private is fetches
+
+
 async def test_the_door_opens_only_with_the_token(tmp_path: Path) -> None:
     stopped: list[dict[str, str]] = []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prime_node.commands.rollouts import tell_way
 from prime_node.journal import NEXT, Journal, Piece, PieceState
 from prime_node.shelf import Shelf
 from prime_protocol.errors import LocalError
@@ -73,6 +74,23 @@ def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
     over = journal.advance(moved, S.REJECTED, 2, is_open=False)
     assert (over.reason, over.is_open, over.state) == ("margin of row 3", False, S.REJECTED)
     assert journal.advance(moved, S.CREDITED, 3).reason == "", "an appeal was heard"
+
+
+def test_the_way_of_a_piece_is_told_with_what_nobody_saw_in_time_and_what_is_next(journal: Journal) -> None:
+    journal.add(piece(), 2_000)
+    journal.advance(piece(), S.RECEIVED, 3_000)
+    assert [
+        line.split("  ")[-1].partition(":")[0]
+        for line in tell_way(journal.advance(piece(), S.CREDITED, 9_000), [5_000])
+    ] == [
+        "produced",
+        "received",
+        "checked",
+        "credited",
+        "paid",
+    ]
+    told = tell_way(journal.advance(piece(), S.PAID, 10_000), [])
+    assert (told[0], len(told)) == ("1970-01-01 00:00:02 UTC  produced", 4), "unchecked, and nothing more to come"
 
 
 def test_every_state_can_be_reached_and_ends_are_ends() -> None:
