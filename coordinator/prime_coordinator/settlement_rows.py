@@ -55,6 +55,10 @@ class SettlementRow:
     """Block up to which the chain's events stand in the log."""
     problem: str
     """Why settlement waits; empty while it does not."""
+    on_their_way: tuple[str, ...]
+    """Transactions that are in no block yet."""
+    put_off: tuple[str, ...]
+    """What a contract refuses, and why; it is tried again an epoch later."""
     anchors: tuple[AnchorRow, ...]
     """Newest first."""
     promises: tuple[PromiseRow, ...]
@@ -99,6 +103,8 @@ async def get_settlement(desk: Desk, ask: Ask) -> SettlementRow:
         head=told.get("head", 0),
         followed=max(0, told.get("followed", 0)),
         problem=told.get("problem", ""),
+        on_their_way=tuple(told.get("on_their_way", ())),
+        put_off=tuple(f"{action}: {why}" for action, why in told.get("put_off", {}).items()),
         anchors=tuple(AnchorRow(**row) for row in told.get("anchors", ())),
         promises=tuple(_promise(row) for row in told.get("promises", ())),
     )

@@ -89,6 +89,8 @@ def with_deployment(config: CoordinatorConfig) -> CoordinatorConfig:
         )
     if made["network"] != config.network:
         raise LocalError(f"the contracts in {config.folder} are of the network {made['network']}; give --network")
+    if config.settlement.court not in ("", made["Court"]):
+        raise LocalError(f"settlement.court is another than the one in {config.folder}, {made['Court']}: leave it out")
     if config.unbonding_ms > made["unbonding_s"] * 1000 - config.settlement.slash_window_ms:
         raise LocalError(
             f"unbonding_ms is {config.unbonding_ms}: the vault keeps stake for {made['unbonding_s']} s, and a slash"

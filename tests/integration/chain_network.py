@@ -1,6 +1,7 @@
 """A network of processes that settles on anvil: the coordinator, people with node folders, and what they type."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +33,7 @@ from prime_protocol.ids import Digest
 from prime_protocol.keystore import encrypt_key
 from prime_protocol.signing import WalletKey
 from prime_runtime.chain.contracts import Contracts, find_contracts, run_key
+from prime_runtime.chain.errors import ChainAway
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.key_file import write_private
@@ -39,7 +41,8 @@ from prime_runtime.key_file import write_private
 BEAT_S = 0.2
 UNBONDING_S = 200_000
 FUND = 500 * TOKEN
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
+"""For a machine on which much else runs; a quiet one needs seconds."""
 
 
 @dataclass
@@ -117,10 +120,11 @@ async def until(what: str, is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def keep_mining(chain: Anvil, is_up: asyncio.Event) -> None:
-    """A block now and then, as on any chain, while it is up."""
+    """A block now and then, as on any chain, while it is up. It may be stopped just when one is asked for."""
     while True:
         await is_up.wait()
-        await chain.mine()
+        with contextlib.suppress(ChainAway):
+            await chain.mine()
         await asyncio.sleep(BEAT_S)
 
 
@@ -153,8 +157,8 @@ async def found(folder: Path, chain: Anvil, bank: WalletKey) -> CoordinatorProce
     flags += ["--unbonding-ms", "88000000", "--tempo-tick-ms", "100", "--tempo-head-ms", "100", "--listen-port", "0"]
     assert await asyncio.to_thread(coordinate, ["init", *words, *flags]) == 0
     config = resolve_coordinator_config(home, {}, {"PRIME_PASSWORD": PASSWORD}).config
-    windows = {"appeal_ms": 600_000, "judgement_ms": 600_000, "appeal_bond_nano": 0, "audit_floor": 10_000}
-    await create_run(config, load_key(config), terms(quorum=1, **windows), fund_nano=0)
+    windows = {"appeal_ms": 600_000, "judgement_ms": 600_000, "verdict_ms": 600_000, "appeal_bond_nano": 0}
+    await create_run(config, load_key(config), terms(quorum=1, audit_floor=10_000, **windows), fund_nano=0)
     return CoordinatorProcess(config)
 
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 ANVIL = ROOT / "contracts/node_modules/.bin/anvil"
 needs_anvil = pytest.mark.skipif(not ANVIL.exists(), reason="needs anvil: npm ci --ignore-scripts in contracts/")
 ETHER = 10**18
+STOP_S = 60
 GAS = GasConfig(patience_ms=2_000)
 
 
@@ -70,12 +71,12 @@ class Anvil:
         """It writes its state and leaves."""
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(STOP_S)
 
     async def close(self) -> None:
         if self._process is not None and self.is_alive:
             self._process.kill()
-            self._process.wait(20)
+            self._process.wait(STOP_S)
         await self.chain.close()
 
     async def mine(self, blocks: int = 1) -> None:

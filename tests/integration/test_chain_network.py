@@ -49,6 +49,7 @@ async def tokens(made: Network, who: Party) -> int:
     return int(await made.read("token", "balanceOf", who.node))
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes a minute: SLOW_TESTS=1")
 async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorganised(tmp_path: Path) -> None:
     async with network(tmp_path) as (made, is_up):
@@ -107,7 +108,10 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         assert await made.command("ann", "claim") == 0
         assert await tokens(made, ann) == paid, "a second claim pays nothing"
 
-        # And out: ask back, wait, withdraw.
+        # And out: ask back, wait, withdraw. Who cannot pay the gas is told so, and types the same again.
+        await made.chain.give(ann.node, 0)
+        assert await made.command("ann", "unstake", str(STAKE // 10**9)) == 1
+        await made.chain.give(ann.node)
         assert await made.command("ann", "unstake", str(STAKE // 10**9)) == 0
         assert await made.command("ann", "withdraw") == 1, "not before the delay is over"
         await made.chain.pass_time(UNBONDING_S)

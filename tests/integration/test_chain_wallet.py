@@ -166,3 +166,12 @@ async def test_fees_above_the_cap_are_waited_out(tmp_path: Path) -> None:
         await chain.mine()
         with pytest.raises(ChainAway, match="the cap is 100"):
             await open_wallet(chain, tmp_path).send_data("a gift", TO, "0x")
+
+
+async def test_what_cannot_be_paid_for_is_not_written_down(tmp_path: Path) -> None:
+    """Else it would be sent some day, beside what was typed again in the meantime."""
+    async with anvil(tmp_path) as chain:
+        wallet = open_wallet(chain, tmp_path)
+        with pytest.raises(ChainAway, match="holds 0 wei on the chain, and the gas of a gift"):
+            await wallet.send_data("a gift", TO, "0x")
+        assert wallet.book == () and not (tmp_path / "book.json").exists()

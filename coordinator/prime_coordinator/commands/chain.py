@@ -21,7 +21,7 @@ from prime_runtime import key_file
 from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Chain
 from prime_runtime.chain.contracts import find_contracts, run_key
-from prime_runtime.chain.errors import ChainRefused
+from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import Server, open_client
@@ -88,10 +88,16 @@ def status(context: Context) -> int:
     settlement = config.settlement
 
     async def work(chain: Chain) -> None:
-        contracts = await find_contracts(chain, settlement.court_address)
+        told = await asyncio.to_thread(_settlement_lines, context)
+        try:
+            contracts = await find_contracts(chain, settlement.court_address)
+        except ChainAway:
+            context.screen.show(context.screen.facts(told))
+            raise
         head = await chain.newest()
         operator = str(await chain.read(contracts.registry, "operator"))
         lines = [
+            *told,
             ("chain", f"{contracts.chain_id}, block {head.number}"),
             ("court", str(contracts.court.address)),
             ("vault", f"{contracts.vault.address}, holds {await _held(chain, contracts, contracts.vault.address)}"),
@@ -160,8 +166,13 @@ async def _fund_in_log(
 def anchor(context: Context) -> int:
     """The running coordinator does it: two must not use its key at once."""
     _evm_config(context)
-    told = Line(context).hasten()
-    context.screen.say(f"the log's {told.size} entries are anchored at the next look at the chain")
+    line = Line(context)
+    if not line.ask("runs", {})["rows"]:
+        raise LocalError("heads are anchored for each run, and there is none yet: prime-coordinator run create")
+    size = line.hasten().size
+    problem = line.ask("settlement", {})["problem"]
+    when = f"when the chain is back ({problem})" if problem else "at the next look at the chain"
+    context.screen.say(f"the log's {size} entries are anchored {when}")
     return 0
 
 
@@ -190,6 +201,17 @@ def _evm_config(context: Context) -> CoordinatorConfig:
 async def _held(chain: Chain, contracts: Any, account: Any) -> str:
     units = int(await chain.read(contracts.token, "balanceOf", account))
     return f"{show_amount(units // contracts.scale)} tokens"
+
+
+def _settlement_lines(context: Context) -> list[tuple[str, str]]:
+    """What the running coordinator says of itself."""
+    try:
+        told = Line(context).ask("settlement", {})
+    except LocalError:
+        return [("coordinator", "is not running")]
+    state = f"waits: {told['problem']}" if told["problem"] else f"has followed the chain to block {told['followed']}"
+    waiting = [("on its way", purpose) for purpose in told["on_their_way"]]
+    return [("coordinator", state), *waiting, *(("put off", refused) for refused in told["put_off"])]
 
 
 async def _runs(context: Context) -> list[str]:

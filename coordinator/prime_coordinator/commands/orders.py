@@ -18,6 +18,7 @@ from prime_protocol.entries import (
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.messages import Logged
+from prime_protocol.signing import checksum_address
 from prime_runtime.settings import read_flags
 from prime_runtime.wording import read_amount
 
@@ -98,10 +99,14 @@ def deposit(context: Context) -> int:
 
 
 def read_address(text: str) -> NodeId:
+    """In lower case, or with the capital letters that wallets show, which then have to be the right ones."""
     try:
-        return NodeId.parse(text)
+        found = NodeId.parse(text.lower())
     except RemoteError as error:
         raise LocalError(f"{text!r} is not an address: it {error.problem}") from None
+    if text not in (str(found), checksum_address(found)):
+        raise LocalError(f"{text!r} has other capital letters than this address: is every digit right?")
+    return found
 
 
 def read_run(text: str) -> RunId:

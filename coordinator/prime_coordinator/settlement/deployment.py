@@ -1,17 +1,16 @@
 """Make a network's contracts, one after the other, each written down as soon as it is there: stopped, it goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prime_coordinator.settlement.chain_files import ChainFiles
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NetworkId, NodeId
-from prime_runtime.chain.client import Chain, Contract
-from prime_runtime.chain.contracts import Contracts, find_contracts
+from prime_runtime.chain.client import TOKEN, Chain, Contract
+from prime_runtime.chain.contracts import Contracts, find_contracts, read_scale
 from prime_runtime.chain.wallet import Wallet
 
-TEST_TOKEN = "TestToken"
 GAS_NEEDED = 15_000_000
 """Of all contracts together, rounded up."""
 Say = Callable[[str], None]
@@ -45,18 +44,22 @@ class Deployer:
     async def deploy(self) -> Contracts:
         """All of it; what was made before is not made again."""
         wanted = self._wanted
-        self._check(await self._chain.chain_id())
-        await self._check_money()
+        named = {
+            "chain_id": await self._chain.chain_id(),
+            "network": str(wanted.network),
+            "unbonding_s": wanted.unbonding_s,
+            "token": str(wanted.token or "a test token"),
+        }
+        self._check(named)
+        if wanted.token is not None:
+            await read_scale(self._chain, Contract(TOKEN, wanted.token))
+        if "Court" not in self._made:
+            await self._check_money()
         head = await self._chain.newest()
-        self._note(
-            chain_id=await self._chain.chain_id(),
-            network=str(wanted.network),
-            unbonding_s=wanted.unbonding_s,
-            start_block=self._made.get("start_block", head.number),
-        )
-        token = wanted.token or await self._make(TEST_TOKEN, "Test token", "TEST", wanted.supply)
+        self._note(**named, start_block=self._made.get("start_block", head.number))
+        token = wanted.token or await self._make(TOKEN, "Test token", "TEST", wanted.supply)
         if wanted.token is None and wanted.supply_to is not None and "supplied" not in self._made:
-            there = Contract(TEST_TOKEN, token)
+            there = Contract(TOKEN, token)
             await self._wallet.do("the supply of test tokens", there, "transfer", wanted.supply_to, wanted.supply)
             self._note(supplied=str(wanted.supply_to))
         registry = await self._make("RunRegistry", str(wanted.network), self._wallet.node, wanted.unbonding_s)
@@ -64,8 +67,8 @@ class Deployer:
         court = await self._make("Court", token, registry, anchor)
         return await find_contracts(self._chain, court)
 
-    def _check(self, chain_id: int) -> None:
-        named = {"chain_id": chain_id, "network": str(self._wanted.network), "unbonding_s": self._wanted.unbonding_s}
+    def _check(self, named: Mapping[str, Any]) -> None:
+        """What was begun with other words is not gone on with."""
         for name, value in named.items():
             if self._made.get(name, value) != value:
                 raise LocalError(

@@ -57,7 +57,7 @@ class ChainDesk:
         return self._do(lambda purse: self._add(purse, amount_nano))
 
     def remove(self, amount_nano: int) -> int:
-        return self._do(lambda purse: self._remove(purse.wallet, purse.at, amount_nano))
+        return self._do(lambda purse: self._remove(purse, amount_nano))
 
     def withdraw(self) -> int:
         return self._do(lambda purse: self._withdraw(purse.chain, purse.wallet, purse.at))
@@ -105,13 +105,29 @@ class ChainDesk:
         consent = sign_document(self._node_key, word, Domain(at.chain_id, at.vault.address))
         await wallet.do("the binding", at.vault, "bind", self._node, bytes(consent))
 
-    async def _remove(self, wallet: Wallet, at: Contracts, amount_nano: int) -> None:
+    async def _remove(self, purse: Purse, amount_nano: int) -> None:
         """The log first: a node must never work on stake that has left the vault."""
-        await self._log(Unbonded(node=self._node, amount_nano=amount_nano), "the log knows")
-        await wallet.do("the unbonding", at.vault, "unbond", self._node, amount_nano * at.scale)
+        at = purse.at
+        try:
+            index = await send(self._config, self._owner, Unbonded(node=self._node, amount_nano=amount_nano))
+            self._say(f"the log knows (entry {index} of the log)")
+        except Refused as error:
+            if await self._let_go_nano(purse) < amount_nano:
+                raise LocalError(f"the log refuses: {error.refusal.field} {error.refusal.problem}") from None
+            self._say("the log knows already")
+        try:
+            await purse.wallet.do("the unbonding", at.vault, "unbond", self._node, amount_nano * at.scale)
+        except ChainAway as error:
+            raise ChainAway(f"the log knows, the chain does not yet: {error}. Then type the same again") from None
         self._say(
             f"{show_amount(amount_nano)} tokens are on their way back; when the delay is over: prime-node withdraw"
         )
+
+    async def _let_go_nano(self, purse: Purse) -> int:
+        """What the vault holds as stake and the log does not any more."""
+        position = await purse.chain.read(purse.at.vault, "positionOf", self._node)
+        known = await ask(self._config, self._node)
+        return int(position["stake"]) // purse.at.scale - int(known["stake_nano"])
 
     async def _withdraw(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
         """The vault and the log mature by their own clocks; each gives what it has."""

@@ -35,7 +35,10 @@ except ModuleNotFoundError as error:
         f"settling on a chain needs web3 ({error.name} is missing): pip install prime-swarm[evm]"
     ) from None
 
-CONTRACTS = ("TestToken", "RunRegistry", "LogAnchor", "Court", "StakeVault", "RewardPool")
+TOKEN = "TestToken"
+"""By whose ABI every token is asked: it has what ERC-20 has."""
+CONTRACTS = (TOKEN, "RunRegistry", "LogAnchor", "Court", "StakeVault", "RewardPool")
+SCHEMES = ("http://", "https://")
 TIMEOUT_S = 20.0
 KEPT_S = 2.0
 """How long a connection is kept for the next question: shorter than the nodes of public chains keep theirs."""
@@ -101,6 +104,8 @@ class Chain:
     """One chain, by the RPC address of a node that follows it."""
 
     def __init__(self, rpc: str, *, bearer: str | None = None) -> None:
+        if not rpc.startswith(SCHEMES):
+            raise LocalError(f"{rpc!r} is not the URL of a node of a chain: write http://host:port")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         provider = AsyncHTTPProvider(
@@ -199,7 +204,8 @@ class Chain:
         try:
             return self._views[at.name][function].decode(self._web3.codec, _bytes(reply["result"]))
         except DecodingError:
-            raise ChainAway(f"there is no {at.name} of ours at {at.address} on the chain at {self._rpc}") from None
+            what = "token" if at.name == TOKEN else f"{at.name} of ours"
+            raise ChainAway(f"there is no {what} at {at.address} on the chain at {self._rpc}") from None
 
     async def mined(self, transaction: str) -> Mined | None:
         """None while it is in no block."""
@@ -313,6 +319,10 @@ class Chain:
             if data is None:
                 raise ChainAway(f"the chain at {self._rpc} answers: {error}") from None
             raise self._explain(data, str(error)) from None
+        except aiohttp.ClientConnectorError as error:
+            raise ChainAway(f"the chain at {self._rpc} cannot be reached ({error.os_error.strerror})") from None
+        except aiohttp.ClientResponseError as error:
+            raise ChainAway(f"{self._rpc} answers {error.status}: is it the RPC address of a chain's node?") from None
         except (TimeoutError, aiohttp.ClientError, OSError, Web3Exception, ValueError, KeyError) as error:
             raise ChainAway(f"the chain at {self._rpc} does not answer: {type(error).__name__} {error}") from None
 

@@ -8,8 +8,8 @@ from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.signing import keccak
 from prime_protocol.typed_data import Domain
-from prime_runtime.chain.client import Chain, Contract
-from prime_runtime.chain.errors import ChainAway
+from prime_runtime.chain.client import TOKEN, Chain, Contract
+from prime_runtime.chain.errors import ChainAway, ChainRefused
 
 NANO_DECIMALS = 9
 """The log counts in 10^-9 of a token."""
@@ -49,11 +49,14 @@ async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
     at = Contract("Court", court)
     if not await chain.has_code(court):
         raise ChainAway(f"there is no contract at {court} on this chain; is it the right chain?")
-    named = {name: await _ask(chain, at, name) for name in ("vault", "pool", "registry", "logAnchor", "token")}
-    token = Contract("TestToken", named["token"])
-    decimals = int(await chain.read(token, "decimals"))
-    if decimals < NANO_DECIMALS:
-        raise LocalError(f"the token has {decimals} decimals, at least {NANO_DECIMALS} are needed")
+    try:
+        named = {name: await _ask(chain, at, name) for name in ("vault", "pool", "registry", "logAnchor", "token")}
+    except ChainRefused:
+        raise ChainAway(
+            f"the contract at {court} is not a court of ours; `chain deploy` has printed its address"
+        ) from None
+    token = Contract(TOKEN, named["token"])
+    scale = await read_scale(chain, token)
     return Contracts(
         await chain.chain_id(),
         at,
@@ -62,8 +65,16 @@ async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
         Contract("RunRegistry", named["registry"]),
         Contract("LogAnchor", named["logAnchor"]),
         token,
-        10 ** (decimals - NANO_DECIMALS),
+        scale,
     )
+
+
+async def read_scale(chain: Chain, token: Contract) -> int:
+    """Units of the token in a nano; LocalError where it cannot be divided as finely as the log counts."""
+    decimals = int(await chain.read(token, "decimals"))
+    if decimals < NANO_DECIMALS:
+        raise LocalError(f"the token has {decimals} decimals, at least {NANO_DECIMALS} are needed")
+    return int(10 ** (decimals - NANO_DECIMALS))
 
 
 async def _ask(chain: Chain, contract: Contract, function: str) -> NodeId:

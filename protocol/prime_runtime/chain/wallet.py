@@ -129,6 +129,7 @@ class Wallet:
         if head.base_fee_wei > cap_wei:
             raise ChainAway(f"the chain asks {head.base_fee_wei // GWEI} gwei, the cap is {self._gas.fee_gwei_max}")
         fee_wei = min(cap_wei, 2 * head.base_fee_wei + tip_wei)
+        await self._check_money(purpose, gas * (head.base_fee_wei + tip_wei))
         async with self._turn():
             nonce = next_nonce(self.book, await self._chain.nonce(self.node))
             draft = Sent(nonce, purpose, to, data, gas, ())
@@ -136,6 +137,15 @@ class Wallet:
             self._keep((*self.book, sent))
             await self._chain.send_raw(sent.last.raw)
         return sent
+
+    async def _check_money(self, purpose: str, cost_wei: int) -> None:
+        """Before it is written down: what cannot be paid for would be sent whenever it can."""
+        held_wei = await self._chain.balance_wei(self.node)
+        if held_wei < cost_wei:
+            raise ChainAway(
+                f"{self.node} holds {held_wei} wei on the chain, and the gas of {purpose} may cost {cost_wei}:"
+                " send it some"
+            )
 
     async def do(self, purpose: str, contract: Contract, function: str, *values: Any) -> Mined:
         """Send, and wait until it is in a block; ChainRefused where it failed there."""
