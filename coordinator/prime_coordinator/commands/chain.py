@@ -19,9 +19,10 @@ from prime_protocol.messages import ENTRY_ENDPOINTS
 from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
 from prime_runtime.chain.caps import GasConfig
-from prime_runtime.chain.client import Chain
+from prime_runtime.chain.client import Chain, Mined
 from prime_runtime.chain.contracts import find_contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.payments import Payer, Payment
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import Server, open_client
@@ -31,6 +32,7 @@ from prime_runtime.password import read_first_line
 from prime_runtime.wording import read_amount, show_amount
 
 DEPLOY_CONFIRMATIONS = 2
+FUNDING = "the funding"
 FUND_TRY_MS, FUND_TRIES = 1_000, 1_800
 
 
@@ -132,11 +134,18 @@ def fund(context: Context) -> int:
             confirmations=config.settlement.confirmations,
             book=book,
         )
-        units = amount_nano * at.scale
-        await wallet.do("the approval", at.token, "approve", at.pool.address, units)
-        await wallet.do("the funding", at.pool, "fund", run_key(run), units)
+        await wallet.tend(await chain.newest())
+        units, key_of_run = amount_nano * at.scale, run_key(run)
+
+        async def pay() -> Mined:
+            await wallet.do("the approval", at.token, "approve", at.pool.address, units)
+            return await wallet.do(FUNDING, at.pool, "fund", key_of_run, units)
+
+        payer = Payer(chain, wallet, at.pool, book.with_name(f"{key.node}-funding.json"))
+        await payer.pay(Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units), pay)
         context.screen.say("it is in the pool on the chain; waiting until the log knows")
         index = await _fund_in_log(config, key, Server(url, operator), run, amount_nano, args.authority)
+        payer.end()
         context.screen.say(f"{args.amount} tokens are in the pool of run {run} (entry {index})")
 
     bearer = config.settlement.rpc_bearer.reveal() if config.settlement.rpc_bearer else None

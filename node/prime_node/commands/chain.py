@@ -1,7 +1,7 @@
 """Value on a chain, moved for a node's owner: stake, ask back, withdraw, claim, appeal. The log hears what it must.
 
-Whatever stops it half way, the same command again does what is left: a deposit counts once, and a claim or a withdrawal
-of nothing is no harm.
+Whatever stops it half way, the same command again does what is left: a deposit that was begun is gone on with, and a
+claim or a withdrawal of nothing is no harm.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from typing import Any
 
 from prime_node.commands.stake import ask, send
 from prime_node.config import NodeConfig
+from prime_node.home import Home
 from prime_node.purse import Purse, open_purse
 from prime_protocol.entries import Appealed, Released, Staked, Unbonded, Withdrawn
 from prime_protocol.errors import LocalError
@@ -19,8 +20,9 @@ from prime_protocol.receipts import Consent
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import Domain, sign_document
 from prime_runtime.chain.client import Chain, Contract, Mined
-from prime_runtime.chain.contracts import Contracts, deposit_reference, run_key
+from prime_runtime.chain.contracts import Contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.payments import Payer, Payment
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_errors import Refused
@@ -28,6 +30,7 @@ from prime_runtime.json_client import open_json_client
 from prime_runtime.wording import show_amount
 
 LOOK_MS = 500
+DEPOSIT = "the deposit"
 DEPOSIT_S = 1_800
 """How long to wait for a deposit to lie deep enough for the coordinator."""
 
@@ -72,17 +75,16 @@ class ChainDesk:
 
     async def _add(self, purse: Purse, amount_nano: int) -> None:
         """Into the vault; when the log has heard of it, behind the node there too."""
-        chain, wallet, at = purse.chain, purse.wallet, purse.at
-        await self._bind(chain, wallet, at)
-        units = amount_nano * at.scale
-        mined = await purse.pay("the deposit", at.vault, units, "deposit", self._node, units)
-        self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {mined.block}")
-        events = await chain.events([at.vault], mined.block, mined.block)
-        told = next(e for e in events if e.transaction == mined.transaction and e.name == "Deposited")
-        place = told.index - mined.first_event
-        reference = deposit_reference(at.chain_id, at.vault.address, mined.transaction, place)
-        await self._until_logged(reference)
+        at, units = purse.at, amount_nano * purse.at.scale
+        await self._bind(purse.chain, purse.wallet, at)
+        note = Home(self._config.folder).chain / f"{self._owner.node}-deposit.json"
+        payer = Payer(purse.chain, purse.wallet, at.vault, note)
+        wanted = Payment(DEPOSIT, "Deposited", str(self._node), units)
+        told = await payer.pay(wanted, lambda: purse.pay(DEPOSIT, at.vault, units, "deposit", self._node, units))
+        self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {told.block}")
+        await self._until_logged(await payer.reference(at.chain_id, told))
         await self._stake(amount_nano)
+        payer.end()
 
     async def _stake(self, amount_nano: int) -> None:
         """In the log. A node that runs stakes its own balance by itself, and may have been quicker."""
