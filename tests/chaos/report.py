@@ -54,8 +54,11 @@ def describe(outcome: Outcome) -> Iterator[str]:
             yield describe_kind(str(kind), hits)
     yield describe_kind("all", outcome.survived)
     yield ""
-    yield "| party | starts | ended by itself | longest life s | memory at 30 s MB | at its end MB | growth MB/min |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        "| party | starts | ended by itself | longest life s | memory at 30 s MB | at half MB | at its end MB"
+        " | growth in the second half MB/min |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     for keeper in outcome.keepers:
         yield describe_party(keeper)
     told = outcome.told
@@ -78,11 +81,12 @@ def describe_kind(name: str, hits: Sequence[Survived]) -> str:
 def describe_party(keeper: Keeper) -> str:
     life = find_longest(keeper.weights)
     warm = [each for each in life if each.age_s >= WARM_S]
-    cells = ["-", "-", "-"]
+    cells = ["-", "-", "-", "-"]
     if warm:
-        minutes = (warm[-1].age_s - warm[0].age_s) / 60
-        growth = (warm[-1].resident_kb - warm[0].resident_kb) / 1024
-        cells = [f"{warm[0].resident_kb / 1024:.0f}", f"{warm[-1].resident_kb / 1024:.0f}"]
+        half, end = next(each for each in warm if each.age_s >= warm[-1].age_s / 2), warm[-1]
+        minutes = (end.age_s - half.age_s) / 60
+        growth = (end.resident_kb - half.resident_kb) / 1024
+        cells = [f"{each.resident_kb / 1024:.0f}" for each in (warm[0], half, end)]
         cells.append(f"{growth / minutes:+.2f}" if minutes >= 1 else "-")
     age_s = life[-1].age_s if life else 0.0
     return f"| {keeper.name} | {keeper.starts} | {len(keeper.ends)} | {age_s:.0f} | {' | '.join(cells)} |"
