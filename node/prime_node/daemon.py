@@ -327,8 +327,10 @@ class Daemon:
         try:
             is_here = await self.swarm.fetcher.obtain(weights.root, weights.manifest, lambda: self.wanted is weights)
         except LocalError as error:
+            # It is tried again with every beat: said once, or a full disk is filled with saying so.
+            if str(error) != self.weights_problem:
+                log.error("the weights of step %d cannot be had: %s", weights.step, error)
             self.weights_problem = str(error)
-            log.error("the weights of step %d cannot be had: %s", weights.step, error)
             events.put_nowait(WeightsFailed(weights.step))
             return
         if not is_here:

@@ -127,6 +127,11 @@ def may_pass(error: LocalError | RemoteError) -> bool:
 
 def explain(error: LocalError | RemoteError, now_ms: int) -> str:
     """In words for somebody who has just installed this."""
+    if isinstance(error, RemoteError) and error.field == VERSION_FIELD:
+        return (
+            f"this program is newer than the coordinator, whose answer {error.problem.partition(':')[0]};"
+            " install the version that its operator names, or wait until it has upgraded"
+        )
     return (explain_refusal(error.refusal, now_ms) if isinstance(error, Refused) else "") or str(error)
 
 

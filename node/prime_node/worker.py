@@ -29,11 +29,14 @@ from prime_protocol.rollout_root import rollout_root
 from prime_protocol.rollouts import Rollout, RolloutFile
 from prime_protocol.units import context_tokens
 from prime_runtime.clock import Clock
+from prime_runtime.http_errors import Unreachable
 
 log = logging.getLogger(__name__)
 
 TRIES = 3
 """An engine that dies under a lease is given so many tries with it, while there is time."""
+ASK_MS = 2_000
+"""Between two questions about a step, while the coordinator does not answer."""
 SELF_CHECK = b"prime-node self-check"
 
 OnProgress = Callable[[Progressed], None]
@@ -76,6 +79,7 @@ class Worker:
         """Cancelling abandons the lease."""
         lease, started_ms = wanted.lease.lease, self._clock.now_ms()
         try:
+            await self._learn_step(wanted)
             async with self._briefings.about(wanted.lease.step, wanted.checkpoint_root) as briefing:
                 if briefing.beacon != wanted.beacon:
                     raise RemoteError("StepFacts.beacon", f"of step {briefing.step} is not what a heartbeat said")
@@ -88,6 +92,17 @@ class Worker:
             self.note_given_back(wanted.lease, str(error))
             return GenerationFailed(lease, str(error)[:REASON_CHARS_MAX])
         return Generated(lease, work)
+
+    async def _learn_step(self, wanted: Generate) -> None:
+        """Ask until it is answered, while there is time: a coordinator that starts again costs no lease."""
+        while True:
+            try:
+                await self._briefings.facts(wanted.lease.step, wanted.checkpoint_root)
+                return
+            except Unreachable:
+                if self._clock.now_ms() + ASK_MS >= wanted.lease.deadline_ms:
+                    raise
+            await self._clock.sleep_ms(ASK_MS)
 
     async def _take_up(self, wanted: Generate, briefing: Briefing) -> Work | None:
         """What an earlier process made for this lease, if it is whole and still answers to it."""

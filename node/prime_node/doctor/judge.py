@@ -191,10 +191,10 @@ def judge_sources(sources: SourceFacts | None) -> Iterator[Line]:
     if sources is None:
         return
     if sources.bytes_per_s is None:
-        found = f"{sources.servers} nodes serve weights, {sources.reached} were reached"
+        reached = f"{sources.servers} nodes serve weights, {sources.reached} were reached" if sources.servers else ""
         yield Line(
             what="weights",
-            found=f"{found}; {sources.problem}" if sources.problem else found,
+            found="; ".join(part for part in (reached, sources.problem) if part),
             needed="somebody to fetch from",
             advice="none is needed if the run has just begun; else look whether a firewall stops outgoing connections",
             grade=Grade.NOTE,

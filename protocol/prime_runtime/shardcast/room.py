@@ -44,7 +44,9 @@ def allocate(path: Path, size: int) -> None:
                 raise OSError("not enough memory is free")
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise LocalError(f"no room for {size} bytes of weights in {path.parent}: {error}") from None
+        raise LocalError(
+            f"no room for {size} bytes of weights in {path.parent}: {error}; make room there, or choose another folder"
+        ) from None
 
 
 def count_free_bytes(folder: Path) -> int:

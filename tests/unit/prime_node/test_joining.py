@@ -108,11 +108,15 @@ def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int 
             refused(RefusalCode.MALFORMED, "Letter.version", "is 0, this run needs 1: please upgrade"),
             "too old for this network: it is 0, this run needs 1: please upgrade: pip install --upgrade prime-swarm",
         ),
+        (
+            RemoteError("Letter.version", "is 1, this run needs 2: please upgrade"),
+            "this program is newer than the coordinator, whose answer is 1, this run needs 2; install the version",
+        ),
         (refused(RefusalCode.FORBIDDEN), "no"),
         (LocalError("is the URL right?"), "is the URL right?"),
     ],
 )
-def test_a_new_user_is_told_what_to_do(error: LocalError, text: str) -> None:
+def test_a_new_user_is_told_what_to_do(error: LocalError | RemoteError, text: str) -> None:
     assert text in explain(error, 3_600_000)
 
 

@@ -13,9 +13,11 @@ from prime_node.engine.keeper import EngineState
 from prime_node.events import Generated, GenerationFailed, Progressed
 from prime_node.journal import PieceState
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, Step
+from prime_protocol.messages import StepFacts
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollout_root import rollout_root
+from prime_runtime.http_errors import Unreachable
 
 
 @pytest.fixture
@@ -126,3 +128,24 @@ def test_a_model_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
         replace(scene.briefing, terms=replace(SCENE_TERMS, model_files=digest("other files")))
     with pytest.raises(LocalError, match="the model has 64 tokens, the run says 32"):
         replace(scene.briefing, terms=replace(SCENE_TERMS, vocabulary=32))
+
+
+async def test_a_coordinator_that_is_away_for_a_moment_costs_no_lease_and_one_that_stays_away_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, tell = 3, scene.facts
+
+    async def facts(step: Step, root: Digest) -> StepFacts:
+        nonlocal away
+        away -= 1
+        if away >= 0:
+            raise Unreachable("cannot reach http://c:1: connection refused")
+        return await tell(step, root)
+
+    monkeypatch.setattr(scene, "facts", facts)
+    monkeypatch.setattr("prime_node.worker.ASK_MS", 1)
+    assert isinstance(await scene.worker.generate(wanted(), ignore), Generated)
+    away, late = 2**30, replace(wanted(1), lease=replace(grant(1), deadline_ms=scene.clock.now_ms() + 50))
+    event = await scene.worker.generate(late, ignore)
+    assert isinstance(event, GenerationFailed)
+    assert "cannot reach" in event.reason

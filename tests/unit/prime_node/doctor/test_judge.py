@@ -134,8 +134,15 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             {"sources": SourceFacts(servers=0, reached=0, model_bytes=None, problem="nobody serves")},
             "weights",
             Grade.NOTE,
-            "0 nodes serve weights, 0 were reached; nobody serves",
+            "nobody serves",
             "if the run has just begun",
+        ),
+        (
+            {"sources": SourceFacts(servers=6, reached=0, model_bytes=None, problem="urls: lead into a private")},
+            "weights",
+            Grade.NOTE,
+            "6 nodes serve weights, 0 were reached; urls: lead into a private",
+            "firewall",
         ),
         (
             {"sources": replace(GOOD.sources, received_bytes=1000)},
