@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from integration.chain_parts import needs_anvil
 from integration.chain_rig import CONFIRMATIONS, EPOCH_S, Rig, rig, started
@@ -20,6 +22,7 @@ from prime_runtime.clock import SystemClock
 
 pytestmark = needs_anvil
 BOND = 10**9
+REQUESTS_MAX = 5
 LOOKS_MAX = 20
 """More than it takes: what was sent may have waited too long on a busy machine, and is then offered again."""
 
@@ -70,9 +73,9 @@ async def claim(made: Rig, name: str, epoch: int) -> None:
     await made.holders["bank"].wallet.do("claim", made.contracts.pool, "claim", *values)
 
 
-async def convicted(made: Rig, node: str = "ann") -> Digest:
+async def convicted(made: Rig, node: str = "ann", slot: int = 0) -> Digest:
     """Found hard in the log, and the slash brought before the court."""
-    name = made.world.convicted(node)
+    name = made.world.convicted(node, slot)
     await made.next_epoch()
     assert await made.slash_status(name) == SlashPhase.OPEN
     assert (await made.read("vault", "positionOf", made.world.id(node)))["escrow"] == SLASH
@@ -294,3 +297,29 @@ async def test_a_refusal_says_which_rule_of_which_contract(tmp_path: Path) -> No
         with pytest.raises(ChainRefused, match=r"StakeTooSmall\(|NodeNotBound\(node=0x") as refused:
             await stranger.wallet.do("unbonding", made.contracts.vault, "unbond", stranger.key.node, TOKEN)
         assert refused.value.name == "NodeNotBound"
+
+
+async def test_a_look_is_a_handful_of_requests_whatever_the_number_of_slashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator looks every few seconds, on a node of the chain that may count what is asked of it."""
+    asked: list[str] = []
+    post = aiohttp.ClientSession.post
+
+    def counted(session: aiohttp.ClientSession, url: str, **given: Any) -> Any:
+        asked.append(url)
+        return post(session, url, **given)
+
+    async with rig(tmp_path) as made:
+        await started(made)
+        await made.settle()
+        for open_slashes in range(3):
+            if open_slashes:
+                await convicted(made, ("ann", "bob")[open_slashes - 1], slot=open_slashes)
+                await made.settle()
+            await made.commit()
+            with monkeypatch.context() as counting:
+                counting.setattr(aiohttp.ClientSession, "post", counted)
+                asked.clear()
+                await made.settlement.settle(made)
+            assert len(asked) <= REQUESTS_MAX, asked

@@ -12,7 +12,7 @@ from prime_protocol.ids import NodeId
 from prime_protocol.signing import checksum_address
 from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Contract
-from prime_runtime.chain.errors import ChainAway, NonceTaken
+from prime_runtime.chain.errors import ChainAway, NonceTaken, NotAllowed
 from prime_runtime.chain.wallet import GWEI, Wallet
 from prime_runtime.clock import SystemClock
 
@@ -166,6 +166,15 @@ async def test_fees_above_the_cap_are_waited_out(tmp_path: Path) -> None:
         await chain.mine()
         with pytest.raises(ChainAway, match="the cap is 100"):
             await open_wallet(chain, tmp_path).send_data("a gift", TO, "0x")
+
+
+async def test_a_transaction_that_needs_more_gas_than_the_cap_is_not_sent(tmp_path: Path) -> None:
+    async with anvil(tmp_path) as chain:
+        await chain.give(KEY.node)
+        wallet = Wallet(chain.chain, KEY, SystemClock(), gas=GasConfig(gas_max=100_000))
+        with pytest.raises(NotAllowed, match="the cap is 100000"):
+            await make_token(chain, wallet)
+        assert await chain.chain.nonce(KEY.node) == 0
 
 
 async def test_what_cannot_be_paid_for_is_not_written_down(tmp_path: Path) -> None:

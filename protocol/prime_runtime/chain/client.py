@@ -4,6 +4,7 @@ Every answer is somebody else's: what does not parse, or does not come, is Chain
 ChainRefused with the contract's own error in words.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class Chain:
         provider = AsyncHTTPProvider(
             rpc, request_kwargs={"headers": headers, "timeout": timeout}, exception_retry_configuration=None
         )
+        provider.logger.setLevel(logging.WARNING)  # it tells of every connection that is closed
         self._web3 = AsyncWeb3(provider, middleware=[])
         self._rpc = rpc
         self._abis = {name: load(name)["abi"] for name in CONTRACTS}

@@ -75,6 +75,8 @@ class Wallet:
     async def tend(self, head: Block) -> None:
         """Look after everything in the book."""
         async with self._turn():
+            if not self.book:
+                return
             chain_nonce = await self._chain.nonce(self.node)
             kept: list[Sent] = []
             for sent in drop_stranded(self.book, chain_nonce):
