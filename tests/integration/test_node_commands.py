@@ -318,6 +318,13 @@ async def test_a_service_is_installed_where_systemd_answers(
     assert not unit.exists()
 
 
+async def test_a_verdict_that_nobody_gave_is_told_where_names_are_found(owner: Owner) -> None:
+    said = await owner.type("audit", "0x" + "11" * 32)
+    assert said.code == 1
+    assert "nothing that was judged, and no evidence, is called 0x1111" in said.err
+    assert "`prime-node rollouts ID` shows the names of yours" in said.err
+
+
 async def test_completion_knows_the_commands(owner: Owner) -> None:
     for shell in ("bash", "zsh", "fish"):
         script = (await type_("completion", shell)).out

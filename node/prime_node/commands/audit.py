@@ -76,7 +76,13 @@ async def _load_bundle(context: Context, config: NodeConfig) -> bytes:
     if context.args.verdict is None:
         raise LocalError("name a submission or an evidence digest, or give --bundle FILE")
     evidence = await _find_evidence(config, parse_verdict(context.args.verdict))
-    return await _fetch(config, f"/objects/{evidence}", evidence, BUNDLE_BYTES_MAX)
+    try:
+        return await _fetch(config, f"/objects/{evidence}", evidence, BUNDLE_BYTES_MAX)
+    except NotKnown:
+        raise LocalError(
+            f"nothing that was judged, and no evidence, is called {evidence} at {config.coordinator}, or it is not kept"
+            " any more. `prime-node rollouts ID` shows the names of yours; a file that you have is given with --bundle"
+        ) from None
 
 
 def parse_verdict(text: str) -> Digest:
