@@ -367,6 +367,19 @@ def test_generation_that_fails_gives_the_lease_back() -> None:
     assert shell.sent(LeaseEnded)[0].message.reason == "out of memory"
 
 
+def test_new_weights_are_fetched_while_a_lease_is_done_and_taken_with_the_next_one() -> None:
+    shell = Shell().ready()
+    shell.lease(grant())
+    assert [begun.checkpoint_root for begun in shell.pop(Generate)] == [digest("root 0")]
+    shell.beat(weights=weights(1), leases=(grant(),))
+    assert shell.pop(LoadWeights) == [LoadWeights(weights(1))], "while the first lease is being done"
+    shell.tell(WeightsReady(Step(1), digest("root 1")))
+    assert (shell.pop(Abandon), shell.pop(Generate)) == ([], []), "which goes on with what it began with"
+    shell.tell(Generated(0, made()))
+    shell.lease(grant(1, step=1))
+    assert [begun.checkpoint_root for begun in shell.pop(Generate)] == [digest("root 1")]
+
+
 def test_weights_that_could_not_be_fetched_are_asked_for_again() -> None:
     shell = Shell()
     shell.beat()
