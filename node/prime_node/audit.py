@@ -75,6 +75,9 @@ class Auditor:
             return self._break_off(task, "it was not done in time")
         except (LocalError, RemoteError) as error:
             return self._break_off(task, str(error))
+        except Exception as error:  # boundary: a stranger's file that finds a bug here costs its verdict, not the node
+            log.exception("the audit of %s failed", task.submission)
+            return self._break_off(task, f"a fault of this program: {error!r}")
         self.problem = ""
         self.given[str(finding.outcome)] += 1
         log.info("submission %s: %s %s", task.submission, finding.outcome, finding.reason)

@@ -148,6 +148,19 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert not list((bench.scene.folder / "files").iterdir()), "and nothing is kept of it"
 
 
+async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*given: object) -> None:
+        raise IndexError("row 7")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prime_node.examination.read_rollouts", stumble)
+        assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert bench.auditor.problem == "a fault of this program: IndexError('row 7')"
+    assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT
+
+
 async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench) -> None:
     model, keeper = bench.scene.checkpoint / "model.safetensors", bench.scene.keeper
     good = model.read_bytes()
