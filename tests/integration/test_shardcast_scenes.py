@@ -274,7 +274,28 @@ async def test_a_damaged_checkpoint_is_found_at_the_next_start(make: Make, steps
     assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", ".files"])
+async def test_an_origin_sends_nothing_that_rotted_and_stays_a_good_name(make: Make, steps: Steps) -> None:
+    first = steps.publish()
+    path = steps.origin.store.stocks[first.digest].folder / "model.safetensors"
+    await steps.origin.stop()
+    path.write_bytes(_flip(path.read_bytes(), 500_000))
+    steps.origin = await start(make("origin", key=TRAINER))
+    node = await start(make("node"))
+    steps.tell(node, 0)
+    task = asyncio.create_task(node.fetcher.obtain(first.root))
+    stock = steps.origin.store.stocks[first.digest]
+    async with asyncio.timeout(20):
+        while stock.is_complete:
+            await asyncio.sleep(0.01)
+    last = steps.publish(keyframe=True)
+    steps.tell(node, 1)
+    await obtain_all([node], last)
+    assert node.fetcher.corrupt == 0, "nobody is shunned for what a disk has done"
+    assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
+    task.cancel()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", ".files", ".manifest"])
 async def test_nothing_damaged_is_handed_out_after_a_start(make: Make, steps: Steps, name: str) -> None:
     steps.publish()
     last = steps.publish()

@@ -42,7 +42,7 @@ class Assembler:
         RemoteError: the result is not what was signed. Then nothing got a name that it does not deserve.
         """
         for signed in path:
-            if self._store.checkpoint_path(signed.root).exists():
+            if signed.root in self._store.checkpoints():
                 continue
             if signed.manifest.kind is Kind.KEYFRAME:
                 self._build_keyframe(signed)
@@ -101,7 +101,7 @@ class Assembler:
 
     def recheck(self) -> int:
         """Checkpoints that are not what they say are removed; their number."""
-        return sum(not self.check(root) for root in self._store.checkpoints())
+        return self._store.remove_damaged() + sum(not self.check(root) for root in self._store.checkpoints())
 
     def check(self, root: Digest) -> bool:
         """It is here and what was signed. A damaged one is removed."""

@@ -171,6 +171,7 @@ def _keep(store: ShardStore, mapped: MappedCheckpoint, signed: SignedManifest) -
     for file in mapped.files:
         link_or_copy(file.path, draft / file.path.name)
     store.publish(draft, signed)
+    store.remove_damaged()
     for root in older:
         if root != signed.root:
             store.remove_checkpoint(root)

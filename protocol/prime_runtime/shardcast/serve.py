@@ -140,6 +140,9 @@ class ShardServer:
         response = None
         try:
             await self._wait(lambda: not stock.coming >> index & 1, stock, _read_wait(request))
+            if stock.held >> index & 1 and not await stock.is_sound(index):
+                log.error("shard %d of step %d is damaged on this disk and not sent", index, stock.manifest.step)
+                return _missing("that shard was damaged here")
             response = self._make_response(stock, index, *cut)
             await response.prepare(request)
         except FileNotFoundError:

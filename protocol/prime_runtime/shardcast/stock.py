@@ -8,7 +8,7 @@ import asyncio
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class Stock:
         self.folder = folder
         self.held = 0
         self.coming = 0
+        self.seen = 0
+        """Shards whose bytes this process has compared with their digests. Others may have rotted on the disk."""
         self.sent = 0
         """Shards that were sent to somebody from here."""
         self.depth = 0
@@ -95,12 +97,25 @@ class Stock:
         loop, before = asyncio.get_running_loop(), self.list_held()
         right = await asyncio.gather(*(loop.run_in_executor(pool, self.is_right, index) for index in before))
         lost = [index for index, is_right in zip(before, right, strict=True) if not is_right]
-        for index in lost:
-            self.held &= ~(1 << index)
-        if lost:
+        self.lose(lost)
+        return len(lost)
+
+    async def is_sound(self, index: int) -> bool:
+        """A held shard may be sent: it is looked at once in this process's life. A damaged one is held no longer."""
+        if not self.seen >> index & 1 and not await asyncio.to_thread(self.is_right, index):
+            self.lose([index])
+            return False
+        return True
+
+    def lose(self, shards: Collection[int]) -> None:
+        """They are not what they should be."""
+        if shards:
+            for index in shards:
+                self.held &= ~(1 << index)
+                self.seen &= ~(1 << index)
             self._maps.clear()
             self._save()
-        return len(lost)
+            self._tell()
 
     def is_right(self, index: int) -> bool:
         """The bytes on disk have the shard's digest."""
@@ -108,6 +123,7 @@ class Stock:
             verify_shard(self.manifest, index, self.view(index))
         except RemoteError:
             return False
+        self.seen |= 1 << index
         return True
 
     def view(self, index: int) -> memoryview:
@@ -130,6 +146,7 @@ class Stock:
     def mark(self, index: int) -> None:
         """The shard was verified and is in its place."""
         self.held |= 1 << index
+        self.seen |= 1 << index
         self.coming &= ~(1 << index)
         self._save()
         self._tell()
@@ -140,7 +157,7 @@ class Stock:
         for file in self.manifest.files:
             link_or_copy(files[file.name], self.folder / file.name)
         (self.folder / PUBLISHED_NAME).touch()
-        self.held = (1 << self.shards) - 1
+        self.held = self.seen = (1 << self.shards) - 1
         self._save()
 
     def set_coming(self, coming: int) -> None:

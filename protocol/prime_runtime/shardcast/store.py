@@ -14,11 +14,15 @@ compares every shard marked as held with its digest again.
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.codec import decode
+from prime_protocol.constants import FRAME_BYTES_MAX, SIGNATURE_BYTES
+from prime_protocol.digests import hash_bytes
+from prime_protocol.envelope import Letter, open_envelope
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.manifest_path import Link, make_link
@@ -30,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST_NAME = ".manifest"
 DRAFT_SUFFIX = ".draft"
+NAME = re.compile("[0-9a-f]{64}")
+"""Of a digest. What is called otherwise is none of ours."""
 
 
 class ShardStore:
@@ -44,6 +50,8 @@ class ShardStore:
         self._whole: dict[Digest, SignedManifest] = {}
         self._refused: set[str] = set()
         """Files among the manifests that are none."""
+        self._unusable: set[str] = set()
+        """Checkpoints whose manifest is damaged or another trainer's."""
         self._places: dict[Digest, tuple[Stock, int]] = {}
         """Shard digest to where it is. Two manifests may share a shard; either place will do."""
         self._manifests = folder / "manifests"
@@ -63,11 +71,23 @@ class ShardStore:
         fresh = []
         for name in sorted(names - known - self._refused):
             signed = self._read_manifest(self._manifests / name)
-            if signed is None or signed.digest.hex() != name:
-                self._refused.add(name)
-            else:
+            if signed is not None and signed.digest.hex() == name:
                 fresh.append(self._take(signed))
+            elif not self._remove_rotten(name):
+                self._refused.add(name)
         return fresh
+
+    def _remove_rotten(self, name: str) -> bool:
+        """A manifest that is not what it is named after any more, with its shards: without it nobody can use them."""
+        path = self._manifests / name
+        try:
+            if not NAME.fullmatch(name) or hash_bytes(path.read_bytes()).hex() == name:
+                return False
+            path.unlink()
+        except OSError:
+            return False
+        shutil.rmtree(self._transport / name, ignore_errors=True)
+        return True
 
     def open_frame(self, frame: bytes) -> SignedManifest:
         """What the run's trainer signed, or RemoteError."""
@@ -150,10 +170,13 @@ class ShardStore:
         names = {path.name for path in self._checkpoints.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
         # A checkpoint never changes under its name, and reading a long manifest takes a while.
         self._whole = {root: signed for root, signed in self._whole.items() if root.hex() in names}
-        for name in names - {root.hex() for root in self._whole}:
+        self._unusable &= names
+        for name in names - {root.hex() for root in self._whole} - self._unusable:
             signed = self._read_manifest(self._checkpoints / name / MANIFEST_NAME)
             if signed is not None and signed.root.hex() == name:
                 self._whole[signed.root] = signed
+            else:
+                self._unusable.add(name)
         return dict(self._whole)
 
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
@@ -176,6 +199,16 @@ class ShardStore:
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
+    def remove_damaged(self) -> int:
+        """Checkpoints whose manifest nobody has signed as it is; their number. One of another trainer stays."""
+        self.checkpoints()
+        roots = [Digest(bytes.fromhex(name)) for name in self._unusable if NAME.fullmatch(name)]
+        damaged = [root for root in roots if _is_damaged(self.checkpoint_path(root) / MANIFEST_NAME)]
+        for root in damaged:
+            log.warning("the checkpoint %s has no good manifest and is removed", root)
+            self.remove_checkpoint(root)
+        return len(damaged)
+
     def _remove_drafts(self) -> None:
         """What an interrupted process left."""
         for path in self._checkpoints.glob("*" + DRAFT_SUFFIX):
@@ -190,6 +223,19 @@ class ShardStore:
         except (OSError, RemoteError) as error:
             log.warning("%s is passed over: %s", path.name, error)
             return None
+
+
+def _is_damaged(path: Path) -> bool:
+    """It is not there, or not as anybody has signed it."""
+    try:
+        frame = path.read_bytes()
+        letter = decode(Letter, frame[SIGNATURE_BYTES:])
+        open_envelope(frame, network=letter.network, version_min=letter.version)
+    except (FileNotFoundError, RemoteError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -128,12 +128,43 @@ async def test_a_file_that_is_gone_or_short_holds_no_shard(origin: ShardHost, tm
     assert open_store(origin.store.folder).stocks[signed.digest].list_held() == []
 
 
-async def test_a_damaged_or_foreign_manifest_is_passed_over(origin: ShardHost, tmp_path: Path) -> None:
+async def test_a_damaged_manifest_goes_with_its_shards_and_a_foreign_one_stays(
+    origin: ShardHost, tmp_path: Path
+) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
     path = origin.store.folder / "manifests" / signed.digest.hex()
-    path.write_bytes(path.read_bytes()[:-5])
     (path.parent / "readme.txt").write_text("hello")
+    stranger = ShardStore(origin.store.folder, network=NETWORK, run=RUN, trainer=make_key("stranger").node)
+    assert stranger.stocks == {}
+    assert stranger.remove_damaged() == 0
+    assert set(open_store(origin.store.folder).stocks) == {signed.digest}, "it was not the stranger's to remove"
+    path.write_bytes(path.read_bytes()[:-5])
     assert open_store(origin.store.folder).stocks == {}
+    assert [each.name for each in path.parent.iterdir()] == ["readme.txt"]
+    assert not (origin.store.folder / "transport" / signed.digest.hex()).exists()
+
+
+async def test_a_checkpoint_without_a_good_manifest_goes_with_the_next_step(origin: ShardHost, tmp_path: Path) -> None:
+    (first,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    path = origin.store.checkpoint_path(first.root) / ".manifest"
+    path.write_bytes(path.read_bytes()[:-5])
+    again = ShardHost(tmp_path, "origin", key=TRAINER)
+    (second,) = again.publish(write_checkpoint(tmp_path / "c1", make_tensors(2)), 1)
+    assert second.manifest.kind is Kind.KEYFRAME, "there is no base any more"
+    assert set(again.store.checkpoints()) == {second.root}
+    assert not again.store.checkpoint_path(first.root).exists()
+
+
+async def test_a_shard_that_rotted_is_found_when_it_is_first_asked_for(origin: ShardHost, tmp_path: Path) -> None:
+    (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
+    path = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[100_000] ^= 1
+    path.write_bytes(data)
+    again = open_store(origin.store.folder).stocks[signed.digest]
+    sound = [await again.is_sound(index) for index in range(again.shards)]
+    assert sound.count(False) == 1
+    assert again.list_held() == [index for index, is_sound in enumerate(sound) if is_sound]
 
 
 async def test_files_have_their_full_size_before_the_first_byte(origin: ShardHost, tmp_path: Path) -> None:
