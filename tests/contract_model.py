@@ -275,6 +275,9 @@ class Model:
         self.demand(not self.frozen_at or promise.matures_at <= self.frozen_at, "PromiseVoid")
         self.demand(self.now >= promise.matures_at, "NotMatured")
         amount = max(0, promise.amounts[account] - self.claimed[account])
+        # What an operator takes back from one account in a later root was paid all the same, and others lack it.
+        matured = self.matured(self.frozen_at or self.now)
+        self.demand(not amount or self.claimed.total() + amount <= matured, "PromiseExceeded")
         self.claimed[account] += amount
         self.move("pool", account, amount)
         return amount

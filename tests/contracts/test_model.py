@@ -360,3 +360,15 @@ TestContracts.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+def test_what_an_operator_takes_back_from_one_is_not_paid_to_another() -> None:
+    """Found by a thousand examples, too seldom for the few of the test run."""
+    state = Contracts()
+    state.start()
+    state.pay((224, 435), DAY_S)
+    state.post("operator", 0, (-1, 200), 3600)
+    state.pay((0, 0), DAY_S)
+    state.pool_agrees()
+    assert state.model.claimed["bob"] == 435
+    state.teardown()
