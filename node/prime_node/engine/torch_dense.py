@@ -14,6 +14,7 @@ from torch.nn import functional
 from prime_node.engine.dense_shape import DenseShape
 from prime_node.engine.torch_attention import Attention
 from prime_node.engine.torch_cache import KvCache
+from prime_node.engine.torch_prefill import attend_run
 from prime_node.engine.torch_rope import get_angles, get_frequencies
 from prime_node.engine.torch_steps import Steps, open_steps
 
@@ -134,12 +135,8 @@ class DenseDecoder:
         if todo.cache is not None and todo.places is not None:
             todo.cache.write(number, todo.places, keys[start:], values[start:])
         for run in todo.runs:
-            query, key, value = (
-                tensor[run.start : run.stop].unflatten(0, (run.count, run.length)).transpose(1, 2)
-                for tensor in (queries, keys, values)
-            )
-            found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-            parts.append(found.transpose(1, 2).flatten(2).flatten(0, 1))
+            here = slice(run.start, run.stop)
+            parts.append(attend_run(queries[here], keys[here], values[here], run.length))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _widen(self, states: Tensor, layer: Layer, steps: Steps) -> None:

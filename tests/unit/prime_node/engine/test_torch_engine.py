@@ -171,12 +171,13 @@ def test_a_completion_does_not_depend_on_who_else_is_in_the_batch(
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_writes_the_same_where_the_kernel_was_not_compiled(
+def test_writes_the_same_where_the_kernels_were_not_compiled(
     name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = make_orders(30, seed=8)
     one = generate(open_engine(folders[name]), orders)
-    monkeypatch.setattr("prime_node.engine.torch_attention.get_kernel", lambda: None)
+    for module in ("torch_attention", "torch_prefill"):
+        monkeypatch.setattr(f"prime_node.engine.{module}.get_kernel", lambda: None)
     other = generate(open_engine(folders[name]), orders)
     for number, completion in one.items():
         assert other[number].tokens.tolist() == completion.tokens.tolist()
