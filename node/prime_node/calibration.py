@@ -5,8 +5,8 @@ is fitted, and the fit is followed out to that chance:
 
 - Counts (exponents, signs, the sum of mantissa errors) are sums of rare events whose rate differs from chunk to chunk:
   a negative binomial distribution.
-- The largest margin and log-prob error of a completion are extremes: a generalised Pareto tail over the largest tenth,
-  never lighter than an exponential one.
+- The largest margin and log-prob error of a chunk are extremes: a generalised Pareto tail over the largest tenth, never
+  lighter than an exponential one. Chunks of one completion go together, so it is as sure as its completions are many.
 - Means over a file follow Bernstein's inequality, from their variance between completions.
 - What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
 - How noisy a completion is as a whole, and how far honest ones spread there, is in calibration_noise.py.
@@ -37,7 +37,7 @@ ROWS_MIN = 100
 """Fewer say nothing about rare events."""
 TAIL_SHARE = 10
 TAIL_MIN, TAIL_MAX = 10, 1_000
-"""A tail is fitted to the largest tenth of the completions, and to so many of them at least and at most."""
+"""A tail is fitted to the largest tenth of the chunks, and to so many of them at least and at most."""
 SHAPE_MAX = 0.25
 """Heaviest tail that is believed. Rounding errors have far lighter ones; a heavier fit is a broken machine."""
 RESAMPLES = 200
@@ -91,7 +91,8 @@ class Noise:
     chunk_logprobs: Numbers
     chunk_logprob_means: Numbers
     is_whole: NDArray[np.bool_]
-    """One for each chunk, so far."""
+    owners: NDArray[np.int64]
+    """Which completion it belongs to. One for each chunk, so far."""
     tokens: Numbers
     margin_maxima: Numbers
     margin_sums: Numbers
@@ -120,6 +121,7 @@ def collect(pairing: str, rows: Sequence[RowNumbers]) -> Noise:
         chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
         chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
         is_whole=np.array([span.is_whole for span in spans], bool),
+        owners=np.repeat(np.arange(len(rows)), [len(row.spans) for row in rows]),
         tokens=np.array([row.tokens for row in rows], float),
         margin_maxima=np.array([row.margin_max for row in rows], float),
         margin_sums=np.array([row.margin_sum for row in rows], float),
@@ -141,9 +143,9 @@ def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precisi
     scale = TOPLOC_K / min(TOPLOC_K, hidden)
     mantissa_sum = max(bound_count(noise.mantissa_sums, target) for noise in noises) + CHANCE_MATCH
     mantissa_mean = min(mantissa_sum * scale / TOPLOC_K, float(CHANCE_MATCH))
-    logprob = max(max(bound_extreme(noise.logprob_maxima, target) for noise in noises), ERROR_FLOOR)
+    logprob = max(max(bound_extreme(noise.chunk_logprobs, noise.owners, target) for noise in noises), ERROR_FLOOR)
     # A token only loses if the errors of its own and the winner's log-prob add up to the gap between them.
-    margin = max(2 * logprob, max(bound_extreme(noise.margin_maxima, target) for noise in noises))
+    margin = max(2 * logprob, max(bound_extreme(noise.chunk_margins, noise.owners, target) for noise in noises))
     usual = fit_usual(noises, target)
     return Tolerance(
         precision=precision,
@@ -238,18 +240,22 @@ def bound_usual(values: Numbers, target: Target) -> float:
 # --- Extremes -------------------------------------------------------------------------------------------------------
 
 
-def bound_extreme(maxima: Numbers, target: Target) -> float:
-    """The value that a completion's largest exceeds with the chance that is wanted; the largest seen if most are 0."""
+def bound_extreme(maxima: Numbers, owners: NDArray[np.int64], target: Target) -> float:
+    """The value that a chunk's largest exceeds with the chance that is wanted; the largest seen if most are 0.
+
+    `owners` names the completion of each chunk.
+    """
     k = min(len(maxima) // TAIL_SHARE, TAIL_MAX, int((maxima > 0).sum()))
     if k < TAIL_MIN:
         return float(maxima.max())
-    ordered = np.sort(maxima)
-    start, excess = float(ordered[-k - 1]), ordered[-k:] - ordered[-k - 1]
+    places = np.argsort(maxima)
+    start = float(maxima[places[-k - 1]])
+    excess, independent = maxima[places[-k:]] - start, len(np.unique(owners[places[-k:]]))
     depth = k / len(maxima) / target.false_rejects
     shape, scale = fit_tail(excess)
     # How far the fit itself can be off is seen by fitting what it would have given.
     dice = np.random.default_rng(len(maxima))
-    reaches = [reach(*fit_tail(draw_tail(shape, scale, dice.random(k))), depth) for _ in range(RESAMPLES)]
+    reaches = [reach(*fit_tail(draw_tail(shape, scale, dice.random(independent))), depth) for _ in range(RESAMPLES)]
     return start + max(reach(shape, scale, depth), float(np.quantile(reaches, target.confidence)))
 
 

@@ -62,13 +62,29 @@ def test_fresh_extremes_exceed_their_bound_no_more_often_than_stated(name: str) 
     rates, ratios = [], []
     for seed in range(20):
         dice = np.random.default_rng(seed)
-        bound = bound_extreme(EXTREMES[name](dice, 2_000), ONE_IN_A_THOUSAND)
+        bound = bound_extreme(EXTREMES[name](dice, 2_000), np.arange(2_000), ONE_IN_A_THOUSAND)
         fresh = EXTREMES[name](dice, 100_000)
         rates.append((fresh > bound).mean())
         ratios.append(bound / np.quantile(fresh, 1 - 1e-3))
     assert np.mean(rates) < 1e-3
     assert np.mean(np.array(rates) > 1e-3) <= 0.1, rates
     assert np.mean(ratios) < 2, "a bound is no looser than it must be"
+
+
+def test_chunks_that_go_together_make_a_bound_no_tighter_than_it_may_be() -> None:
+    rates = []
+    for seed in range(20):
+        dice = np.random.default_rng(seed)
+
+        def draw(rows: int, dice: np.random.Generator = dice) -> np.ndarray:
+            """Eight chunks each, of completions some of which are noisier than others."""
+            return (dice.gumbel(8.0, 1.0, (rows, 8)) * dice.gamma(40.0, 1 / 40, (rows, 1))).ravel()
+
+        owners = np.repeat(np.arange(250), 8)
+        bound = bound_extreme(draw(250), owners, ONE_IN_A_THOUSAND)
+        rates.append((draw(12_500) > bound).mean())
+    assert np.mean(rates) < 1e-3
+    assert np.mean(np.array(rates) > 1e-3) <= 0.1, rates
 
 
 def test_means_of_files_exceed_their_bound_no_more_often_than_stated() -> None:
@@ -94,8 +110,8 @@ def test_nothing_seen_is_not_nothing_possible() -> None:
     zeros = np.zeros(10_000)
     assert bound_count(zeros, Target(false_rejects=1e-3)) == 0
     assert 1 <= bound_count(zeros, Target(false_rejects=1e-9)) <= 3
-    assert bound_extreme(zeros, Target()) == 0.0
-    assert bound_extreme(np.array([*zeros, 0.5]), Target()) == 0.5
+    assert bound_extreme(zeros, np.arange(10_000), Target()) == 0.0
+    assert bound_extreme(np.array([*zeros, 0.5]), np.arange(10_001), Target()) == 0.5
 
 
 def test_the_distribution_of_counts_is_the_one_it_says() -> None:
