@@ -171,6 +171,10 @@ def _books(report: dict[str, Any]) -> Iterator[Fact]:
     yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
     amounts = {name: show_amount(books[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
     yield Fact("tokens", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
+    credited = report["pieces"]["counts"].get("credited", 0) if report["pieces"] else 0
+    if credited:
+        # A new owner looks for the pay of work that was taken; it comes with its step's end, which may be an hour off.
+        yield Fact("to be paid", f"{credited} files when their steps end")
 
 
 def _engine(report: dict[str, Any]) -> Iterator[Fact]:

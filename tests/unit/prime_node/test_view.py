@@ -50,6 +50,7 @@ def test_a_worker_at_work_says_where_it_stands(show: Any) -> None:
         "http://c:1 reached",
         "ready",
         "earned 1, balance 2.5, staked 100",
+        "to be paid 1 files when their steps end",
         "ready: torch on cpu in float32",
         "step 3: 8/32 rollouts of 4 slots, due in 60 s",
         "1 leases in hand after it",
