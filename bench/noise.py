@@ -123,8 +123,9 @@ def report(rows: Rows, hidden: int) -> None:
     # Every completion is read once by torch in float32.
     chunks = sum(count for pairing, count in compared.items() if pairing.endswith(f"→ torch {FLOAT32}"))
     margin = max(row.margin_max for found in rows.values() for row in found)
-    print(f"\n{chunks} chunks were written; reading them gave {sum(compared.values())} comparisons")
-    print(f"RESULT chunks={chunks} false_rejects={rejects} margin_max={margin:.3g}")
+    total = sum(compared.values())
+    print(f"\n{chunks} chunks were written; reading them gave {total} comparisons")
+    print(f"RESULT chunks={chunks} comparisons={total} false_rejects={rejects} margin_max={margin:.3g}")
 
 
 if __name__ == "__main__":
