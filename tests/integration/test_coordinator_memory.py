@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from integration.coordinator_parts import CoordinatorProcess, party, publish
+from integration.coordinator_parts import party, publish
 from integration.trainer_scene import running_scene
+from process_memory import read_anon_kb
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -18,15 +19,10 @@ ENTRY_KB_MAX = 2.0
 """Of every step its checkpoint is remembered, and of every entry its hash."""
 
 
-def read_anon_kb(coordinator: CoordinatorProcess) -> int:
-    assert coordinator._process is not None
-    lines = Path(f"/proc/{coordinator._process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
 async def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     async with running_scene(tmp_path) as scene, party(scene.coordinator, "trainer") as trainer:
-        seen = {}
+        process, seen = scene.coordinator._process, {}
+        assert process is not None
         for step in range(STEPS + 1):
             await publish(trainer, step)
             await asyncio.sleep(0.2)
@@ -34,7 +30,7 @@ async def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
                 url = f"{scene.coordinator.server.url}/api/v1/status"
                 async with scene.hands.worker.session.get(url) as response:
                     entries = (await response.json())["entries"]
-                seen[step] = (entries, read_anon_kb(scene.coordinator))
+                seen[step] = (entries, read_anon_kb(process.pid))
     (early, early_kb), (half, half_kb), (end, end_kb) = seen.values()
     grown_kb = (end_kb - half_kb) / (end - half)
     print(f"{early_kb} kB with {early} entries, {half_kb} with {half}, {end_kb} with {end}: {grown_kb:.2f} kB an entry")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from integration.trainer_child import get_server, run
 from integration.trainer_scene import Scene, running_scene
+from process_memory import read_anon_kb
 
 from prime_trainer import notes
 from prime_trainer.life import THREADS
@@ -41,17 +42,17 @@ def run_weighed(words: tuple[str, ...], log: Path, out: Path) -> None:
         write(self, facts)
         gc.collect()
         workers = sum(thread.name.startswith("trainer") for thread in threading.enumerate())
-        row = {"step": facts["step"], "objects": len(gc.get_objects()), "anon_mb": read_anon_mb(), "workers": workers}
+        row = {
+            "step": facts["step"],
+            "objects": len(gc.get_objects()),
+            "anon_mb": read_anon_kb() // 1024,
+            "workers": workers,
+        }
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     notes.Notes.write = weigh  # type: ignore[method-assign]
     run(words, log)
-
-
-def read_anon_mb() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def read_rows(out: Path) -> dict[int, dict[str, int]]:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prime_node.engine.native import library
+from prime_node.engine.native import bind
 from prime_node.engine.row_order import Stripe, plan_stripes
 from prime_node.engine.torch_cache import KvCache
 
 LANES = 8
 """The kernel works on whole vectors of so many floats."""
 SIZE, POINTER = ctypes.c_size_t, ctypes.c_void_p
+NEW = (POINTER, SIZE) * 3
+"""Queries, keys and values: where they lie, and how far a token's are behind those of the one before."""
 
 
 class Attention(Protocol):
@@ -33,9 +35,13 @@ class Attention(Protocol):
 
 
 def is_native(kv: KvCache) -> bool:
-    """Whether the kernel serves for this cache. It knows one thread, one precision and no odd sizes."""
-    is_plain = kv.dtype == torch.float32 and kv.device.type == "cpu" and kv.head_dim % LANES == 0
-    return is_plain and torch.get_num_threads() == 1 and get_kernel() is not None
+    """Whether the kernel serves for this cache."""
+    return is_plain(kv.dtype, kv.device, kv.head_dim) and get_kernel() is not None
+
+
+def is_plain(dtype: torch.dtype, device: torch.device, size: int) -> bool:
+    """Kernels of attention know one thread, one precision and no odd sizes of heads."""
+    return dtype == torch.float32 and device.type == "cpu" and size % LANES == 0 and torch.get_num_threads() == 1
 
 
 def open_attention(kv: KvCache, lengths: Sequence[int]) -> Attention:
@@ -114,14 +120,8 @@ class StripedAttention:
 @remember
 def get_kernel() -> Any:
     """attention_attend of native/attention.c; None where it was not compiled."""
-    kernels = library("attention")
-    if kernels is None:
-        return None
-    kernel = kernels.attention_attend
-    new: list[Any] = [POINTER, SIZE] * 3
-    kernel.argtypes = [*new, POINTER, POINTER, POINTER, *[SIZE] * 5, ctypes.c_float, POINTER, POINTER]
-    kernel.restype = None
-    return kernel
+    places = (POINTER, POINTER, POINTER, *[SIZE] * 5)
+    return bind("attention", "attention_attend", *NEW, *places, ctypes.c_float, POINTER, POINTER)
 
 
 def address(heads: Tensor) -> int:

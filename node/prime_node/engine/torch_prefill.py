@@ -8,12 +8,11 @@ import ctypes
 from functools import cache as remember
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prime_node.engine.native import library
-from prime_node.engine.torch_attention import LANES, POINTER, SIZE, address
+from prime_node.engine.native import bind
+from prime_node.engine.torch_attention import NEW, POINTER, SIZE, address, is_plain
 
 PANEL, QUERIES = 16, 6
 """As in native/prefill.c: keys that lie together, and queries that are taken side by side."""
@@ -29,9 +28,8 @@ def attend_run(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Te
 
 
 def is_native(queries: Tensor) -> bool:
-    """Whether the kernel serves here. It knows one thread, one precision and no odd sizes."""
-    is_plain = queries.dtype == torch.float32 and queries.device.type == "cpu" and queries.shape[2] % LANES == 0
-    return is_plain and torch.get_num_threads() == 1 and get_kernel() is not None
+    """Whether the kernel serves here."""
+    return is_plain(queries.dtype, queries.device, queries.shape[2]) and get_kernel() is not None
 
 
 def attend_natively(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
@@ -56,11 +54,4 @@ def attend_natively(queries: Tensor, keys: Tensor, values: Tensor, length: int) 
 @remember
 def get_kernel() -> Any:
     """prefill_attend of native/prefill.c; None where it was not compiled."""
-    kernels = library("prefill")
-    if kernels is None:
-        return None
-    kernel = kernels.prefill_attend
-    new: list[Any] = [POINTER, SIZE] * 3
-    kernel.argtypes = [*new, *[SIZE] * 5, ctypes.c_float, POINTER, POINTER]
-    kernel.restype = None
-    return kernel
+    return bind("prefill", "prefill_attend", *NEW, *[SIZE] * 5, ctypes.c_float, POINTER, POINTER)

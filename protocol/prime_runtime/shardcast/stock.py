@@ -96,15 +96,19 @@ class Stock:
         """Compare every shard marked as held with its digest; the number of those that were lost."""
         loop, before = asyncio.get_running_loop(), self.list_held()
         right = await asyncio.gather(*(loop.run_in_executor(pool, self.is_right, index) for index in before))
-        lost = [index for index, is_right in zip(before, right, strict=True) if not is_right]
+        found = dict(zip(before, right, strict=True))
+        self.seen |= sum(1 << index for index, is_right in found.items() if is_right)
+        lost = [index for index, is_right in found.items() if not is_right]
         self.lose(lost)
         return len(lost)
 
     async def is_sound(self, index: int) -> bool:
         """A held shard may be sent: it is looked at once in this process's life. A damaged one is held no longer."""
-        if not self.seen >> index & 1 and not await asyncio.to_thread(self.is_right, index):
-            self.lose([index])
-            return False
+        if not self.seen >> index & 1:
+            if not await asyncio.to_thread(self.is_right, index):
+                self.lose([index])
+                return False
+            self.seen |= 1 << index
         return True
 
     def lose(self, shards: Collection[int]) -> None:
@@ -118,12 +122,11 @@ class Stock:
             self._tell()
 
     def is_right(self, index: int) -> bool:
-        """The bytes on disk have the shard's digest."""
+        """The bytes on disk have the shard's digest. From any thread."""
         try:
             verify_shard(self.manifest, index, self.view(index))
         except RemoteError:
             return False
-        self.seen |= 1 << index
         return True
 
     def view(self, index: int) -> memoryview:

@@ -8,6 +8,7 @@ and get it back costs more than most of them.
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @cache
@@ -18,3 +19,13 @@ def library(name: str) -> ctypes.PyDLL | None:
         return ctypes.PyDLL(str(path))
     except OSError:
         return None
+
+
+def bind(name: str, function: str, *types: Any) -> Any:
+    """One function of `name`.c that gives nothing back; None where it was not built."""
+    kernels = library(name)
+    if kernels is None:
+        return None
+    kernel = getattr(kernels, function)
+    kernel.argtypes, kernel.restype = list(types), None
+    return kernel

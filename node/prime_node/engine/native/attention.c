@@ -47,26 +47,6 @@ INLINE void score(const float *query, const float *keys, size_t count, size_t si
         scores[t] = -__builtin_inff();
 }
 
-/* From scores to weights that add up to what is returned. */
-INLINE float weigh(float *scores, size_t count) {
-    vector largest = *(const vector *)scores, sums = {0};
-    for (size_t t = LANES; t < count; t += LANES) {
-        const vector *here = (const vector *)(scores + t);
-        words is_larger = *here > largest;
-        choose(&largest, &is_larger, here, &largest);
-    }
-    float top = largest[0];
-    for (size_t i = 1; i < LANES; i++)
-        top = largest[i] > top ? largest[i] : top;
-    for (size_t t = 0; t < count; t += LANES) {
-        vector *here = (vector *)(scores + t);
-        *here -= top;
-        exponentiate(here);
-        sums += *here;
-    }
-    return add_up(&sums);
-}
-
 /* The weighted mean of `count` values. */
 INLINE void mix(const float *weights, const float *values, size_t count, size_t size, float sum, float *out) {
     size_t i = 0;

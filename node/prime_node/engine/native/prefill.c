@@ -56,25 +56,10 @@ INLINE void score(const float *const *queries, size_t count, size_t size, float 
 }
 
 /* From `own` scores to weights that add up to one; those behind them, up to `count`, weigh nothing. */
-INLINE void weigh(float *scores, size_t own, size_t count) {
+INLINE void share_out(float *scores, size_t own, size_t count) {
     for (size_t t = own; t % LANES; t++)
         scores[t] = -__builtin_inff();
-    vector largest = *(const vector *)scores, sums = {0};
-    for (size_t t = LANES; t < own; t += LANES) {
-        const vector *here = (const vector *)(scores + t);
-        words is_larger = *here > largest;
-        choose(&largest, &is_larger, here, &largest);
-    }
-    float top = largest[0];
-    for (size_t i = 1; i < LANES; i++)
-        top = largest[i] > top ? largest[i] : top;
-    for (size_t t = 0; t < own; t += LANES) {
-        vector *here = (vector *)(scores + t);
-        *here -= top;
-        exponentiate(here);
-        sums += *here;
-    }
-    const float share = 1.0f / add_up(&sums);
+    const float share = 1.0f / weigh(scores, own);
     for (size_t t = 0; t < own; t += LANES)
         *(vector *)(scores + t) *= share;
     for (size_t t = own; t < count; t++)
@@ -111,7 +96,7 @@ INLINE void attend_head(const float *queries, size_t query_stride, size_t length
         }
         score(some, count, size, scale, room);
         for (size_t n = 0; n < QUERIES; n++)
-            weigh(room.scores + n * room.padded, first + n < length ? first + n + 1 : length, count);
+            share_out(room.scores + n * room.padded, first + n < length ? first + n + 1 : length, count);
         size_t start = 0;
         for (; start + 2 * LANES <= size; start += 2 * LANES)
             mix(2, start, count, size, room, found);

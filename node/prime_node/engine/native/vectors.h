@@ -44,6 +44,27 @@ INLINE float add_up(const vector *lanes) {
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
+/* From `count` scores to weights that add up to what is returned. Behind them, up to whole vectors, stand scores of
+ * minus infinity. */
+INLINE float weigh(float *scores, size_t count) {
+    vector largest = *(const vector *)scores, sums = {0};
+    for (size_t t = LANES; t < count; t += LANES) {
+        const vector *here = (const vector *)(scores + t);
+        words is_larger = *here > largest;
+        choose(&largest, &is_larger, here, &largest);
+    }
+    float top = largest[0];
+    for (size_t i = 1; i < LANES; i++)
+        top = largest[i] > top ? largest[i] : top;
+    for (size_t t = 0; t < count; t += LANES) {
+        vector *here = (vector *)(scores + t);
+        *here -= top;
+        exponentiate(here);
+        sums += *here;
+    }
+    return add_up(&sums);
+}
+
 /* Whether this machine has the wide path. */
 INLINE int is_wide(void) {
 #ifdef WIDE

@@ -98,6 +98,6 @@ def test_the_kernel_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(open_attention(make_cache(2, 1, 8), [3]), StripedAttention)
     torch.set_num_threads(threads)
     get_kernel.cache_clear()
-    monkeypatch.setattr("prime_node.engine.torch_attention.library", lambda name: None)
+    monkeypatch.setattr("prime_node.engine.native.library", lambda name: None)
     assert not is_native(make_cache(2, 1, 8))
     get_kernel.cache_clear()

@@ -61,7 +61,7 @@ def test_the_kernel_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) ->
     assert not is_native(torch.zeros(1, 2, 8))
     torch.set_num_threads(1)
     get_kernel.cache_clear()
-    monkeypatch.setattr("prime_node.engine.torch_prefill.library", lambda name: None)
+    monkeypatch.setattr("prime_node.engine.native.library", lambda name: None)
     assert not is_native(torch.zeros(1, 2, 8))
     given = make_heads(10, 2, 1, 8)
     assert (attend_run(*given, 5) - attend_plainly(*given, 5)).abs().max() < 1e-5, "torch does the same"
