@@ -41,6 +41,21 @@ async def judge(made: Network, name: Digest, found: Outcome) -> None:
         await validator.judge(task, found)
 
 
+class PowerCut(Exception):
+    """The command ends here."""
+
+
+async def cut_off(*_: object) -> int:
+    raise PowerCut
+
+
+async def list_withdrawn(made: Network, who: Party) -> list[int]:
+    """What the log knows to have gone out."""
+    async with open_json_client(made.process.server.url) as client:
+        page = await client.get("/log/entries", kind="Withdrawn", author=str(who.node))
+    return [row["body"]["amount_nano"] for row in page["rows"]]
+
+
 async def is_slash(made: Network, name: Digest, phase: SlashPhase) -> bool:
     return await made.slash_status(name) == phase
 
@@ -51,7 +66,9 @@ async def tokens(made: Network, who: Party) -> int:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes a minute: SLOW_TESTS=1")
-async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorganised(tmp_path: Path) -> None:
+async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorganised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with network(tmp_path) as (made, is_up):
         ann = await made.join("ann", Role.WORKER)
         for name in JUDGES:
@@ -102,11 +119,17 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         await until("a payout root", lambda: is_promised(made))
         before = await tokens(made, ann)
         rewrite_url(made, "ann")
-        assert await made.command("ann", "claim") == 0
+        with monkeypatch.context() as cut:
+            cut.setattr("prime_node.commands.chain.send", cut_off)
+            with pytest.raises(PowerCut):
+                await made.command("ann", "claim")
         assert await tokens(made, ann) > before
+        assert not await list_withdrawn(made, ann), "the command was stopped before the log heard of it"
         paid = await tokens(made, ann)
-        assert await made.command("ann", "claim") == 0
-        assert await tokens(made, ann) == paid, "a second claim pays nothing"
+        for _ in range(2):
+            assert await made.command("ann", "claim") == 0
+            assert await tokens(made, ann) == paid, "a second claim pays nothing"
+            assert await list_withdrawn(made, ann) == [paid - before], "and the log hears of the first once"
 
         # And out: ask back, wait, withdraw. Who cannot pay the gas is told so, and types the same again.
         await made.chain.give(ann.node, 0)

@@ -81,3 +81,26 @@ async def test_the_same_command_again_goes_on_with_a_payment_that_was_begun(tmp_
         again.payer.end()
         await again.payer.pay(WANTED, again.deposit)
         assert await staked() == 2 * UNITS, "the log knows of the first: this is another"
+
+
+async def test_what_was_begun_is_known_until_it_is_crossed_out_and_what_the_chain_never_had_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    async with anvil(tmp_path) as chain:
+        at = await deployed(chain, tmp_path)
+        first = Desk(chain, at, tmp_path)
+        assert await first.payer.resume() is None
+        with pytest.raises(PowerCut):
+            await first.payer.pay(WANTED, first.deposit_nothing)
+        assert await Desk(chain, at, tmp_path).payer.resume() is None
+        assert await Desk(chain, at, tmp_path).payer.resume() is None
+        second = Desk(chain, at, tmp_path)
+        with pytest.raises(PowerCut):
+            await second.payer.pay(replace(WANTED, since_entry=7), second.deposit_unseen)
+        for _ in range(2):
+            again = Desk(chain, at, tmp_path)
+            begun = await again.payer.resume()
+            assert begun is not None
+            assert (begun.units, begun.since_entry) == (UNITS, 7)
+        again.payer.end()
+        assert await Desk(chain, at, tmp_path).payer.resume() is None

@@ -19,10 +19,11 @@ from prime_protocol.messages import ENTRY_ENDPOINTS
 from prime_protocol.signing import WalletKey
 from prime_runtime import key_file
 from prime_runtime.chain.caps import GasConfig
-from prime_runtime.chain.client import Chain, Mined
+from prime_runtime.chain.client import Chain
 from prime_runtime.chain.contracts import find_contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.payments import Payer, Payment
+from prime_runtime.chain.spending import spend
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import Server, open_client
@@ -136,13 +137,12 @@ def fund(context: Context) -> int:
         )
         await wallet.tend(await chain.newest())
         units, key_of_run = amount_nano * at.scale, run_key(run)
-
-        async def pay() -> Mined:
-            await wallet.do("the approval", at.token, "approve", at.pool.address, units)
-            return await wallet.do(FUNDING, at.pool, "fund", key_of_run, units)
-
+        call = ("fund", key_of_run, units)
         payer = Payer(chain, wallet, at.pool, book.with_name(f"{key.node}-funding.json"))
-        await payer.pay(Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units), pay)
+        await payer.pay(
+            Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units),
+            lambda: spend(chain, wallet, at, FUNDING, at.pool, units, call),
+        )
         context.screen.say("it is in the pool on the chain; waiting until the log knows")
         index = await _fund_in_log(config, key, Server(url, operator), run, amount_nano, args.authority)
         payer.end()

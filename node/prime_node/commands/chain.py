@@ -1,7 +1,7 @@
 """Value on a chain, moved for a node's owner: stake, ask back, withdraw, claim, appeal. The log hears what it must.
 
-Whatever stops it half way, the same command again does what is left: a deposit that was begun is gone on with, and a
-claim or a withdrawal of nothing is no harm.
+Whatever stops it half way, the same command again does what is left: a deposit or a claim that was begun is gone on
+with, and a withdrawal of nothing is no harm.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from prime_runtime.json_client import open_json_client
 from prime_runtime.wording import show_amount
 
 LOOK_MS = 500
-DEPOSIT = "the deposit"
+DEPOSIT, CLAIM = "the deposit", "the claim"
 DEPOSIT_S = 1_800
 """How long to wait for a deposit to lie deep enough for the coordinator."""
 
@@ -66,7 +66,7 @@ class ChainDesk:
         return self._do(lambda purse: self._withdraw(purse.chain, purse.wallet, purse.at))
 
     def claim(self) -> int:
-        return self._do(lambda purse: self._claim(purse.chain, purse.wallet, purse.at))
+        return self._do(self._claim)
 
     def appeal(self, submission: Digest, reason: str) -> int:
         return self._do(lambda purse: self._appeal(purse, submission, reason))
@@ -77,8 +77,7 @@ class ChainDesk:
         """Into the vault; when the log has heard of it, behind the node there too."""
         at, units = purse.at, amount_nano * purse.at.scale
         await self._bind(purse.chain, purse.wallet, at)
-        note = Home(self._config.folder).chain / f"{self._owner.node}-deposit.json"
-        payer = Payer(purse.chain, purse.wallet, at.vault, note)
+        payer = self._payer(purse, at.vault, "deposit")
         wanted = Payment(DEPOSIT, "Deposited", str(self._node), units)
         told = await payer.pay(wanted, lambda: purse.pay(DEPOSIT, at.vault, units, "deposit", self._node, units))
         self._say(f"{show_amount(amount_nano)} tokens are in the vault, by block {told.block}")
@@ -160,30 +159,55 @@ class ChainDesk:
         """The owner's, in the log."""
         return int((await ask(self._config, self._node))["balance_nano"])
 
-    async def _claim(self, chain: Chain, wallet: Wallet, at: Contracts) -> None:
+    async def _claim(self, purse: Purse) -> None:
         """From the newest root that has matured; its table is believed because its tree has that root."""
-        run, head = self._config.run_id, await chain.newest()
-        epoch = int((await chain.read(at.pool, "poolOf", run_key(run)))["epoch"])
-        promise: Any = None
-        while epoch > 0:
-            promise = await chain.read(at.pool, "promiseOf", run_key(run), epoch)
-            if promise["maturesAt"] <= head.time_s:
-                break
-            epoch -= 1
-        if epoch == 0:
-            raise LocalError(f"no payout of {run} can be claimed yet")
+        chain, at, run, account = purse.chain, purse.at, self._config.run_id, self._owner.node
+        payer = self._payer(purse, at.pool, "claim")
+        begun = await payer.resume()
+        if begun is not None:
+            await self._tell_claim(payer, begun, at.scale)
+        epoch, root = await self._find_matured(chain, at)
         tree = await self._fetch_tree(run, epoch, at.scale)
-        if tree.root != promise["root"]:
+        if tree.root != root:
             raise LocalError(f"the coordinator's table of epoch {epoch} is not the one on the chain: tell its operator")
-        account = self._owner.node
         if account not in tree.cumulative:
             raise LocalError(f"nothing was paid to {account} up to epoch {epoch} of {run}")
-        values = (run_key(run), epoch, account, tree.cumulative[account], tree.proof(account))
-        mined = await wallet.do("the claim", at.pool, "claim", *values)
-        amount_nano = await self._amount(chain, at.pool, "Claimed", mined) // at.scale
-        self._say(f"{show_amount(amount_nano)} tokens of {run} are in the wallet {account}")
-        if amount_nano:
+        total = tree.cumulative[account]
+        units = total - int(await chain.read(at.pool, "claimedBy", run_key(run), account))
+        if units <= 0:
+            self._say(f"all that {run} has paid to {account} up to epoch {epoch} is claimed")
+            return
+        wanted = Payment(CLAIM, "Claimed", f"0x{run_key(run).hex()}", units, since_entry=await self._log_size())
+        call = ("claim", run_key(run), epoch, account, total, tree.proof(account))
+        await payer.pay(wanted, lambda: purse.wallet.do(CLAIM, at.pool, *call))
+        await self._tell_claim(payer, wanted, at.scale)
+
+    async def _find_matured(self, chain: Chain, at: Contracts) -> tuple[int, bytes]:
+        """The newest epoch whose payout can be claimed, and its root."""
+        key, head = run_key(self._config.run_id), await chain.newest()
+        for epoch in range(int((await chain.read(at.pool, "poolOf", key))["epoch"]), 0, -1):
+            promise = await chain.read(at.pool, "promiseOf", key, epoch)
+            if promise["maturesAt"] <= head.time_s:
+                return epoch, bytes(promise["root"])
+        raise LocalError(f"no payout of {self._config.run_id} can be claimed yet")
+
+    async def _tell_claim(self, payer: Payer, claimed: Payment, scale: int) -> None:
+        """The log hears of it once, also where the command was stopped after it had."""
+        amount_nano = claimed.units // scale
+        self._say(f"{show_amount(amount_nano)} tokens of {self._config.run_id} are in the wallet {self._owner.node}")
+        if not await self._is_withdrawn(amount_nano, claimed.since_entry):
             await self._log(Withdrawn(amount_nano=amount_nano), "the log knows")
+        payer.end()
+
+    async def _is_withdrawn(self, amount_nano: int, since_entry: int) -> bool:
+        async with open_json_client(self._config.coordinator, self._config.authority) as client:
+            page = await client.get("/log/entries", kind="Withdrawn", author=str(self._owner.node))
+        return any(row["index"] >= since_entry and row["body"]["amount_nano"] == amount_nano for row in page["rows"])
+
+    async def _log_size(self) -> int:
+        async with open_json_client(self._config.coordinator, self._config.authority) as client:
+            newest, *_ = (await client.get("/log/entries"))["rows"]
+            return int(newest["index"]) + 1
 
     async def _appeal(self, purse: Purse, submission: Digest, reason: str) -> None:
         """The bond goes to the court; the log's validators decide. The coordinator tells the log, where we cannot."""
@@ -205,6 +229,10 @@ class ChainDesk:
         self._say(f"the slash is appealed (entry {index} of the log)")
 
     # --- Small parts ------------------------------------------------------------------------------------------------
+
+    def _payer(self, purse: Purse, contract: Contract, what: str) -> Payer:
+        note = Home(self._config.folder).chain / f"{self._owner.node}-{what}.json"
+        return Payer(purse.chain, purse.wallet, contract, note)
 
     def _do(self, work: Callable[[Purse], Awaitable[None]]) -> int:
         async def run() -> None:

@@ -1,4 +1,5 @@
-"""A payment into a contract that the log has to hear of as well, made once however often its command is stopped.
+"""A payment into a contract, or out of one, that the log has to hear of as well: once, however often its command is
+stopped.
 
 It is written down before it is made and crossed out when the log knows. In between, the same command again looks on the
 chain whether it was made, and goes on from there.
@@ -19,8 +20,8 @@ from prime_runtime.mirror import write_whole
 
 BLOCKS_AT_ONCE = 2_000
 """Asked for in one go; public nodes refuse more."""
-FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder")}
-"""Which fields of an event say what it is about, and who has paid."""
+FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder"), "Claimed": ("run", "account")}
+"""Which fields of an event say what it is about, and who has paid or was paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Payment:
     units: int
     since_block: int = 0
     """It is not in a block before this one."""
+    since_entry: int = 0
+    """Nor does the log speak of it before this entry; for those that the log does not name by their transaction."""
 
     def is_told_by(self, event: Event, account: NodeId) -> bool:
         if event.name != self.event:
@@ -66,9 +69,7 @@ class Payer:
                     f"{begun.purpose} of {begun.units} units for {begun.about} was begun and not ended: type that again"
                     f" first, or remove {self._note} if the chain will never have it"
                 )
-            if any(sent.purpose == wanted.purpose and sent.mined_in is None for sent in self._wallet.book):
-                await self._wallet.finish(wanted.purpose)
-            found = await self._find(begun)
+            found = await self._go_on(begun)
             if found is not None:
                 return found
         head = await self._chain.newest()
@@ -76,6 +77,20 @@ class Payer:
         mined = await pay()
         events = await self._chain.events([self._contract], mined.block, mined.block)
         return next(each for each in events if each.transaction == mined.transaction and each.name == wanted.event)
+
+    async def resume(self) -> Payment | None:
+        """What was begun, not crossed out, and is on the chain. What is not there never was: it is crossed out."""
+        begun = self._read()
+        if begun is not None and await self._go_on(begun) is None:
+            self.end()
+            return None
+        return begun
+
+    async def _go_on(self, begun: Payment) -> Event | None:
+        """What the contract tells of it, once nothing of it is on its way any more."""
+        if any(sent.purpose == begun.purpose and sent.mined_in is None for sent in self._wallet.book):
+            await self._wallet.finish(begun.purpose)
+        return await self._find(begun)
 
     async def reference(self, chain_id: int, event: Event) -> Digest:
         """How the log names it."""
