@@ -12,7 +12,7 @@ from prime_attacks.chances import confidence_interval
 from prime_attacks.gallery import ENGINES, ROWS, Attack, Verdict
 from prime_attacks.rules import DEPLOYED, PAPER, find_checks, tokens_needed
 from prime_attacks.scene import SAMPLES, Lease, Scene, digest
-from prime_devnet.cheats import open_cheat
+from prime_devnet.cheats import Rewriter, open_cheat
 from prime_node.engine.measuring import RowNumbers, measure
 from prime_node.engine.seam import Engine
 from prime_node.examination import list_claims
@@ -91,10 +91,14 @@ def split(rows: Sequence[RowNumbers]) -> list[Submission]:
 
 
 def cheat_slots(scene: Scene, attack: Attack, engine: Engine, lease: Lease, reader: Engine) -> list[RowNumbers]:
-    """An engine that cheats, in every slot of a lease, as an honest engine reads it."""
+    """An engine that cheats, in every slot of a lease where it finds what to cheat in, as an honest engine reads it."""
     cheat = open_cheat(attack.name, engine)
     cheat.load(scene.setting.checkpoint)
-    return read_rows(scene, reader, scene.make_rows(cheat, lease), attack.name)
+    rows = scene.make_rows(cheat, lease)
+    left_alone = cheat.left_alone if isinstance(cheat, Rewriter) else set()
+    touched = {number // SAMPLES for number in range(len(rows)) if number not in left_alone}
+    bent = [row for number, row in enumerate(rows) if number // SAMPLES in touched]
+    return read_rows(scene, reader, bent, attack.name) if bent else []
 
 
 def bend_slots(scene: Scene, attack: Attack, start: Honest, lease: Lease, reader: Engine) -> Iterator[RowNumbers]:

@@ -19,7 +19,9 @@ a run allows by default, and an end token comes about every 512."""
 CALIBRATION_SHARE = 8
 """For each part of the honest work that calibrates, so many are judged."""
 PRETRAINED_CHUNKS = 1_024
-"""A completion takes seconds: what a fit needs at the least, and as many again to judge."""
+"""A completion takes seconds: what a fit needs at the least, and as many again to judge. In bfloat16 twice as many
+calibrate, and there are ten submissions of what is near to honest work: as many as 99.9 % of eight slots take by count.
+"""
 DETECTION_MIN = 0.999
 Say = Callable[[str], None]
 
@@ -66,7 +68,7 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         tokens_max=64,
         calibration_chunks=PRETRAINED_CHUNKS,
         honest_chunks=PRETRAINED_CHUNKS,
-        slots=1,
+        slots=3,
         near_slots=3,
         lease_slots=4,
         batches=(32, 16, 32, 8),
@@ -79,6 +81,8 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         writer=IMITATED,
         readers=(BFLOAT16,),
         tokens_max=256,
+        calibration_chunks=2 * PRETRAINED_CHUNKS,
+        near_slots=10,
     )
 
 
@@ -110,14 +114,15 @@ def count(study: Study, tally: Tally) -> None:
     tally.honest_chunks += study.honest.chunks
     tally.honest_rows += study.honest.rows
     tally.refused += [f"{name}: an honest submission"] * study.honest.refused
-    tally.escaped += [f"{found.attack} ({name})" for found in study.rates if found.sure(COMMON_SLOTS) < DETECTION_MIN]
+    sure = {found.attack: found.sure(COMMON_SLOTS) for found in study.rates}
+    tally.escaped += [
+        f"{attack.name} ({name})" for attack in study.subject.attacks if sure.get(attack.name, 0.0) < DETECTION_MIN
+    ]
 
 
 def is_done(study: Study) -> bool:
     """Whether there was time for all that was asked for."""
-    made = {rate.attack: rate.submissions for rate in study.rates}
-    wanted = {attack.name: study.subject.count_slots(attack) for attack in study.subject.attacks}
-    return study.honest.is_whole and made == wanted
+    return study.honest.is_whole and study.is_whole
 
 
 def render(studies: list[Study]) -> Iterator[str]:

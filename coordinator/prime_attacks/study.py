@@ -37,6 +37,10 @@ that imitates them does not write so, and one of the last kind reads so wherever
 BATCHES = (512, 64, 256, 512)
 NEAR = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
 """Attacks that are nearest to honest work."""
+SELDOM, SELDOM_SLOTS = ("padded",), 8
+"""Attacks that need a completion which ends by itself, and the least slots they are tried in: where completions are
+short, not every slot has one.
+"""
 SCORES_KEPT = 4_000
 STATES_SLOTS_MAX = 16
 PIECE_SLOTS = 40
@@ -75,7 +79,10 @@ class Subject:
     attacks: tuple[Attack, ...] = MODEL_ATTACKS
 
     def count_slots(self, attack: Attack) -> int:
-        return self.near_slots if attack.name in NEAR else self.slots
+        """Slots that a cheat is given. Where it finds nothing to cheat in, no submission comes of it."""
+        if attack.name in NEAR:
+            return self.near_slots
+        return max(self.slots, SELDOM_SLOTS) if attack.name in SELDOM else self.slots
 
 
 @dataclass(slots=True)
@@ -123,6 +130,8 @@ class Study:
     scores: dict[str, Scores]
     """Of each attack."""
     forgeries: tuple[Passed, ...]
+    is_whole: bool
+    """Whether there was time for all submissions of all attacks."""
 
 
 async def study(subject: Subject, folder: Path, pieces: Pieces, say: Say) -> Study:
@@ -140,7 +149,7 @@ def run(scene: Scene, subject: Subject, pieces: Pieces, say: Say) -> Study:
     """What calibrates first, then the attacks, as they are fewer, then honest work."""
     tolerance = calibrate(scene, subject, pieces)
     say(f"{subject.name}: {tolerance}")
-    rates, scores = judge_attacks(scene, subject, tolerance, pieces, say)
+    rates, scores, is_whole = judge_attacks(scene, subject, tolerance, pieces, say)
     honest = judge_honest(scene, subject, tolerance, pieces)
     say(f"{subject.name}: {honest.chunks} honest chunks, {honest.refused} submissions refused")
     scene.go_to(STATES_LEASE)
@@ -152,6 +161,7 @@ def run(scene: Scene, subject: Subject, pieces: Pieces, say: Say) -> Study:
         rates=rates,
         scores=scores,
         forgeries=tuple(study_forgeries(states)),
+        is_whole=is_whole,
     )
 
 
@@ -180,25 +190,30 @@ def judge_honest(scene: Scene, subject: Subject, tolerance: Tolerance, pieces: P
 
 def judge_attacks(
     scene: Scene, subject: Subject, tolerance: Tolerance, pieces: Pieces, say: Say
-) -> tuple[tuple[Rate, ...], dict[str, Scores]]:
-    """Each in pieces of a lease."""
-    rates, scores = [], {}
+) -> tuple[tuple[Rate, ...], dict[str, Scores], bool]:
+    """Each in pieces of a lease; and whether there was time for all. Where it is over, those count that there are."""
+    rates, scores, is_whole = [], {}, True
     starts = Starts(scene, subject)
     for attack in subject.attacks:
-        submissions = list(list_submissions(scene, subject, attack, pieces, starts))
+        submissions: list[Submission] = []
+        try:
+            for piece in list_pieces(scene, subject, attack, pieces, starts):
+                submissions += split(piece)
+        except OutOfTimeError:
+            is_whole = False
         if not submissions:
             continue
         found = rate(attack.name, submissions, tolerance)
         rates.append(found)
         scores[attack.name] = [(score_rows(rows, tolerance), PAPER.score_rows(rows)) for rows in submissions]
         say(f"{subject.name}: {attack.name} {found.caught} of {found.submissions}, {', '.join(found.checks[:2])}")
-    return tuple(rates), scores
+    return tuple(rates), scores, is_whole
 
 
-def list_submissions(
+def list_pieces(
     scene: Scene, subject: Subject, attack: Attack, pieces: Pieces, starts: "Starts"
-) -> Iterator[Submission]:
-    """As many as were asked for; where the time is over, those that there are."""
+) -> Iterator[list[RowNumbers]]:
+    """As many as were asked for. OutOfTimeError where the time is over."""
 
     def make() -> list[RowNumbers]:
         reader = open_engine(subject.readers[0], subject.checkpoint)
@@ -212,10 +227,7 @@ def list_submissions(
     wanted = subject.count_slots(attack)
     for start in range(0, wanted, PIECE_SLOTS):
         slots = min(PIECE_SLOTS, wanted - start)
-        try:
-            yield from split(pieces.get(f"{attack.name}-{start}", make))
-        except OutOfTimeError:
-            return
+        yield pieces.get(f"{attack.name}-{start}", make)
 
 
 class Starts:

@@ -74,6 +74,11 @@ class Cheat:
 class Rewriter(Cheat):
     """Lets the model answer, and then writes something else."""
 
+    def __init__(self, honest: Engine) -> None:
+        super().__init__(honest)
+        self.left_alone: set[int] = set()
+        """Orders of the last lease whose answer it had nothing to change in: they are honest work."""
+
     def rewrite(self, order: Order, done: Completion, sampling: Sampling) -> tuple[list[int], Finish]:
         return done.tokens.tolist(), done.finish
 
@@ -82,9 +87,13 @@ class Rewriter(Cheat):
     ) -> Iterator[Completion]:
         by_number = {order.number: order for order in orders}
         answers: list[Answer] = []
+        self.left_alone = set()
         for done in self._honest.generate(orders, sampling, is_wanted):
             order = by_number[done.number]
-            answers.append((order, *self.rewrite(order, done, sampling)))
+            tokens, finish = self.rewrite(order, done, sampling)
+            if tokens == done.tokens.tolist():
+                self.left_alone.add(order.number)
+            answers.append((order, tokens, finish))
         yield from self._prove(answers, sampling)
 
 

@@ -7,6 +7,7 @@ is fitted, and the fit is followed out to that chance:
   a negative binomial distribution.
 - The largest margin and log-prob error of a chunk are extremes: a generalised Pareto tail over the largest tenth, never
   lighter than an exponential one. Chunks of one completion go together, so it is as sure as its completions are many.
+  Where they are few the default is the limit.
 - Means over a file follow Bernstein's inequality, from their variance between completions.
 - What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
 - How noisy a completion is as a whole, and how far honest ones spread there, is in calibration_noise.py.
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from prime_node.calibration_noise import fit_noise, gather
 from prime_node.engine.measuring import RowNumbers
-from prime_protocol.constants import TOLERANCE_NUMBER_MAX, TOPLOC_K
+from prime_protocol.constants import FAR_FACTOR, LOGPROB_ERROR_MAX, MARGIN_MAX, TOLERANCE_NUMBER_MAX, TOPLOC_K
 from prime_protocol.errors import LocalError
 from prime_protocol.tolerance import Precision, Tolerance
 from prime_protocol.toploc_verify import MANTISSA_ERROR_NONE
@@ -143,9 +144,11 @@ def fit_tolerance(noises: Sequence[Noise], target: Target, *, precision: Precisi
     scale = TOPLOC_K / min(TOPLOC_K, hidden)
     mantissa_sum = max(bound_count(noise.mantissa_sums, target) for noise in noises) + CHANCE_MATCH
     mantissa_mean = min(mantissa_sum * scale / TOPLOC_K, float(CHANCE_MATCH))
-    logprob = max(max(bound_extreme(noise.chunk_logprobs, noise.owners, target) for noise in noises), ERROR_FLOOR)
+    logprob = max(ERROR_FLOOR, *(bound_extreme(noise.chunk_logprobs, noise.owners, target) for noise in noises))
+    logprob = hold_in(logprob, max(noise.chunk_logprobs.max() for noise in noises), known=LOGPROB_ERROR_MAX)
     # A token only loses if the errors of its own and the winner's log-prob add up to the gap between them.
-    margin = max(2 * logprob, max(bound_extreme(noise.chunk_margins, noise.owners, target) for noise in noises))
+    margin = max(2 * logprob, *(bound_extreme(noise.chunk_margins, noise.owners, target) for noise in noises))
+    margin = hold_in(margin, max(noise.chunk_margins.max() for noise in noises), known=MARGIN_MAX)
     usual = fit_usual(noises, target)
     return Tolerance(
         precision=precision,
@@ -257,6 +260,15 @@ def bound_extreme(maxima: Numbers, owners: NDArray[np.int64], target: Target) ->
     dice = np.random.default_rng(len(maxima))
     reaches = [reach(*fit_tail(draw_tail(shape, scale, dice.random(independent))), depth) for _ in range(RESAMPLES)]
     return start + max(reach(shape, scale, depth), float(np.quantile(reaches, target.confidence)))
+
+
+def hold_in(limit: float, seen: float, *, known: float) -> float:
+    """No wider than the default, unless what was seen comes near it.
+
+    Few values cannot rule out a heavy tail, and one in 1e9 of that is anything: limits of 15 came of errors below 0.4.
+    The default is known to hold for honest machines, and a chunk that is beyond a limit convicts nobody by itself.
+    """
+    return min(limit, max(known, FAR_FACTOR * seen))
 
 
 def fit_tail(excess: Numbers) -> tuple[float, float]:

@@ -12,7 +12,17 @@ import pytest
 from prime_attacks import full
 from prime_attacks.detection import COMMON_SLOTS, MODEL_ATTACKS
 from prime_attacks.pieces import Pieces
-from prime_attacks.study import BFLOAT16, FLOAT32, IMITATED, ROUNDED, Study, Subject, open_engine, study
+from prime_attacks.study import (
+    BFLOAT16,
+    FLOAT32,
+    IMITATED,
+    PIECE_SLOTS,
+    ROUNDED,
+    Study,
+    Subject,
+    open_engine,
+    study,
+)
 from prime_devnet.tiny_model import make_checkpoint
 from prime_node.engine.seam import Sampling, Text
 from prime_protocol.tolerance import Precision
@@ -88,7 +98,10 @@ async def test_what_was_made_is_judged_again_and_what_was_not_is_said_to_be_miss
     assert never.name not in tables
     assert (place / "out" / "roc-0.svg").read_text().startswith("<svg")
     assert full.is_done(found)
-    assert not full.is_done(replace(found, rates=found.rates[:1]))
+    longer = replace(subject, near_slots=PIECE_SLOTS + 1)
+    late = await study(longer, place / "late", Pieces(place / "keep" / "0-1", -math.inf), said.append)
+    assert [(each.attack, each.submissions) for each in late.rates] == [("int8-cache", 2), ("learned-proof", 1)]
+    assert not full.is_done(late)
 
 
 @pytest.mark.parametrize("precision", [BFLOAT16, IMITATED, ROUNDED])
