@@ -5,7 +5,7 @@ READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer gas load
 
-.PHONY: help demo test check sim fuzz contracts chaos soak bench oracle clean attacks
+.PHONY: help demo test check sim fuzz story contracts chaos soak bench oracle clean attacks
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -42,6 +42,10 @@ soak: $(READY)  ## the same for an hour, half of it on PostgreSQL, a bucket and 
 	sh tests/install_packages.sh chaos
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services --chain
+
+story: $(READY)  ## a whole story on a real chain: stake, cheat, slash, appeals, pay, claim, withdraw, with kills, a restart and a reorg
+	sh tests/install_packages.sh contracts
+	SLOW_TESTS=1 .venv/bin/python -m pytest -q tests/integration/test_chain_network.py
 
 contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
 	sh tests/install_packages.sh contracts

@@ -14,6 +14,7 @@ from prime_protocol.ids import Digest
 BURNED = "burned"
 OPEN, APPEALED, EXECUTED, REFUNDED = 1, 2, 3, 4
 UNBONDINGS_MAX = 16
+ABANDONED_DELAYS = 4
 T = {name: int(value) for name, value in TERMS.items()}
 
 
@@ -74,6 +75,7 @@ class Model:
     claimed: Counter[str] = field(default_factory=Counter)
     promises: list[Promise] = field(default_factory=list)
     promised_at: int = 0
+    forfeited: int = 0
 
     # --- StakeVault ---
 
@@ -212,6 +214,8 @@ class Model:
         slash.status = EXECUTED
         self.move("vault", to, amount)
         self.move("court", to, bond)
+        if to == "pool":
+            self.forfeited += amount + bond
 
     def _refund(self, name: Digest) -> None:
         slash, (node, amount) = self.slashes[name], self.escrow.pop(name)
@@ -235,6 +239,10 @@ class Model:
     def is_over(self) -> bool:
         is_closed = self.status == "closed" and self.now >= self.closed_at + self.delay
         return is_closed or self.frozen_at != 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.now >= max(self.created_at, self.promised_at) + ABANDONED_DELAYS * self.delay
 
     @property
     def promised(self) -> int:
@@ -283,9 +291,9 @@ class Model:
         return amount
 
     def reclaim(self, by: str) -> int:
-        self.demand(self.is_over, "RunNotOver")
+        self.demand(self.is_over or self.is_abandoned, "RunNotOver")
         self.demand(self.funded[by] > 0, "NothingFunded")
-        amount = self.rest() * self.funded[by] // self.funded.total()
+        amount = max(0, self.rest() - self.forfeited) * self.funded[by] // self.funded.total()
         del self.funded[by]
         self.move("pool", by, amount)
         return amount

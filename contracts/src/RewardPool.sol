@@ -18,6 +18,9 @@ contract RewardPool is IRewardPool {
     using SafeERC20 for IERC20;
     using TokenFlow for IERC20;
 
+    /// @notice Unbonding delays without a root after which a run counts as abandoned.
+    uint256 public constant ABANDONED_DELAYS = 4;
+
     address public immutable court;
     IRunRegistry public immutable registry;
     ILogAnchor public immutable logAnchor;
@@ -58,6 +61,7 @@ contract RewardPool is IRewardPool {
         uint256 balance = _token.balanceOf(address(this));
         if (balance < held + amount) revert Insolvent(held + amount, balance);
         _pools[run].held += amount.toUint128();
+        _pools[run].forfeited += amount.toUint128();
         held += amount;
         emit ForfeitReceived(run, amount);
     }
@@ -119,12 +123,12 @@ contract RewardPool is IRewardPool {
     /// @inheritdoc IRewardPool
     function reclaim(bytes32 run) external returns (uint256 amount) {
         // checks
-        if (!isOver(run)) revert RunNotOver(run);
+        if (!isOver(run) && !isAbandoned(run)) revert RunNotOver(run);
         uint256 mine = fundedBy[run][msg.sender];
         if (mine == 0) revert NothingFunded(msg.sender);
         Pool storage pool = _pools[run];
         // By what each put in, of what is left: so the last one takes the remainders too.
-        amount = Math.mulDiv(_rest(run), mine, pool.funded);
+        amount = Math.mulDiv(Math.saturatingSub(_rest(run), pool.forfeited), mine, pool.funded);
 
         // effects
         delete fundedBy[run][msg.sender];
@@ -176,6 +180,13 @@ contract RewardPool is IRewardPool {
     function isOver(bytes32 run) public view returns (bool) {
         (,, uint48 overAt) = registry.standingOf(run);
         return _isPast(overAt) || logAnchor.frozenAt(run) != 0;
+    }
+
+    /// @inheritdoc IRewardPool
+    function isAbandoned(bytes32 run) public view returns (bool) {
+        (, uint48 createdAt,) = registry.standingOf(run);
+        uint256 last = Math.max(createdAt, _pools[run].promisedAt);
+        return block.timestamp >= last + ABANDONED_DELAYS * registry.unbondingDelay();
     }
 
     function _fund(bytes32 run, uint256 amount) private {

@@ -118,6 +118,22 @@ contract CourtTest is CourtScene {
         refuse(ICourt.JudgeTooNew.selector);
     }
 
+    function test_judgesAreAsOldAsTheTermsAskAtTheAnchor() public {
+        IRunRegistry.Terms memory strict = terms();
+        strict.judgeAge = uint32(DELAY) + 1 days;
+        vm.prank(operator);
+        registry.setTerms(RUN, uint48(block.timestamp) + DELAY, strict);
+        skip(DELAY);
+        entry = loggedProposal(submission);
+        refuse(ICourt.JudgeTooNew.selector);
+        skip(1 days - 2); // they were bound a second before the scene began
+        entry = loggedProposal(submission);
+        refuse(ICourt.JudgeTooNew.selector);
+        skip(1);
+        entry = loggedProposal(submission);
+        propose();
+    }
+
     function test_entryMustBeTheCoordinatorsAndInTheLog() public {
         entry.offset += 1;
         refuse(ICourt.NotInLeaf.selector);

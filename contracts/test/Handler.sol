@@ -16,6 +16,7 @@ contract Handler is Network {
     bool public isFrozen;
     bytes32[] public submissions;
     uint256 public judgesHeld;
+    uint256 public judgesFunded;
     uint256 public paid;
     uint256[] public annTotals;
     uint256[] public bobTotals;
@@ -140,13 +141,16 @@ contract Handler is Network {
 
     // --- Payouts ---
 
-    function fund(uint256 amount) public {
+    /// @dev Judges fund too: then they might get back what others lost.
+    function fund(uint256 amount, bool isJudge) public {
         if (pool.isOver(RUN)) return;
         amount = bound(amount, 1, 1e18);
-        give(funder, amount);
-        vm.prank(funder);
+        address by = isJudge ? judgeAt(0) : funder;
+        if (isJudge) judgesFunded += amount;
+        give(by, amount);
+        vm.prank(by);
         token.approve(address(pool), amount);
-        vm.prank(funder);
+        vm.prank(by);
         pool.fund(RUN, amount);
     }
 
@@ -182,9 +186,10 @@ contract Handler is Network {
         paid += token.balanceOf(who) - before;
     }
 
-    function reclaim() public {
-        bool isDue = pool.isOver(RUN) && pool.fundedBy(RUN, funder) > 0;
-        vm.prank(funder);
+    function reclaim(bool isJudge) public {
+        address by = isJudge ? judgeAt(0) : funder;
+        bool isDue = (pool.isOver(RUN) || pool.isAbandoned(RUN)) && pool.fundedBy(RUN, by) > 0;
+        vm.prank(by);
         (bool isDone,) = address(pool).call(abi.encodeCall(pool.reclaim, RUN));
         note(isDone == isDue, "taken back before the run was over, or not after");
     }

@@ -234,6 +234,59 @@ contract RewardPoolTest is Network {
         assertEq(token.balanceOf(BURNED), 70);
     }
 
+    function test_noSlashPaysAFunder() public {
+        address judge = makeAddr("a judge");
+        fund(judge, 1);
+        give(address(pool), 700);
+        vm.prank(address(court));
+        pool.receiveForfeit(RUN, 700);
+        post(1, 300, 100);
+        close();
+        skip(DELAY);
+        vm.prank(judge);
+        assertEq(pool.reclaim(RUN), 0); // of 9,601 that funders have left, in whole units
+        vm.prank(funder);
+        assertEq(pool.reclaim(RUN), 9_601);
+        assertEq(pool.burnRest(RUN), 700);
+        pool.claim(RUN, 1, ann, 300, proofBeside(bob, 100));
+        pool.claim(RUN, 1, bob, 100, proofBeside(ann, 300));
+        assertEq(token.balanceOf(address(pool)), 0);
+    }
+
+    function test_whatSlashesBroughtIsPromisedLastAndFundersGetNothingThen() public {
+        give(address(pool), 700);
+        vm.prank(address(court));
+        pool.receiveForfeit(RUN, 700);
+        skip(1 hours);
+        post(1, 10_200, 100);
+        close();
+        skip(DELAY);
+        vm.prank(funder);
+        assertEq(pool.reclaim(RUN), 0);
+        assertEq(pool.burnRest(RUN), 400);
+        assertEq(pool.claim(RUN, 1, ann, 10_200, proofBeside(bob, 100)), 10_200);
+    }
+
+    function test_fundersOfAnAbandonedRunTakeTheirMoneyBack() public {
+        post(1, 300, 100);
+        skip(4 * DELAY - 1);
+        vm.prank(funder);
+        vm.expectRevert(abi.encodeWithSelector(IRewardPool.RunNotOver.selector, RUN));
+        pool.reclaim(RUN);
+        assertFalse(pool.isAbandoned(RUN));
+        skip(1);
+        assertTrue(pool.isAbandoned(RUN));
+        vm.prank(funder);
+        assertEq(pool.reclaim(RUN), 9_600);
+        assertEq(pool.claim(RUN, 1, ann, 300, proofBeside(bob, 100)), 300);
+        // An operator who comes back goes on: it is funded again, and a root makes it a run like any other.
+        fund(ann, 1_000);
+        post(2, 300, 500);
+        assertFalse(pool.isAbandoned(RUN));
+        vm.expectRevert(abi.encodeWithSelector(IRewardPool.RunNotOver.selector, RUN));
+        pool.burnRest(RUN);
+    }
+
     /// @dev Any growing totals, claimed in any order, any number of times, from any root: each account gets its last total and no more, and
     /// the pool always holds what it still owes.
     function testFuzz_noDoubleClaimAndAlwaysSolvent(uint16[4] memory anns, uint16[4] memory bobs, uint256 order)

@@ -239,6 +239,15 @@ def _add_chain(commands: Group) -> None:
     fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
     fund.add_argument("--key", type=Path, required=True, help="keystore file of the wallet; not the coordinator's")
     fund.add_argument("--key-password-file", type=Path, required=True, help="file whose first line is its password")
+    text = "take back what a wallet funded and a run that is over, or abandoned, has not promised"
+    reclaim = _command(actions, "reclaim", "reclaim:reclaim", text)
+    add = reclaim.add_argument
+    add("run", metavar="NAME")
+    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
+    add("--court", required=True, metavar="ADDRESS", help="of the network, as `chain status` and its first entry say")
+    add("--key", type=Path, required=True, help="keystore file of the wallet that funded")
+    add("--key-password-file", type=Path, required=True, help="file whose first line is its password")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
     _command(actions, "anchor", "chain:anchor", "bring the log's head to the chain now, before its epoch", calls=True)
 
 

@@ -1,7 +1,7 @@
 """What the contracts of a devnet saw, in words. Pure: their events in, lines out."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prime_devnet import recipe
@@ -14,6 +14,21 @@ def count_open(told: list[Told]) -> int:
     """Slashes before the court that have not ended."""
     names = [name for name, _ in told]
     return names.count("SlashProposed") - names.count("SlashExecuted") - names.count("SlashOverturned")
+
+
+def list_missing(told: list[Told], *, cheaters: int) -> Iterator[str]:
+    """What should have happened on the chain and did not."""
+    names = [name for name, _ in told]
+    ends = {bytes(values["submission"]): name for name, values in told if name in ("SlashExecuted", "SlashOverturned")}
+    appealed = [bytes(values["submission"]) for name, values in told if name == "Appealed"]
+    if count_open(told):
+        yield f"{count_open(told)} slashes have not ended before the court"
+    if cheaters and "SlashExecuted" not in [ends.get(submission) for submission in appealed]:
+        yield "no cheater has appealed before the court and lost"
+    if "SlashOverturned" not in names:
+        yield "no wrong slash was given back by the court"
+    if "Promised" not in names:
+        yield "no payout root is on the chain"
 
 
 def describe_events(told: list[Told]) -> list[str]:

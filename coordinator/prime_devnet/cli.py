@@ -124,9 +124,10 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         stack.push_async_callback(devnet.stop)
         summary = await play(devnet)
         screen.close()
-        for line in [*describe(summary), *await devnet.tell_chain()]:
+        told, missing = await devnet.tell_chain()
+        for line in [*describe(summary), *told]:
             screen.say(line)
-        failures = list(list_failures(summary))
+        failures = [*list_failures(summary), *missing]
         for failure in failures:
             screen.say(f"NOT AS PROMISED: {failure}")
         if args.exit:

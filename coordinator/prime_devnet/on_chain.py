@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from prime_coordinator.settlement.chain_files import ChainFiles
 from prime_devnet import recipe
-from prime_devnet.chain_story import Told, count_open, describe_events
+from prime_devnet.chain_story import Told, count_open, describe_events, list_missing
 from prime_devnet.plan import RUN, Part, Party, Plan, coordinator_folder, password_file
 from prime_devnet.processes import Running
 from prime_devnet.settings import NETWORK, flags
@@ -146,9 +146,12 @@ class OnChain:
         words = ("--rpc", self.rpc, "--appeal-bond-max-nano", str(recipe.BOND))
         return replace(party, words=(*party.words, *words))
 
-    async def tell(self, running: list[Running]) -> list[str]:
-        """At the end: what the contracts saw; the workers claim what they earned, and one of them leaves."""
-        lines = describe_events(await self._read_events())
+    async def tell(self, running: list[Running]) -> tuple[list[str], list[str]]:
+        """At the end: what the contracts saw; the workers claim what they earned, and one of them leaves. Then what of
+        all that is missing.
+        """
+        told = await self._read_events()
+        lines = describe_events(told)
         workers = [each.party for each in running if each.party.part is Part.WORKER]
         for party in workers:
             lines.append(f"{party.name}: {await self._own(party, 'claim')}")
@@ -157,7 +160,8 @@ class OnChain:
         await self._pass_unbonding()
         lines.append(f"{leaver.name}, two weeks of the chain's clock later: {await self._own(leaver, 'withdraw')}")
         status = ("chain", "status", "--folder", str(coordinator_folder(self.plan)))
-        return [*lines, *(await self.do("chain-status", "prime-coordinator", *status)).splitlines()]
+        lines += (await self.do("chain-status", "prime-coordinator", *status)).splitlines()
+        return lines, list(list_missing(told, cheaters=self.plan.cheaters))
 
     async def _own(self, party: Party, command: str, *values: str) -> str:
         """A command of a node's owner; the line that says what moved."""

@@ -149,9 +149,9 @@ class Devnet:
         await chain.give([read_address(each.party.folder / "key.json") for each in staked])
         await asyncio.gather(*(chain.stake(each.party) for each in staked))
 
-    async def tell_chain(self) -> list[str]:
-        """What the chain says in the end; nothing where there is none."""
-        return await self.chain.tell(self.running) if self.chain else []
+    async def tell_chain(self) -> tuple[list[str], list[str]]:
+        """What the chain says in the end, and what is missing of it; nothing where there is none."""
+        return await self.chain.tell(self.running) if self.chain else ([], [])
 
     async def watch(self) -> Look:
         """Until the trainer has made its last step; PartyFailed where anybody ended before."""

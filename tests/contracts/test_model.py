@@ -325,6 +325,7 @@ class Contracts(RuleBasedStateMachine):
             "funded": model.funded.total(),
             "epoch": len(model.promises),
             "promisedAt": model.promised_at,
+            "forfeited": model.forfeited,
         }
         for name in ("sponsor", *WORKERS):
             funded = self.chain.call(self.chain.pool, "fundedBy", RUN_KEY, self.ids[name])
@@ -340,6 +341,7 @@ class Contracts(RuleBasedStateMachine):
         assert self.chain.call(self.chain.pool, "held") == model.balances["pool"]
         assert self.chain.call(self.chain.pool, "validPromised", RUN_KEY) == model.valid_promised
         assert self.chain.call(self.chain.pool, "isOver", RUN_KEY) == model.is_over
+        assert self.chain.call(self.chain.pool, "isAbandoned", RUN_KEY) == model.is_abandoned
 
     @invariant()
     def run_and_log_agree(self) -> None:

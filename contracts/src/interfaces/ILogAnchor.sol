@@ -4,7 +4,7 @@ pragma solidity 0.8.37;
 /// @title Tree heads of the log, each proven to extend the one before
 /// @notice A head is EIP-712 typed data, signed by the run's head signer in this contract's domain:
 /// `TreeHead(string origin,uint64 size,bytes32 root)` with origin `prime-swarm/` and the network's name.
-/// Whoever holds it may anchor it. Ed25519 cannot be checked here; the log signs each head with both keys.
+/// Whoever holds it may anchor it. Ed25519 cannot be checked here, so the log signs each head that it anchors with this key as well.
 interface ILogAnchor {
     /// @notice What is kept of an anchored head. Size and root are where it is kept: whoever asks brings them, or a proof that leads to them.
     struct Head {

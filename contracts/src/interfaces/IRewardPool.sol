@@ -13,6 +13,7 @@ interface IRewardPool {
         uint128 funded; // by funders who have not taken their part back
         uint64 epoch; // number of the newest root; the first is 1
         uint48 promisedAt; // when it came; the run's creation before the first
+        uint128 forfeited; // that slashes brought: for contributors, and never for a funder
     }
 
     struct Promise {
@@ -65,7 +66,8 @@ interface IRewardPool {
         external
         returns (uint256 amount);
 
-    /// @notice Funder, once the run is over or its log frozen: my part of what is not promised.
+    /// @notice Funder, once the run is over, its log frozen or its operator gone: my part of what was funded and is not promised. What is
+    /// promised is paid from funded money first, so nobody gets more than was put in, and no slash pays a funder.
     function reclaim(bytes32 run) external returns (uint256 amount);
 
     /// @notice Anyone, when the run is over and no funder is left: burn what slashes left behind.
@@ -80,4 +82,6 @@ interface IRewardPool {
     function validPromised(bytes32 run) external view returns (uint256);
     /// @notice Whether nothing more can be promised: closed for one unbonding delay, or frozen.
     function isOver(bytes32 run) external view returns (bool);
+    /// @notice Whether the operator has promised nothing for so long that funders need not wait for it any more.
+    function isAbandoned(bytes32 run) external view returns (bool);
 }

@@ -53,7 +53,7 @@ def chain_terms(terms: RunTerms, config: SettlementConfig, scale: int) -> ChainT
         slashWindow=seconds(config.slash_window_ms),
         appealWindow=seconds(terms.appeal_ms),
         judgementWindow=seconds(terms.appeal_ms + terms.judgement_ms) + 3 * epoch_s,
-        judgeAge=0,
+        judgeAge=config.judge_age_ms // 1000,
         quorum=terms.quorum,
         slashToPool=terms.slash_to is SlashTo.POOL,
     )

@@ -1,6 +1,6 @@
 """What is said of a devnet's chain."""
 
-from prime_devnet.chain_story import Told, count_open, describe_events
+from prime_devnet.chain_story import Told, count_open, describe_events, list_missing
 from prime_devnet.recipe import TOKEN
 
 A, B = b"a" * 32, b"b" * 32
@@ -28,3 +28,15 @@ def test_every_part_of_a_networks_life_is_told() -> None:
     assert "1 executed (50 tokens), 1 of them after an appeal that failed; 1 given back" in text
     assert "7.00 tokens promised" in text
     assert len(describe_events([])) == len(describe_events(STORY))
+
+
+def test_what_did_not_happen_on_the_chain_is_a_failure() -> None:
+    assert not list(list_missing(STORY, cheaters=1))
+    assert list(list_missing(STORY[:-2], cheaters=1)) == [
+        "1 slashes have not ended before the court",
+        "no wrong slash was given back by the court",
+        "no payout root is on the chain",
+    ]
+    unheard = [each for each in STORY if each[0] != "Appealed"]
+    assert list(list_missing(unheard, cheaters=1)) == ["no cheater has appealed before the court and lost"]
+    assert not list(list_missing(unheard, cheaters=0))
