@@ -87,6 +87,19 @@ async def line(*numbers: int, **config: Any) -> AsyncIterator[list[P2PNode]]:
         await stop_all(nodes)
 
 
+@asynccontextmanager
+async def witnessed(**config: Any) -> AsyncIterator[tuple[P2PNode, P2PNode]]:
+    """A victim that may announce, and an honest witness that hears it."""
+    victim = make_node(TRAINER, **config)
+    await victim.start()
+    witness = make_node(2, address_of(victim), peers_target=1)
+    async with started(witness):
+        await victim.join(RUN)
+        await meshed(victim, witness)
+        yield victim, witness
+    await victim.stop()
+
+
 def address_of(node: P2PNode) -> str:
     return node.status().addresses[0]
 
@@ -122,9 +135,11 @@ async def receive_step(node: P2PNode, step: int) -> None:
 class Stranger:
     """A host with the library's own face, for doing what no honest node would. It runs in a trio thread of its own."""
 
-    def __init__(self, key: WalletKey) -> None:
+    def __init__(self, key: WalletKey, security: dict[Any, Any] | None = None) -> None:
         self.key = key
+        self._security = security
         self._thread: TrioThread | None = None
+        self._nursery: trio.Nursery | None = None
         self.host: Any = None
 
     async def __aenter__(self) -> "Stranger":
@@ -146,13 +161,20 @@ class Stranger:
         pair = create_new_key_pair(self.key.secret())
         self.host = new_host(
             key_pair=pair,
-            sec_opt={PROTOCOL_ID: Transport(pair, noise_privkey=create_noise_key_pair().private_key)},
+            sec_opt=self._security or {PROTOCOL_ID: Transport(pair, noise_privkey=create_noise_key_pair().private_key)},
             connection_config=ConnectionConfig(min_connections=0, low_watermark=0),
         )
-        async with self.host.run([Multiaddr(HERE)]):
+        async with self.host.run([Multiaddr(HERE)]), trio.open_nursery() as self._nursery:
             ready()
             await stopping.wait()
-            await self.host.close()
+            self._nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await self.host.close()
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """In the trio thread: something that goes on beside everything else, until the stranger leaves."""
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *args)
 
     async def do(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """`await function(stranger, ...)` in the trio thread."""
@@ -173,19 +195,50 @@ class Stranger:
         return await self.host.new_stream(peer_id(peer), [protocol])
 
 
+async def read_to_end(stream: Any) -> bytes:
+    """In the trio thread: what the other side says until it ends the stream, in order or not."""
+    from libp2p.exceptions import BaseLibp2pError
+
+    told = b""
+    with trio.fail_after(30):
+        try:
+            while more := await stream.read(4096):
+                told += more
+        except BaseLibp2pError:
+            pass
+    return told
+
+
+def varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def port_of(node: P2PNode) -> int:
+    return int(address_of(node).split("/")[4])
+
+
 def peer_id(text: str) -> Any:
     from libp2p.peer.id import ID
 
     return ID.from_base58(text)
 
 
-async def assert_unharmed(victim: P2PNode, witness: P2PNode, step: int = 900) -> None:
-    """The victim never restarted, still gossips with those who were there, and lets a newcomer in."""
+async def assert_unharmed(victim: P2PNode, witness: P2PNode, step: int = 900) -> str:
+    """The victim never restarted, still gossips with those who were there, and lets a newcomer in; how long it took."""
     assert victim.status().restarts == 0, victim.status().last_error
+    began_s = time.monotonic()
     await victim.publish(RUN, announced(step))
     await receive_step(witness, step)
+    heard_s = time.monotonic() - began_s
     newcomer = make_node(step, address_of(victim), peers_target=1)
+    began_s = time.monotonic()
     async with started(newcomer):
         await meshed(victim, newcomer)
+        joined_s = time.monotonic() - began_s
     assert victim.status().restarts == 0, victim.status().last_error
     assert victim.status().is_running
+    return f"an honest peer hears it in {1000 * heard_s:.0f} ms, a newcomer is in its mesh in {1000 * joined_s:.0f} ms"

@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from gossip_world import RUN, announced, serving, wallet
 from integration.p2p_parts import (
     HERE,
@@ -137,22 +140,42 @@ async def die() -> None:
     raise RuntimeError("something that the guard does not hold off")
 
 
-async def test_a_crash_of_the_library_is_mended_on_the_same_port_while_asyncio_runs_on() -> None:
-    beats = 0
+@asynccontextmanager
+async def asked_over_http() -> AsyncIterator[list[tuple[int, float]]]:
+    """A route in this very loop that is asked without a pause; of each answer, its status and how many ms it took."""
 
-    async def beat() -> None:
-        nonlocal beats
-        while True:
-            beats += 1
-            await asyncio.sleep(0.005)
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="here")
 
-    async with line(TRAINER, 2) as (trainer, other):
-        heart = asyncio.create_task(beat())
+    answers: list[tuple[int, float]] = []
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with TestClient(TestServer(app)) as client:
+
+        async def ask() -> None:
+            while True:
+                began_s = time.monotonic()
+                async with client.get("/") as response:
+                    await response.read()
+                    answers.append((response.status, 1000 * (time.monotonic() - began_s)))
+                await asyncio.sleep(0.005)
+
+        asking = asyncio.create_task(ask())
+        yield answers
+        assert not asking.done(), "one was not answered"
+        asking.cancel()
+        await asyncio.wait([asking])
+
+
+async def test_a_crash_of_the_library_is_mended_on_the_same_port_while_http_is_answered(
+    figures: Callable[[str], None],
+) -> None:
+    async with asked_over_http() as answers, line(TRAINER, 2) as (trainer, other):
         before = trainer.status()
+        asked = len(answers)
         for crash in range(1, 4):
             await kill_inside(trainer)
             took_s = await eventually(lambda n=crash: trainer.status().restarts == n, "a restart")
-            print(f"restarted after {took_s:.2f} s")
             assert trainer.status().is_running
             await meshed(trainer, other)
             await trainer.publish(RUN, announced(crash))
@@ -161,8 +184,11 @@ async def test_a_crash_of_the_library_is_mended_on_the_same_port_while_asyncio_r
         assert (after.addresses, after.peer_id) == (before.addresses, before.peer_id)
         assert "RuntimeError: something that the guard" in after.last_error
         assert other.status().restarts == 0
-        heart.cancel()
-        assert beats > 20
+        assert len(answers) - asked > 20
+    assert {status for status, _ in answers} == {200}
+    worst_ms = max(took_ms for _, took_ms in answers[asked:])
+    counted = f"all {len(answers) - asked} HTTP answers meanwhile were 200, the slowest took {worst_ms:.0f} ms"
+    figures(f"p2p, 3 crashes of the library: the last mended in {took_s:.2f} s; {counted}")
 
 
 async def kill_inside(node: P2PNode) -> None:

@@ -19,7 +19,8 @@ DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 PACE_S = 0.005
 PACE_S_MAX = 1.0
-"""Longest wait for slow peers before a message is published all the same; those who cannot follow lose it."""
+"""Longest wait for slow peers before a message is published all the same; those who cannot follow lose it, and are not
+waited for again until they have caught up."""
 HOT_TOPIC_PER_S = 1_000.0
 
 
@@ -45,6 +46,8 @@ class Gossiping:
         self._guard = guard
         self._audience = audience
         self._now_ms = now_ms
+        self._laggards: set[Any] = set()
+        """Peers that were waited for in vain."""
         self.router = GossipSub(
             protocols=[PROTOCOL_ID_V11],
             degree=DEGREE,
@@ -77,11 +80,17 @@ class Gossiping:
             await self.pubsub.subscribe(name)
 
     async def publish(self, name: str, frame: bytes) -> None:
-        """To the peers of the topic, not faster than they take it."""
-        with trio.move_on_after(PACE_S_MAX):
-            while any(len(queue) > QUEUE_MAX // 2 for queue in self.pubsub.peer_queues.values()):
+        """To the peers of the topic, not faster than they take it; one that takes nothing holds up one message."""
+        before = self._crowded()
+        with trio.move_on_after(PACE_S_MAX) as patience:
+            while self._crowded() - self._laggards:
                 await trio.sleep(PACE_S)
+        self._laggards = self._crowded() & (before if patience.cancelled_caught else self._laggards)
         await self.pubsub.publish(name, frame)
+
+    def _crowded(self) -> set[Any]:
+        """Peers for whom more waits than half of what may."""
+        return {peer for peer, queue in self.pubsub.peer_queues.items() if len(queue) > QUEUE_MAX // 2}
 
     def _validator(self, name: str, run: RunId) -> Callable[[Any, Any], bool]:
         def validate(forwarder: Any, message: Any) -> bool:
