@@ -76,6 +76,7 @@ class Model:
     promises: list[Promise] = field(default_factory=list)
     promised_at: int = 0
     forfeited: int = 0
+    abandoned: bool = False
 
     # --- StakeVault ---
 
@@ -238,7 +239,7 @@ class Model:
     @property
     def is_over(self) -> bool:
         is_closed = self.status == "closed" and self.now >= self.closed_at + self.delay
-        return is_closed or self.frozen_at != 0
+        return is_closed or self.abandoned or self.frozen_at != 0
 
     @property
     def is_abandoned(self) -> bool:
@@ -293,6 +294,7 @@ class Model:
     def reclaim(self, by: str) -> int:
         self.demand(self.is_over or self.is_abandoned, "RunNotOver")
         self.demand(self.funded[by] > 0, "NothingFunded")
+        self.abandoned = self.abandoned or not self.is_over
         amount = max(0, self.rest() - self.forfeited) * self.funded[by] // self.funded.total()
         del self.funded[by]
         self.move("pool", by, amount)

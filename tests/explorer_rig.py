@@ -15,18 +15,18 @@ from prime_explorer.index import Index
 from prime_explorer.reading import Db
 from prime_explorer.schema import TABLES
 from prime_protocol import entries as e
-from prime_protocol.ids import NodeId
 from prime_protocol.ledger import Ledger
 from prime_protocol.merkle import Frontier, leaf_hash
 from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
+from prime_protocol.typed_data import EMBEDDED, Domain
 
 
 class KeyedWorld(World):
     """Its first entry names the key that signs its heads."""
 
-    def create_network(self, unbonding_ms: int = 7 * DAY_MS) -> None:
-        zeros = NodeId(bytes(20))
-        self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=unbonding_ms))
+    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED) -> None:
+        at = {"chain_id": domain.chain_id, "contract": domain.contract}
+        self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), **at, unbonding_ms=unbonding_ms))
 
     @classmethod
     def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":

@@ -12,7 +12,7 @@ from functools import partial
 from types import UnionType
 from typing import Annotated, Any, NewType, get_args, get_origin, get_type_hints
 
-from ledger_world import BOND, DAY_MS, HOUR_MS, NETWORK, RUN, SLASH, STAKE, TERMS, World, digest
+from ledger_world import BOND, DAY_MS, HOUR_MS, NETWORK, ON_CHAIN, RUN, SLASH, STAKE, TERMS, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.books import Position
@@ -24,8 +24,10 @@ from prime_protocol.judgement import decide, expected_draw, settled_outcome
 from prime_protocol.ledger import RULES, Author
 from prime_protocol.plants import plant_seal
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
+from prime_protocol.rewards import refund_nano
 from prime_protocol.signing import Signature
 from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.typed_data import EMBEDDED
 
 PEOPLE = ["coordinator", "trainer", "sponsor", "ann", "bob", "cat", "key", "owner", *(f"val-{n}" for n in range(7))]
 STEPS_MAX = 3
@@ -75,7 +77,9 @@ class Mob:
         """What concerns the run or the accounts."""
         world, run, pick = self.world, self.world.run, self.dice.choice
         kind = self.dice.randrange(6)
-        if run.status is RunStatus.CLOSED:
+        if world.state.domain != EMBEDDED and run.terms.slash_to is SlashTo.POOL and self.dice.random() < 0.2:
+            world.forfeit(pick([1, SLASH]))
+        elif run.status is RunStatus.CLOSED:
             self.return_pool()
         elif run.status is RunStatus.PAUSED:
             world.set_run(RunStatus.ACTIVE)
@@ -84,7 +88,7 @@ class Mob:
         elif kind < 2:
             self.publish()
         elif kind == 2:
-            world.deposit(pick(PEOPLE), pick([1, BOND, STAKE]))
+            pick([world.deposit, world.fund])(pick(PEOPLE), pick([1, BOND, STAKE]))
         elif kind in (3, 4):
             self.move_stake(pick(PEOPLE), pick(PEOPLE))
         else:
@@ -171,9 +175,8 @@ class Mob:
             world.stake(world.names[world.state.owners.get(key, key)], node, amount_nano)
 
     def return_pool(self) -> None:
-        run, books = self.world.run, self.world.state.books
-        for account in list(run.funded):
-            amount_nano = books.pools[RUN] * run.funded[account] // run.funded.total()
+        for account in list(self.world.run.funded):
+            amount_nano = refund_nano(self.world.state, RUN, account)
             self.world.write(self.world.names[account], e.PoolReturned(amount_nano=amount_nano))
 
     # --- Forged entries ---------------------------------------------------------------------------------------------
@@ -256,7 +259,7 @@ def wind_down(world: World) -> None:
     for number in [number for number, step in run.steps.items() if not step.paid]:
         world.pay_out(number)
     for account in list(run.funded):
-        amount_nano = books.pools[RUN] * run.funded[account] // run.funded.total()
+        amount_nano = refund_nano(world.state, RUN, account)
         world.write(world.names[account], e.PoolReturned(amount_nano=amount_nano))
     stakes: Counter[Position]
     for stakes in (+books.stakes, Counter()):
@@ -296,6 +299,7 @@ def crowd(seed: int) -> tuple[World, Mob]:
     """A started world with a delegated node among its workers, and its mob."""
     dice = random.Random(seed)
     world = World.started(
+        domain=dice.choice([EMBEDDED, EMBEDDED, ON_CHAIN]),
         slash_to=dice.choice(list(SlashTo)),
         audit_probation=dice.choice([0, 1000]),
         appeal_bond_nano=dice.choice([0, BOND]),

@@ -34,6 +34,8 @@ MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 START_MS = 1_800_000_000_000
 TOKEN = 10**9
 STAKE, SLASH, BOND, BUDGET = 100 * TOKEN, 60 * TOKEN, 5 * TOKEN, 12 * TOKEN
+ON_CHAIN = Domain(31337, NodeId(b"court at 0x" + bytes(9)))
+"""Of a network that settles on a chain; the contract is its court."""
 VALIDATORS = tuple(f"val-{number}" for number in range(9))
 
 TERMS = RunTerms(
@@ -93,24 +95,32 @@ class World:
         return twin
 
     @classmethod
-    def started(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "World":
+    def started(
+        cls,
+        *,
+        workers: Sequence[str] = ("ann", "bob"),
+        validators: int = 9,
+        domain: Domain = EMBEDDED,
+        **terms: Any,
+    ) -> "World":
         """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
-        plan = repr((workers, validators, sorted(terms.items())))
+        plan = repr((workers, validators, domain, sorted(terms.items())))
         if plan not in STARTED:
-            STARTED[plan] = cls._start(workers, validators, terms)
+            STARTED[plan] = cls._start(workers, validators, terms, domain)
         return STARTED[plan].fork()
 
     @classmethod
-    def _start(cls, workers: Sequence[str], validators: int, terms: dict[str, Any]) -> "World":
+    def _start(
+        cls, workers: Sequence[str], validators: int, terms: dict[str, Any], domain: Domain = EMBEDDED
+    ) -> "World":
         world = cls()
-        world.create_network()
+        world.create_network(domain=domain)
         for name in workers:
             world.join(name, Role.WORKER)
         for name in VALIDATORS[:validators]:
             world.join(name, Role.VALIDATOR)
         world.create_run(**terms)
-        world.deposit("sponsor", 1000 * TOKEN)
-        world.write("sponsor", e.RunFunded(amount_nano=1000 * TOKEN))
+        world.fund("sponsor", 1000 * TOKEN)
         world.publish()
         return world
 
@@ -196,9 +206,24 @@ class World:
         at = {"chain_id": domain.chain_id, "contract": domain.contract}
         self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms))
 
-    def deposit(self, name: str, amount_nano: int) -> None:
+    def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
+        self.take_in(self.id(name), amount_nano, run)
+
+    def take_in(self, account: NodeId, amount_nano: int, run: RunId | None) -> None:
         reference = digest(f"deposit {self.state.size}")
-        self.coordinate(e.Deposited(account=self.id(name), amount_nano=amount_nano, reference=reference))
+        self.coordinate(e.Deposited(account=account, amount_nano=amount_nano, reference=reference, run=run))
+
+    def fund(self, name: str, amount_nano: int) -> None:
+        """The run, with value that comes in for it: over the chain where the pool is there."""
+        if self.state.domain != EMBEDDED:
+            self.deposit(name, amount_nano, RUN)
+            return
+        self.deposit(name, amount_nano)
+        self.write(name, e.RunFunded(amount_nano=amount_nano))
+
+    def forfeit(self, amount_nano: int) -> None:
+        """The court brings slashed stake into the run's pool on the chain."""
+        self.take_in(self.state.domain.contract, amount_nano, RUN)
 
     def register(self, name: str, *roles: Role) -> None:
         self.write(name, e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))

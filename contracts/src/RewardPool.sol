@@ -70,9 +70,9 @@ contract RewardPool is IRewardPool {
     function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external {
         // checks
         if (msg.sender != registry.operator()) revert IRunRegistry.NotOperator(msg.sender, registry.operator());
-        (IRunRegistry.RunStatus status, uint48 createdAt, uint48 overAt) = registry.standingOf(run);
+        (IRunRegistry.RunStatus status, uint48 createdAt,) = registry.standingOf(run);
         if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
-        if (_isPast(overAt) || logAnchor.frozenAt(run) != 0) revert RunIsOver(run);
+        if (isOver(run)) revert RunIsOver(run);
         Pool storage pool = _pools[run];
         if (epoch != pool.epoch + 1) revert WrongEpoch(epoch, pool.epoch + 1);
         uint64 newest = logAnchor.latestSize(run);
@@ -123,7 +123,8 @@ contract RewardPool is IRewardPool {
     /// @inheritdoc IRewardPool
     function reclaim(bytes32 run) external returns (uint256 amount) {
         // checks
-        if (!isOver(run) && !isAbandoned(run)) revert RunNotOver(run);
+        bool isLeft = !isOver(run);
+        if (isLeft && !isAbandoned(run)) revert RunNotOver(run);
         uint256 mine = fundedBy[run][msg.sender];
         if (mine == 0) revert NothingFunded(msg.sender);
         Pool storage pool = _pools[run];
@@ -131,6 +132,10 @@ contract RewardPool is IRewardPool {
         amount = Math.mulDiv(Math.saturatingSub(_rest(run), pool.forfeited), mine, pool.funded);
 
         // effects
+        if (isLeft) {
+            pool.abandoned = true;
+            emit RunAbandoned(run);
+        }
         delete fundedBy[run][msg.sender];
         pool.funded -= mine.toUint128();
         pool.held -= amount.toUint128();
@@ -179,7 +184,8 @@ contract RewardPool is IRewardPool {
     /// @inheritdoc IRewardPool
     function isOver(bytes32 run) public view returns (bool) {
         (,, uint48 overAt) = registry.standingOf(run);
-        return _isPast(overAt) || logAnchor.frozenAt(run) != 0;
+        bool isClosed = overAt != 0 && block.timestamp >= overAt;
+        return isClosed || _pools[run].abandoned || logAnchor.frozenAt(run) != 0;
     }
 
     /// @inheritdoc IRewardPool
@@ -230,10 +236,6 @@ contract RewardPool is IRewardPool {
             else high = middle - 1;
         }
         return _promises[run][low].total;
-    }
-
-    function _isPast(uint48 overAt) private view returns (bool) {
-        return overAt != 0 && block.timestamp >= overAt;
     }
 
     /// @dev What is inside and promised to nobody.

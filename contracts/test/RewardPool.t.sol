@@ -276,15 +276,30 @@ contract RewardPoolTest is Network {
         assertFalse(pool.isAbandoned(RUN));
         skip(1);
         assertTrue(pool.isAbandoned(RUN));
+        assertFalse(pool.isOver(RUN));
+        vm.expectRevert(abi.encodeWithSelector(IRewardPool.NothingFunded.selector, ann));
+        vm.prank(ann);
+        pool.reclaim(RUN);
+        vm.expectEmit();
+        emit IRewardPool.RunAbandoned(RUN);
         vm.prank(funder);
         assertEq(pool.reclaim(RUN), 9_600);
+        // It is over then: nobody funds it by mistake, and nothing more is promised from what is not there.
+        assertTrue(pool.isOver(RUN));
+        refusePost(IRewardPool.RunIsOver.selector, 2, 1, 400);
+        vm.expectRevert(abi.encodeWithSelector(IRewardPool.RunIsOver.selector, RUN));
+        pool.fund(RUN, 1);
         assertEq(pool.claim(RUN, 1, ann, 300, proofBeside(bob, 100)), 300);
-        // An operator who comes back goes on: it is funded again, and a root makes it a run like any other.
-        fund(ann, 1_000);
-        post(2, 300, 500);
+        assertEq(pool.claim(RUN, 1, bob, 100, proofBeside(ann, 300)), 100);
+        assertEq(token.balanceOf(address(pool)), 0);
+    }
+
+    function test_operatorWhoIsThereSaysSoWithTheSameRoot() public {
+        post(1, 300, 100);
+        skip(4 * DELAY - 1);
+        post(2, 300, 100);
+        skip(1);
         assertFalse(pool.isAbandoned(RUN));
-        vm.expectRevert(abi.encodeWithSelector(IRewardPool.RunNotOver.selector, RUN));
-        pool.burnRest(RUN);
     }
 
     /// @dev Any growing totals, claimed in any order, any number of times, from any root: each account gets its last total and no more, and

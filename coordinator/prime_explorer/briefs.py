@@ -16,6 +16,8 @@ def write_brief(entry: Any) -> str:
 
 def _write(entry: Any) -> str:
     match entry:
+        case e.Deposited(account=account, amount_nano=amount, run=run) if run is not None:
+            return f"{show_amount(amount)} tokens for the pool of {run}, by {friendly_name(account)}"
         case e.Deposited(account=account, amount_nano=amount):
             return f"{show_amount(amount)} tokens for {friendly_name(account)}"
         case e.Withdrawn(amount_nano=amount) | e.RunFunded(amount_nano=amount) | e.PoolReturned(amount_nano=amount):

@@ -13,7 +13,7 @@ from prime_explorer import fold_judgement, fold_work
 from prime_explorer.briefs import write_brief
 from prime_explorer.writes import Circumstances, Touched, Write
 from prime_protocol import entries as e
-from prime_protocol.catalogue import list_subjects
+from prime_protocol.catalogue import find_run, list_subjects
 from prime_protocol.codec import decode
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.entries import Outcome, Record, Role
@@ -65,15 +65,16 @@ class Folding:
         entry, state, touched = about.entry, self.state, self._touched
         subjects = [text for text in list_subjects(about.run, entry) if text.startswith("0x")]
         first = bytes.fromhex(subjects[0][2:]) if subjects else None
+        run = find_run(about.run, entry)
         yield ADD_ENTRY, (
-            about.index, about.at_ms, type(entry).__name__, about.author, about.run, first, write_brief(entry)
+            about.index, about.at_ms, type(entry).__name__, about.author, run, first, write_brief(entry)
         )  # fmt: skip
         for subject in dict.fromkeys(subjects):
             yield ADD_MENTION, (bytes.fromhex(subject[2:]), about.index)
         touched.accounts[about.author] = None
         touched.seen_ms[about.author] = about.at_ms
-        if about.run is not None:
-            touched.runs.setdefault(about.run, about if isinstance(entry, e.RunCreated) else None)
+        if run is not None:
+            touched.runs.setdefault(run, about if isinstance(entry, e.RunCreated) else None)
         yield from fold_work.describe(state, about, seen, touched)
         yield from fold_judgement.describe(state, about, seen, touched)
         yield from self._describe_account(about, seen)

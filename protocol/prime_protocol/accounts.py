@@ -16,9 +16,10 @@ from prime_protocol.entries import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.receipts import check_delegation
+from prime_protocol.rewards import fill_pool
 from prime_protocol.state import State
 from prime_protocol.turn import Turn
-from prime_protocol.typed_data import Domain
+from prime_protocol.typed_data import EMBEDDED, Domain
 
 
 def create_network(state: State, turn: Turn, entry: NetworkCreated) -> None:
@@ -35,8 +36,14 @@ def deposit(state: State, turn: Turn, entry: Deposited) -> None:
         raise RemoteError("reference", f"{entry.reference} was deposited before")
     if not 0 < entry.amount_nano <= AMOUNT_NANO_MAX - state.books.deposited_nano:
         raise RemoteError("amount_nano", f"is {entry.amount_nano}, the books hold at most {AMOUNT_NANO_MAX}")
+    if entry.run is not None and state.domain == EMBEDDED:
+        raise RemoteError("run", "is for a pool on a chain; here a run is funded from balances")
+    if entry.run is not None and entry.run not in state.runs:
+        raise RemoteError("run", f"{entry.run} was not created")
     state.references.add(entry.reference)
     state.books.deposit(entry.account, entry.amount_nano)
+    if entry.run is not None:
+        fill_pool(state, entry.run, entry.account, entry.amount_nano)
 
 
 def withdraw(state: State, turn: Turn, entry: Withdrawn) -> None:

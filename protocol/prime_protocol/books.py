@@ -1,7 +1,7 @@
 """Where the value is: balances, stakes, unbonding stake, escrow, run pools, and what was burned.
 
-Value only moves. `deposit` is the one way in and `withdraw` the one way out, so `held_nano()` always equals what came
-in minus what went out and was burned. Every method checks first and changes nothing when it refuses.
+Value only moves. `deposit` is the one way in, `withdraw` and `hand_over` are the ways out, so `held_nano()` always
+equals what came in minus what went out and was burned. Every method checks first and changes nothing when it refuses.
 """
 
 from collections import Counter
@@ -128,9 +128,16 @@ class Books:
         held = self.escrow.pop(slash)
         self.burned_nano += held.amount_nano + held.bond_nano
 
-    def pool(self, slash: Digest, run: RunId) -> None:
+    def pool(self, slash: Digest, run: RunId) -> int:
+        """What has come into the pool."""
         held = self.escrow.pop(slash)
         self.pools[run] += held.amount_nano + held.bond_nano
+        return held.amount_nano + held.bond_nano
+
+    def hand_over(self, slash: Digest) -> None:
+        """To the court on the chain, which has the stake itself."""
+        held = self.escrow.pop(slash)
+        self.withdrawn_nano += held.amount_nano + held.bond_nano
 
     def _spend(self, account: NodeId, amount_nano: int) -> None:
         if not 0 < amount_nano <= self.balances[account]:

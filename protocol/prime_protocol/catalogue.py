@@ -38,7 +38,13 @@ def make_card(leaf: bytes) -> Card:
     """From a leaf of our own log."""
     at_ms, letter = read_letter(leaf)
     entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
-    return Card(at_ms, letter.kind, letter.sender, letter.run, tuple(sorted(set(list_subjects(letter.run, entry)))))
+    subjects = tuple(sorted(set(list_subjects(letter.run, entry))))
+    return Card(at_ms, letter.kind, letter.sender, find_run(letter.run, entry), subjects)
+
+
+def find_run(run: RunId | None, entry: Any) -> RunId | None:
+    """The run that an entry is about: its letter's, or the one whose pool has what came in."""
+    return entry.run if isinstance(entry, e.Deposited) else run
 
 
 def lease_subject(run: RunId | None, lease: int) -> str:

@@ -20,7 +20,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId, Slot, Step
+from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
 from prime_protocol.metrics import Metric as Metric
 from prime_protocol.metrics import check_names
 from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
@@ -70,6 +70,10 @@ class Deposited:
     amount_nano: Uint
     reference: Digest
     """What happened outside (a transaction, a faucet request). Counts once."""
+    run: RunId | None = None
+    """On a chain: it is in the pool of this run, and the account is its funder, or the court that brings slashed stake.
+    Then it is no balance of the account.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,14 +175,14 @@ class RunStatusSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFunded:
-    """Any account: this much of my balance is for paying the run's contributors."""
+    """Any account: this much of my balance is for paying the run's contributors. Not where the pool is on a chain."""
 
     amount_nano: Uint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReturned:
-    """Account that funded a closed run: my part of what is left, by what each account put in."""
+    """Account that funded a closed run: my part of what is left of the funding, by what each account put in."""
 
     amount_nano: Uint
 

@@ -306,8 +306,11 @@ def execute_slash(state: State, turn: Turn, entry: SlashExecuted) -> None:
         raise RemoteError("submission", "the appeal was not decided against the node")
     if slash.slash_to is SlashTo.BURN:
         state.books.burn(entry.submission)
+    elif state.domain == EMBEDDED:
+        run.forfeited_nano += state.books.pool(entry.submission, turn.run_name())
     else:
-        state.books.pool(entry.submission, turn.run_name())
+        # The court may have had less to take, or nothing: what it brings into the pool comes as a deposit.
+        state.books.hand_over(entry.submission)
     _record_upheld(run, submission)
     del run.slashes[entry.submission]
 

@@ -8,20 +8,33 @@ from collections import Counter
 from prime_protocol.books import Position
 from prime_protocol.entries import Credited, Outcome, PaidOut, PoolReturned, RunFunded, RunStatus
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, RunId
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.payout import compute_shares
 from prime_protocol.state import RunState, State, StepState, SubmissionState
 from prime_protocol.terms import RunTerms
 from prime_protocol.turn import Turn
+from prime_protocol.typed_data import EMBEDDED
 from prime_protocol.units import compute_units
 
 
 def fund_run(state: State, turn: Turn, entry: RunFunded) -> None:
+    """Not on a chain: a balance is not in the pool there, and pay beyond what that pool holds could not be claimed."""
     run = state.run(turn)
+    if state.domain != EMBEDDED:
+        raise RemoteError("run", "is funded over the chain: prime-coordinator chain fund")
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
-    state.books.fund(turn.run_name(), turn.author, entry.amount_nano)
-    run.funded[turn.author] += entry.amount_nano
+    fill_pool(state, turn.run_name(), turn.author, entry.amount_nano)
+
+
+def fill_pool(state: State, name: RunId, account: NodeId, amount_nano: int) -> None:
+    """From an account's balance. What comes from the court was slashed: nobody has funded it."""
+    run = state.runs[name]
+    state.books.fund(name, account, amount_nano)
+    if account == state.domain.contract:
+        run.forfeited_nano += amount_nano
+    else:
+        run.funded[account] += amount_nano
 
 
 def credit(state: State, turn: Turn, entry: Credited) -> None:
@@ -115,8 +128,15 @@ def return_pool(state: State, turn: Turn, entry: PoolReturned) -> None:
         raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {len(run.slashes)} slashes open")
     if not run.funded[turn.author]:
         raise RemoteError("sender", f"{turn.author} has nothing left in the pool")
-    amount_nano = state.books.pools[name] * run.funded[turn.author] // run.funded.total()
+    amount_nano = refund_nano(state, name, turn.author)
     if entry.amount_nano != amount_nano:
         raise RemoteError("amount_nano", f"is {entry.amount_nano}, the part of {turn.author} is {amount_nano}")
     state.books.pay(name, turn.author, amount_nano)
     del run.funded[turn.author]
+
+
+def refund_nano(state: State, name: RunId, account: NodeId) -> int:
+    """A funder's part of what is left of the funding. Pay comes out of that first, and slashed stake is no funder's."""
+    run = state.runs[name]
+    refundable_nano = max(0, state.books.pools[name] - run.forfeited_nano)
+    return refundable_nano * run.funded[account] // run.funded.total()

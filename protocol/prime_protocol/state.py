@@ -178,7 +178,9 @@ class RunState:
     oldest: int = 0
     """Steps before this one are never leased again, whatever the lag becomes. It only rises."""
     funded: Counter[NodeId] = field(default_factory=Counter)
-    """What each account put into the pool."""
+    """What each account put into the pool, until it has taken its part back."""
+    forfeited_nano: int = 0
+    """What slashes brought into the pool: for contributors, and never for a funder."""
     paid: Counter[NodeId] = field(default_factory=Counter)
     """What each account was paid out of it, in all. Settlement on a chain promises exactly this."""
     leases: dict[int, LeaseState] = field(default_factory=dict)

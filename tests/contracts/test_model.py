@@ -245,7 +245,7 @@ class Contracts(RuleBasedStateMachine):
         self.wait(wait_s)
         self.withdraw(owner, node, is_owner=True)
 
-    @precondition(lambda self: self.model.is_over or self.model.promises)
+    @precondition(lambda self: self.model.is_over or self.model.is_abandoned or self.model.promises)
     @rule(by=st.sampled_from(["sponsor", "ann"]))
     def reclaim(self, by: str) -> None:
         self.both(lambda: self.model.reclaim(by), self.call(self.chain.pool, "reclaim", RUN_KEY, by=by))
@@ -326,6 +326,7 @@ class Contracts(RuleBasedStateMachine):
             "epoch": len(model.promises),
             "promisedAt": model.promised_at,
             "forfeited": model.forfeited,
+            "abandoned": model.abandoned,
         }
         for name in ("sponsor", *WORKERS):
             funded = self.chain.call(self.chain.pool, "fundedBy", RUN_KEY, self.ids[name])

@@ -67,11 +67,8 @@ class Network:
 
     async def fund(self) -> None:
         """By the command, from the bank's wallet."""
-        keystore, password = self.folder / "bank.json", self.folder / "operator.password"
-        cheap = encrypt_key(self.bank.key, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2)
-        write_private(keystore, cheap)
-        words = ["chain", "fund", RUN, str(FUND // TOKEN), "--key", str(keystore)]
-        assert await self.operate(*words, "--key-password-file", str(password)) == 0
+        words = ["chain", "fund", RUN, str(FUND // TOKEN), "--key", str(self.folder / "bank.json")]
+        assert await self.operate(*words, "--key-password-file", str(self.folder / "operator.password")) == 0
 
     async def join(self, name: str, role: Role) -> Party:
         """Register, be given gas and tokens, and stake with the command."""
@@ -174,6 +171,8 @@ async def network(folder: Path) -> AsyncIterator[tuple[Network, asyncio.Event]]:
         stack.push_async_callback(process.kill)
         contracts = await find_contracts(chain.chain, process.config.settlement.court_address)
         await chain.give(bank.node)
+        cheap = encrypt_key(bank, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2)
+        write_private(folder / "bank.json", cheap)
         holder = Holder(bank, Wallet(chain.chain, bank, SystemClock(), gas=GAS), contracts)
         is_up.set()
         mining = asyncio.create_task(keep_mining(chain, is_up))

@@ -17,7 +17,6 @@ from prime_coordinator.settlement.config import Kind, SettlementConfig
 from prime_coordinator.settlement.deployment import Deployer, Wanted
 from prime_coordinator.settlement.evm import EvmSettlement
 from prime_coordinator.store import open_log_store
-from prime_protocol import entries as e
 from prime_protocol.catalogue import make_card
 from prime_protocol.entries import Role
 from prime_protocol.ids import Digest, NodeId
@@ -121,6 +120,13 @@ class Rig:
         for name in names:
             self.world.stake(name, name)
 
+    async def fund(self, name: str, amount_nano: int) -> None:
+        """The run's pool on the chain, and the log hears of it."""
+        holder, at = await self.holder(name, amount_nano), self.contracts
+        await holder.wallet.do("approval", at.token, "approve", at.pool.address, amount_nano)
+        await holder.wallet.do("fund", at.pool, "fund", run_key(RUN), amount_nano)
+        await self.settle()
+
     async def read(self, contract: str, function: str, *values: Any) -> Any:
         return await self.chain.chain.read(getattr(self.contracts, contract), function, *values)
 
@@ -165,10 +171,5 @@ async def started(made: Rig, *, workers: tuple[str, ...] = ("ann", "bob"), valid
     await made.join(*[f"val-{number}" for number in range(validators)], role=Role.VALIDATOR)
     made.world.create_run(**TERMS | terms)
     await made.settle()
-    sponsor = await made.holder("sponsor", 1000 * TOKEN)
-    at = made.contracts
-    await sponsor.wallet.do("approval", at.token, "approve", at.pool.address, 1000 * TOKEN)
-    await sponsor.wallet.do("fund", at.pool, "fund", run_key(RUN), 1000 * TOKEN)
-    await made.settle()
-    made.world.write("sponsor", e.RunFunded(amount_nano=1000 * TOKEN))
+    await made.fund("sponsor", 1000 * TOKEN)
     made.world.publish()

@@ -7,16 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from integration.chain_network import UNBONDING_S, Network, network, until
+from integration.chain_network import FUND, UNBONDING_S, Network, network, until
 from integration.chain_parts import needs_anvil
-from integration.coordinator_parts import Party, publish, terms, until_beacon, until_drawn
+from integration.coordinator_parts import RUN, Party, publish, terms, until_beacon, until_drawn
 from ledger_world import SLASH, STAKE
 
 from prime_coordinator.settlement.posting import SlashPhase
-from prime_protocol.entries import Outcome, Role
+from prime_protocol.entries import Outcome, Role, RunFunded
 from prime_protocol.ids import Digest
 from prime_protocol.messages import Purpose
 from prime_protocol.receipts import receipt_id
+from prime_runtime.http_errors import Refused
 from prime_runtime.json_client import open_json_client
 
 pytestmark = needs_anvil
@@ -62,6 +63,30 @@ async def is_slash(made: Network, name: Digest, phase: SlashPhase) -> bool:
 
 async def tokens(made: Network, who: Party) -> int:
     return int(await made.read("token", "balanceOf", who.node))
+
+
+async def test_a_run_is_funded_over_the_chain_once_and_from_no_balance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with network(tmp_path) as (made, _):
+        assert await pool_nano(made) == FUND
+        with monkeypatch.context() as cut:
+            cut.setattr("prime_coordinator.commands.chain.until_booked", cut_off)
+            with pytest.raises(PowerCut):
+                await made.fund()
+        await made.fund()
+        assert (await made.pool())["held"] == await pool_nano(made) == 2 * FUND, "the second was not made twice"
+        eve = await made.join("eve", Role.WORKER)
+        with pytest.raises(Refused, match="prime-coordinator chain fund"):
+            await eve.write(RunFunded(amount_nano=1))
+        assert await made.operate("run", "fund", RUN, "1") == 1
+        assert await pool_nano(made) == 2 * FUND
+
+
+async def pool_nano(made: Network) -> int:
+    """In the log."""
+    async with open_json_client(made.process.server.url) as client:
+        return int((await client.get(f"/runs/{RUN}"))["summary"]["pool_nano"])
 
 
 @pytest.mark.timeout(1200)

@@ -6,16 +6,19 @@ from typing import Any
 
 import aiohttp
 import pytest
-from integration.chain_parts import needs_anvil
-from integration.chain_rig import CONFIRMATIONS, EPOCH_S, Rig, rig, started
+from integration.chain_parts import Holder, needs_anvil
+from integration.chain_rig import CONFIRMATIONS, EPOCH_S, TERMS, Rig, rig, started
 from ledger_world import HOUR_MS, RUN, SLASH, STAKE, TOKEN
 
+from prime_coordinator.settlement.chain_terms import chain_terms
 from prime_coordinator.settlement.posting import SlashPhase
 from prime_node.appeals import ChainAppeals
 from prime_node.config import NodeConfig
-from prime_protocol.entries import NodeStatus, Outcome, Role
+from prime_protocol.entries import NodeStatus, Outcome, Role, RunFunded
+from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.payout_tree import PayoutTree
+from prime_protocol.terms import SlashTo
 from prime_runtime.chain.contracts import run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.clock import SystemClock
@@ -42,6 +45,57 @@ async def test_a_deposit_comes_into_the_log_once_and_the_log_is_anchored(tmp_pat
         made.world.note_head()
         await made.next_epoch()
         assert await made.anchored() == len(made.world.leaves)
+
+
+async def test_what_is_in_the_vault_funds_no_run_and_what_is_in_a_pool_is_no_balance(tmp_path: Path) -> None:
+    """Else the log could pay more than the pool on the chain holds, and nobody's pay could be promised any more."""
+    async with rig(tmp_path) as made:
+        await started(made)
+        world = made.world
+        assert world.state.books.pools[RUN] == (await made.read("pool", "poolOf", run_key(RUN)))["held"]
+        assert (world.balance("sponsor"), world.run.funded) == (0, {world.id("sponsor"): 1000 * TOKEN})
+        await (await made.holder("eve")).deposit(STAKE)
+        await made.settle()
+        assert world.balance("eve") == STAKE
+        with pytest.raises(RemoteError, match="prime-coordinator chain fund"):
+            world.write("eve", RunFunded(amount_nano=STAKE))
+        wallet = made.holders["eve"].wallet
+        await wallet.do("unbonding", made.contracts.vault, "unbond", wallet.node, STAKE)
+        await made.settle()
+        assert world.state.books.pools[RUN] == 1000 * TOKEN
+
+
+async def test_a_funding_of_a_run_that_the_log_does_not_know_waits_until_it_does(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        world, registry = made.world, made.contracts.registry
+        terms = chain_terms(world.terms(**TERMS), made.config, made.contracts.scale)
+        values = (str(RUN), world.id("coordinator"), terms.words())
+        operator = await Holder.open(made.chain, made.contracts, world.key("coordinator"))
+        await operator.wallet.do("by hand", registry, "createRun", *values)
+        await made.fund("sponsor", TOKEN)
+        assert world.state.books.deposited_nano == world.balance("sponsor") == 0
+        made.restart()
+        world.create_run(**TERMS)
+        await made.settle()
+        assert world.run.funded == {world.id("sponsor"): TOKEN}
+        await made.settle()
+        assert world.state.books.deposited_nano == TOKEN, "once"
+
+
+async def test_slashed_stake_is_in_the_logs_pool_when_the_court_has_brought_it_there(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        await started(made, slash_to=SlashTo.POOL)
+        world, funded = made.world, 1000 * TOKEN
+        name = await convicted(made)
+        world.wait(2 * HOUR_MS)
+        world.execute(name)
+        await made.next_epoch()
+        assert world.state.books.pools[RUN] == funded, "the chain's window is still open"
+        await made.chain.pass_time(2 * 3600)
+        await made.settle()
+        assert (world.state.books.pools[RUN], world.run.forfeited_nano) == (funded + SLASH, SLASH)
+        assert (await made.read("pool", "poolOf", run_key(RUN)))["held"] == funded + SLASH
+        assert world.state.books.is_conserved()
 
 
 async def test_what_the_log_paid_is_promised_on_the_chain_and_can_be_claimed_by_anyone_for_its_owner(

@@ -1,4 +1,5 @@
-"""Write tests/vectors/ledger.json: a small log that holds every type of entry, and what it adds up to.
+"""Write tests/vectors/ledger.json: a small log that holds every type of entry, one of a network whose value is on a
+chain, and what they add up to.
 
     PYTHONPATH=protocol:tests python tests/oracle/make_ledger_vectors.py
 
@@ -10,11 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ledger_world import BOND, DAY_MS, NETWORK, RUN, TERMS, World
+from ledger_world import BOND, DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World
 
 from prime_protocol import entries as e
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger import Ledger
+from prime_protocol.rewards import refund_nano
+from prime_protocol.terms import SlashTo
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
@@ -70,6 +73,23 @@ def tell() -> World:
     return world
 
 
+def tell_on_chain() -> World:
+    """Two funders of a pool on a chain, a slash that the court brings into it, pay, and what each funder has back."""
+    world = World.started(domain=ON_CHAIN, slash_to=SlashTo.POOL)
+    world.fund("friend", 333 * TOKEN)
+    world.credit(world.settled("ann", ACCEPT))
+    bad = world.convicted("bob", 1)
+    world.wait(TERMS.appeal_ms)
+    world.execute(bad)
+    world.forfeit(SLASH)
+    world.publish()
+    world.pay_out(0)
+    world.set_run(RunStatus.CLOSED)
+    for name in ("friend", "sponsor"):
+        world.write(name, e.PoolReturned(amount_nano=refund_nano(world.state, RUN, world.id(name))))
+    return world
+
+
 def summarise(ledger: Ledger) -> dict[str, Any]:
     """The numbers that a second implementation must reach."""
     state = ledger.state
@@ -84,6 +104,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
         "balances_nano": {str(name): amount for name, amount in sorted((+books.balances).items())},
         "stakes_nano": {f"{place[0]}/{place[1]}": amount for place, amount in sorted((+books.stakes).items())},
         "pool_nano": books.pools[RUN],
+        "forfeited_nano": run.forfeited_nano,
         "latest_step": run.latest,
         "beacons": [str(run.checkpoints[step].beacon) for step in sorted(run.checkpoints)],
         "nodes": {
@@ -99,6 +120,12 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    told = tell()
-    vector = {"network": NETWORK, "leaves": [leaf.hex() for leaf in told.leaves], "end": summarise(told.ledger)}
+    stories = {"embedded": tell(), "on_chain": tell_on_chain()}
+    vector = {
+        "network": NETWORK,
+        "logs": {
+            name: {"leaves": [leaf.hex() for leaf in told.leaves], "end": summarise(told.ledger)}
+            for name, told in stories.items()
+        },
+    }
     VECTORS.write_text(json.dumps(vector, indent=1) + "\n")

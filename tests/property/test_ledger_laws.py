@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_mob import crowd, try_act, wind_down
-from ledger_world import NETWORK, RUN, World
+from ledger_world import NETWORK, ON_CHAIN, RUN, World
 
 from prime_protocol import entries as e
 from prime_protocol.books import Books
@@ -27,6 +27,7 @@ from prime_protocol.ledger import RULES, Ledger, replay
 from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.plants import plant_seal
 from prime_protocol.terms import RunTerms, SlashTo
+from prime_protocol.typed_data import EMBEDDED
 
 SEEDS = 24
 ACTS = 300
@@ -87,6 +88,8 @@ class Witness:
         self.credited: set[tuple[int, int]] = set()
         self.earners: set[NodeId] = set()
         self.kinds: Counter[type] = Counter()
+        self.is_embedded = world.state.domain == EMBEDDED
+        self.funded = Counter(world.run.funded)
 
     def apply(self, leaf: bytes) -> None:
         """Instead of World.apply: a refusal has changed nothing, and what is taken keeps the laws."""
@@ -120,8 +123,8 @@ class Witness:
         """Which accounts an entry may change, and by how much; where the books decide how much, `moved` is split."""
         balance = ("balance", author)
         match entry:
-            case e.Deposited(account=account, amount_nano=amount):
-                moves = {("balance", account): amount, "deposited": amount}
+            case e.Deposited(account=account, amount_nano=amount, run=run):
+                moves = {("pool", run) if run else ("balance", account): amount, "deposited": amount}
             case e.Withdrawn(amount_nano=amount):
                 moves = {balance: -amount, "withdrawn": amount}
             case e.Staked(node=node, amount_nano=amount):
@@ -148,8 +151,8 @@ class Witness:
                 moves = {("balance", self.cases[name].owner): -bond, ("escrow", name): bond}
             case e.SlashExecuted(submission=name):
                 held = self.before[("escrow", name)]
-                burns = self.cases[name].terms.slash_to is SlashTo.BURN
-                moves = {("escrow", name): -held, "burned" if burns else ("pool", RUN): held}
+                to = {SlashTo.BURN: "burned", SlashTo.POOL: ("pool", RUN) if self.is_embedded else "withdrawn"}
+                moves = {("escrow", name): -held, to[self.cases[name].terms.slash_to]: held}
             case e.SlashOverturned(submission=name):
                 case = self.cases[name]
                 held, bond = self.before[("escrow", name)], case.terms.appeal_bond_nano
@@ -202,7 +205,7 @@ class Witness:
                 assert case.seal == plant_seal(salt, outcome)
                 case.is_planted = True
             case _:
-                self.watch_end(entry, at_ms, owners)
+                self.watch_end(entry, at_ms, author, owners)
 
     def unasked(self, case: Case, at_ms: int) -> int:
         state = self.world.state
@@ -212,7 +215,7 @@ class Witness:
         fit = [n for n in self.world.run.validators if state.is_delegated(n, at_ms) and n not in asked]
         return len({state.owners[node] for node in fit} - asked - {case.owner})
 
-    def watch_end(self, entry: Any, at_ms: int, owners: dict[NodeId, NodeId]) -> None:
+    def watch_end(self, entry: Any, at_ms: int, author: NodeId, owners: dict[NodeId, NodeId]) -> None:
         match entry:
             case e.Credited(submission=name):
                 case = self.cases[name]
@@ -223,6 +226,13 @@ class Witness:
                 self.earners.add(case.owner)
             case e.CheckpointPublished(trained_on=names):
                 assert all(self.cases[name].outcome is Outcome.ACCEPT for name in names)
+            case e.RunFunded(amount_nano=amount):
+                assert self.is_embedded, "the pool on the chain does not have it"
+                self.funded[author] += amount
+            case e.Deposited(account=account, amount_nano=amount, run=run) if run and account != ON_CHAIN.contract:
+                self.funded[account] += amount
+            case e.PoolReturned(amount_nano=amount):
+                assert amount <= self.funded.pop(author), "a funder has got what others lost"
             case e.SlashProposed(submission=name):
                 assert self.cases[name].outcome is Outcome.HARD
                 assert self.cases[name].decided(unasked=0) is Outcome.HARD
@@ -272,7 +282,9 @@ def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None
         try:
             world, witness = run_mob(seed)
             wind_down(world)
-            assert world.state.books.held_nano() == 0, "value is locked for ever"
+            left_nano = world.state.books.held_nano()
+            assert left_nano == world.state.books.pools[RUN], "value is locked for ever"
+            assert left_nano <= world.run.forfeited_nano, "what was funded can leave; what was slashed stays"
             again = replay(NETWORK, world.leaves, coordinator=world.id("coordinator"))
             assert again.state == world.state
             assert restored(world.leaves).state == world.state

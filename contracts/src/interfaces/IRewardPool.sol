@@ -14,6 +14,7 @@ interface IRewardPool {
         uint64 epoch; // number of the newest root; the first is 1
         uint48 promisedAt; // when it came; the run's creation before the first
         uint128 forfeited; // that slashes brought: for contributors, and never for a funder
+        bool abandoned; // a funder has left because the operator was gone
     }
 
     struct Promise {
@@ -31,6 +32,7 @@ interface IRewardPool {
     event Claimed(bytes32 indexed run, address indexed account, uint256 amount, uint256 cumulative);
     event Reclaimed(bytes32 indexed run, address indexed funder, uint256 amount);
     event RestBurned(bytes32 indexed run, uint256 amount);
+    event RunAbandoned(bytes32 indexed run);
 
     error NotCourt(address caller, address court);
     error AmountMissing();
@@ -66,8 +68,8 @@ interface IRewardPool {
         external
         returns (uint256 amount);
 
-    /// @notice Funder, once the run is over, its log frozen or its operator gone: my part of what was funded and is not promised. What is
-    /// promised is paid from funded money first, so nobody gets more than was put in, and no slash pays a funder.
+    /// @notice Funder, once the run is over or its operator gone, which ends it: my part of what was funded and is not promised. What is promised
+    /// is paid from funded money first, so nobody gets more than was put in, and no slash pays a funder.
     function reclaim(bytes32 run) external returns (uint256 amount);
 
     /// @notice Anyone, when the run is over and no funder is left: burn what slashes left behind.
@@ -80,7 +82,7 @@ interface IRewardPool {
     function fundedBy(bytes32 run, address funder) external view returns (uint256);
     /// @notice Promised in all, without promises that a freeze made void.
     function validPromised(bytes32 run) external view returns (uint256);
-    /// @notice Whether nothing more can be promised: closed for one unbonding delay, or frozen.
+    /// @notice Whether nothing more can be promised: closed for one unbonding delay, frozen, or left by a funder as abandoned.
     function isOver(bytes32 run) external view returns (bool);
     /// @notice Whether the operator has promised nothing for so long that funders need not wait for it any more.
     function isAbandoned(bytes32 run) external view returns (bool);

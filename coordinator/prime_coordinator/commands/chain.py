@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from random import Random
 from typing import Any
 
 from prime_coordinator.commands.context import Context
@@ -12,29 +10,23 @@ from prime_coordinator.commands.orders import read_address, read_run
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import Home, create_key, load_key, locked
 from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_protocol.entries import RunFunded
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import NetworkId, NodeId, RunId
-from prime_protocol.messages import ENTRY_ENDPOINTS
-from prime_protocol.signing import WalletKey
+from prime_protocol.ids import NetworkId, NodeId
 from prime_runtime import key_file
 from prime_runtime.chain.caps import GasConfig
 from prime_runtime.chain.client import Chain
 from prime_runtime.chain.contracts import find_contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
-from prime_runtime.chain.payments import Payer, Payment
+from prime_runtime.chain.payments import Payer, Payment, until_booked
 from prime_runtime.chain.spending import spend
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import Server, open_client
-from prime_runtime.http_errors import Refused
-from prime_runtime.http_limits import ClientLimits
+from prime_runtime.json_client import open_json_client
 from prime_runtime.password import read_first_line
 from prime_runtime.wording import read_amount, show_amount
 
 DEPLOY_CONFIRMATIONS = 2
 FUNDING = "the funding"
-FUND_TRY_MS, FUND_TRIES = 1_000, 1_800
 
 
 def deploy(context: Context) -> int:
@@ -116,7 +108,7 @@ def status(context: Context) -> int:
 
 
 def fund(context: Context) -> int:
-    """From any wallet: into the run's pool on the chain, and then into its pool in the log."""
+    """From any wallet: into the run's pool on the chain. The coordinator books it into the pool in the log."""
     args, config = context.args, _evm_config(context)
     run, amount_nano, url = read_run(args.run), read_amount(args.amount), args.url or find_url(context)
     key = key_file.load(args.key, read_first_line(args.key_password_file))
@@ -127,10 +119,11 @@ def fund(context: Context) -> int:
         operator = NodeId.parse(str(await chain.read(at.registry, "operator")).lower())
         if key.node == operator:
             raise LocalError("the running coordinator uses its own key on the chain; fund from another wallet")
+        clock = SystemClock()
         wallet = Wallet(
             chain,
             key,
-            SystemClock(),
+            clock,
             gas=config.settlement.gas,
             confirmations=config.settlement.confirmations,
             book=book,
@@ -139,37 +132,18 @@ def fund(context: Context) -> int:
         units, key_of_run = amount_nano * at.scale, run_key(run)
         call = ("fund", key_of_run, units)
         payer = Payer(chain, wallet, at.pool, book.with_name(f"{key.node}-funding.json"))
-        await payer.pay(
+        told = await payer.pay(
             Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units),
             lambda: spend(chain, wallet, at, FUNDING, at.pool, units, call),
         )
         context.screen.say("it is in the pool on the chain; waiting until the log knows")
-        index = await _fund_in_log(config, key, Server(url, operator), run, amount_nano, args.authority)
+        async with open_json_client(url, args.authority) as client:
+            index = await until_booked(client, await payer.reference(at.chain_id, told), clock)
         payer.end()
         context.screen.say(f"{args.amount} tokens are in the pool of run {run} (entry {index})")
 
     bearer = config.settlement.rpc_bearer.reveal() if config.settlement.rpc_bearer else None
     return _with_chain(config.settlement.rpc, bearer, work)
-
-
-async def _fund_in_log(
-    config: CoordinatorConfig, key: WalletKey, server: Server, run: RunId, amount_nano: int, authority: Path | None
-) -> int:
-    """As soon as the deposit is in the log, which takes as many blocks as the settings ask for."""
-    endpoint = next(each for each in ENTRY_ENDPOINTS if each.request is RunFunded)
-    clock = SystemClock()
-    async with open_client(
-        key=key, network=config.network_id, clock=clock, dice=Random(), limits=ClientLimits(), authority=authority
-    ) as client:
-        for left in reversed(range(FUND_TRIES)):
-            try:
-                answer = await client.call(server, endpoint, RunFunded(amount_nano=amount_nano), run=run)
-                return int(answer.message.index)
-            except Refused as error:
-                if not left:
-                    raise LocalError(f"the log refuses: {error.refusal.field} {error.refusal.problem}") from None
-                await clock.sleep_ms(FUND_TRY_MS)
-    raise AssertionError("the last try returns or raises")
 
 
 def anchor(context: Context) -> int:
@@ -243,6 +217,8 @@ async def _run_lines(chain: Chain, contracts: Any, run: str) -> list[tuple[str, 
     rest = f"{show_amount(pool['claimed'] // scale)} claimed, {show_amount(pool['held'] // scale)} in the pool"
     frozen = await chain.read(contracts.anchor, "frozenAt", key)
     warning = ", FROZEN: the log told two histories" if frozen else ""
+    if pool["abandoned"]:
+        warning += ", ABANDONED: no payout root came for so long that a funder took its money back; close the run"
     return [(f"run {run}", f"{size} entries anchored; {paid}, {rest}{warning}")]
 
 

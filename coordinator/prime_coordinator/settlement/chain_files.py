@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prime_coordinator.settlement.vault_events import Followed, Stake
+from prime_coordinator.settlement.vault_events import Followed, Income, Stake
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import NodeId, RunId
 from prime_runtime.mirror import write_whole
@@ -45,7 +45,8 @@ class ChainFiles:
         try:
             plain = json.loads((self._folder / "followed.json").read_bytes())
             stakes = {node: Stake(**row) for node, row in plain.pop("stakes").items()}
-            return Followed(stakes=stakes, **plain)
+            strays = [Income(**row) for row in plain.pop("strays")]
+            return Followed(stakes=stakes, strays=strays, **plain)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:

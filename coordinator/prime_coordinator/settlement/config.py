@@ -42,7 +42,7 @@ class SettlementConfig:
     epoch_ms: Annotated[int, Between(1_000, 7 * DAY_MS)] = HOUR_MS
     """evm: time between two anchored heads, and between two payout roots of a run."""
     slash_window_ms: Annotated[int, Between(1_000, 90 * DAY_MS)] = 7 * DAY_MS
-    """evm: how long after its anchor a slash can be brought before the court; so many days' worth of slashes_per_day."""
+    """evm: how long after its anchor a slash can be brought before the court: so many days of slashes_per_day each."""
     judge_age_ms: Annotated[int, Between(0, 90 * DAY_MS)] = 0
     """evm: how long before the anchor a validator must have been bound in the vault for its verdict to count there."""
     payout_delay_ms: Annotated[int, Between(0, 90 * DAY_MS)] = HOUR_MS

@@ -5,6 +5,7 @@ is found again from both sides when it is back. This is the one part of the coor
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from prime_coordinator.settlement.ledger_view import Books
 from prime_coordinator.settlement.poster import Poster
 from prime_coordinator.settlement.vault_events import (
     Followed,
+    Income,
+    find_strays,
     find_unbacked,
     find_unheard,
     is_income,
-    make_deposit,
-    not_booked,
+    list_missing,
+    read_income,
+    run_text,
 )
 from prime_protocol.constants import AMOUNT_NANO_MAX
 from prime_protocol.entries import Appealed, Deposited
@@ -28,7 +32,7 @@ from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.signing import WalletKey
 from prime_protocol.state import State
 from prime_runtime.chain.client import Block, Chain, Event
-from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts
+from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
@@ -82,8 +86,8 @@ class EvmSettlement:
         """Deposits of the chain, and nodes whose stake has left it."""
         room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
         orders: list[Order] = []
-        for deposit in not_booked(self._waiting, state.references):
-            if deposit.amount_nano <= room_nano:
+        for deposit in self._waiting:
+            if deposit.reference not in state.references and deposit.amount_nano <= room_nano:
                 room_nano -= deposit.amount_nano
                 orders.append(deposit)
         if self._is_current and self._contracts is not None and not orders:
@@ -168,6 +172,8 @@ class EvmSettlement:
     async def _follow(self, books: Books, head: Block) -> None:
         """Take in what lies deep enough. The place is kept when the log has it all on disk."""
         await self._check_history()
+        if self._followed.strays and not await self._book_strays(books):
+            return
         while (span := self._followed.next_span(head.number, self._config.confirmations)) is not None:
             self._is_current = False
             last = await self._chain.block(span[-1])
@@ -175,10 +181,13 @@ class EvmSettlement:
             events = await self._chain.events(self._contracts.told, span[0], span[-1])
             if last is None:
                 return  # the chain became shorter while we looked
-            if not await self._book(books, [event for event in events if is_income(event)]):
+            found = await self._read_incomes([event for event in events if is_income(event)])
+            runs = name_runs(books.core.state)
+            if not await self._book(books, found, runs):
                 return  # the log will have them at the next look
             for event in events:
                 self._followed.take(event)
+            self._set_aside(find_strays(found, runs))
             self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
             if events or last.number - self._kept_block >= QUIET_BLOCKS_MAX:
                 self._files.keep_followed(self._followed)
@@ -202,8 +211,7 @@ class EvmSettlement:
         self._followed = Followed(block=self._config.start_block - 1)
         self._kept_block = self._followed.block
 
-    async def _book(self, books: Books, events: list[Event]) -> bool:
-        """Whether the log has all these deposits on disk; those that it lacks are told to `collect`."""
+    async def _read_incomes(self, events: list[Event]) -> list[Income]:
         assert self._contracts is not None
         found = []
         for event in events:
@@ -214,9 +222,22 @@ class EvmSettlement:
             source = at.vault if event.contract == "StakeVault" else at.pool
             place = event.index - mined.first_event
             reference = deposit_reference(at.chain_id, source.address, event.transaction, place)
-            found.append(make_deposit(event, reference, at.scale))
-        room_nano = AMOUNT_NANO_MAX - books.core.state.books.deposited_nano
-        missing = not_booked(found, books.core.state.references)
+            found.append(read_income(event, reference, at.scale, at.court.address))
+        return found
+
+    async def _book_strays(self, books: Books) -> bool:
+        """Whether the log has those on disk whose runs it has come to know."""
+        strays, runs = self._followed.strays, name_runs(books.core.state)
+        if not await self._book(books, strays, runs):
+            return False
+        self._followed.strays = find_strays(strays, runs)
+        return True
+
+    async def _book(self, books: Books, found: list[Income], runs: Mapping[str, RunId]) -> bool:
+        """Whether the log has on disk what is no stray; what it lacks is told to `collect`."""
+        state = books.core.state
+        room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
+        missing = list_missing(found, runs, state.references)
         self._waiting = [deposit for deposit in missing if deposit.amount_nano <= room_nano]
         if self._waiting:
             return False
@@ -225,12 +246,28 @@ class EvmSettlement:
         await books.commit()
         return True
 
+    def _set_aside(self, strays: list[Income]) -> None:
+        """They are no balance meanwhile: what a pool holds must not be spent elsewhere."""
+        for stray in strays:
+            log.error(
+                "%d nano of %s are in the pool of %s, and the log knows no such run: they are booked when it does",
+                stray.amount_nano,
+                stray.account,
+                stray.run,
+            )
+        self._followed.strays += strays
+
     def _note(self, problem: str) -> None:
         if problem and problem != self._problem:
             log.warning("settlement waits, work goes on: %s", problem)
         elif self._problem and not problem:
             log.info("settlement follows the chain at block %d", self._followed.block)
         self._problem = problem
+
+
+def name_runs(state: State) -> dict[str, RunId]:
+    """The runs of the log, by the names that the chain has for them."""
+    return {run_text(run_key(name)): name for name in state.runs}
 
 
 def open_evm(config: SettlementConfig, key: WalletKey, folder: Path, clock: Clock) -> EvmSettlement:

@@ -87,6 +87,7 @@ class Facts:
                 promised=pool["promised"],
                 epoch=pool["epoch"],
                 since=pool["promisedAt"] or known["createdAt"],
+                is_abandoned=pool["abandoned"],
             ),
             slashes={submission: slash_on_chain(seen) for submission, seen in zip(slashed, slashes, strict=True)},
         )

@@ -71,6 +71,8 @@ class PoolOnChain:
     epoch: int = 0
     since: int = 0
     """When the newest root came; the run's creation before the first."""
+    is_abandoned: bool = False
+    """A funder has left because no root came for so long: nothing more is promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def list_actions(log: RunInLog, chain: RunOnChain, now: int, *, is_hastened: boo
         action = slash_action(log.name, slash, chain, now)
         if action is not None:
             yield action
-    if chain.is_frozen or chain.phase is RunPhase.CLOSED:
+    if chain.is_frozen or chain.pool.is_abandoned or chain.phase is RunPhase.CLOSED:
         return
     if log.size > chain.size and (is_hastened or now - chain.anchored_at >= chain.terms.epochTime):
         yield Anchor(log.name)
@@ -220,10 +222,17 @@ def is_appealable(log: RunInLog, slash: SlashInLog, chain: RunOnChain, now: int)
 
 
 def can_promise(log: RunInLog, chain: RunOnChain, now: int) -> bool:
-    """The bounds that the pool checks too: one root an epoch, inside its budget, never more than it holds."""
+    """The bounds that the pool checks too: one root an epoch, inside its budget, never more than it holds.
+
+    Where nothing was paid for long, the same root again says that the operator is there: a run without one for four
+    unbonding delays, each at least as long as all windows, would count as abandoned.
+    """
     pool, terms = chain.pool, chain.terms
     assert terms is not None
-    if log.payable is None or log.payable.size != chain.size or log.payable.total <= pool.promised:
+    if log.payable is None or log.payable.size != chain.size:
+        return False
+    is_silent = 0 < log.payable.total == pool.promised and now - pool.since >= terms.windows_s
+    if log.payable.total <= pool.promised and not is_silent:
         return False
     epochs = (now - pool.since) // terms.epochTime
     is_in_budget = log.payable.total - pool.promised <= epochs * terms.epochBudget

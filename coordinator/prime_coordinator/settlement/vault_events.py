@@ -2,6 +2,8 @@
 
 Events are taken once they lie as deep as the settings ask. If the chain turns out to have another history still, all is
 read again from the deployment on: a deposit counts once by its reference, so nothing is booked twice.
+
+What came into the pool of a run is booked there and nowhere else, so the log never pays what that pool does not hold.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +18,12 @@ BLOCKS_AT_ONCE = 2_000
 """Asked for in one go; public nodes refuse more."""
 SHOWN_MAX = 200
 """Anchors and payout roots that are remembered for people."""
+PAYERS = {
+    ("StakeVault", "Deposited"): "owner",
+    ("RewardPool", "Funded"): "funder",
+    ("RewardPool", "ForfeitReceived"): "",
+}
+"""Events by which value comes in, and which field of each names whose it was."""
 UNBACKED = "its stake has left the vault on the chain"
 UNHEARD = "appealed before the court on the chain"
 
@@ -45,6 +53,17 @@ class Stake:
     escrow: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Income:
+    """Value that came into a contract, as the log has to know of it."""
+
+    account: str
+    amount_nano: int
+    reference: str
+    run: str = ""
+    """How the chain names the run whose pool has it; empty for the vault."""
+
+
 @dataclass(slots=True)
 class Followed:
     """Everything that was taken in, and up to which block."""
@@ -62,6 +81,8 @@ class Followed:
     """Submissions whose slash is appealed before the court."""
     anchors: list[dict[str, Any]] = field(default_factory=list)
     promises: list[dict[str, Any]] = field(default_factory=list)
+    strays: list[Income] = field(default_factory=list)
+    """In pools of runs that the log does not know: they wait until it does."""
 
     def next_span(self, head: int, confirmations: int) -> range | None:
         """Blocks to read next: as far as they lie deep enough."""
@@ -114,10 +135,8 @@ class Followed:
 
     def _show(self, rows: list[dict[str, Any]], event: Told, names: tuple[str, ...]) -> None:
         facts = {name: int(event.values[name]) for name in names}
-        run, root = bytes(event.values["run"]).hex(), bytes(event.values["root"]).hex()
-        rows.append(
-            {"run": f"0x{run}", "root": f"0x{root}", **facts, "block": event.block, "transaction": event.transaction}
-        )
+        run, root = run_text(event.values["run"]), bytes(event.values["root"]).hex()
+        rows.append({"run": run, "root": f"0x{root}", **facts, "block": event.block, "transaction": event.transaction})
         del rows[:-SHOWN_MAX]
 
 
@@ -143,14 +162,40 @@ def find_unheard(state: State, appealed: Iterable[str]) -> list[tuple[RunId, App
 
 def is_income(event: Told) -> bool:
     """Whether value came into a contract that the log has to know of."""
-    return (event.contract, event.name) in (("StakeVault", "Deposited"), ("RewardPool", "Funded"))
+    return (event.contract, event.name) in PAYERS
 
 
-def make_deposit(event: Told, reference: Digest, scale: int) -> Deposited:
-    """What the log has to know of it."""
-    account = event.values["owner" if event.name == "Deposited" else "funder"]
-    amount_nano = int(event.values["amount"]) // scale
-    return Deposited(account=NodeId.parse(low(account)), amount_nano=amount_nano, reference=reference)
+def read_income(event: Told, reference: Digest, scale: int, court: NodeId) -> Income:
+    """Of an owner's stake, of a funder, or of the court, which brings what was slashed."""
+    payer = PAYERS[event.contract, event.name]
+    account = low(event.values[payer]) if payer else str(court)
+    run = run_text(event.values["run"]) if event.contract == "RewardPool" else ""
+    return Income(account, int(event.values["amount"]) // scale, str(reference), run)
+
+
+def run_text(key: bytes) -> str:
+    """The chain's name of a run, as it prints."""
+    return f"0x{bytes(key).hex()}"
+
+
+def find_strays(found: Iterable[Income], runs: Mapping[str, RunId]) -> list[Income]:
+    """What is in the pool of a run that the log does not know. As a balance it could be spent elsewhere."""
+    return [income for income in found if income.run and income.run not in runs]
+
+
+def list_missing(found: Iterable[Income], runs: Mapping[str, RunId], references: set[Digest]) -> list[Deposited]:
+    """What the log does not have of these, and can; dust is left out. `runs` goes by the chain's names of them."""
+    deposits = (
+        Deposited(
+            account=NodeId.parse(income.account),
+            amount_nano=income.amount_nano,
+            reference=Digest.parse(income.reference),
+            run=runs[income.run] if income.run else None,
+        )
+        for income in found
+        if income.amount_nano > 0 and (not income.run or income.run in runs)
+    )
+    return [deposit for deposit in deposits if deposit.reference not in references]
 
 
 def find_unbacked(state: State, stakes: Mapping[str, Stake], scale: int) -> list[NodeStatusSet]:
@@ -166,7 +211,3 @@ def find_unbacked(state: State, stakes: Mapping[str, Stake], scale: int) -> list
         elif is_backed and known.status is NodeStatus.DRAINED and known.reason == UNBACKED:
             orders.append(NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason="its stake is in the vault again"))
     return orders
-
-
-def not_booked(deposits: Iterable[Deposited], references: set[Digest]) -> list[Deposited]:
-    return [deposit for deposit in deposits if deposit.reference not in references and deposit.amount_nano > 0]

@@ -22,17 +22,14 @@ from prime_protocol.typed_data import Domain, sign_document
 from prime_runtime.chain.client import Chain, Contract, Mined
 from prime_runtime.chain.contracts import Contracts, run_key
 from prime_runtime.chain.errors import ChainAway, ChainRefused
-from prime_runtime.chain.payments import Payer, Payment
+from prime_runtime.chain.payments import Payer, Payment, until_booked
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_errors import Refused
 from prime_runtime.json_client import open_json_client
 from prime_runtime.wording import show_amount
 
-LOOK_MS = 500
 DEPOSIT, CLAIM = "the deposit", "the claim"
-DEPOSIT_S = 1_800
-"""How long to wait for a deposit to lie deep enough for the coordinator."""
 
 
 class ChainDesk:
@@ -251,11 +248,7 @@ class ChainDesk:
     async def _until_logged(self, reference: Digest) -> None:
         self._say("waiting until the coordinator has seen the deposit deep enough in the chain")
         async with open_json_client(self._config.coordinator, self._config.authority) as client:
-            for _ in range(DEPOSIT_S * 1000 // LOOK_MS):
-                if (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]:
-                    return
-                await self._clock.sleep_ms(LOOK_MS)
-        raise ChainAway("the coordinator has not told the log of the deposit; it is not lost: see prime-node stake")
+            await until_booked(client, reference, self._clock)
 
     async def _fetch_tree(self, run: RunId, epoch: int, scale: int) -> PayoutTree:
         async with open_json_client(self._config.coordinator, self._config.authority) as client:

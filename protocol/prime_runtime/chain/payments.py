@@ -16,10 +16,14 @@ from prime_runtime.chain.client import Chain, Contract, Event, Mined
 from prime_runtime.chain.contracts import deposit_reference
 from prime_runtime.chain.errors import ChainAway
 from prime_runtime.chain.wallet import Wallet
+from prime_runtime.clock import Clock
+from prime_runtime.json_client import JsonClient
 from prime_runtime.mirror import write_whole
 
 BLOCKS_AT_ONCE = 2_000
 """Asked for in one go; public nodes refuse more."""
+BOOKED_LOOK_MS, BOOKED_S = 500, 1_800
+"""How often to look whether the log has a payment, and how long: it has to lie deep enough for the coordinator."""
 FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder"), "Claimed": ("run", "account")}
 """Which fields of an event say what it is about, and who has paid or was paid."""
 
@@ -123,3 +127,13 @@ class Payer:
                 f"{self._note} cannot be read ({error}): a payment may have been begun. See `prime-node stake`, and"
                 " remove it"
             ) from None
+
+
+async def until_booked(client: JsonClient, reference: Digest, clock: Clock) -> int:
+    """The index of the log's entry of a payment into a contract, as soon as it has one."""
+    for _ in range(BOOKED_S * 1000 // BOOKED_LOOK_MS):
+        rows = (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]
+        if rows:
+            return int(rows[0]["index"])
+        await clock.sleep_ms(BOOKED_LOOK_MS)
+    raise ChainAway("the coordinator has not told the log of the payment; it is not lost: type the same again later")

@@ -64,6 +64,22 @@ def test_one_head_an_epoch_unless_the_operator_is_in_a_hurry() -> None:
     assert due(grown, is_hastened=True) == [Anchor(RUN)]
 
 
+def test_the_same_root_again_says_that_the_operator_is_there() -> None:
+    paid = replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7)
+    quiet = replace(CHAIN, pool=PoolOnChain(held=100, promised=7, epoch=3, since=NOW))
+    long = CHAIN_TERMS.windows_s
+    assert due(paid, quiet, now=NOW + long - 1) == []
+    assert due(paid, quiet, now=NOW + long) == [PostRoot(RUN, 4)]
+    nothing = replace(LOG, payable=Payable(50, {}))
+    assert due(nothing, replace(CHAIN, pool=PoolOnChain(held=100, since=NOW)), now=NOW + long) == []
+
+
+def test_nothing_more_is_promised_in_a_run_that_a_funder_left() -> None:
+    paid = replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7, size=60)
+    left = replace(CHAIN, pool=PoolOnChain(held=100, since=NOW - 10, is_abandoned=True))
+    assert due(paid, left, now=NOW + 100) == []
+
+
 def test_a_root_needs_the_anchored_head_it_was_computed_from() -> None:
     paid = replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7)
     assert due(paid) == [PostRoot(RUN, 1)]

@@ -1,26 +1,30 @@
 """What the chain has told: stakes as the vault has them, and blocks that are believed only when they lie deep."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ledger_world import STAKE, World
 
+from prime_coordinator.settlement.chain_files import ChainFiles
 from prime_coordinator.settlement.vault_events import (
     BLOCKS_AT_ONCE,
     SHOWN_MAX,
     UNBACKED,
     Followed,
     Stake,
+    find_strays,
     find_unbacked,
     is_income,
-    make_deposit,
-    not_booked,
+    list_missing,
+    read_income,
 )
 from prime_protocol.entries import NodeStatus, Role
-from prime_protocol.ids import Digest, NodeId
+from prime_protocol.ids import Digest, NodeId, RunId
 
 NODE, OWNER = "0x" + "0a" * 20, "0x" + "0b" * 20
 ZEROS = Digest(bytes(32))
+COURT = NodeId(b"c" * 20)
 
 
 @dataclass
@@ -75,14 +79,37 @@ def test_judges_of_open_slashes_are_remembered_and_anchors_within_bounds() -> No
     assert [row["size"] for row in followed.anchors] == list(range(5, SHOWN_MAX + 5))
 
 
-def test_a_deposit_is_the_owners_and_dust_is_none() -> None:
+def pool(name: str, **values: Any) -> Told:
+    return Told("RewardPool", name, {"run": bytes([7]) * 32, "amount": 5, **values})
+
+
+def test_a_deposit_is_the_owners_once_and_dust_is_none() -> None:
     assert is_income(vault("Deposited")) and not is_income(vault("Unbonded"))
-    made = make_deposit(vault("Deposited", 1_999), ZEROS, scale=1_000)
-    assert (made.account, made.amount_nano) == (NodeId.parse(OWNER), 1)
-    funded = Told("RewardPool", "Funded", {"funder": OWNER, "amount": 5})
-    assert is_income(funded) and make_deposit(funded, ZEROS, 1).account == NodeId.parse(OWNER)
-    assert not_booked([made], {ZEROS}) == []
-    assert not_booked([make_deposit(vault("Deposited", 999), ZEROS, scale=1_000)], set()) == []
+    found = read_income(vault("Deposited", 1_999), ZEROS, 1_000, COURT)
+    (made,) = list_missing([found], {}, set())
+    assert (made.account, made.amount_nano, made.run) == (NodeId.parse(OWNER), 1, None)
+    assert list_missing([found], {}, {ZEROS}) == []
+    assert list_missing([read_income(vault("Deposited", 999), ZEROS, 1_000, COURT)], {}, set()) == []
+
+
+def test_what_is_in_a_pool_is_its_runs_and_waits_for_a_run_that_is_not_known() -> None:
+    told = (pool("Funded", funder=OWNER), pool("ForfeitReceived"), vault("Deposited", 5))
+    assert all(is_income(event) for event in told) and not is_income(pool("Promised"))
+    found = [read_income(event, ZEROS, 1, COURT) for event in told]
+    assert find_strays(found, {}) == found[:2]
+    assert [made.run for made in list_missing(found, {}, set())] == [None]
+    runs = {found[0].run: RunId("demo")}
+    assert find_strays(found, runs) == []
+    made = [(each.run, each.account) for each in list_missing(found, runs, set())]
+    assert made == [("demo", NodeId.parse(OWNER)), ("demo", COURT), (None, NodeId.parse(OWNER))]
+
+
+def test_what_waits_for_its_run_is_remembered(tmp_path: Path) -> None:
+    followed = Followed(
+        block=9, stakes={NODE: Stake(OWNER)}, strays=[read_income(pool("ForfeitReceived"), ZEROS, 1, COURT)]
+    )
+    ChainFiles(tmp_path).keep_followed(followed)
+    assert ChainFiles(tmp_path).read_followed(0) == followed
 
 
 def test_a_node_that_is_not_backed_is_drained_and_taken_back_when_it_is() -> None:

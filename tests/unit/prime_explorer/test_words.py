@@ -17,6 +17,7 @@ from prime_explorer.words import (
 from prime_protocol import entries as e
 from prime_protocol.entries import Role
 from prime_protocol.errors import RemoteError
+from prime_protocol.ids import Digest, NodeId, RunId
 
 
 def test_numbers_are_short_where_they_are_read_at_a_glance() -> None:
@@ -60,6 +61,11 @@ def test_parameters_have_one_way_to_be_written() -> None:
     ):
         with pytest.raises(RemoteError):
             read()
+
+
+def test_a_brief_says_whose_pool_it_is_in() -> None:
+    funded = e.Deposited(account=NodeId(bytes(20)), amount_nano=10**9, reference=Digest(bytes(32)), run=RunId("demo"))
+    assert write_brief(funded).startswith("1 tokens for the pool of demo, by ")
 
 
 def test_a_brief_stays_brief() -> None:

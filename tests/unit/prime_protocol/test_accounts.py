@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from ledger_world import BOND, DAY_MS, HOUR_MS, STAKE, World, digest
+from ledger_world import BOND, DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.constants import AMOUNT_NANO_MAX, UNBONDINGS_MAX
-from prime_protocol.entries import NodeStatus, Role
-from prime_protocol.ids import NetworkId, NodeId
+from prime_protocol.entries import NodeStatus, Role, RunStatus
+from prime_protocol.ids import NetworkId, NodeId, RunId
 from prime_protocol.typed_data import Domain
 
 
@@ -39,6 +39,40 @@ def test_a_deposit_counts_once(world: World) -> None:
     with world.refuses("reference"):
         world.coordinate(replace(entry, account=world.id("bob"), amount_nano=6))
     assert (world.balance("ann"), world.state.books.deposited_nano) == (5, 5)
+
+
+def test_what_is_in_a_pool_on_the_chain_is_no_balance_and_counts_once() -> None:
+    world = World.started(domain=ON_CHAIN)
+    pool, entry = world.state.books.pools[RUN], funding(world, "friend", 7)
+    world.coordinate(entry)
+    with world.refuses("reference"):
+        world.coordinate(entry)
+    with world.refuses("run"):
+        world.coordinate(replace(entry, reference=digest("tx 2"), run=RunId("ghost")))
+    assert world.state.books.pools[RUN] == pool + 7
+    assert world.run.funded == {world.id("sponsor"): pool, world.id("friend"): 7}
+    assert (world.balance("friend"), world.run.forfeited_nano) == (0, 0)
+    assert world.state.books.is_conserved()
+
+
+def test_where_there_is_no_chain_nothing_comes_into_a_pool_from_outside() -> None:
+    world = World.started()
+    with world.refuses("run"):
+        world.coordinate(funding(world, "friend", 7))
+
+
+def test_what_came_into_the_pool_of_a_closed_run_stays_its_funders() -> None:
+    world = World.started(domain=ON_CHAIN)
+    world.set_run(RunStatus.CLOSED)
+    world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+    world.coordinate(funding(world, "friend", 7))
+    world.forfeit(5)
+    world.write("friend", e.PoolReturned(amount_nano=7))
+    assert (world.balance("friend"), world.state.books.pools[RUN]) == (7, 5)
+
+
+def funding(world: World, name: str, amount_nano: int) -> e.Deposited:
+    return e.Deposited(account=world.id(name), amount_nano=amount_nano, reference=digest("tx 1"), run=RUN)
 
 
 def test_the_books_hold_no_more_than_their_limit(world: World) -> None:

@@ -37,6 +37,14 @@ def test_everything_inside_is_what_came_in_less_what_went_out(books: Books) -> N
     assert books.is_conserved()
 
 
+def test_what_the_court_has_is_out_of_the_books(books: Books) -> None:
+    books.seize(SLASH, PLACE, 40)
+    books.post_bond(SLASH, OWNER, 2)
+    books.hand_over(SLASH)
+    assert (books.held_nano(), books.withdrawn_nano) == (58, 42)
+    assert books.is_conserved()
+
+
 def test_value_from_nowhere_or_lost_is_noticed(books: Books) -> None:
     books.balances[NODE] += 1
     assert not books.is_conserved()

@@ -1,6 +1,6 @@
 """What an entry is found by: every kind has a card, and the cards of a story lead to each other."""
 
-from ledger_world import RUN, World
+from ledger_world import ON_CHAIN, RUN, World
 
 from prime_protocol import entries as e
 from prime_protocol.catalogue import Card, lease_subject, list_subjects, make_card
@@ -38,6 +38,12 @@ def test_a_node_is_found_by_all_that_others_say_of_it() -> None:
     world.write("boss", e.DelegationRevoked(node=world.id("new")))
     kinds = [card.kind for card in cards_of(world) if str(world.id("new")) in card.subjects]
     assert kinds == ["Delegated", "Staked", "NodeStatusSet", "DelegationRevoked"]
+
+
+def test_what_came_into_a_pool_is_found_by_its_run() -> None:
+    world = World.started(domain=ON_CHAIN)
+    world.deposit("friend", 10)
+    assert [card.run for card in cards_of(world) if card.kind == "Deposited"][-2:] == [RUN, None]
 
 
 def test_a_lease_has_its_run_in_its_name() -> None:

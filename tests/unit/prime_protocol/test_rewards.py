@@ -1,9 +1,10 @@
 """Rules about what work earns: credit and payout. Whole stories of it are in test_ledger_stories.py."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from ledger_world import BOND, BUDGET, RUN, SLASH, TERMS, World, digest
+from ledger_world import BOND, BUDGET, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome
@@ -11,6 +12,7 @@ from prime_protocol.ids import Step
 from prime_protocol.terms import SlashTo
 
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+FUNDED = 1000 * TOKEN
 
 
 @pytest.fixture
@@ -112,8 +114,56 @@ def test_the_pool_stays_while_a_slash_may_still_go_into_it() -> None:
         world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
     world.wait(TERMS.appeal_ms)
     world.execute(name)
-    world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
-    assert world.balance("sponsor") == 1000 * 10**9 + SLASH
+    world.write("sponsor", e.PoolReturned(amount_nano=FUNDED))
+
+
+def closed(**terms: Any) -> World:
+    """A run with two funders that has paid a step and taken a slash into its pool, and is over."""
+    world = World.started(slash_to=SlashTo.POOL, **terms)
+    world.fund("friend", 500 * TOKEN)
+    world.credit(world.settled("bob", ACCEPT, 1))
+    name = world.convicted("ann")
+    world.appeal("ann", name)
+    world.agree(name, HARD)
+    world.execute(name)
+    world.publish()
+    world.pay_out(0)
+    world.set_run(e.RunStatus.CLOSED)
+    return world
+
+
+def test_what_slashes_brought_stays_when_the_funders_have_theirs() -> None:
+    world = closed()
+    pool = world.state.books.pools[RUN]
+    left = pool - SLASH - BOND
+    assert left < FUNDED + 500 * TOKEN, "pay comes out of what was funded"
+    with world.refuses("amount_nano"):
+        world.write("sponsor", e.PoolReturned(amount_nano=pool * 2 // 3))
+    world.write("sponsor", e.PoolReturned(amount_nano=left * 2 // 3))
+    world.write("friend", e.PoolReturned(amount_nano=left - left * 2 // 3))
+    assert world.state.books.pools[RUN] == world.run.forfeited_nano == SLASH + BOND
+    assert world.state.books.is_conserved()
+
+
+def test_funders_get_nothing_where_pay_has_taken_all_they_put_in() -> None:
+    world = closed(step_budget_nano=FUNDED + 550 * TOKEN)
+    assert 0 < world.state.books.pools[RUN] < SLASH + BOND, "contributors were paid from what was slashed too"
+    for name in ("sponsor", "friend"):
+        with world.refuses("amount_nano"):
+            world.write(name, e.PoolReturned(amount_nano=1))
+        world.write(name, e.PoolReturned(amount_nano=0))
+
+
+def test_where_the_pool_is_on_a_chain_a_slash_fills_it_when_the_court_does() -> None:
+    world = World.started(slash_to=SlashTo.POOL, domain=ON_CHAIN)
+    name = world.convicted("ann")
+    world.wait(TERMS.appeal_ms)
+    world.execute(name)
+    assert (world.state.books.pools[RUN], world.state.books.withdrawn_nano) == (FUNDED, SLASH)
+    world.forfeit(SLASH - 1)  # the vault had no more
+    assert (world.state.books.pools[RUN], world.run.forfeited_nano) == (FUNDED + SLASH - 1, SLASH - 1)
+    assert world.run.funded == {world.id("sponsor"): FUNDED}
+    assert world.state.books.is_conserved()
 
 
 def test_the_reward_goes_to_the_owner() -> None:

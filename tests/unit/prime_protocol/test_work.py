@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ledger_world import DAY_MS, HOUR_MS, RUN, STAKE, TERMS, World, digest
+from ledger_world import DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, TERMS, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, RunId, Slot, Step
 from prime_protocol.judgement import expected_draw
 
@@ -67,6 +68,17 @@ def test_funding_comes_from_the_balance(world: World) -> None:
     world.write("friend", e.RunFunded(amount_nano=10))
     assert world.state.books.pools[RUN] == pool + 10
     assert world.run.funded == {world.id("sponsor"): pool, world.id("friend"): 10}
+
+
+def test_where_the_pool_is_on_a_chain_no_balance_funds_a_run() -> None:
+    """Neither stake of the vault nor pay: the pool there does not have it, and could not pay it out."""
+    world = World.started(domain=ON_CHAIN)
+    world.deposit("friend", 10)
+    for name in ("friend", "coordinator"):
+        with pytest.raises(RemoteError, match="prime-coordinator chain fund"):
+            world.write(name, e.RunFunded(amount_nano=10))
+        with world.refuses("run"):
+            world.write(name, e.RunFunded(amount_nano=10))
 
 
 def test_checkpoints_are_the_trainers_and_stand_in_order(world: World) -> None:
