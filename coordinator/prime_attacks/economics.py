@@ -1,21 +1,36 @@
-"""What an attack is worth to a worker, in a run's own terms. Pure.
+"""What an attack is worth, in a run's own terms. Pure.
 
-Against honest work, for one submission after probation:
+A worker past probation that forges k submissions at once, against honest work:
 
-    gain = saves * cost - caught * (pay + slash)        caught = audit_floor * detection
+    gain = k * saves * cost - E[X] * pay - E[min(X * slash, stake)]       X ~ Binomial(k, audit_floor * detection)
 
-An attack that is refused before anybody audits it is never paid, so there `gain = saves * cost - pay`. The pay of a
+k is at most what the coordinator leaves unsettled of one node. Each slash is taken from what is left of the stake, so
+the more are forged at once the less the last one costs. An attack that is refused before anybody audits it is never
+paid and never slashed: `gain = saves * cost - pay`, and nothing at all for who then does the work. The pay of a
 submission is its part of what a step pays to workers. Nobody works for less than it costs, so the cost is at most the
 pay. What comes after a slash is left out, and would only make it worse: the stake is too small for more work, the good
 name begins anew, and the audits with it.
+
+A validator that does not look, against one that does, for each verdict and as a part of what one that stood is paid:
+
+    gain = saves * cost - wrong                                           wrong: share of its verdicts that fall
+
+Nothing takes a validator's stake. Verdicts that fall are not paid, and too many take it out of the draw for a while.
 """
 
+from math import comb
+
+import numpy as np
+
 from prime_attacks.gallery import Attack, Verdict
+from prime_coordinator.constants import BLAME_FALL, BLAME_MAX
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.terms import RunTerms
 
 COST_SHARE = 0.95
 """Of the pay: a margin as thin as any miner's."""
+HALVINGS = 50
+"""Of an interval of shares: as fine as a float."""
 
 
 def pay_nano(terms: RunTerms, slots: int) -> float:
@@ -25,18 +40,54 @@ def pay_nano(terms: RunTerms, slots: int) -> float:
 
 
 def gain_nano(
-    attack: Attack, terms: RunTerms, *, slots: int, detection: float, cost_share: float = COST_SHARE
+    attack: Attack, terms: RunTerms, *, slots: int, detection: float, leases: int = 1, cost_share: float = COST_SHARE
 ) -> float:
-    """Expected, against answering the same lease honestly; below 0 the attack does not pay."""
+    """Expected, against answering the same leases honestly; below 0 the attack does not pay."""
     pay = pay_nano(terms, slots)
-    saved = attack.saves * cost_share * pay
+    saved = leases * attack.saves * cost_share * pay
     if attack.verdict is Verdict.REFUSED:
-        return saved - pay
+        return saved - leases * pay
     caught = terms.audit_floor / BASIS_POINTS * detection
-    return saved - caught * (pay + terms.slash_nano)
+    return saved - leases * caught * pay - expected_slash_nano(terms, leases, caught)
+
+
+def expected_slash_nano(terms: RunTerms, leases: int, caught: float) -> float:
+    """Of so many submissions, each caught with that chance; together they take no more than the least stake."""
+    chances = (comb(leases, n) * caught**n * (1 - caught) ** (leases - n) for n in range(leases + 1))
+    return sum(chance * min(n * terms.slash_nano, terms.stake_min_nano) for n, chance in enumerate(chances))
+
+
+def break_even_detection(
+    attack: Attack, terms: RunTerms, *, slots: int, leases: int = 1, cost_share: float = COST_SHARE
+) -> float:
+    """The share of drawn forgeries that must be seen, so that the attack does not pay; 1 where that is not enough."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        gain = gain_nano(attack, terms, slots=slots, detection=middle, leases=leases, cost_share=cost_share)
+        low, high = (middle, high) if gain > 0 else (low, middle)
+    return high
 
 
 def break_even_nano(terms: RunTerms) -> float:
     """The pay of one submission from which a perfect saving pays: a run must stay below it."""
     floor = terms.audit_floor / BASIS_POINTS
     return floor * terms.slash_nano / (1 - floor)
+
+
+# --- Validators -----------------------------------------------------------------------------------------------------
+
+
+def verdict_gain(*, saves: float, wrong: float, cost_share: float = COST_SHARE) -> float:
+    """Of one verdict, as a part of the pay of one that stands; above 0 it pays not to look."""
+    return saves * cost_share - wrong
+
+
+def verdicts_until_recess(wrong: float) -> float:
+    """Expected, from a good name, where each verdict falls with that chance and no file is planted."""
+    steps = np.eye(BLAME_MAX)
+    for blame in range(BLAME_MAX):
+        steps[blame, max(0, blame - 1)] -= 1 - wrong
+        if blame + BLAME_FALL < BLAME_MAX:
+            steps[blame, blame + BLAME_FALL] -= wrong
+    return float(np.linalg.solve(steps, np.ones(BLAME_MAX))[0])

@@ -29,6 +29,8 @@ class Verdict(StrEnum):
     """What it said does not stand, and is counted against it."""
     HARMLESS = "harmless"
     """Nobody is harmed and the attacker gains nothing; it may stay unnamed."""
+    UNSEEN = "unseen"
+    """Nothing shows it. The gallery carries it out and measures what it brings; docs/verification.md says it first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Attack:
     caught_by: tuple[str, ...]
     """Checks of which one at least must name it: fields of an intake refusal, flaws of an audit, rules."""
     saves: float = 0.0
-    """Part of the honest work of a submission that the attacker is spared."""
+    """Part of the honest work of a submission, or of an audit, that the attacker is spared."""
     gains: str = ""
     """What else it would bring, in words."""
 
@@ -60,9 +62,10 @@ class Outcome:
     tokens: int = 0
     """Output tokens that were looked at before it was clear; 0 where none were needed."""
 
-    def is_caught(self, attack: Attack) -> bool:
-        """As it must be: by the verdict and by a check that it is listed under."""
-        return self.verdict is attack.verdict and bool(set(self.checks) & set(attack.caught_by))
+    def is_as_listed(self, attack: Attack) -> bool:
+        """By the verdict, and by a check that it is listed under; by none where it is listed as unseen."""
+        is_named = bool(set(self.checks) & set(attack.caught_by)) if attack.caught_by else not self.checks
+        return self.verdict is attack.verdict and is_named
 
 
 def _worker(name: str, does: str, verdict: Verdict, *caught_by: str, saves: float = 0.0, gains: str = "") -> Attack:
@@ -197,17 +200,25 @@ PROGRAMS = (
 """Code answers that attack whoever grades them. The answer earns nothing, and nothing else happens."""
 
 BOOKS = (
-    _worker("late", "answers after the deadline", Verdict.REFUSED, "deadline"),
-    _worker("backdated", "answers late in an envelope that says it was early", Verdict.REFUSED, "deadline"),
-    _worker("copycat", "submits the work of others as its own", Verdict.REFUSED, "slots", saves=1.0),
+    _worker("late", "answers after the deadline", Verdict.REFUSED, "receipt.lease"),
+    _worker("backdated", "answers late in an envelope that says it was early", Verdict.REFUSED, "receipt.lease"),
+    _worker(
+        "copycat",
+        "submits the work of others as its own",
+        Verdict.REFUSED,
+        "header.lease",
+        "header.node",
+        "rows",
+        saves=1.0,
+    ),
     _worker(
         "two-keys",
-        "answers slots that are leased twice, a late lease and its twin, as several keys of one owner may",
+        "waits until another key of its owner gets the late lease's twin, and answers both with one work",
         Verdict.REFUSED,
         "slots",
         saves=0.5,
     ),
-    _worker("duplicate", "answers one lease twice, with other bytes", Verdict.REFUSED, "lease", saves=0.5),
+    _worker("duplicate", "answers one lease twice, with other bytes", Verdict.REFUSED, "receipt.lease", saves=0.5),
     _worker("swapped-when-drawn", "sends an honest file once it is drawn", Verdict.HARD, "audit", saves=0.9),
     _worker("runs-with-stake", "forges and asks its stake back", Verdict.HARD, "audit", saves=0.9),
     _worker("sleeper", "earns trust, then forges now and then", Verdict.HARD, "audit", saves=0.9),
@@ -215,12 +226,22 @@ BOOKS = (
 """Against the log's rules, in the simulator, which runs the coordinator's and the node's own decisions."""
 
 
-def _other(party: Party, name: str, does: str, verdict: Verdict, *caught_by: str, gains: str) -> Attack:
-    return Attack(name=name, party=party, does=does, verdict=verdict, caught_by=caught_by, gains=gains)
+def _other(
+    party: Party, name: str, does: str, verdict: Verdict, *caught_by: str, gains: str, saves: float = 0.0
+) -> Attack:
+    return Attack(name=name, party=party, does=does, verdict=verdict, caught_by=caught_by, saves=saves, gains=gains)
 
 
 VALIDATORS = (
-    _other(Party.VALIDATOR, "lazy", "accepts all without a look", Verdict.OVERRULED, "score", gains="pay for nothing"),
+    _other(
+        Party.VALIDATOR,
+        "lazy",
+        "accepts all without a look",
+        Verdict.OVERRULED,
+        "score",
+        gains="pay for nothing",
+        saves=1.0,
+    ),
     _other(Party.VALIDATOR, "vindictive", "rejects all", Verdict.OVERRULED, "score", gains="others lose their stake"),
     _other(
         Party.VALIDATOR,
@@ -237,13 +258,14 @@ VALIDATORS = (
         Verdict.OVERRULED,
         "score",
         gains="pay for nothing",
+        saves=1.0,
     ),
     _other(
         Party.VALIDATOR,
         "leaks-draws",
-        "tells workers that they are drawn",
+        "tells a worker that it is drawn, who then sends another file",
         Verdict.HARMLESS,
-        "audit",
+        "receipt.lease",
         gains="the worker could change its file",
     ),
     _other(Party.VALIDATOR, "silent", "is drawn and never speaks", Verdict.HARMLESS, "rounds", gains="delay"),
@@ -251,8 +273,8 @@ VALIDATORS = (
 RELAYS = (
     _other(Party.RELAY, "wrong-bytes", "serves damaged shards", Verdict.REFUSED, "digest", gains="broken weights"),
     _other(Party.RELAY, "stale-version", "serves an older version", Verdict.REFUSED, "digest", gains="old weights"),
-    _other(Party.RELAY, "stalls", "takes connections and says nothing", Verdict.REFUSED, "speed", gains="delay"),
-    _other(Party.RELAY, "false-claim", "claims shards that it lacks", Verdict.REFUSED, "speed", gains="delay"),
+    _other(Party.RELAY, "stalls", "takes requests and says nothing", Verdict.REFUSED, "speed", gains="delay"),
+    _other(Party.RELAY, "false-claim", "claims shards that it lacks", Verdict.REFUSED, "absent", gains="delay"),
 )
 COORDINATORS = (
     _other(
@@ -282,8 +304,8 @@ COORDINATORS = (
     ),
     _other(
         Party.COORDINATOR,
-        "ground-draw",
-        "draws the validators that it likes",
+        "invented-draw",
+        "names validators that were not drawn",
         Verdict.SHOWN,
         "replay",
         gains="friends judge friends",
@@ -313,5 +335,12 @@ COORDINATORS = (
         gains="late work is in time",
     ),
 )
+GROUND = _other(
+    Party.COORDINATOR,
+    "ground-draw",
+    "tries in private what it may choose before a head until the draw suits it, and publishes that",
+    Verdict.UNSEEN,
+    gains="a friend's forged work is never audited, or friends judge it",
+)
 WORKERS = (*ENGINES, *ROWS, *FILES)
-ALL = (*WORKERS, *PROGRAMS, *BOOKS, *VALIDATORS, *RELAYS, *COORDINATORS)
+ALL = (*WORKERS, *PROGRAMS, *BOOKS, *VALIDATORS, *RELAYS, *COORDINATORS, GROUND)

@@ -103,7 +103,7 @@ BENT: dict[str, Callable[[Host, Leaves], list[bytes]]] = {
     "two-histories": tell_another,
     "reordered-log": reorder,
     "dropped-submission": drop,
-    "ground-draw": redraw(lambda entry: replace(entry, validators=tuple(reversed(entry.validators)))),
+    "invented-draw": redraw(lambda entry: replace(entry, validators=tuple(reversed(entry.validators)))),
     "spared-draw": redraw(lambda entry: replace(entry, validators=())),
     "back-dated-head": redraw(lambda entry: replace(entry, head_size=entry.head_size - 1)),
     "back-dated-entry": backdate,

@@ -4,14 +4,18 @@ A world with liars of one kind runs to its end, is checked from outside by every
 what came of the liars.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prime_attacks.gallery import BOOKS, VALIDATORS, Attack, Outcome, Verdict
 from prime_protocol.entries import Outcome as Finding
+from prime_protocol.ids import NodeId
 from prime_simulator.checkers import Scene
+from prime_simulator.chronicle import Chronicle, SubmissionTale
 from prime_simulator.plan import Plan
 from prime_simulator.simulation import play
+from prime_simulator.world import Try
 
 NODES, STEPS = 24, 2
 CROWD = 64
@@ -21,7 +25,6 @@ handful of validators lies together, a quorum of three cannot be kept clear of t
 
 SEEDS = range(3, 9)
 """Worlds that are tried until one gives the liars an occasion."""
-Judged = tuple[Verdict | None, str, str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +32,47 @@ class World:
     """Who lies in it, and what must come of that."""
 
     liars: tuple[str, ...]
-    judge: Callable[[Scene], Judged]
-    """Verdict, what named it, and a sentence; None where the liars had no occasion."""
+    judge: Callable[[Scene], Outcome | None]
+    """None where the liars had no occasion."""
     nodes: int = NODES
     malicious: float = 0.25
 
 
-def judge_refused(check: str) -> Callable[[Scene], Judged]:
-    """Nothing that a liar sent beyond its own honest answer is in the books: the checkers have seen to that."""
-
-    def judge(scene: Scene) -> Judged:
-        mine = [tale for tale in scene.chronicle.submissions.values() if tale.receipt.node not in scene.honest]
-        forged = sum(scene.is_forged(tale) and bool(tale.credited) for tale in mine)
-        verdict = Verdict.REFUSED if not forged else None
-        return verdict, check, f"{len(mine)} answers of liars are in the log, {forged} of them not their own work"
-
-    return judge
+def come_to(verdict: Verdict, is_so: bool, reason: str, *checks: str) -> Outcome:
+    """That verdict with what named it, or that the lie went through."""
+    return Outcome(verdict=verdict if is_so else None, checks=checks if is_so else (), reason=reason)
 
 
-def judge_unanswered(scene: Scene) -> Judged:
-    """Nobody who answers late gets anything into the log."""
-    mine = [tale for tale in scene.chronicle.submissions.values() if tale.receipt.node not in scene.honest]
-    leases = sum(lease.granted.entry.node not in scene.honest for lease in scene.chronicle.leases.values())
-    if not leases:
+# --- Workers --------------------------------------------------------------------------------------------------------
+
+
+def judge_refused(scene: Scene) -> Outcome | None:
+    """Everything that liars sent beyond their own work was refused, by the field that is named."""
+    refused, taken = count_tries(scene)
+    if not refused and not taken:
         return None
-    verdict = Verdict.REFUSED if not mine else None
-    return verdict, "deadline", f"{leases} leases went to liars, {len(mine)} of their late answers were taken"
+    told = f"{refused.total()} tries refused, {taken} taken"
+    return come_to(Verdict.REFUSED, not taken, told, *refused)
 
 
-def judge_forgers(scene: Scene) -> Judged:
+def judge_duplicates(scene: Scene) -> Outcome | None:
+    """Of two answers to one lease the second is refused, whichever that is."""
+    refused, taken = count_tries(scene)
+    answers = Counter(tale.receipt.lease for tale in scene.chronicle.submissions.values())
+    twice = sum(count > 1 for count in answers.values())
+    if not refused:
+        return None
+    told = f"{refused.total()} answers refused, {taken} came first; {twice} leases have two"
+    return come_to(Verdict.REFUSED, not twice, told, *refused)
+
+
+def count_tries(scene: Scene) -> tuple[Counter[str], int]:
+    """What liars tried: refusals by the field that was named, and how many were taken."""
+    fields = [each.field for each in scene.world.tries if each.field is not None]
+    return Counter(field for field in fields if field), fields.count("")
+
+
+def judge_forgers(scene: Scene) -> Outcome | None:
     """What was drawn and forged is rejected and slashed."""
     forged = [tale for tale in scene.chronicle.submissions.values() if scene.is_forged(tale)]
     drawn = [tale for tale in forged if tale.draws and tale.draws[0].entry.validators]
@@ -65,31 +80,43 @@ def judge_forgers(scene: Scene) -> Judged:
     slashed = sum(bool(tale.executed) for tale in forged)
     if not drawn:
         return None
-    verdict = Verdict.HARD if hard == len(drawn) and slashed else None
-    return verdict, "audit", f"{len(forged)} forged files, {len(drawn)} drawn, {hard} rejected, {slashed} slashed"
+    told = f"{len(forged)} forged files, {len(drawn)} drawn, {hard} rejected, {slashed} slashed"
+    return come_to(Verdict.HARD, hard == len(drawn) and bool(slashed), told, "audit")
 
 
-def judge_overlaps(scene: Scene) -> Judged:
-    """Leases of the same slots are there, also of one owner's keys, and no slot is paid twice."""
-    taken: dict[tuple[int, int], int] = {}
-    paid: dict[tuple[int, int], int] = {}
-    for tale in scene.chronicle.leases.values():
-        for slot in tale.slots:
-            place = (tale.granted.entry.step, slot)
-            taken[place] = taken.get(place, 0) + 1
-    for submission in scene.chronicle.submissions.values():
-        for slot in submission.lease.slots if submission.lease and submission.credited else ():
-            place = (submission.receipt.step, slot)
-            paid[place] = paid.get(place, 0) + 1
-    overlaps = sum(count > 1 for count in taken.values())
-    twice = sum(count > 1 for count in paid.values())
-    if not overlaps:
+def judge_swappers(scene: Scene) -> Outcome | None:
+    """As forgers, and the honest file that came after the draw changed nothing."""
+    refused, taken = count_tries(scene)
+    judged = judge_forgers(scene)
+    if judged is None or not (refused or taken):
         return None
-    verdict = Verdict.REFUSED if not twice else None
-    return verdict, "slots", f"{overlaps} slots were leased more than once, {twice} were paid twice"
+    return replace(
+        judged,
+        verdict=None if taken else judged.verdict,
+        reason=f"{refused.total()} swaps refused, {taken} taken; {judged.reason}",
+    )
 
 
-def judge_validators(scene: Scene) -> Judged:
+def judge_two_keys(scene: Scene) -> Outcome | None:
+    """Two keys of one owner answered leases of the same slots with one work, and it was paid once."""
+    chronicle = scene.chronicle
+    answers: dict[tuple[int, range, NodeId], list[SubmissionTale]] = {}
+    for tale in chronicle.submissions.values():
+        node = tale.receipt.node
+        if tale.lease is not None and node not in scene.honest:
+            answers.setdefault((tale.receipt.step, tale.lease.slots, chronicle.owners[node]), []).append(tale)
+    pairs = [tales for tales in answers.values() if len({tale.receipt.node for tale in tales}) > 1]
+    twice = sum(sum(bool(tale.credited) for tale in tales) > 1 for tales in pairs)
+    if not pairs:
+        return None
+    told = f"{len(pairs)} times two keys of one owner answered the same slots, {twice} times both were paid"
+    return come_to(Verdict.REFUSED, not twice, told, "slots")
+
+
+# --- Validators -----------------------------------------------------------------------------------------------------
+
+
+def judge_validators(scene: Scene) -> Outcome | None:
     """Their verdicts do not stand, and are held against them."""
     scored = [
         line
@@ -99,32 +126,63 @@ def judge_validators(scene: Scene) -> Judged:
     ]
     if not scored:
         return None
-    return Verdict.OVERRULED, "score", f"{len(scored)} verdicts of liars were overruled and counted against them"
+    told = f"{len(scored)} verdicts of liars were overruled and counted against them"
+    return come_to(Verdict.OVERRULED, True, told, "score")
 
 
-def judge_harmless(check: str) -> Callable[[Scene], Judged]:
-    def judge(scene: Scene) -> Judged:
-        settled = sum(bool(tale.settled) for tale in scene.chronicle.submissions.values())
-        return Verdict.HARMLESS, check, f"{settled} submissions were settled, none wrongly"
+def judge_leaks(scene: Scene) -> Outcome | None:
+    """A drawn worker was told in time, tried to swap its file, was refused, and the file that was drawn was judged."""
+    chronicle = scene.chronicle
+    told = [each for each in scene.world.tries if each.field is not None and is_open(chronicle, each)]
+    if not told:
+        return None
+    taken = sum(not each.field for each in told)
+    tales = [chronicle.submissions[name] for name in {each.submission for each in told}]
+    hard = sum(tale.outcome is Finding.HARD for tale in tales)
+    reason = f"{len(told)} swaps after a leak, {taken} taken; {hard} of {len(tales)} such files rejected"
+    fields = {each.field for each in told if each.field}
+    return come_to(Verdict.HARMLESS, not taken and hard == len(tales), reason, *sorted(fields))
 
-    return judge
+
+def is_open(chronicle: Chronicle, each: Try) -> bool:
+    """Whether the submission that a try was about was drawn and not settled at that time."""
+    tale = chronicle.submissions.get(each.submission)
+    if tale is None or not tale.draws or not tale.settled:
+        return False
+    return tale.draws[0].at_ms <= each.at_ms <= tale.settled[0].at_ms
+
+
+def judge_silent(scene: Scene) -> Outcome | None:
+    """Who was drawn and said nothing held nobody up for good: others were drawn, and honest work was accepted."""
+    held_up = [
+        tale
+        for tale in scene.chronicle.submissions.values()
+        if any(node not in scene.honest for line in tale.draws for node in line.entry.validators)
+    ]
+    spoke = sum(line.author not in scene.honest for tale in held_up for line in tale.verdicts)
+    accepted = sum(tale.outcome is Finding.ACCEPT for tale in held_up)
+    rounds = max((len(tale.draws) for tale in held_up), default=0)
+    if not held_up or spoke:
+        return None
+    told = f"{len(held_up)} files had a silent judge, {accepted} accepted after up to {rounds} rounds"
+    return come_to(Verdict.HARMLESS, accepted == len(held_up), told, "rounds")
 
 
 WORLDS: dict[str, World] = {
-    "late": World(liars=("latecomer",), judge=judge_unanswered),
-    "backdated": World(liars=("backdater",), judge=judge_unanswered),
-    "copycat": World(liars=("copycat",), judge=judge_refused("slots")),
-    "two-keys": World(liars=("copycat", "hoarder"), malicious=0.4, judge=judge_overlaps),
-    "duplicate": World(liars=("duplicator",), judge=judge_refused("lease")),
-    "swapped-when-drawn": World(liars=("swapper",), judge=judge_forgers),
+    "late": World(liars=("latecomer",), judge=judge_refused),
+    "backdated": World(liars=("backdater",), judge=judge_refused),
+    "copycat": World(liars=("copycat",), judge=judge_refused),
+    "two-keys": World(liars=("two-keys",), malicious=1.0, judge=judge_two_keys),
+    "duplicate": World(liars=("duplicator",), judge=judge_duplicates),
+    "swapped-when-drawn": World(liars=("swapper",), judge=judge_swappers),
     "runs-with-stake": World(liars=("runner",), judge=judge_forgers),
     "sleeper": World(liars=("sleeper",), judge=judge_forgers),
     "lazy": World(liars=("lazy", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
     "vindictive": World(liars=("vindictive",), nodes=CROWD, malicious=0.2, judge=judge_validators),
     "colluding-minority": World(liars=("colluder", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
     "copies-verdicts": World(liars=("parrot", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
-    "leaks-draws": World(liars=("swapper", "meddler"), judge=judge_harmless("audit")),
-    "silent": World(liars=("silent",), judge=judge_harmless("rounds")),
+    "leaks-draws": World(liars=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
+    "silent": World(liars=("silent",), nodes=CROWD, malicious=0.2, judge=judge_silent),
 }
 
 
@@ -141,6 +199,5 @@ def attack_network(world: World) -> Outcome:
             return Outcome(verdict=None, checks=(), reason=f"seed {seed}: {report.complaints[0]}")
         judged = world.judge(scene)
         if judged is not None:
-            verdict, check, reason = judged
-            return Outcome(verdict=verdict, checks=(check,) if verdict else (), reason=reason)
+            return judged
     return Outcome(verdict=None, checks=(), reason=f"the liars had no occasion in {len(SEEDS)} worlds")

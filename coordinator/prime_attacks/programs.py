@@ -3,10 +3,11 @@
 Every attack is bounded by itself as well, so that a hole in the sandbox fails the gallery and not the machine.
 """
 
+import asyncio
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from prime_runtime.sandbox import Sandbox
 LIMITS = Limits(wall_ms=3_000, cpu_s=1, memory_bytes=256 * 2**20, file_bytes=2**20, output_bytes=2**18)
 QUIET = (End.EXIT, 0, b"")
 """A program that found every door closed has nothing to say."""
+BURIAL_S, LOOK_S = 3.0, 0.02
+"""How long the kernel may take to bury the last process of a job that is over, and how often one looks."""
 
 FORKS = """
 import os, time
@@ -41,6 +44,7 @@ if os.fork() == 0:
         time.sleep(30)
     os._exit(0)
 os.wait()
+print("left")
 """
 CALL = """
 import socket
@@ -113,7 +117,7 @@ ATTACKS: dict[str, Program] = {
     "fork-bomb": Program(
         lambda place: FORKS, lambda found, _: found.end is End.EXIT and int(found.stdout) <= LIMITS.processes
     ),
-    "daemon": Program(lambda place: DAEMON, lambda found, _: found.end is End.EXIT),
+    "daemon": Program(lambda place: DAEMON, lambda found, _: (found.end, found.stdout) == (End.EXIT, b"left\n")),
     "network": Program(lambda place: CALL.format(port=place.port), is_quiet),
     "file-reads": Program(lambda place: READ.format(secret=str(place.secret)), is_quiet),
     "memory": Program(lambda place: "print(len(bytearray(2**30)))", lambda found, _: b"MemoryError" in found.stderr),
@@ -139,16 +143,42 @@ async def attack_graders() -> AsyncIterator[tuple[Attack, Outcome]]:
         place.secret.chmod(0o644)
         async with Sandbox() as sandbox:
             for attack in PROGRAMS:
-                program = ATTACKS[attack.name]
-                found = await sandbox.run(SandboxJob(program.source(place), b"", LIMITS))
-                after = await sandbox.run(SandboxJob("print(input())", b"still here", LIMITS))
-                is_held = program.is_held(found, place) and after.stdout == b"still here\n"
-                told = f"{found.end} {found.code}, {len(found.stdout)} bytes said"
-                yield (
-                    attack,
-                    Outcome(
-                        verdict=Verdict.HARMLESS if is_held else None,
-                        checks=attack.caught_by if is_held else (),
-                        reason=told,
-                    ),
-                )
+                yield attack, await attack_grader(sandbox, ATTACKS[attack.name], place, attack)
+
+
+async def attack_grader(sandbox: Sandbox, program: Program, place: Place, attack: Attack) -> Outcome:
+    """One program; then who it left behind, and whether the next answer is graded as if nothing had been."""
+    found = await sandbox.run(SandboxJob(program.source(place), b"", LIMITS))
+    left = await find_survivors(sandbox)
+    after = await sandbox.run(SandboxJob("print(input())", b"still here", LIMITS))
+    is_held = program.is_held(found, place) and not left and after.stdout == b"still here\n"
+    return Outcome(
+        verdict=Verdict.HARMLESS if is_held else None,
+        checks=attack.caught_by if is_held else (),
+        reason=f"{found.end} {found.code}, {len(found.stdout)} bytes said, {len(left)} processes left",
+    )
+
+
+async def find_survivors(sandbox: Sandbox) -> set[int]:
+    """Processes of jobs that are over."""
+    zygotes = {zygote.process.pid for zygote in sandbox.zygotes.values()}
+    homes = [str(zygote.home) for zygote in sandbox.zygotes.values()]
+    ends_s = asyncio.get_running_loop().time() + BURIAL_S
+    while (left := list_processes(homes) - zygotes) and asyncio.get_running_loop().time() < ends_s:
+        await asyncio.sleep(LOOK_S)
+    return left
+
+
+def list_processes(homes: Sequence[str]) -> set[int]:
+    """Every process whose environment names one of these homes, wherever it hangs in the tree."""
+    marks = [f"HOME={home}\0".encode() for home in homes]
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes() + b"\0"
+            except OSError:
+                continue
+            if any(mark in environment for mark in marks):
+                found.add(int(entry.name))
+    return found

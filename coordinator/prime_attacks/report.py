@@ -5,17 +5,22 @@ from statistics import median
 
 from prime_attacks.chances import Points, area, roc
 from prime_attacks.detection import COMMON_SLOTS, Rate
-from prime_attacks.economics import gain_nano
+from prime_attacks.economics import gain_nano, verdict_gain
 from prime_attacks.forgery_study import Passed
-from prime_attacks.gallery import ALL, Party, Verdict
+from prime_attacks.gallery import ALL, Attack, Party, Verdict
 from prime_attacks.plots import draw_roc
 from prime_attacks.scene import make_terms
 from prime_attacks.study import NEAR, HonestCount, Study
+from prime_protocol.terms import RunTerms
 from prime_protocol.tolerance import Tolerance
 
 ORIGINAL = ("original 38/10/8", "original 60/40/40")
 SURE = ("at least", f"in {COMMON_SLOTS} slots")
 DEFAULTS = "ours, default bounds"
+DETECTION = 0.999
+"""Of what is drawn, at the least."""
+WRONG_SHARE = 0.05
+"""Of the verdicts of a validator that does not look: where one file in twenty is dishonest."""
 REFUSED = ("**refused**", "refused by 38/10/8", "by 60/40/40")
 
 
@@ -102,9 +107,18 @@ def list_gallery() -> Iterator[str]:
     for attack in ALL:
         spares = [f"{attack.saves:.0%} of the work"] if attack.saves else []
         brings = "; ".join([*spares, *([attack.gains] if attack.gains else [])]) or "nothing"
-        worth = "-"
-        if attack.party is Party.WORKER and attack.verdict is not Verdict.HARMLESS:
-            gains = [gain_nano(attack, terms, slots=n, detection=0.999) / 1e9 for n in (1, terms.slots_per_step)]
-            worth = ", ".join(f"{gain:.2f}" for gain in gains)
-        named = ", ".join(f"`{check}`" for check in attack.caught_by[:3])
-        yield f"| {attack.name} | {attack.party} | {attack.does} | {attack.verdict} | {named} | {brings} | {worth} |"
+        named = ", ".join(f"`{check}`" for check in attack.caught_by[:3]) or "nothing"
+        yield (
+            f"| {attack.name} | {attack.party} | {attack.does} | {attack.verdict} | {named} | {brings} | "
+            f"{tell_worth(attack, terms)} |"
+        )
+
+
+def tell_worth(attack: Attack, terms: RunTerms) -> str:
+    """Of a worker in tokens, for one slot and for a step; of a validator as a part of a verdict's pay."""
+    if attack.party is Party.WORKER and attack.verdict is not Verdict.HARMLESS:
+        gains = [gain_nano(attack, terms, slots=n, detection=DETECTION) / 1e9 for n in (1, terms.slots_per_step)]
+        return ", ".join(f"{gain:.2f}" for gain in gains)
+    if attack.party is Party.VALIDATOR and attack.saves:
+        return f"{verdict_gain(saves=attack.saves, wrong=WRONG_SHARE):+.2f} of a verdict's pay"
+    return "-"

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from prime_attacks.gallery import Attack, Outcome
+from prime_attacks.grinding import attack_draws
 from prime_attacks.histories import attack_histories
 from prime_attacks.networks import attack_networks
 from prime_attacks.programs import attack_graders
@@ -32,7 +33,7 @@ async def run_small(folder: Path, say: Say) -> Tally:
     async for attack, outcome in attack_weights(folder / "relays"):
         note(tally, attack, outcome)
     say("books, validators and coordinators: in the simulator")
-    for attack, outcome in chain(attack_networks(), attack_histories()):
+    for attack, outcome in chain(attack_networks(), attack_histories(), attack_draws()):
         note(tally, attack, outcome)
     return tally
 

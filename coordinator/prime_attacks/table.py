@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from prime_attacks.gallery import Attack, Outcome
+from prime_attacks.gallery import Attack, Outcome, Verdict
 
 REASON_CHARS = 60
 
@@ -25,7 +25,7 @@ class Tally:
     @property
     def missed(self) -> list[str]:
         """Attacks that did not come to what they must come to."""
-        missed = [attack.name for attack, outcome in self.tries if not outcome.is_caught(attack)]
+        missed = [attack.name for attack, outcome in self.tries if not outcome.is_as_listed(attack)]
         return list(dict.fromkeys([*missed, *self.escaped]))
 
     @property
@@ -37,7 +37,7 @@ def list_rows(tries: Sequence[tuple[Attack, Outcome]]) -> Iterator[str]:
     yield f"{'attack':<24}{'by':<13}{'came to':<10}{'named by':<24}reason"
     for attack, outcome in tries:
         named = next((check for check in outcome.checks if check in attack.caught_by), "-")
-        mark = "" if outcome.is_caught(attack) else f"   MISSED: must be {attack.verdict}"
+        mark = "" if outcome.is_as_listed(attack) else f"   MISSED: must be {attack.verdict}"
         came_to = outcome.verdict or "nothing"
         yield f"{attack.name:<24}{attack.party:<13}{came_to:<10}{named:<24}{outcome.reason[:REASON_CHARS]}{mark}"
 
@@ -45,6 +45,9 @@ def list_rows(tries: Sequence[tuple[Attack, Outcome]]) -> Iterator[str]:
 def describe(tally: Tally) -> Iterator[str]:
     yield from list_rows(tally.tries)
     yield f"honest work: {tally.honest_rows} completions, {tally.honest_chunks} chunks, {len(tally.refused)} refused"
+    for attack, outcome in tally.tries:
+        if outcome.verdict is Verdict.UNSEEN:
+            yield f"NOT CAUGHT, as docs/verification.md says first: {attack.name}: {outcome.reason}"
     for name in tally.escaped:
         yield f"  caught too seldom: {name}"
     for reason in tally.refused:

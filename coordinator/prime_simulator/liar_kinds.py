@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
+from prime_protocol.ids import NodeId
 from prime_protocol.messages import AuditTask
+from prime_protocol.receipts import receipt_id
+from prime_simulator.chronicle import LeaseTale
+from prime_simulator.files import HONEST, FakeFile
 from prime_simulator.liars import (
     Colluder,
     Copycat,
@@ -26,12 +30,17 @@ from prime_simulator.liars import (
     Vandal,
     Vindictive,
     answer,
-    throw,
+    attempt,
 )
-from prime_simulator.world import RUN
 
 if TYPE_CHECKING:
     from prime_simulator.parties import NodeParty
+
+
+WATCH_MS = 500
+"""How often a liar looks at the log."""
+LAST_MOMENT_MS = 10_000
+"""Before a deadline: time for an answer to arrive."""
 
 
 class Backdater(Latecomer):
@@ -43,25 +52,73 @@ class Backdater(Latecomer):
         lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
         if lease is not None:
             deadline_ms = lease.granted.entry.deadline_ms
-            party.world.at(deadline_ms + 500, self._send, party, entry, deadline_ms - 1)
+            party.world.at(deadline_ms + 500, attempt, party, entry, deadline_ms - 1)
         return False
-
-    def _send(self, party: "NodeParty", entry: e.Submitted, clock_ms: int) -> None:
-        throw(party, party.world.seal(party.key, entry, RUN, clock_ms).frame)
 
 
 class Swapper(Forger):
-    """Forges, and once it hears that its file was drawn, sends an honest one for the same lease."""
+    """Forges, and once the log says that its file was drawn, sends an honest one for the same lease."""
 
     name = "swapper"
 
     def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
-        file = party.world.files.get(entry.receipt.file_digest)
-        assert file is not None
-        honest = answer(party, replace(file, forgery="", salt=file.salt + 1))
-        for wait_ms in (2_000, 6_000, 15_000):
-            party.world.after(wait_ms, party.post, honest, RUN)
+        party.world.after(WATCH_MS, self._watch, party, entry)
         return True
+
+    def _watch(self, party: "NodeParty", entry: e.Submitted) -> None:
+        tale = party.world.host.chronicle.submissions.get(receipt_id(entry.receipt))
+        if tale is None or not tale.draws:
+            party.world.after(WATCH_MS, self._watch, party, entry)
+        elif tale.draws[0].entry.validators:
+            swap(party, entry)
+
+
+class Confidant(Forger):
+    """Forges, and swaps its file as soon as a friend among the validators tells it that it was drawn."""
+
+    name = "confidant"
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        def hear(task: AuditTask) -> None:
+            if task.submission == receipt_id(entry.receipt):
+                swap(party, entry)
+
+        party.world.whispers[receipt_id(entry.receipt)] = hear
+        return True
+
+
+class Leaker(Habit):
+    """Judges rightly, and before it says so hands its task to the worker whose file it is."""
+
+    name = "leaker"
+    role = Role.VALIDATOR
+
+    def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
+        hear = party.world.whispers.get(task.submission)
+        if hear is not None:
+            hear(task)
+        return truth
+
+
+class TwoKeys(Habit):
+    """One of several keys of an owner. It holds its answer back until another of them gets the late lease's twin, and
+    then both answer with one work. Who has no other key is honest.
+    """
+
+    name = "two-keys"
+
+    def make(self, party: "NodeParty", honest: FakeFile) -> FakeFile:
+        lease = party.world.host.chronicle.leases.get(honest.lease)
+        is_done = lease is not None and has_twin(party, lease)
+        self.haste = 0.01 if is_done else 1.0
+        return replace(honest, salt=0)
+
+    def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
+        """The agent tries again until the last moment."""
+        lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
+        if lease is None or not list_siblings(party) or has_twin(party, lease):
+            return True
+        return bool(party.world.now_ms > lease.granted.entry.deadline_ms - LAST_MOMENT_MS)
 
 
 class Parrot(Habit):
@@ -93,9 +150,31 @@ KINDS: tuple[type[Habit], ...] = (
     Silent,
     Meddler,
 )
-RARE: tuple[type[Habit], ...] = (Backdater, Swapper, Parrot)
+RARE: tuple[type[Habit], ...] = (Backdater, Swapper, Parrot, Confidant, Leaker, TwoKeys)
 """Only where they are named: what a seed draws from the others stays what it was."""
 NAMES = tuple(kind.name for kind in (*KINDS, *RARE))
+
+
+def swap(party: "NodeParty", entry: e.Submitted) -> None:
+    """An honest file for a lease that was answered with a forged one."""
+    file = party.world.files.get(entry.receipt.file_digest)
+    assert file is not None
+    attempt(party, answer(party, replace(file, forgery=HONEST, salt=file.salt + 1)), about=entry)
+
+
+def list_siblings(party: "NodeParty") -> set[NodeId]:
+    """Other keys of the same owner."""
+    owners = party.world.host.chronicle.owners
+    return {node for node, owner in owners.items() if owner == owners.get(party.node)} - {party.node}
+
+
+def has_twin(party: "NodeParty", lease: LeaseTale) -> bool:
+    """Whether another key of the owner has a lease of the same slots."""
+    siblings, mine = list_siblings(party), lease.granted.entry
+    return any(
+        other.granted.entry.node in siblings and (other.granted.entry.step, other.slots) == (mine.step, lease.slots)
+        for other in party.world.host.chronicle.leases.values()
+    )
 
 
 def draw_habit(role: Role, allowed: tuple[str, ...], dice: Random) -> Habit:

@@ -7,15 +7,16 @@ audits say and what it sends, and now and then it does mischief of its own.
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from prime_node.events import Event, Refused, ReplyReceived
 from prime_protocol import entries as e
 from prime_protocol.entries import OUTCOME_NUMBER, Outcome, Role
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.messages import Activity, AuditTask, Heartbeat, LeaseRequest
-from prime_protocol.receipts import SubmissionReceipt, VerdictReceipt
+from prime_protocol.receipts import SubmissionReceipt, VerdictReceipt, receipt_id
 from prime_protocol.typed_data import EMBEDDED, sign_document
 from prime_simulator.files import FORGERIES, FakeFile, forge
 from prime_simulator.host import Packet
-from prime_simulator.world import NETWORK, RUN, STAKE, digest, ignore, wallet
+from prime_simulator.world import NETWORK, RUN, STAKE, Try, digest, ignore, wallet
 
 if TYPE_CHECKING:
     from prime_simulator.parties import NodeParty
@@ -101,7 +102,7 @@ class Latecomer(Habit):
         lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
         if lease is not None:
             for wait_ms in (1, 300, 900):
-                party.world.at(lease.granted.entry.deadline_ms + wait_ms, party.post, entry, RUN)
+                party.world.at(lease.granted.entry.deadline_ms + wait_ms, attempt, party, entry)
         return False
 
 
@@ -114,8 +115,9 @@ class Duplicator(Habit):
         file = party.world.files.get(entry.receipt.file_digest)
         assert file is not None
         other = answer(party, replace(file, salt=1))
-        for each in (entry, other, entry, other):
-            party.post(each, RUN)
+        for _ in range(2):
+            party.post(entry, RUN)
+            attempt(party, other)
         return True
 
 
@@ -130,8 +132,8 @@ class Copycat(Habit):
             theirs = party.world.files.get(party.dice.choice(others).receipt.file_digest)
             assert theirs is not None
             stolen = replace(theirs, lease=entry.receipt.lease, node=party.node)
-            party.post(answer(party, theirs, lease=entry.receipt.lease), RUN)
-            party.post(answer(party, stolen), RUN)
+            attempt(party, answer(party, theirs, lease=entry.receipt.lease))
+            attempt(party, answer(party, stolen))
         return True
 
 
@@ -297,6 +299,20 @@ def answer(party: "NodeParty", file: FakeFile, *, lease: int | None = None, node
         output_tokens=file.output_tokens,
         context_tokens=file.context_tokens,
     )
+
+
+def attempt(
+    party: "NodeParty", entry: e.Submitted, clock_ms: int | None = None, *, about: e.Submitted | None = None
+) -> None:
+    """Send a submission that must not be taken, and note what comes of it."""
+    world, name = party.world, receipt_id((about or entry).receipt)
+    packet = world.seal(party.key, entry, RUN, party.clock_ms if clock_ms is None else clock_ms, party.address_group)
+
+    def note(event: Event) -> None:
+        field = event.refusal.field if isinstance(event, Refused) else "" if isinstance(event, ReplyReceived) else None
+        world.tries.append(Try(party.node, name, world.now_ms, field))
+
+    world.post(party.number, 0, packet, note)
 
 
 def verdict(party: "NodeParty", submission: Digest, outcome: Outcome) -> e.VerdictGiven:

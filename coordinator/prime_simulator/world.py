@@ -6,6 +6,7 @@ nothing is open. Nothing here knows whether what happened was right; see checker
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
 from random import Random
@@ -84,6 +85,18 @@ def make_terms(plan: Plan) -> RunTerms:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Something that a liar sent beyond its own honest work, and what it was told."""
+
+    node: NodeId
+    submission: Digest
+    """Which it is about."""
+    at_ms: int
+    field: str | None
+    """What refused it; empty where it was taken, None where no answer came."""
+
+
 class World:
     """One simulated network."""
 
@@ -112,6 +125,9 @@ class World:
         """Every entry whose author was told that it is in the log: the place it was told, author and body."""
         self.problems: list[str] = []
         """What parties saw that must not be."""
+        self.tries: list[Try] = []
+        self.whispers: dict[Digest, Callable[[Any], None]] = {}
+        """By submission: a liar whom others can tell something of it, past the coordinator."""
 
     # --- Time -------------------------------------------------------------------------------------------------------
 

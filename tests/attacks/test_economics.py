@@ -1,25 +1,59 @@
-"""With the terms that a run has by default, no attack of a worker pays, however large its submission."""
+"""With the terms that a run has by default no attack of a worker pays, and not looking pays a validator."""
 
 from dataclasses import replace
 
 import pytest
 
-from prime_attacks.economics import break_even_nano, gain_nano, pay_nano
-from prime_attacks.gallery import BOOKS, WORKERS, Attack, Verdict
+from prime_attacks.economics import (
+    break_even_detection,
+    break_even_nano,
+    expected_slash_nano,
+    gain_nano,
+    pay_nano,
+    verdict_gain,
+    verdicts_until_recess,
+)
+from prime_attacks.gallery import BOOKS, VALIDATORS, WORKERS, Attack, Verdict
+from prime_attacks.report import tell_worth
 from prime_attacks.scene import make_terms
+from prime_coordinator.constants import LEASES_UNSETTLED_MAX
 from prime_protocol.tolerance import Tolerance
 
 TERMS = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=64, tolerance=Tolerance())
 DETECTION = 0.999
 TOKEN = 10**9
+BY_NAME = {attack.name: attack for attack in (*WORKERS, *BOOKS, *VALIDATORS)}
+HARD = [attack for attack in (*WORKERS, *BOOKS) if attack.verdict is Verdict.HARD]
+PERFECT = replace(BY_NAME["other-model"], saves=1.0)
+"""Saves all work, which no attack does."""
 
 
 @pytest.mark.parametrize("attack", [*WORKERS, *BOOKS], ids=lambda attack: attack.name)
 def test_no_attack_pays_whether_it_takes_one_slot_or_a_whole_step(attack: Attack) -> None:
     for slots in (1, TERMS.slots_per_step):
         assert gain_nano(attack, TERMS, slots=slots, detection=DETECTION) < 0
-        if attack.verdict is Verdict.HARD:
-            assert gain_nano(attack, TERMS, slots=slots, detection=DETECTION, cost_share=1.0) < 0
+
+
+@pytest.mark.parametrize("attack", HARD, ids=lambda attack: attack.name)
+def test_none_pays_with_as_many_forged_leases_at_once_as_a_node_may_have_unsettled(attack: Attack) -> None:
+    """Even where each is a whole step, work costs all of its pay, and the last slashes find an empty stake."""
+    for leases in range(1, LEASES_UNSETTLED_MAX + 1):
+        assert gain_nano(attack, TERMS, slots=64, detection=DETECTION, leases=leases, cost_share=1.0) < 0
+
+
+@pytest.mark.parametrize("attack", HARD, ids=lambda attack: attack.name)
+def test_every_attack_would_break_even_well_below_the_detection_that_is_measured(attack: Attack) -> None:
+    assert break_even_detection(attack, TERMS, slots=1) < 0.011
+    assert break_even_detection(attack, TERMS, slots=8) < 0.08
+    for leases in (1, LEASES_UNSETTLED_MAX):
+        assert break_even_detection(attack, TERMS, slots=64, leases=leases) < 0.6
+
+
+def test_slashes_of_one_node_together_take_no_more_than_its_stake() -> None:
+    assert expected_slash_nano(TERMS, 1, 1.0) == TERMS.slash_nano
+    assert expected_slash_nano(TERMS, 8, 1.0) == TERMS.stake_min_nano
+    assert expected_slash_nano(TERMS, 8, 0.05) / TOKEN == pytest.approx(19.69, abs=0.01)
+    assert expected_slash_nano(replace(TERMS, stake_min_nano=10**12), 8, 0.05) / TOKEN == pytest.approx(20.0)
 
 
 def test_the_numbers_of_the_document() -> None:
@@ -27,21 +61,57 @@ def test_the_numbers_of_the_document() -> None:
     assert (TERMS.audit_floor, TERMS.slash_nano, TERMS.stake_min_nano) == (500, 50 * TOKEN, 100 * TOKEN)
     assert pay_nano(TERMS, TERMS.slots_per_step) == pytest.approx(1.8 * TOKEN)
     assert break_even_nano(TERMS) == pytest.approx(2.63 * TOKEN, rel=0.01)
-    four_bits = next(each for each in WORKERS if each.name == "int4-weights")
+    four_bits = BY_NAME["int4-weights"]
     assert gain_nano(four_bits, TERMS, slots=1, detection=DETECTION) / TOKEN == pytest.approx(-2.480, abs=0.001)
     assert gain_nano(four_bits, TERMS, slots=64, detection=DETECTION) / TOKEN == pytest.approx(-1.390, abs=0.001)
+    assert gain_nano(PERFECT, TERMS, slots=64, detection=DETECTION) / TOKEN == pytest.approx(-0.877, abs=0.001)
+    at_once = gain_nano(PERFECT, TERMS, slots=64, detection=DETECTION, leases=LEASES_UNSETTLED_MAX)
+    assert at_once / TOKEN == pytest.approx(-6.711, abs=0.001)
+    for attack, one, eight, step in (
+        ("older-checkpoint", 0.001, 0.009, 0.066),
+        ("int8-cache", 0.003, 0.026, 0.198),
+        ("int8-weights", 0.005, 0.043, 0.330),
+        ("small-model", 0.006, 0.051, 0.396),
+        ("int4-weights", 0.007, 0.060, 0.462),
+        ("other-model", 0.010, 0.077, 0.594),
+    ):
+        found = [break_even_detection(BY_NAME[attack], TERMS, slots=slots) for slots in (1, 8, 64)]
+        assert found == pytest.approx([one, eight, step], abs=0.0006)
 
 
 def test_a_run_that_pays_more_for_a_step_than_a_slash_can_deter_is_seen() -> None:
-    """What a perfect cheat gains is nothing at the break-even, and positive beyond."""
-    perfect = replace(WORKERS[0], saves=1.0)
+    """What a perfect cheat gains is nothing at the break-even, and positive beyond, however surely it is seen."""
     rich = replace(TERMS, step_budget_nano=10 * TOKEN)
     assert pay_nano(rich, rich.slots_per_step) > break_even_nano(rich)
-    assert gain_nano(perfect, rich, slots=64, detection=1.0, cost_share=1.0) > 0
+    assert gain_nano(PERFECT, rich, slots=64, detection=1.0, cost_share=1.0) > 0
+    assert break_even_detection(PERFECT, rich, slots=64) == 1.0
 
 
 def test_the_one_attack_that_is_seldom_seen_by_who_reads_once_pays_for_a_whole_step_only() -> None:
     """As docs/verification.md says first: in bfloat16, chunk by chunk, an 8-bit cache is caught in a tenth of cases."""
-    cache = next(each for each in WORKERS if each.name == "int8-cache")
+    cache = BY_NAME["int8-cache"]
     assert gain_nano(cache, TERMS, slots=1, detection=0.1) / TOKEN == pytest.approx(-0.242, abs=0.001)
     assert gain_nano(cache, TERMS, slots=64, detection=0.1) / TOKEN == pytest.approx(0.254, abs=0.001)
+
+
+def test_a_refused_copy_costs_no_more_than_the_pay_that_it_does_not_get() -> None:
+    copied = BY_NAME["copied-file"]
+    assert gain_nano(copied, TERMS, slots=1, detection=0.0) == gain_nano(copied, TERMS, slots=1, detection=1.0)
+    assert gain_nano(copied, TERMS, slots=1, detection=1.0, cost_share=1.0) == 0.0
+
+
+def test_not_looking_pays_a_validator_unless_nearly_all_files_are_dishonest() -> None:
+    """As docs/verification.md says first."""
+    for wrong, gain in ((0.0, 0.95), (0.05, 0.90), (0.2, 0.75), (0.5, 0.45), (1.0, -0.05)):
+        assert verdict_gain(saves=1.0, wrong=wrong) == pytest.approx(gain)
+    assert [tell_worth(BY_NAME[name], TERMS) for name in ("lazy", "copies-verdicts", "vindictive")] == [
+        "+0.90 of a verdict's pay",
+        "+0.90 of a verdict's pay",
+        "-",
+    ]
+
+
+def test_a_validator_that_is_seldom_wrong_is_seldom_sent_away() -> None:
+    assert verdicts_until_recess(1.0) == 2.0
+    for wrong, verdicts in ((0.01, 9552), (0.05, 340), (0.1, 81.2), (0.2, 21.6), (0.5, 5.2)):
+        assert verdicts_until_recess(wrong) == pytest.approx(verdicts, rel=0.01)

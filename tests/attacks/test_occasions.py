@@ -1,0 +1,176 @@
+"""No entry of the gallery comes out as caught because nothing happened, and each can come out as missed."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prime_attacks.gallery import COORDINATORS, GROUND, Outcome, Verdict
+from prime_attacks.grinding import attack_draws, choose_place, grind, grind_log
+from prime_attacks.networks import (
+    NODES,
+    STEPS,
+    WORLDS,
+    judge_duplicates,
+    judge_forgers,
+    judge_leaks,
+    judge_refused,
+    judge_silent,
+    judge_swappers,
+    judge_two_keys,
+    judge_validators,
+)
+from prime_attacks.programs import list_processes
+from prime_attacks.relays import Seen, judge
+from prime_protocol.entries import Outcome as Finding
+from prime_protocol.ledger import replay
+from prime_simulator.checkers import Scene
+from prime_simulator.plan import Plan
+from prime_simulator.simulation import play
+from prime_simulator.world import NETWORK
+
+Judge = Callable[[Scene], Outcome | None]
+
+
+@pytest.fixture(scope="module")
+def honest() -> Scene:
+    return play(Plan(seed=1, nodes=16, steps=1, malicious=0.0))[1]
+
+
+def lie(name: str, seed: int = 3) -> Scene:
+    """A world of the gallery; a new one each time, so that it can be bent."""
+    world = WORLDS[name]
+    plan = Plan(seed=seed, nodes=world.nodes, steps=STEPS, malicious=world.malicious, liars=world.liars)
+    report, scene = play(plan)
+    assert not report.complaints
+    return scene
+
+
+def judged(name: str, scene: Scene) -> Outcome:
+    outcome = WORLDS[name].judge(scene)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("judge", {world.judge for world in WORLDS.values()}, ids=lambda judge: judge.__name__)
+def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: Scene) -> None:
+    assert judge(honest) is None
+
+
+def test_every_judge_is_tried() -> None:
+    assert {world.judge for world in WORLDS.values()} == {
+        judge_duplicates,
+        judge_forgers,
+        judge_leaks,
+        judge_refused,
+        judge_silent,
+        judge_swappers,
+        judge_two_keys,
+        judge_validators,
+    }
+    assert NODES >= 16
+
+
+@pytest.mark.parametrize("name", ["late", "backdated", "copycat", "swapped-when-drawn"])
+def test_one_try_that_is_taken_is_a_miss(name: str) -> None:
+    scene = lie(name)
+    assert judged(name, scene).verdict is not None
+    scene.world.tries.append(replace(scene.world.tries[0], field=""))
+    assert judged(name, scene).verdict is None
+
+
+@pytest.mark.parametrize("name", ["late", "copycat", "duplicate", "swapped-when-drawn", "leaks-draws"])
+def test_tries_that_were_never_answered_are_no_occasion(name: str) -> None:
+    scene = lie(name)
+    scene.world.tries[:] = [replace(each, field=None) for each in scene.world.tries]
+    assert WORLDS[name].judge(scene) is None
+
+
+def test_two_answers_to_one_lease_in_the_log_are_a_miss() -> None:
+    scene = lie("duplicate")
+    assert judged("duplicate", scene).verdict is Verdict.REFUSED
+    name, tale = next(iter(scene.chronicle.submissions.items()))
+    scene.chronicle.submissions[type(name)(bytes(32))] = tale
+    assert judged("duplicate", scene).verdict is None
+
+
+def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
+    scene = lie("two-keys")
+    assert judged("two-keys", scene).verdict is Verdict.REFUSED
+    paid = next(tale.credited for tale in scene.chronicle.submissions.values() if tale.credited)
+    for tale in scene.chronicle.submissions.values():
+        tale.credited = paid
+    assert judged("two-keys", scene).verdict is None
+    scene.chronicle.owners = {node: node for node in scene.chronicle.owners}
+    assert judge_two_keys(scene) is None
+
+
+def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_helped() -> None:
+    scene = lie("leaks-draws")
+    outcome = judged("leaks-draws", scene)
+    assert (outcome.verdict, outcome.checks) == (Verdict.HARMLESS, ("receipt.lease",))
+    tries = list(scene.world.tries)
+    scene.world.tries[:] = [replace(each, at_ms=0) for each in tries]
+    assert judge_leaks(scene) is None
+    scene.world.tries[:] = tries
+    helped = next(each for each in tries if scene.chronicle.submissions[each.submission].outcome is Finding.HARD)
+    line = scene.chronicle.submissions[helped.submission].settled[-1]
+    accepted = replace(line, entry=replace(line.entry, outcome=Finding.ACCEPT))
+    scene.chronicle.submissions[helped.submission].settled[-1] = accepted
+    assert judged("leaks-draws", scene).verdict is None
+
+
+def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None:
+    scene = lie("silent")
+    assert judged("silent", scene).verdict is Verdict.HARMLESS
+    # In a small network two silent ones of six leave too few to ask: docs/verification.md says so first.
+    small = replace(WORLDS["silent"], nodes=NODES, malicious=0.25)
+    plan = Plan(seed=3, nodes=small.nodes, steps=STEPS, malicious=small.malicious, liars=small.liars)
+    outcome = judge_silent(play(plan)[1])
+    assert outcome is not None
+    assert outcome.verdict is None
+    assert outcome.reason == "31 files had a silent judge, 26 accepted after up to 2 rounds"
+    assert judge_silent(replace(scene, honest=frozenset())) is None
+
+
+def test_a_relay_is_refused_only_where_something_named_it_and_the_weights_are_right() -> None:
+    for seen, checks in (
+        (Seen(corrupt=1, is_exact=True), ("digest",)),
+        (Seen(given_up=1, is_exact=True), ("speed",)),
+        (Seen(absent=1, is_exact=True), ("absent",)),
+    ):
+        assert (judge(seen).verdict, judge(seen).checks) == (Verdict.REFUSED, checks)
+        assert judge(replace(seen, is_fooled=True)).verdict is None
+        assert judge(replace(seen, is_exact=False)).verdict is None
+    assert judge(Seen(is_exact=True)).verdict is None
+
+
+def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], env={"HOME": str(tmp_path)}) as left:
+        try:
+            assert list_processes([str(tmp_path)]) == {left.pid}
+            assert list_processes([str(tmp_path / "other")]) == set()
+        finally:
+            left.kill()
+    assert list_processes([str(tmp_path)]) == set()
+
+
+def test_a_draw_that_was_ground_replays_and_spares_or_rids_of_a_judge() -> None:
+    _, scene = play(Plan(seed=1, nodes=16, steps=4, malicious=0.0))
+    host = scene.world.host
+    place = choose_place(list(host.disk))
+    assert place is not None
+    found = grind(host, place, lambda drawn: not drawn)
+    assert found is not None
+    assert found.drawn == ()
+    replay(NETWORK, found.leaves, coordinator=host.key.node)
+    assert found.leaves[: place.head - 1] == place.leaves[: place.head - 1]
+    assert [outcome.verdict for _, outcome in attack_draws()] == [Verdict.UNSEEN]
+
+
+def test_a_draw_cannot_be_ground_away_where_everybody_is_on_probation(honest: Scene) -> None:
+    outcome = grind_log(honest.world.host, list(honest.world.host.disk))
+    assert (outcome.verdict, outcome.is_as_listed(GROUND)) == (None, False)
+    assert all(attack.name != GROUND.name for attack in COORDINATORS)
