@@ -57,7 +57,7 @@ class WeightsConfig:
     folder: Path | None = None
     """Where weights are kept. Nothing: a subfolder."""
     disk_bytes_max: Annotated[int, Between(0, 10**15)] = 0
-    """Most bytes of shards on disk; 0 is no cap."""
+    """Most bytes in the folder of weights, checkpoints included; 0 is no cap."""
     keep: Annotated[int, Between(1, 1000)] = VERSIONS_KEPT
     """Versions kept; older ones are removed."""
     build: bool = False

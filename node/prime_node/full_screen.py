@@ -13,6 +13,7 @@ from prime_node.outline import Bar, Fact, Grid, Section, Tone, make_outline
 from prime_runtime.wording import show_moment
 
 STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.BUSY: "yellow", Tone.BAD: "bold red", Tone.DIM: "dim"}
+CELL_STYLES = {"#": "green", "+": "yellow", ".": "dim"}
 BAR_WIDTH = 30
 NAME_CHARS = 12
 
@@ -45,13 +46,19 @@ def _section(section: Section) -> list[RenderableType]:
         match part:
             case Fact(name, text, tone):
                 facts.add_row(Text(name, style="dim"), Text(text, style=STYLES[tone]))
-            case Bar(name, share, text):
+            case Bar(name, _, text):
                 line = Table.grid(padding=(0, 2))
-                line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=BAR_WIDTH), Text(text))
+                line.add_row(_bar(part), Text(text))
                 facts.add_row(Text(name, style="dim"), line)
     if facts.row_count:
         parts.append(facts)
     return parts + [_grid(part) for part in section.parts if isinstance(part, Grid)]
+
+
+def _bar(part: Bar) -> RenderableType:
+    if not part.cells:
+        return ProgressBar(total=1.0, completed=min(1.0, part.share), width=BAR_WIDTH)
+    return Text.assemble(*((cell, CELL_STYLES.get(cell, "")) for cell in part.cells))
 
 
 def _grid(grid: Grid) -> Table:

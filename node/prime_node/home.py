@@ -7,6 +7,7 @@ weights/      manifests and shards          heads/      tree heads it was shown,
 files/        rollouts and evidence         datasets/   problem files of task sets
 engine/       caches of the engine
 paused.json   what its owner has paused     node.log    the log, as JSON lines; older ones beside it
+sent.json     bytes of weights sent today   moved.json  bytes sent and received today, for the owner's caps
 lock          who is running here, and how the other commands reach it
 """
 
@@ -89,6 +90,14 @@ class Home:
     @property
     def paused(self) -> Path:
         return self.folder / "paused.json"
+
+    @property
+    def sent(self) -> Path:
+        return self.folder / "sent.json"
+
+    @property
+    def moved(self) -> Path:
+        return self.folder / "moved.json"
 
     @property
     def log(self) -> Path:

@@ -74,11 +74,11 @@ def _read_tree(pid: int, proc: Path) -> dict[int, int]:
 
 
 class DayMeter:
-    """How much a rising count has risen since midnight UTC. A restart begins again at nothing."""
+    """How much a rising count has risen since midnight UTC. It begins at 0; what rose earlier on that day is told."""
 
-    def __init__(self) -> None:
-        self._day = -1
-        self._before = 0
+    def __init__(self, earlier: int = 0, now_ms: int = -DAY_MS) -> None:
+        self._day = now_ms // DAY_MS
+        self._before = -earlier
         self._last = 0
 
     def measure(self, count: int, now_ms: int) -> int:

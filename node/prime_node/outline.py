@@ -43,6 +43,8 @@ class Bar:
     share: float
     """0 to 1."""
     text: str
+    cells: str = ""
+    """How far each part is, where that is known: # all there, + some of it, . nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def _weights(report: dict[str, Any]) -> Iterator[Part]:
         pace = f"{show_bytes(row['bytes_per_s'])}/s from {row['sources']} nodes, done in {show_span(row['finish_ms'])}"
         wrong = f", {row['corrupt']} shards came wrong" if row["corrupt"] else ""
         share = row["held_bytes"] / max(1, row["total_bytes"])
-        yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {pace}{wrong}")
+        yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {pace}{wrong}", printable(row["bar"]))
     held = [row for row in weights["held"] if row["is_complete"]]
     for row in held:
         yield Fact(f"step {row['step']}", f"{row['kind']}, {show_bytes(row['total_bytes'])}, {row['root']}")

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from prime_node.day_file import DayFile
 from prime_node.doctor.facts import GpuFacts, GpuListing
 from prime_node.doctor.gpus import list_gpus, watch_gpus
 from prime_node.home import Home, write_whole
@@ -74,7 +75,9 @@ class Owner:
         self._pid = pid
         self._policy = Policy(config)
         self._cpu = CpuMeter(pid)
-        self._data = DayMeter()
+        self._day = DayFile(Home(folder).moved, clock)
+        self._data = DayMeter(self._day.load(), clock.now_ms())
+        self._moved_today = self._data.measure(0, clock.now_ms())
         self._drain = ""
         self._gpus: tuple[GpuSeen, ...] = ()
         self.site: Site | None = None
@@ -125,9 +128,13 @@ class Owner:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            await self.look()
-            await self._clock.sleep_ms(LOOK_MS)
+        try:
+            while True:
+                await self.look()
+                self._day.keep(self._moved_today)
+                await self._clock.sleep_ms(LOOK_MS)
+        finally:
+            self._day.write(self._moved_today)
 
     async def look(self) -> None:
         """Once. A driver may take its time to answer, so it is asked in a thread."""
@@ -152,13 +159,14 @@ class Owner:
             self.site.drain()
 
     def _look(self, site: Site) -> Seen:
+        self._moved_today = self._data.measure(site.moved_bytes, self._clock.now_ms())
         return Seen(
             local_ms=local_ms(self._clock.now_ms()),
             monotonic_ms=self._clock.monotonic_ms(),
             cpu_others_percent=self._cpu.measure() if self._config.idle_only else None,
             gpus=self._gpus or tuple(_without_use(gpu) for gpu in self.listing.gpus),
             engine_gpus=site.engine_gpus,
-            data_bytes_today=self._data.measure(site.moved_bytes, self._clock.now_ms()),
+            data_bytes_today=self._moved_today,
             disk_free_bytes=shutil.disk_usage(self._folder).free,
             leases_done=site.leases_done,
             is_paused=self.pauses.is_all,

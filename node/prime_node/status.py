@@ -17,10 +17,26 @@ from prime_node.work_status import describe_work
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.names import friendly_name
 from prime_protocol.signing import WalletKey
+from prime_runtime.p2p_config import P2PStatus
 from prime_runtime.shardcast.stock import Stock
 from prime_runtime.supervision import Part
 
 BAR_CELLS = 40
+P2P_OFF = P2PStatus(
+    is_running=False,
+    peer_id="",
+    addresses=(),
+    connected=0,
+    known=0,
+    banned=0,
+    messages_in=0,
+    messages_out=0,
+    messages_refused=0,
+    messages_ignored=0,
+    inbox_dropped=0,
+    restarts=0,
+    last_error="",
+)
 
 
 def bar(held: bytes, coming: bytes, shards: int, cells: int = BAR_CELLS) -> str:
@@ -127,7 +143,7 @@ def make_report(daemon: Daemon, place: Place, *, now_ms: int) -> dict[str, Any]:
         "owner": {**place.owner.describe(), "hold": daemon.held_for},
         "gpus": place.owner.describe_gpus(),
         **describe_work(daemon),
-        "p2p": _p2p(daemon),
+        "p2p": describe_p2p(swarm.half.status(), swarm.half.reason),
         "serving": _serving(daemon),
         "weights": _weights(daemon),
         "upload": _upload(daemon, now_ms),
@@ -195,14 +211,23 @@ def _refusal(daemon: Daemon, now_ms: int) -> str:
     return explain_refusal(refusal, now_ms) or f"{refusal.field} {refusal.problem}".strip()
 
 
-def _p2p(daemon: Daemon) -> dict[str, Any]:
-    half = daemon.swarm.half
-    status = half.status()
+def describe_p2p(status: P2PStatus | None, reason: str) -> dict[str, Any]:
+    """`reason` is why there is none. The fields are the same then, and empty."""
+    facts = asdict(status or P2P_OFF)
+    del facts["peer_id"]
+    shown = {"is_on": status is not None, "text": _describe_gossip(status, reason), "peers": facts["connected"]}
+    return {**shown, **facts, "addresses": list(facts["addresses"])}
+
+
+def _describe_gossip(status: P2PStatus | None, reason: str) -> str:
+    over_http = "records come from the coordinator over HTTP"
     if status is None:
-        text = f"off: {half.reason}; records come from the coordinator over HTTP"
-        return {"is_on": False, "text": text, "peers": 0, "addresses": []}
-    text = f"on: {status.connected} peers, {status.known} known"
-    return {"is_on": True, "text": text, "peers": status.connected, "addresses": list(status.addresses)}
+        return f"off: {reason}; {over_http}"
+    if not status.is_running:
+        return f"restarting after: {status.last_error}; {over_http}"
+    if not status.connected:
+        return f"on, but reaches nobody: {over_http}"
+    return f"on: {status.connected} peers, {status.known} known"
 
 
 def _serving(daemon: Daemon) -> dict[str, Any]:

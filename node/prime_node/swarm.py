@@ -7,6 +7,7 @@ import logging
 from random import Random
 
 from prime_node.config import NodeConfig, NodeRole
+from prime_node.day_file import DayFile
 from prime_node.head_keeper import HeadKeeper
 from prime_node.home import Home
 from prime_node.shardcast.following import Following
@@ -76,7 +77,8 @@ class Swarm:
         config, weights = self._config, self._config.weights
         folder = weights.folder or Home(config.folder).weights
         self.store = ShardStore(folder, network=config.network_id, run=self._run, trainer=self.trainer)
-        self.slots = UploadSlots(config.upload.limits())
+        self._day = DayFile(Home(config.folder).sent, self._clock)
+        self.slots = UploadSlots(config.upload.limits(), sent_bytes=self._day.load(), now_ms=self._clock.now_ms())
         proxies = config.limits.trusted_proxies
         self.server = ShardServer(
             self.store, self.slots, clock=self._clock, trusted_proxies=proxies, directory=self.directory
@@ -90,6 +92,7 @@ class Swarm:
             limits=FetchLimits(transfers_max=weights.transfers_at_once),
             allow_private=config.fetches_private,
             is_relay=config.role is NodeRole.RELAY and not weights.build,
+            keeps_way=config.role is NodeRole.RELAY,
             versions=weights.keep,
             disk_bytes_max=weights.disk_bytes_max or None,
             bytes_per_s=weights.bytes_per_s or None,
@@ -115,6 +118,7 @@ class Swarm:
             Part("weights", self._run_weights),
             Part("serving", self._crier.run),
             Part("heads", self.heads.run),
+            Part("day", self._run_day),
         ]
 
     async def start(self) -> None:
@@ -133,6 +137,7 @@ class Swarm:
             self.server.close()
             await self._http.stop()
         await self.fetcher.close()
+        self._day.write(self.slots.sent_today(self._clock.now_ms()))
 
     def hear(self, gossip: Gossip) -> None:
         """What the guard let through, whichever way it came."""
@@ -150,6 +155,12 @@ class Swarm:
 
     def _list_runs(self) -> list[RunId]:
         return [self._run]
+
+    async def _run_day(self) -> None:
+        """The day's upload outlasts the process."""
+        while True:
+            await self._clock.sleep_ms(LOOK_MS)
+            self._day.keep(self.slots.sent_today(self._clock.now_ms()))
 
     async def _run_weights(self) -> None:
         """What is on disk is checked first. A relay then fetches whatever is announced, so that it can serve it."""

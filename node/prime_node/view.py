@@ -29,8 +29,8 @@ def _section(section: Section) -> Iterator[str]:
         match part:
             case Fact(name, text):
                 yield f"  {name:{NAME_CHARS}} {text}"
-            case Bar(name, share, text):
-                yield f"  {name:{NAME_CHARS}} [{draw_bar(share)}] {text}"
+            case Bar(name, share, text, cells):
+                yield f"  {name:{NAME_CHARS}} [{cells or draw_bar(share)}] {text}"
             case Grid():
                 yield from _grid(part)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from integration.coordinator_parts import make_folder, running
-from integration.swarm_parts import Relay, Swarm, run_command
+from integration.swarm_parts import Command, Relay, Swarm, run_command
 from tiny_models import make_checkpoint
 
 from prime_coordinator.config import BooksConfig
@@ -96,6 +96,8 @@ class Network(Swarm):
         super().__init__(folder, *others)
         self.double = write_interpreter(folder / "interpreter")
         self.checkpoint = folder / "step-0"
+        self.server: Command | None = None
+        """The origin."""
 
     async def node(self, name: str, role: str, *flags: str, engine: str = "double") -> Node:
         """Started, not yet joined."""
@@ -134,5 +136,5 @@ async def running_network(
         if behaviour:
             (network.checkpoint / "behaviour").write_text(behaviour)
         await network.publish(network.checkpoint, 0)
-        await network.origin()
+        network.server = await network.origin()
         yield network

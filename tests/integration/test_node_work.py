@@ -77,6 +77,21 @@ async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollou
             assert await node.command.stop() == 0, node.command.tail
 
 
+async def test_a_worker_passes_the_weights_on_when_their_origin_has_gone(tmp_path: Path) -> None:
+    async with running_network(tmp_path, behaviour="slow") as network:
+        assert network.server is not None
+        first = await network.node("ann", "worker")
+        await first.until(lambda status: bool(status["engine"]["precision"]), "an engine with the weights")
+        assert await network.server.stop() == 0, network.server.tail
+        second = await network.node("bob", "worker")
+        await second.until(lambda status: bool(status["engine"]["precision"]), "an engine with the same weights")
+        sent = (await first.until(lambda status: status["upload"]["sent_shards"] > 0, "a shard"))["upload"]
+        (held,) = (await second.status())["weights"]["held"]
+        assert sent["sent_shards"] >= held["shards"] == held["shards_held"], "all of it came from a worker"
+        for node in (first, second):
+            assert await node.command.stop() == 0, node.command.tail
+
+
 async def test_a_forged_file_is_rejected_with_evidence_that_anyone_can_run_again(network: Network) -> None:
     async with party(network.coordinator, "cheat") as cheat:
         await cheat.join(Role.WORKER)

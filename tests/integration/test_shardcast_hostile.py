@@ -15,7 +15,7 @@ from prime_protocol.shard_messages import Full, Have
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.http_limits import ServerLimits
 from prime_runtime.shardcast import sending
-from prime_runtime.shardcast.slots import UploadLimits
+from prime_runtime.shardcast.slots import SLOTS, UploadLimits
 
 
 @pytest.fixture
@@ -32,8 +32,9 @@ def signed(origin: ShardHost, tmp_path: Path) -> SignedManifest:
     return origin.publish(write_checkpoint(tmp_path / "step0", make_tensors(1)), 0)[0]
 
 
-async def connect(host: ShardHost) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", int(host.url.rpartition(":")[2]))
+async def connect(host: ShardHost, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = int(host.url.rpartition(":")[2])
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
 
 
 async def send_raw(host: ShardHost, raw: bytes) -> bytes:
@@ -202,6 +203,75 @@ async def test_a_reader_that_does_not_read_is_cut_off(
     for writer in writers:
         writer.transport.abort()
     await other.stop()
+
+
+TRICKLE_BYTES, TRICKLE_S = 4_096, 0.1
+"""About 40 kB/s for each reader: above what is cut off on an idle server."""
+
+
+async def test_readers_that_trickle_from_three_addresses_do_not_shut_a_server_with_default_slots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = ShardHost(tmp_path, "big", key=TRAINER, uploads=UploadLimits())
+    await host.start()
+    big = write_checkpoint(tmp_path / "step0", make_tensors(2, tensors=1, size=64 * 2**20))
+    (signed,) = host.publish(big, 0, shard_bytes=16 * 2**20)
+    path, sources = f"/shards/{signed.manifest.shards[1].digest}", ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+    taken = {"uploads": 0, "bytes": 0}
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_take_slots(host, path, source, taken)) for source in sources]
+        async with asyncio.timeout(20):
+            while host.server.offer().slots_free:
+                await asyncio.sleep(0.01)
+        began, waited = time.monotonic(), []
+        while taken["uploads"] < SLOTS + 4:
+            waited.append(await _take_politely(host, f"/shards/{signed.manifest.shards[2].digest}"))
+        took_s = time.monotonic() - began
+        for task in tasks:
+            task.cancel()
+    with capsys.disabled():
+        print(
+            f"\nthree addresses held all slots, at {taken['bytes'] / took_s / SLOTS / 1000:.0f} kB/s each: "
+            f"{len(waited)} shards of 16 MiB came in {took_s:.1f} s, the first after {waited[0]:.1f} s, the slowest "
+            f"after {max(waited):.1f} s; they were cut off {taken['uploads'] - SLOTS} times"
+        )
+    assert max(waited) < 15
+    await host.stop()
+
+
+async def _take_politely(host: ShardHost, path: str) -> float:
+    """Come back when told, until the shard is here; how long that took."""
+    began = time.monotonic()
+    async with asyncio.timeout(30):
+        while (answer := await get(host, path))[0] != 200:
+            await asyncio.sleep(decode(Full, answer[2]).retry_ms / 1000)
+    assert len(answer[2]) == 16 * 2**20
+    return time.monotonic() - began
+
+
+async def _take_slots(host: ShardHost, path: str, source: str, taken: dict[str, int]) -> None:
+    """Ask without a pause, and take slowly whatever is given."""
+    async with asyncio.TaskGroup() as group:
+        while True:
+            reader, writer = await connect(host, source)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if b" 200 " in await reader.readline():
+                taken["uploads"] += 1
+                group.create_task(_trickle(reader, writer, taken))
+            else:
+                writer.transport.abort()
+            await asyncio.sleep(0.02)
+
+
+async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: dict[str, int]) -> None:
+    try:
+        while data := await reader.read(TRICKLE_BYTES):
+            taken["bytes"] += len(data)
+            await asyncio.sleep(TRICKLE_S)
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
 
 
 async def test_honest_children_are_served_through_garbage_floods_and_slow_loris(

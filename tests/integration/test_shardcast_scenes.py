@@ -29,6 +29,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.manifest import Kind
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.clock import SystemClock
+from prime_runtime.shardcast.room import count_bytes
 from prime_runtime.shardcast.slots import UploadLimits
 
 Make = Callable[..., ShardHost]
@@ -381,9 +382,66 @@ async def test_everybody_gets_every_step_and_old_versions_go(make: Make, steps: 
             assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
     for node in nodes[1:]:
         assert len(node.store.checkpoints()) == 2
-        assert min(stock.manifest.step for stock in node.store.stocks.values()) >= 0
-    kept = {stock.manifest.step for stock in nodes[0].store.stocks.values()}
-    assert kept >= {5, 6, 7, 8}
+        assert steps_of(node) == {4, 5, 6, 7, 8}
+    assert steps_of(nodes[0]) >= {4, 5, 6, 7, 8}
+
+
+def steps_of(host: ShardHost) -> set[int]:
+    return {stock.manifest.step for stock in host.store.stocks.values()}
+
+
+async def test_a_node_that_follows_thirty_steps_holds_five_and_serves_no_others(make: Make, steps: Steps) -> None:
+    node = await start(make("node"))
+    for step in range(30):
+        signed = steps.publish(keyframe=step % 10 == 0)
+        steps.tell(node, step)
+        await obtain_all([node], signed)
+        assert len(node.store.stocks) <= 5, "a delta each, and no keyframe but the first"
+        assert len(node.store.checkpoints()) <= 2
+    assert steps_of(node) == {25, 26, 27, 28, 29}
+    assert set(node.server.offer().manifests) == set(node.store.stocks)
+    assert len(list((node.store.folder / "transport").iterdir())) == 5
+    assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+
+
+async def test_a_node_that_dropped_the_way_finds_it_again_when_its_checkpoints_are_damaged(
+    make: Make, steps: Steps
+) -> None:
+    node, relay = await start(make("node")), await start(make("relay", is_relay=True))
+    for step in range(8):
+        signed = steps.publish()
+        for host in (node, relay):
+            steps.tell(host, step)
+        await obtain_all([node, relay], signed)
+    assert (min(steps_of(node)), min(steps_of(relay))) == (3, 0)
+    for root in node.store.checkpoints():
+        node.store.remove_checkpoint(root)
+    await steps.origin.http.stop()
+    node.fetcher.tell(relay.record())
+    await obtain_all([node], signed)
+    assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
+    assert min(steps_of(node)) == 3, "what it took to get there went again"
+    assert len(node.store.checkpoints()) == 2, "and so did what was built on the way"
+
+
+async def test_what_is_being_built_of_is_not_retired_by_whoever_finishes_first(
+    make: Make, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start(make("node"))
+    for step in range(8):
+        last = steps.publish()
+        steps.tell(node, step)
+        await obtain_all([node], last)
+    old, build = steps.made[2][0], node.fetcher.assembler.build
+
+    def build_while_others_retire(path: Sequence[SignedManifest]) -> None:
+        node.fetcher._retire()
+        build(path)
+
+    monkeypatch.setattr(node.fetcher.assembler, "build", build_while_others_retire)
+    async with asyncio.timeout(20), node.fetcher.using(old.root) as folder:
+        whole = steps.folder / "step2"
+        assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 async def test_a_disk_budget_is_kept_and_said(make: Make, steps: Steps) -> None:
@@ -391,9 +449,30 @@ async def test_a_disk_budget_is_kept_and_said(make: Make, steps: Steps) -> None:
     node = await start(make("node"))
     node.fetcher._disk_bytes_max = 1000
     steps.tell(node, 0)
-    with pytest.raises(LocalError, match="disk_bytes_max"):
+    with pytest.raises(LocalError, match=r"weights.disk_bytes_max = 1000 .* set it to \d+ or more$") as raised:
         await obtain_all([node], signed)
     assert node.store.stocks == {}
+    node.fetcher._disk_bytes_max = int(str(raised.value).split()[-3])
+    await obtain_all([node], signed)
+    assert count_bytes(node.store.folder) < 1.05 * node.fetcher._disk_bytes_max, "manifests and notes are not foretold"
+
+
+async def test_a_disk_budget_counts_checkpoints_and_holds_through_any_number_of_steps(make: Make, steps: Steps) -> None:
+    node = await start(make("node"))
+    whole = 4 * 300_000
+    # Two checkpoints that are kept, one that is made, the first keyframe's shards, and five deltas.
+    node.fetcher._disk_bytes_max = 5 * whole
+    for step in range(12):
+        signed = steps.publish()
+        steps.tell(node, step)
+        await obtain_all([node], signed)
+        assert count_bytes(node.store.folder) <= node.fetcher._disk_bytes_max
+    await node.fetcher.close()
+    node.fetcher._disk_bytes_max = 2 * whole
+    last = steps.publish()
+    steps.tell(node, 12)
+    with pytest.raises(LocalError, match=r"set it to \d+ or more, or lower weights.keep"):
+        await obtain_all([node], last)
 
 
 async def test_a_base_that_is_no_checkpoint_any_more_is_left_for_a_keyframe(make: Make, steps: Steps) -> None:

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from integration.coordinator_parts import RUN
+from integration.coordinator_parts import RUN, key_of
+from integration.postgres_server import free_port
 from integration.swarm_parts import (
     ANY_URL,
     HERE,
@@ -62,6 +63,23 @@ async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(
             assert await command.stop() == 0, command.tail
 
 
+async def test_a_relay_whose_gossip_reaches_nobody_says_so_and_is_a_full_member(tmp_path: Path) -> None:
+    async with running_swarm(tmp_path) as swarm:
+        published = await swarm.publish(make_checkpoint(tmp_path / "step-0", seed=0), 0)
+        await swarm.origin()
+        closed = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{key_of('nobody').peer_id()}"
+        relay = await swarm.relay("relay-1", *P2P, "--p2p-bootstrap", closed)
+        await relay.until_held(published.root)
+        status = await relay.until(lambda status: status["p2p"]["is_on"], "gossip")
+        told = status["p2p"]
+        assert told["text"] == "on, but reaches nobody: records come from the coordinator over HTTP"
+        assert told["is_running"]
+        assert (told["connected"], told["restarts"], told["inbox_dropped"], told["last_error"]) == (0, 0, 0, "")
+        code, text = await run_command("prime-node", "status", "--folder", str(relay.folder))
+        assert (code, "on, but reaches nobody" in text) == (0, True), text
+        assert await relay.command.stop() == 0, relay.command.tail
+
+
 async def test_a_killed_relay_goes_on_where_it_was_and_a_second_one_in_its_folder_is_refused(tmp_path: Path) -> None:
     async with running_swarm(tmp_path) as swarm:
         checkpoint = make_checkpoint(tmp_path / "step-0", seed=0)
@@ -91,6 +109,22 @@ async def test_a_killed_relay_goes_on_where_it_was_and_a_second_one_in_its_folde
         code, text = await run_command("prime-node", "stop", "--folder", str(relay.folder))
         assert (code, text) == (0, "stopped")
         assert await relay.command.finish() == 0
+
+
+async def test_what_a_relay_sent_before_a_restart_counts_for_its_cap(tmp_path: Path) -> None:
+    async with running_swarm(tmp_path) as swarm:
+        published = await swarm.publish(make_checkpoint(tmp_path / "step-0", seed=0), 0)
+        origin = await swarm.origin()
+        first = await swarm.relay("relay-1", "--upload-bytes-per-day", "1000000000")
+        await first.until_held(published.root)
+        assert await origin.stop() == 0
+        second = await swarm.relay("relay-2")
+        await second.until_held(published.root)
+        before = (await first.until(lambda status: status["upload"]["bytes_today"] > 0, "an upload"))["upload"]
+        assert await first.command.stop() == 0, first.command.tail
+        await first.command.start()
+        after = (await first.until(lambda status: True, "a start"))["upload"]
+        assert (after["sent_bytes"], after["bytes_today"] >= before["bytes_today"]) == (0, True)
 
 
 async def test_a_new_user_gives_a_url_once_and_then_nothing(tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ from prime_node.shardcast.paths import Paths
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip import Announced, Gossip, GossipKind, open_gossip, topic
 from prime_protocol.ids import Digest, NodeId
+from prime_protocol.manifest import Kind
 from prime_protocol.signed_manifest import SignedManifest
 from prime_runtime.clock import Clock
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.retention import VERSIONS_KEPT, choose_removable
+from prime_runtime.shardcast.room import count_bytes
 from prime_runtime.shardcast.stock import Stock
 from prime_runtime.shardcast.store import ShardStore
 
@@ -54,7 +56,11 @@ class Transfer:
 
 
 class WeightsFetcher:
-    """Keeps one store supplied. `is_relay`: every version is fetched and none is built."""
+    """Keeps one store supplied.
+
+    `is_relay`: every version is fetched and none is built. `keeps_way`: what leads to the kept versions stays, as on
+    every relay, so that a newcomer can be served; others go on from the checkpoint they have built.
+    """
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class WeightsFetcher:
         limits: FetchLimits,
         allow_private: bool = False,
         is_relay: bool = False,
+        keeps_way: bool = False,
         versions: int = VERSIONS_KEPT,
         disk_bytes_max: int | None = None,
         bytes_per_s: int | None = None,
@@ -78,6 +85,7 @@ class WeightsFetcher:
         self._dice = dice
         self._limits = limits
         self._is_relay = is_relay
+        self._keeps_way = keeps_way or is_relay
         self._versions = versions
         self._disk_bytes_max = disk_bytes_max
         self._links = Links(allow_private=allow_private, bytes_per_s=bytes_per_s)
@@ -95,6 +103,8 @@ class WeightsFetcher:
         self._has_looked = False
         self._in_use: Counter[Digest] = Counter()
         """Checkpoints that somebody works with, whatever their age."""
+        self._on_path: Counter[Digest] = Counter()
+        """Manifests that a checkpoint is about to be built of, whatever their age."""
         self.corrupt = 0
         self._received_bytes = 0
 
@@ -178,25 +188,20 @@ class WeightsFetcher:
                     return False
                 await self._wait_for_news()
                 continue
-            for signed in path:
-                await self.fetch(signed)
-            if not self._is_relay and not await self._build(path):
+            if not await self._walk(path):
                 await self._clock.sleep_ms(min(RETRY_MS << failures, RETRY_MS_MAX))
                 failures += 1
         self._retire()
-        if not self._is_relay:
+        if not self._is_relay and self._fits(self._count_next()):
             self._background = asyncio.create_task(asyncio.to_thread(self.assembler.prepare))
         return True
 
     @asynccontextmanager
     async def using(self, root: Digest, manifest: Digest | None = None) -> AsyncIterator[Path]:
         """The folder of a checkpoint, fetched where it is not here; it is not removed while the caller has it."""
-        self._in_use[root] += 1
-        try:
+        with _counted(self._in_use, [root]):
             await self.obtain(root, manifest)
             yield self.store.checkpoint_path(root)
-        finally:
-            self._in_use[root] -= 1
 
     def _held(self) -> set[Digest]:
         """Roots that need no fetching: of checkpoints, or on a relay of manifests whose shards are all here."""
@@ -212,9 +217,7 @@ class WeightsFetcher:
         stock = self.store.stocks.get(announced.manifest)
         if stock is None or not stock.is_complete:
             signed = await self._paths.get_manifest(announced.manifest)
-            if signed is not None and signed.digest not in choose_removable(
-                [*self._all(), signed], versions=self._versions
-            ):
+            if signed is not None and signed.digest not in self._find_removable(signed):
                 await self.fetch(signed)
         self._retire()
 
@@ -246,10 +249,21 @@ class WeightsFetcher:
                     raise LocalError(f"shards of step {signed.manifest.step} cannot be stored: {error}") from None
             return stock
 
+    async def _walk(self, path: list[SignedManifest]) -> bool:
+        """Fetch the whole path, and build along it but on a relay; False where that failed."""
+        with _counted(self._on_path, [signed.digest for signed in path]):
+            for signed in path:
+                await self.fetch(signed)
+            return self._is_relay or await self._build(path)
+
     async def _build(self, path: list[SignedManifest]) -> bool:
         try:
             async with self._building:
-                await asyncio.to_thread(self.assembler.build, path)
+                for signed in path:
+                    with _counted(self._in_use, [root for root in (signed.manifest.base, signed.root) if root]):
+                        await asyncio.to_thread(self.assembler.build, [signed])
+                    # A long way makes many checkpoints, and each is as large as the last.
+                    self.assembler.retire({*self._in_use, signed.root})
         except OSError as error:
             raise LocalError(f"step {path[-1].manifest.step} cannot be written: {error}") from None
         except (RemoteError, LocalError) as error:
@@ -277,26 +291,39 @@ class WeightsFetcher:
         except TimeoutError:
             pass
 
-    def _all(self) -> list[SignedManifest]:
-        return [stock.signed for stock in self.store.stocks.values()]
+    def _find_removable(self, *more: SignedManifest) -> list[Digest]:
+        known = [*(stock.signed for stock in self.store.stocks.values()), *more]
+        return choose_removable(known, versions=self._versions, keeps_way=self._keeps_way)
 
     def _retire(self) -> None:
         """Versions that nobody needs, and checkpoints older than the kept ones."""
-        for digest in choose_removable(self._all(), versions=self._versions):
-            if digest not in self._running:
+        for digest in self._find_removable():
+            if digest not in self._running and digest not in self._on_path:
                 self.store.remove(digest)
-        self.assembler.retire(set(+self._in_use))
+        self.assembler.retire(set(self._in_use))
 
     def _check_room(self, signed: SignedManifest) -> None:
+        """LocalError where shards, and a checkpoint where one is made of a delta, would pass the owner's cap."""
         if self._disk_bytes_max is None or signed.digest in self.store.stocks:
             return
-        used = sum(stock.manifest.transport_bytes for stock in self.store.stocks.values())
+        self._retire()
         need = signed.manifest.transport_bytes
-        if used + need > self._disk_bytes_max:
+        if not self._is_relay and signed.manifest.kind is Kind.DELTA and not self.store.room.exists():
+            need += _count_tensors(signed)
+        if not self._fits(need):
+            used = count_bytes(self.store.folder)
+            fewer = ", or lower weights.keep" if self._versions > 1 and self.store.stocks else ""
             raise LocalError(
-                f"weights of {need} bytes do not fit: {used} of disk_bytes_max = {self._disk_bytes_max} are used; "
-                "raise it, or keep fewer versions"
+                f"weights of {need} bytes do not fit: {used} of weights.disk_bytes_max = {self._disk_bytes_max} are "
+                f"used; set it to {used + need} or more{fewer}"
             )
+
+    def _fits(self, need: int) -> bool:
+        return self._disk_bytes_max is None or count_bytes(self.store.folder) + need <= self._disk_bytes_max
+
+    def _count_next(self) -> int:
+        """Bytes of the next checkpoint, as far as those that are here tell."""
+        return max((_count_tensors(signed) for signed in self.store.checkpoints().values()), default=0)
 
     @asynccontextmanager
     async def _alone(self, digest: Digest) -> AsyncIterator[None]:
@@ -316,3 +343,19 @@ class WeightsFetcher:
             del self._running[digest]
             self.corrupt += fetcher.corrupt
             self._received_bytes += fetcher.received_bytes
+
+
+@contextmanager
+def _counted(counter: Counter[Digest], digests: list[Digest]) -> Iterator[None]:
+    """What is counted is not removed."""
+    counter.update(digests)
+    try:
+        yield
+    finally:
+        counter.subtract(digests)
+        for digest in [digest for digest in digests if not counter[digest]]:
+            del counter[digest]
+
+
+def _count_tensors(signed: SignedManifest) -> int:
+    return sum(tensor.size for tensor in signed.manifest.tensors)

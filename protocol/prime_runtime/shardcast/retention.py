@@ -1,7 +1,10 @@
 """Which versions may go. Pure.
 
-A version is kept while somebody may still need it: the last few steps, and whatever it takes to get to the oldest of
-them from nothing, which is the keyframe before it and the deltas in between.
+A version is kept while somebody may still need it: the last few steps, and on origins and relays whatever it takes to
+get to the oldest of them from nothing, which is the keyframe before it and the deltas in between.
+
+A node that builds every checkpoint goes on from the newest of them. It takes deltas and never holds a second keyframe,
+so the way from its first one would grow for ever: it keeps the last few steps alone.
 """
 
 from collections.abc import Iterable
@@ -14,10 +17,14 @@ VERSIONS_KEPT = 5
 """Steps. Work for older ones is not taken any more in any run with the default lag."""
 
 
-def choose_removable(signed: Iterable[SignedManifest], *, versions: int = VERSIONS_KEPT) -> list[Digest]:
-    """Manifests that no kept step needs."""
+def choose_removable(
+    signed: Iterable[SignedManifest], *, versions: int = VERSIONS_KEPT, keeps_way: bool = True
+) -> list[Digest]:
+    """Manifests that no kept step needs. `keeps_way`: a newcomer must get to the kept steps from here alone."""
     known = list(signed)
     floor = find_floor([each.manifest.step for each in known], versions)
+    if not keeps_way:
+        return sorted(each.digest for each in known if each.manifest.step < floor)
     keyframes = [
         each.manifest.step for each in known if each.manifest.kind is Kind.KEYFRAME and each.manifest.step <= floor
     ]

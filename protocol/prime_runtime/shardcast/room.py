@@ -5,6 +5,7 @@ would keep a node waiting: there it is only looked whether there is room, and it
 """
 
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -47,6 +48,19 @@ def allocate(path: Path, size: int) -> None:
         raise LocalError(
             f"no room for {size} bytes of weights in {path.parent}: {error}; make room there, or choose another folder"
         ) from None
+
+
+def count_bytes(folder: Path) -> int:
+    """What the files below a folder take at full size; one of two names counts once."""
+    sizes: dict[int, int] = {}
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue  # it has just been removed
+        if stat.S_ISREG(found.st_mode):
+            sizes[found.st_ino] = found.st_size
+    return sum(sizes.values())
 
 
 def count_free_bytes(folder: Path) -> int:

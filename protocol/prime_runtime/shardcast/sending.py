@@ -1,11 +1,11 @@
 """A piece of a file as an HTTP response: by sendfile, at the owner's pace, and not for ever.
 
-A reader that takes its bytes too slowly is cut off, so that it cannot hold an upload slot.
+A reader that takes its bytes too slowly is cut off, so that it cannot hold an upload slot. How slow that is while
+somebody else waits for the slot is decided in slots.py.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from prime_runtime.clock import Clock
 from prime_runtime.shardcast.room import open_plain
+from prime_runtime.shardcast.slots import Ticket, UploadSlots
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,25 @@ class ShardResponse(web.StreamResponse):
     """Sends when it is prepared, like aiohttp's own FileResponse, but a range of a file that the caller chose."""
 
     def __init__(
-        self, path: Path, offset: int, length: int, *, status: int, pace: Callable[[int], int], clock: Clock
+        self,
+        path: Path,
+        offset: int,
+        length: int,
+        *,
+        status: int,
+        slots: UploadSlots,
+        ticket: Ticket,
+        clock: Clock,
     ) -> None:
         super().__init__(status=status)
         self._path = path
         self._offset = offset
         self._length_bytes = length
-        self._pace = pace
+        self._slots = slots
+        self._ticket = ticket
         self._clock = clock
+        self._piece: asyncio.Timeout | None = None
+        """Of the piece that the reader is just taking."""
         self.sent_bytes = 0
         self.content_type = "application/octet-stream"
         self.content_length = length
@@ -56,17 +68,29 @@ class ShardResponse(web.StreamResponse):
         await super().write_eof()
         return writer
 
+    def cut_off(self) -> None:
+        """Wait no longer for the reader: somebody else is to have the slot."""
+        if self._piece is not None:
+            self._piece.reschedule(0)
+
     async def _send(self, request: web.BaseRequest, file: BinaryIO) -> None:
-        loop = asyncio.get_running_loop()
         while self.sent_bytes < self._length_bytes:
             piece = min(PIECE_BYTES, self._length_bytes - self.sent_bytes)
-            await self._wait(request, self._pace(piece))
+            await self._wait(request, self._slots.pace(self._clock.now_ms(), piece))
             if request.transport is None:
                 raise ConnectionResetError
-            async with asyncio.timeout(PIECE_MS_MAX / 1000):
-                self.sent_bytes += await loop.sendfile(
-                    request.transport, file, self._offset + self.sent_bytes, piece, fallback=True
-                )
+            self._slots.begin_piece(self._ticket, self._clock.now_ms())
+            taken = await self._send_piece(request.transport, file, piece)
+            self._slots.end_piece(self._ticket, taken, self._clock.now_ms())
+            self.sent_bytes += taken
+
+    async def _send_piece(self, transport: asyncio.WriteTransport, file: BinaryIO, piece: int) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PIECE_MS_MAX / 1000) as self._piece:
+                return await loop.sendfile(transport, file, self._offset + self.sent_bytes, piece, fallback=True)
+        finally:
+            self._piece = None
 
     async def _wait(self, request: web.BaseRequest, wait_ms: int) -> None:
         """In small parts: a child that has hung up must not keep its slot until the owner's pace allows the rest."""

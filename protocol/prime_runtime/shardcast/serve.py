@@ -27,7 +27,7 @@ from prime_runtime.http_server import HttpServer
 from prime_runtime.shardcast.directory import Directory
 from prime_runtime.shardcast.sending import ShardResponse
 from prime_runtime.shardcast.slots import Full as Refusal
-from prime_runtime.shardcast.slots import UploadSlots
+from prime_runtime.shardcast.slots import Ticket, UploadSlots
 from prime_runtime.shardcast.stock import Stock
 from prime_runtime.shardcast.store import ShardStore
 
@@ -76,6 +76,8 @@ class ShardServer:
         self.sent_bytes = 0
         self.sent_shards = 0
         self.refused = 0
+        self._sending: dict[int, ShardResponse] = {}
+        """By the ticket's number."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -137,13 +139,13 @@ class ShardServer:
         if isinstance(decision, Refusal):
             self.refused += 1
             return self._refuse(decision)
-        response = None
+        ticket, response = decision.ticket, None
         try:
             await self._wait(lambda: not stock.coming >> index & 1, stock, _read_wait(request))
             if stock.held >> index & 1 and not await stock.is_sound(index):
                 log.error("shard %d of step %d is damaged on this disk and not sent", index, stock.manifest.step)
                 return _missing("that shard was damaged here")
-            response = self._make_response(stock, index, *cut)
+            response = self._make_response(ticket, stock, index, *cut)
             await response.prepare(request)
         except FileNotFoundError:
             return _missing("that version was removed a moment ago")
@@ -151,24 +153,26 @@ class ShardServer:
             sent_bytes = response.sent_bytes if isinstance(response, ShardResponse) else 0
             self.sent_bytes += sent_bytes
             self.sent_shards += sent_bytes == stock.manifest.shards[index].length
-            self.slots.finish(decision.ticket, sent_bytes, self._clock.now_ms())
+            self._sending.pop(ticket.number, None)
+            self.slots.finish(ticket, sent_bytes, self._clock.now_ms())
         return response
 
-    def _make_response(self, stock: Stock, index: int, offset: int, length: int) -> web.StreamResponse:
+    def _make_response(self, ticket: Ticket, stock: Stock, index: int, offset: int, length: int) -> web.StreamResponse:
         if not stock.held >> index & 1:
             return web.Response(status=504, text="that shard did not arrive here in time\n")
         stock.mark_sent(index)
         path, start, whole = stock.place(index)
         status = 200 if length == whole else 206
-        response = ShardResponse(path, start + offset, length, status=status, pace=self._pace, clock=self._clock)
+        response = self._sending[ticket.number] = ShardResponse(
+            path, start + offset, length, status=status, slots=self.slots, ticket=ticket, clock=self._clock
+        )
         if status == 206:
             response.headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{whole}"
         return response
 
-    def _pace(self, length: int) -> int:
-        return self.slots.pace(self._clock.now_ms(), length)
-
     def _refuse(self, full: Refusal) -> web.Response:
+        if full.cut is not None and full.cut.number in self._sending:
+            self._sending[full.cut.number].cut_off()
         children = tuple(self._describe(child) for child in full.children[:CHILDREN_TOLD_MAX])
         body = encode(Full(retry_ms=full.retry_ms, children=children))
         headers = {"Retry-After": str(-(-full.retry_ms // 1000))}

@@ -26,6 +26,15 @@ MANIFESTS_MAX = 16
 """Manifests whose children are remembered: those kept for retention, and then some."""
 TICKET_MS_FIRST = 2_000
 """Guess of how long an upload takes, until one has been seen."""
+LATE_MS = 4_000
+"""A reader that takes longer for a piece is late: 1 MiB in this time is 2 Mbit/s. While nobody waits it may be."""
+FAST_BYTES = 2**18
+FAST_BYTES_PER_S = 2**20
+"""So much of a piece at such a rate shows that this node's own line is not what makes readers late."""
+CUT_PAUSE_MIN_MS = 4_000
+CUT_PAUSE_MAX_MS = 600_000
+"""Between two cuts that brought nothing. Where the line itself is slow everybody is late, and what a cut upload has
+sent is lost; so the pause doubles with each cut, and ends when a piece goes fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +101,29 @@ class Full:
 
     retry_ms: int
     children: tuple[NodeId, ...]
+    cut: Ticket | None = None
+    """An upload to be ended at once, so that there is a slot then."""
 
 
 class UploadSlots:
     """The slots of one node, over all manifests it serves."""
 
-    def __init__(self, limits: UploadLimits) -> None:
+    def __init__(self, limits: UploadLimits, *, sent_bytes: int = 0, now_ms: int = 0) -> None:
+        """`sent_bytes` went earlier on the day of `now_ms`, before this process began."""
         self._limits = limits
         self._gate = Gate(total_max=limits.slots, key_max=limits.address_slots)
-        self._open: set[int] = set()
+        self._open: dict[int, Ticket] = {}
+        self._pieces: dict[int, int] = {}
+        """Since when a reader takes a piece, by the ticket's number."""
+        self._cut_pause_ms = 0
+        self._cut_after_ms = 0
         self._tickets = 0
         self._ticket_ms = float(TICKET_MS_FIRST)
         self._waiting: OrderedDict[str, int] = OrderedDict()
         self._streaks: OrderedDict[str, int] = OrderedDict()
         self._children: OrderedDict[Digest, OrderedDict[NodeId, None]] = OrderedDict()
-        self._day = 0
-        self._day_bytes = 0
+        self._day = now_ms // DAY_MS
+        self._day_bytes = sent_bytes
         self._pace = Pace(limits.bytes_per_s) if limits.bytes_per_s is not None else None
 
     def ask(self, child: NodeId | None, address: str, manifest: Digest, now_ms: int) -> Admitted | Full:
@@ -116,14 +132,28 @@ class UploadSlots:
             return Full(RETRY_TOMORROW_MS, self.children(manifest, child))
         group = address_group(address)
         self._forget_waiting(now_ms)
-        if self._must_yield(group, now_ms) or not self._gate.enter(group):
+        if self._must_yield(group, now_ms):
             return Full(self._refuse(group, now_ms), self.children(manifest, child))
+        if not self._gate.enter(group):
+            cut = self._choose_cut(group, now_ms)
+            return Full(self._refuse(group, now_ms, is_cut=cut is not None), self.children(manifest, child), cut)
         return Admitted(self._admit(child, group, manifest, now_ms))
+
+    def begin_piece(self, ticket: Ticket, now_ms: int) -> None:
+        """From now on the reader is waited for, and nothing else."""
+        self._pieces[ticket.number] = now_ms
+
+    def end_piece(self, ticket: Ticket, sent_bytes: int, now_ms: int) -> None:
+        """The reader has taken so much of it."""
+        began_ms = self._pieces.pop(ticket.number, now_ms)
+        if sent_bytes >= FAST_BYTES and sent_bytes * 1000 >= FAST_BYTES_PER_S * (now_ms - began_ms):
+            self._cut_pause_ms = self._cut_after_ms = 0
 
     def finish(self, ticket: Ticket, sent_bytes: int, now_ms: int) -> None:
         """The upload ended, whole or not."""
         assert ticket.number in self._open, "finished twice"
-        self._open.remove(ticket.number)
+        del self._open[ticket.number]
+        self._pieces.pop(ticket.number, None)
         self._gate.leave(ticket.group)
         self._start_day(now_ms)
         self._day_bytes += sent_bytes
@@ -161,8 +191,8 @@ class UploadSlots:
         if child is not None:
             self._remember_child(child, manifest)
         self._tickets += 1
-        self._open.add(self._tickets)
-        return Ticket(self._tickets, group, manifest, child, now_ms)
+        ticket = self._open[self._tickets] = Ticket(self._tickets, group, manifest, child, now_ms)
+        return ticket
 
     def _remember_child(self, child: NodeId, manifest: Digest) -> None:
         known = self._children.setdefault(manifest, OrderedDict())
@@ -179,13 +209,34 @@ class UploadSlots:
             return False
         return self._streaks.get(group, 0) >= self._limits.turn or now_ms < self._waiting.get(group, 0)
 
-    def _refuse(self, group: str, now_ms: int) -> int:
+    def _choose_cut(self, group: str, now_ms: int) -> Ticket | None:
+        """The upload of another address that is late for longest, where this one is refused for want of any slot."""
+        own = sum(ticket.group == group for ticket in self._open.values())
+        if len(self._gate) < self._limits.slots or own >= self._limits.address_slots or now_ms < self._cut_after_ms:
+            return None
+        late = [
+            (began_ms, number)
+            for number, began_ms in self._pieces.items()
+            if now_ms - began_ms > LATE_MS and self._open[number].group != group
+        ]
+        if not late:
+            return None
+        cut = self._open[min(late)[1]]
+        del self._pieces[cut.number]
+        # It has had its turn: whoever waits comes first, however soon it asks again.
+        self._streaks[cut.group] = self._limits.turn
+        self._cut_pause_ms = min(CUT_PAUSE_MAX_MS, max(CUT_PAUSE_MIN_MS, 2 * self._cut_pause_ms))
+        self._cut_after_ms = now_ms + self._cut_pause_ms
+        return cut
+
+    def _refuse(self, group: str, now_ms: int, *, is_cut: bool = False) -> int:
         """Put it in line; the time until it should come back. Coming too early does not move that time."""
         self._streaks.pop(group, None)
         due_ms = self._waiting.get(group, 0)
         if due_ms <= now_ms:
             # When the next slot comes free, if uploads go on as they did.
-            retry_ms = round(min(RETRY_MAX_MS, max(RETRY_MIN_MS, self._ticket_ms / self._limits.slots)))
+            next_ms = 0.0 if is_cut else self._ticket_ms / self._limits.slots
+            retry_ms = round(min(RETRY_MAX_MS, max(RETRY_MIN_MS, next_ms)))
             due_ms = self._waiting[group] = now_ms + retry_ms
             self._waiting.move_to_end(group)
             _shorten(self._waiting, ADDRESSES_MAX)

@@ -1,5 +1,6 @@
 """The owner's word at work: pauses that outlast a restart, GPUs that come and go, holds with a reason, a drain."""
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -227,9 +228,33 @@ def test_this_system_tells_its_ticks() -> None:
     assert os.getpid() in list_tree(os.getpid())
 
 
+async def test_a_days_bytes_outlast_a_restart_and_a_damaged_note_of_them_is_none(tmp_path: Path) -> None:
+    owner, site = make(tmp_path, data_bytes_per_day=1_000)
+    site.moved_bytes = 900
+    running = asyncio.create_task(owner.run())
+    while not site.held:
+        await asyncio.sleep(0)
+    assert site.held[-1] == ""
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    again, later = make(tmp_path, data_bytes_per_day=1_000)
+    later.moved_bytes = 100
+    await again.look()
+    assert "policy.data_bytes_per_day is used up" in later.held[-1]
+    for damaged in ("", "{", "[]", '{"day": 1}', '{"day": null, "bytes": "x"}'):
+        (tmp_path / "moved.json").write_text(damaged)
+        third, last = make(tmp_path, data_bytes_per_day=1_000)
+        last.moved_bytes = 100
+        await third.look()
+        assert last.held[-1] == ""
+
+
 def test_bytes_are_counted_by_the_day() -> None:
     meter = DayMeter()
     assert meter.measure(100, 5 * DAY_MS) == 100
     assert meter.measure(300, 5 * DAY_MS + 1000) == 300
     assert meter.measure(350, 6 * DAY_MS) == 50
     assert meter.measure(400, 6 * DAY_MS + 5) == 100
+    resumed = DayMeter(1_000, 5 * DAY_MS + 7)
+    assert resumed.measure(100, 5 * DAY_MS + 8) == 1_100
+    assert resumed.measure(150, 6 * DAY_MS) == 50

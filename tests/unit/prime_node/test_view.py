@@ -1,6 +1,7 @@
 """What an owner is shown: the same facts in the terminal, on the full screen and on the page, what is wrong first."""
 
 import io
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,10 +13,11 @@ from prime_node.commands.local import shown
 from prime_node.full_screen import draw
 from prime_node.outline import Fact, Tone, make_outline
 from prime_node.page.html_page import render_page
-from prime_node.status import bar
+from prime_node.status import P2P_OFF, bar, describe_p2p
 from prime_node.troubles import list_troubles
 from prime_node.view import draw_bar, render
 from prime_protocol.errors import LocalError
+from prime_runtime.p2p_config import P2PStatus
 
 GPU = {"number": 0, "uuid": "GPU-1", "name": "RTX", "problem": "", "is_paused": False}
 
@@ -269,6 +271,39 @@ def test_a_narrow_screen_loses_nothing_but_the_ends_of_reasons() -> None:
 def test_a_bar_shows_how_far_each_part_is(held: int, coming: int, shards: int, cells: int, shown: str) -> None:
     size = (shards + 7) // 8
     assert bar(held.to_bytes(size, "little"), coming.to_bytes(size, "little"), shards, cells) == shown
+
+
+@pytest.mark.parametrize("show", [render, screen_of])
+def test_weights_on_their_way_show_which_shards_are_here(show: Any) -> None:
+    (line,) = (line for line in show(changed(weights={"transfers": [TRANSFER]})).splitlines() if "2.0 MB of" in line)
+    assert TRANSFER["bar"] in line
+    (other,) = (line for line in show(REPORT).splitlines() if "8/32 rollouts" in line)
+    assert TRANSFER["bar"] not in other
+
+
+GOSSIPING = replace(P2P_OFF, is_running=True, connected=3, known=9, messages_in=40)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (GOSSIPING, "on: 3 peers, 9 known"),
+        (replace(GOSSIPING, connected=0), "on, but reaches nobody: records come from the coordinator over HTTP"),
+        (
+            replace(GOSSIPING, is_running=False, restarts=2, last_error="out of files"),
+            "restarting after: out of files; records come from the coordinator over HTTP",
+        ),
+        (None, "off: no port; records come from the coordinator over HTTP"),
+    ],
+)
+def test_gossip_that_reaches_nobody_is_not_called_on(status: P2PStatus | None, text: str) -> None:
+    told = describe_p2p(status, "no port")
+    assert told["text"] == text
+    assert told["is_on"] == (status is not None)
+    for name in ("is_running", "connected", "known", "banned", "inbox_dropped", "restarts", "last_error"):
+        assert told[name] == getattr(status or P2P_OFF, name)
+    assert told["messages_in"] == (40 if status else 0)
+    assert told["peers"] == told["connected"]
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0, "...."), (0.5, "##.."), (1, "####"), (7.0, "####"), (-1, "....")])

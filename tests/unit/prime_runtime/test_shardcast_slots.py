@@ -1,11 +1,16 @@
 """Who is let in to fetch from us."""
 
+from itertools import pairwise
+
 import pytest
 
 from prime_protocol.ids import Digest, NodeId
 from prime_runtime.shardcast.slots import (
+    CUT_PAUSE_MAX_MS,
+    CUT_PAUSE_MIN_MS,
     DAY_MS,
     GRACE_MS,
+    LATE_MS,
     MANIFESTS_MAX,
     RETRY_MAX_MS,
     RETRY_MIN_MS,
@@ -151,10 +156,80 @@ def test_the_day_cap_stops_serving_until_the_next_day() -> None:
     admit(slots, 1, DAY_MS)
 
 
+def test_what_was_sent_before_a_restart_counts_for_its_day() -> None:
+    slots = UploadSlots(UploadLimits(day_bytes=1_000), sent_bytes=1_000, now_ms=3 * DAY_MS + 5)
+    assert slots.sent_today(3 * DAY_MS + 6) == 1_000
+    refuse(slots, 1, 3 * DAY_MS + 6)
+    admit(slots, 1, 4 * DAY_MS)
+
+
 def test_a_cap_of_nothing_serves_nobody() -> None:
     slots = UploadSlots(UploadLimits(day_bytes=0))
     refuse(slots, 1)
     refuse(slots, 1, 5 * DAY_MS)
+
+
+def fill_late(slots: UploadSlots, *numbers: int) -> list[Ticket]:
+    """They take all slots, and of each a piece is begun now and not taken."""
+    tickets = [admit(slots, number) for number in numbers]
+    for ticket in tickets:
+        slots.begin_piece(ticket, 0)
+    return tickets
+
+
+def test_the_reader_that_is_late_for_longest_gives_way_to_who_waits_and_comes_after_it() -> None:
+    slots = UploadSlots(UploadLimits(slots=2, address_slots=1))
+    first, second = fill_late(slots, 1, 2)
+    slots.end_piece(first, 1, 10)
+    slots.begin_piece(first, 10)
+    assert refuse(slots, 3, LATE_MS).cut is None
+    full = refuse(slots, 3, LATE_MS + 1_000)
+    assert (full.cut, full.retry_ms) == (second, RETRY_MIN_MS)
+    slots.finish(second, 0, LATE_MS + 1_000)
+    assert refuse(slots, 2, LATE_MS + 1_001).cut is None, "it does not take its slot back from who waits for it"
+    admit(slots, 3, LATE_MS + 1_000 + RETRY_MIN_MS)
+
+
+def test_a_slow_reader_is_left_alone_while_there_are_slots_or_who_asks_has_its_share_or_only_itself_waits() -> None:
+    slots = UploadSlots(UploadLimits(slots=3, address_slots=1))
+    fill_late(slots, 1, 2)
+    assert refuse(slots, 1, 25_000).cut is None
+    admit(slots, 3, 25_000)
+    assert refuse(slots, 3, 25_000).cut is None
+    alone = UploadSlots(UploadLimits(slots=2, address_slots=2))
+    late = fill_late(alone, 1, 1)
+    assert refuse(alone, 1, 25_000).cut is None
+    assert refuse(alone, 2, 25_000).cut == late[0]
+
+
+def test_time_that_the_owners_pace_takes_makes_no_reader_late() -> None:
+    slots = UploadSlots(UploadLimits(slots=1, address_slots=1))
+    (ticket,) = fill_late(slots, 1)
+    slots.end_piece(ticket, 2**20, 3_000)
+    assert refuse(slots, 2, 60_000).cut is None
+
+
+def test_where_the_line_itself_is_slow_cuts_grow_rare_until_a_piece_goes_fast() -> None:
+    """Everybody is late there. Whoever is cut off is replaced by another that is."""
+    slots = UploadSlots(UploadLimits(slots=2, address_slots=1))
+    running, cuts, number = {ticket.number: ticket for ticket in fill_late(slots, 1, 2)}, [], 3
+    for now_ms in range(0, 6 * 3_600_000, 1_000):
+        answer = slots.ask(child(number), address(number), NEWS, now_ms)
+        if isinstance(answer, Admitted):
+            running[answer.ticket.number] = answer.ticket
+            slots.begin_piece(answer.ticket, now_ms)
+            number += 1
+        elif answer.cut is not None:
+            cuts.append(now_ms)
+            slots.finish(running.pop(answer.cut.number), 0, now_ms)
+    pauses = [later - earlier for earlier, later in pairwise(cuts)]
+    assert len(cuts) < 50
+    assert pauses == sorted(pauses)
+    assert CUT_PAUSE_MIN_MS <= pauses[0] < pauses[-1]
+    assert pauses[-1] >= CUT_PAUSE_MAX_MS
+    fast = next(iter(running.values()))
+    slots.end_piece(fast, 2**20, slots._pieces[fast.number] + 900)
+    assert refuse(slots, number + 1, now_ms + 100).cut is not None
 
 
 def test_the_upload_rate_is_kept() -> None:
