@@ -37,7 +37,7 @@ that imitates them does not write so, and one of the last kind reads so wherever
 BATCHES = (512, 64, 256, 512)
 NEAR = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
 """Attacks that are nearest to honest work."""
-SELDOM, SELDOM_SLOTS = ("padded",), 8
+SELDOM, SELDOM_SLOTS = ("padded",), 24
 """Attacks that need a completion which ends by itself, and the least slots they are tried in: where completions are
 short, not every slot has one.
 """
