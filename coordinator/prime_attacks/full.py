@@ -70,6 +70,7 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         honest_chunks=PRETRAINED_CHUNKS,
         slots=3,
         near_slots=3,
+        seldom_slots=40,
         lease_slots=4,
         batches=(32, 16, 32, 8),
     )
@@ -83,6 +84,7 @@ def list_pretrained(checkpoint: Path) -> Iterator[Subject]:
         tokens_max=256,
         calibration_chunks=2 * PRETRAINED_CHUNKS,
         near_slots=10,
+        seldom_slots=24,
     )
 
 

@@ -37,10 +37,8 @@ that imitates them does not write so, and one of the last kind reads so wherever
 BATCHES = (512, 64, 256, 512)
 NEAR = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
 """Attacks that are nearest to honest work."""
-SELDOM, SELDOM_SLOTS = ("padded",), 24
-"""Attacks that need a completion which ends by itself, and the least slots they are tried in: where completions are
-short, not every slot has one.
-"""
+SELDOM = ("padded",)
+"""Attacks that need a completion which ends by itself: where completions are short, not every slot has one."""
 SCORES_KEPT = 4_000
 STATES_SLOTS_MAX = 16
 PIECE_SLOTS = 40
@@ -72,6 +70,8 @@ class Subject:
     """Submissions of each attack."""
     near_slots: int
     """The same of those that are nearest to honest work."""
+    seldom_slots: int = 0
+    """The same of those that not every slot has an occasion for, at the least."""
     lease_slots: int = 64
     """Of honest leases."""
     batches: tuple[int, ...] = BATCHES
@@ -82,7 +82,7 @@ class Subject:
         """Slots that a cheat is given. Where it finds nothing to cheat in, no submission comes of it."""
         if attack.name in NEAR:
             return self.near_slots
-        return max(self.slots, SELDOM_SLOTS) if attack.name in SELDOM else self.slots
+        return max(self.slots, self.seldom_slots) if attack.name in SELDOM else self.slots
 
 
 @dataclass(slots=True)

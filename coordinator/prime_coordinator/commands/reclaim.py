@@ -40,7 +40,8 @@ def reclaim(context: Context) -> int:
         except ChainRefused as error:
             raise LocalError(WHY.get(error.name, str(error))) from None
         events = await chain.events([at.pool], mined.block, mined.block)
-        amount = next(int(each.values["amount"]) for each in events if each.transaction == mined.transaction)
+        told = [each for each in events if each.transaction == mined.transaction and each.name == "Reclaimed"]
+        amount = int(told[0].values["amount"])
         context.screen.say(f"{show_amount(amount // at.scale)} tokens of {run} are in the wallet {key.node}")
 
     async def connect() -> None:
