@@ -2,8 +2,8 @@
 
 import os
 import time
-from pathlib import Path
 
+from prime_attacks.programs import list_processes
 from prime_protocol.tasks.family import Limits, SandboxJob
 from prime_runtime.sandbox import Sandbox
 
@@ -17,17 +17,7 @@ def job(source: str, stdin: bytes = b"", limits: Limits = QUICK) -> SandboxJob:
 
 def processes_of(sandbox: Sandbox) -> set[int]:
     """Every process that carries the environment of one of the sandbox's zygotes, wherever it hangs in the tree."""
-    homes = [f"HOME={zygote.home}\0".encode() for zygote in sandbox.zygotes.values()]
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes() + b"\0"
-            except OSError:
-                continue
-            if any(home in environment for home in homes):
-                found.add(int(entry.name))
-    return found
+    return list_processes([str(zygote.home) for zygote in sandbox.zygotes.values()])
 
 
 def survivors(sandbox: Sandbox) -> set[int]:

@@ -74,7 +74,7 @@ def deploy(context: Context) -> int:
             f" --settlement-rpc {args.rpc}"
         )
 
-    return _with_chain(args.rpc, None, work)
+    return with_chain(args.rpc, None, work)
 
 
 def status(context: Context) -> int:
@@ -104,7 +104,7 @@ def status(context: Context) -> int:
         context.screen.show(context.screen.facts(lines))
 
     bearer = settlement.rpc_bearer.reveal() if settlement.rpc_bearer else None
-    return _with_chain(settlement.rpc, bearer, work)
+    return with_chain(settlement.rpc, bearer, work)
 
 
 def fund(context: Context) -> int:
@@ -143,7 +143,7 @@ def fund(context: Context) -> int:
         context.screen.say(f"{args.amount} tokens are in the pool of run {run} (entry {index})")
 
     bearer = config.settlement.rpc_bearer.reveal() if config.settlement.rpc_bearer else None
-    return _with_chain(config.settlement.rpc, bearer, work)
+    return with_chain(config.settlement.rpc, bearer, work)
 
 
 def anchor(context: Context) -> int:
@@ -162,7 +162,7 @@ def anchor(context: Context) -> int:
 # --- Small parts ------------------------------------------------------------------------------------------------------
 
 
-def _with_chain(rpc: str, bearer: str | None, work: Callable[[Chain], Awaitable[None]]) -> int:
+def with_chain(rpc: str, bearer: str | None, work: Callable[[Chain], Awaitable[None]]) -> int:
     async def run() -> None:
         chain = Chain(rpc, bearer=bearer)
         try:

@@ -3,8 +3,7 @@
 It needs the chain and no coordinator: whoever ran that may be gone.
 """
 
-import asyncio
-
+from prime_coordinator.commands.chain import with_chain
 from prime_coordinator.commands.context import Context
 from prime_coordinator.commands.orders import read_address, read_run
 from prime_protocol.errors import LocalError
@@ -44,12 +43,4 @@ def reclaim(context: Context) -> int:
         amount = int(told[0].values["amount"])
         context.screen.say(f"{show_amount(amount // at.scale)} tokens of {run} are in the wallet {key.node}")
 
-    async def connect() -> None:
-        chain = Chain(args.rpc)
-        try:
-            await work(chain)
-        finally:
-            await chain.close()
-
-    asyncio.run(connect())
-    return 0
+    return with_chain(args.rpc, None, work)
