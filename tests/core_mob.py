@@ -59,6 +59,7 @@ class CoreMob:
             (2, self.refuse_file),
             (2, self.end_lease),
             (5, self.appeal),
+            (2, self.inspect),
             (2, self.manage_node),
             (1, self.manage_run),
             (2, self.manage_stake),
@@ -139,6 +140,15 @@ class CoreMob:
     def appeal(self) -> None:
         for name, slash in list(self.scene.run.slashes.items())[:1]:
             self.send(self.scene.world.names[slash.owner], e.Appealed(submission=name, reason="look again"))
+
+    def inspect(self) -> None:
+        """Somebody's verdict on a settled file is looked at, and may be found unread."""
+        world, dice = self.scene.world, self.dice
+        settled = [name for name, made in self.scene.run.submissions.items() if made.outcome is not None]
+        if settled and (readers := world.readers(name := dice.choice(settled))):
+            reader = dice.choice(readers)
+            looks = dice.choice([world.looks(reader, name), digest("other looks")])
+            self.send("inspector", world.inspection(name, {reader: looks}))
 
     def manage_node(self) -> None:
         name = self.dice.choice([*WORKERS, *(f"val-{number}" for number in range(7))])

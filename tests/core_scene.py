@@ -32,19 +32,21 @@ def everybody_accepts(validator: str, name: Digest) -> Outcome:
 class Scene:
     """One core, and the world that talks to it."""
 
-    def __init__(self, world: World, planted: Sequence[str] = ()) -> None:
+    def __init__(self, world: World, planted: Sequence[str] = (), inspect_share: int = 0) -> None:
         self.world = world
         self.planted = tuple(planted)
+        self.inspect_share = inspect_share
         self.core = self._make()
 
     @classmethod
-    def started(cls, planted: Sequence[str] = (), **changes: Any) -> "Scene":
-        return cls(World.started(**changes), planted)
+    def started(cls, planted: Sequence[str] = (), inspect_share: int = 0, **changes: Any) -> "Scene":
+        return cls(World.started(**changes), planted, inspect_share)
 
     def _make(self) -> Core:
         key = self.world.key("coordinator")
         plants = Plants.of(key, [self.world.key(name) for name in self.planted])
-        return Core(key, self.world.ledger, now_ms=self.world.now_ms, plants=plants)
+        share = self.inspect_share
+        return Core(key, self.world.ledger, now_ms=self.world.now_ms, plants=plants, inspect_share=share)
 
     def drain(self) -> None:
         self.world.leaves += self.core.scribe.drain()

@@ -16,7 +16,7 @@ from ledger_world import BOND, DAY_MS, HOUR_MS, NETWORK, ON_CHAIN, RUN, SLASH, S
 
 from prime_protocol import entries as e
 from prime_protocol.books import Position
-from prime_protocol.constants import LEASE_MS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, LOOKS_BYTES
 from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
@@ -29,7 +29,9 @@ from prime_protocol.signing import Signature
 from prime_protocol.terms import RunTerms, SlashTo
 from prime_protocol.typed_data import EMBEDDED
 
-PEOPLE = ["coordinator", "trainer", "sponsor", "ann", "bob", "cat", "key", "owner", *(f"val-{n}" for n in range(7))]
+WORKERS = ["ann", "bob", "cat", "key"]
+PEOPLE = ["coordinator", "trainer", "inspector", "sponsor", *WORKERS, "owner", *(f"val-{n}" for n in range(7))]
+INSPECTORS = ("inspector", "val-0")
 STEPS_MAX = 3
 TRUTHS = (Outcome.ACCEPT, Outcome.HARD)
 SEALS = (e.NO_SEAL, *(plant_seal(digest("salt"), truth) for truth in TRUTHS))
@@ -104,6 +106,8 @@ class Mob:
         world, run, submission = self.world, self.world.run, self.world.submission(name)
         if name in run.slashes:
             self.further_slash(name)
+        elif submission.outcome is not None and self.dice.random() < 0.1:
+            self.inspect(name)
         elif submission.outcome is Outcome.HARD:
             world.propose(name)
         elif any(each.verdicts for each in submission.rounds) and submission.judged and self.dice.random() < 0.2:
@@ -135,7 +139,8 @@ class Mob:
             guilty = digest(f"is {name} good?")[0] < 128
             truth = Outcome.HARD if guilty else Outcome.ACCEPT
             found = truth if self.dice.random() < self.honesty else self.dice.choice(list(Outcome))
-            world.write(validator, world.opinion(validator, name, found))
+            looks = world.looks(validator, name) if self.dice.random() < self.honesty else self.guess_looks()
+            world.write(validator, world.opinion(validator, name, found, looks=looks))
         elif submission.head is None:
             world.note_head()
         else:
@@ -146,6 +151,17 @@ class Mob:
     def score(self, name: Digest) -> None:
         validator = self.dice.choice([node for each in self.world.submission(name).rounds for node in each.verdicts])
         self.world.coordinate(e.ValidatorScored(validator=validator, submission=name))
+
+    def guess_looks(self) -> bytes:
+        """Of who has not read the file: none, or some that are made up."""
+        return self.dice.choice([b"", self.dice.randbytes(LOOKS_BYTES)])
+
+    def inspect(self, name: Digest) -> None:
+        """Some of those who judged it are looked at."""
+        world, readers = self.world, self.world.readers(name)
+        chosen = self.dice.sample(readers, self.dice.randint(0, len(readers)))
+        found = {reader: world.looks(reader, name) for reader in chosen}
+        world.write(self.dice.choice(INSPECTORS), world.inspection(name, found))
 
     def release(self, place: Position) -> None:
         self.world.write(self.world.names[place[0]], e.Released(node=place[1]))
@@ -237,6 +253,10 @@ class Mob:
             fields["roles"] = tuple(sorted(set(fields["roles"]) | {Role.WORKER, Role.VALIDATOR}))
         if kind is e.VerdictGiven:
             fields["outcome"] = list(Outcome)[fields["receipt"].outcome]
+        if kind is e.Seen:
+            fields["looks"] = bytes(LOOKS_BYTES)
+        if kind is e.Inspected:
+            fields["seen"] = tuple(dict(sorted((each.reader, each) for each in fields["seen"])).values())
         if kind is Delegation:
             fields |= {"issued_at_ms": self.world.now_ms - 1, "expires_at_ms": self.world.now_ms + HOUR_MS}
         if kind is VerdictReceipt:
@@ -303,6 +323,7 @@ def crowd(seed: int) -> tuple[World, Mob]:
         slash_to=dice.choice(list(SlashTo)),
         audit_probation=dice.choice([0, 1000]),
         appeal_bond_nano=dice.choice([0, BOND]),
+        inspectors=tuple(map(World().id, INSPECTORS)),
     )
     world.join("key", Role.WORKER, owner="owner")
     for name in PEOPLE:

@@ -6,7 +6,7 @@ methods write the entry that their name says, with everything that follows from 
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -39,7 +39,7 @@ ON_CHAIN = Domain(31337, NodeId(b"court at 0x" + bytes(9)))
 VALIDATORS = tuple(f"val-{number}" for number in range(9))
 
 TERMS = RunTerms(
-    trainer=NodeId(bytes(20)),  # World puts its own trainer here
+    trainer=NodeId(bytes(20)),  # World puts its own trainer here, and its inspector
     model="tiny",
     task_set="arithmetic",
     slots_per_step=8,
@@ -259,7 +259,8 @@ class World:
     # --- The run ----------------------------------------------------------------------------------------------------
 
     def terms(self, **changes: Any) -> RunTerms:
-        return replace(TERMS, trainer=self.id("trainer"), **changes)
+        people = {"trainer": self.id("trainer"), "inspectors": (self.id("inspector"),)}
+        return replace(TERMS, **people | changes)
 
     def create_run(self, **changes: Any) -> None:
         self.coordinate(e.RunCreated(terms=self.terms(**changes)))
@@ -344,7 +345,14 @@ class World:
         self.coordinate(entry)
         return [self.names[node] for node in drawn]
 
-    def opinion(self, validator: str, name: Digest, outcome: Outcome, /, **receipt: Any) -> e.VerdictGiven:
+    def looks(self, validator: str, name: Digest) -> bytes:
+        """What a validator sees in the file, if it reads it: far from what any other sees there or elsewhere."""
+        return digest(f"looks of {validator} at {name}")
+
+    def opinion(
+        self, validator: str, name: Digest, outcome: Outcome, /, *, looks: bytes | None = None, **receipt: Any
+    ) -> e.VerdictGiven:
+        """Its verdict, with the looks of who has read the file unless others are given."""
         honest: dict[str, Any] = {
             "network": NETWORK,
             "run": RUN,
@@ -356,7 +364,14 @@ class World:
         word = VerdictReceipt(**honest | receipt)
         metrics = (e.Metric(name="margin", value=0.25),)
         signature = self.sign(validator, word)
-        return e.VerdictGiven(receipt=word, signature=signature, outcome=outcome, reason="", metrics=metrics)
+        return e.VerdictGiven(
+            receipt=word,
+            signature=signature,
+            outcome=outcome,
+            reason="",
+            metrics=metrics,
+            looks=self.looks(validator, name) if looks is None else looks,
+        )
 
     def judge(self, name: Digest, *outcomes: Outcome) -> list[str]:
         """Draw a round, and the first of the drawn give these verdicts, in order; who was drawn."""
@@ -372,6 +387,21 @@ class World:
             for validator in [self.names[node] for node in last] or self.draw(name):
                 self.write(validator, self.opinion(validator, name, outcome))
             is_drawn = False
+
+    def readers(self, name: Digest) -> list[str]:
+        """Who has judged it."""
+        return [self.names[node] for each in self.submission(name).rounds for node in each.verdicts]
+
+    def inspection(self, name: Digest, found: Mapping[str, bytes]) -> e.Inspected:
+        """What an inspector says that these readers must have seen."""
+        seen = sorted((self.id(reader), looks) for reader, looks in found.items())
+        return e.Inspected(submission=name, seen=tuple(e.Seen(reader=node, looks=looks) for node, looks in seen))
+
+    def inspect(self, name: Digest, *unread: str, by: str = "inspector") -> None:
+        """Everybody's looks at it are found again, but those of `unread` are others than they said."""
+        found = {reader: self.looks(reader, name) for reader in self.readers(name)}
+        found |= {reader: digest(f"what {reader} did not see") for reader in unread}
+        self.write(by, self.inspection(name, found))
 
     def not_drawn(self, node: str) -> Digest:
         """A submission that no draw falls on; the ones before it are judged and credited, so the chance rises."""

@@ -11,11 +11,14 @@ submission is its part of what a step pays to workers. Nobody works for less tha
 pay. What comes after a slash is left out, and would only make it worse: the stake is too small for more work, the good
 name begins anew, and the audits with it.
 
-A validator that does not look, against one that does, for each verdict and as a part of what one that stood is paid:
+A validator that does not read a part of what it judges, against one that reads all, for each verdict and as a part of
+what one that stood is paid:
 
-    gain = saves * cost - wrong                                           wrong: share of its verdicts that fall
+    gain = max(0, 1 - idle * (wrong + inspected * refuted)) - (1 - idle * saves) * cost - (1 - cost)
 
-Nothing takes a validator's stake. Verdicts that fall are not paid, and too many take it out of the draw for a while.
+`idle` is the part that it does not read, `wrong` how many of those verdicts fall, `inspected` how many of all judged
+files an inspector reads again, and `refuted` what one that was not read costs then, in verdicts. Nothing is taken from
+its stake, so it cannot lose more than it earns. The recess that follows is left out, and would only make it worse.
 """
 
 from math import comb
@@ -23,12 +26,14 @@ from math import comb
 import numpy as np
 
 from prime_attacks.gallery import Attack, Verdict
-from prime_coordinator.constants import BLAME_FALL, BLAME_MAX
-from prime_protocol.constants import BASIS_POINTS
+from prime_coordinator.constants import BLAME_FALL, BLAME_MAX, INSPECT_SHARE
+from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS
 from prime_protocol.terms import RunTerms
 
 COST_SHARE = 0.95
 """Of the pay: a margin as thin as any miner's."""
+INSPECTED = INSPECT_SHARE / BASIS_POINTS
+"""Of judged files, where the operator runs an inspector and leaves the share as it is."""
 HALVINGS = 50
 """Of an interval of shares: as fine as a float."""
 
@@ -78,9 +83,17 @@ def break_even_nano(terms: RunTerms) -> float:
 # --- Validators -----------------------------------------------------------------------------------------------------
 
 
-def verdict_gain(*, saves: float, wrong: float, cost_share: float = COST_SHARE) -> float:
+def verdict_gain(
+    *, saves: float, wrong: float, inspected: float = INSPECTED, idle: float = 1.0, cost_share: float = COST_SHARE
+) -> float:
     """Of one verdict, as a part of the pay of one that stands; above 0 it pays not to look."""
-    return saves * cost_share - wrong
+    paid = max(0.0, 1.0 - idle * (wrong + inspected * REFUTED_VERDICTS))
+    return paid - (1.0 - idle * saves) * cost_share - (1.0 - cost_share)
+
+
+def break_even_inspected(*, saves: float, wrong: float, cost_share: float = COST_SHARE) -> float:
+    """The share of judged files that must be read again so that a verdict without a look does not pay."""
+    return max(0.0, saves * cost_share - wrong) / REFUTED_VERDICTS
 
 
 def verdicts_until_recess(wrong: float) -> float:

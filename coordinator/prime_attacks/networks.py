@@ -23,7 +23,7 @@ CROWD = 64
 handful of validators lies together, a quorum of three cannot be kept clear of them; docs/verification.md says so."""
 
 
-SEEDS = range(3, 9)
+SEEDS = range(3, 64)
 """Worlds that are tried until one gives the liars an occasion."""
 
 
@@ -36,6 +36,17 @@ class World:
     """None where the liars had no occasion."""
     nodes: int = NODES
     malicious: float = 0.25
+    inspectors: int = 0
+
+    def plan(self, seed: int) -> Plan:
+        return Plan(
+            seed=seed,
+            nodes=self.nodes,
+            steps=STEPS,
+            malicious=self.malicious,
+            liars=self.liars,
+            inspectors=self.inspectors,
+        )
 
 
 def come_to(verdict: Verdict, is_so: bool, reason: str, *checks: str) -> Outcome:
@@ -130,6 +141,38 @@ def judge_validators(scene: Scene) -> Outcome | None:
     return come_to(Verdict.OVERRULED, True, told, "score")
 
 
+def judge_unread(scene: Scene) -> Outcome | None:
+    """Whatever an inspector read, it found out who had not read it, and none of the honest; and that costs them pay."""
+    seen = [(seen.reader, tale) for tale in inspected(scene) for line in tale.inspected for seen in line.entry.seen]
+    liars = [(reader, tale) for reader, tale in seen if reader not in scene.honest]
+    if not liars:
+        return None
+    found = sum(reader in tale.unread() for reader, tale in liars)
+    others = sum(reader in tale.unread() for reader, tale in seen) - found
+    earned = pay_per_verdict(scene)
+    told = f"{found} of {len(liars)} inspected verdicts of liars were found unread, and {others} of the others"
+    paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
+    is_so = found == len(liars) and not others and earned < 1
+    return come_to(Verdict.OVERRULED, is_so, f"{told}; {paid}", "looks")
+
+
+def inspected(scene: Scene) -> list[SubmissionTale]:
+    return [tale for tale in scene.chronicle.submissions.values() if tale.inspected]
+
+
+def pay_per_verdict(scene: Scene) -> float:
+    """What liars among the validators earned for a verdict, as a part of what the honest did."""
+    core = scene.world.host.core
+    assert core is not None, "the world has come to rest"
+    given = Counter(line.author for tale in scene.chronicle.submissions.values() for line in tale.verdicts)
+    earned: Counter[bool] = Counter()
+    verdicts: Counter[bool] = Counter()
+    for node, count in given.items():
+        earned[node in scene.honest] += core.state.nodes[node].earned_nano
+        verdicts[node in scene.honest] += count
+    return earned[False] / verdicts[False] / (earned[True] / verdicts[True])
+
+
 def judge_leaks(scene: Scene) -> Outcome | None:
     """A drawn worker was told in time, tried to swap its file, was refused, and the file that was drawn was judged."""
     chronicle = scene.chronicle
@@ -177,10 +220,10 @@ WORLDS: dict[str, World] = {
     "swapped-when-drawn": World(liars=("swapper",), judge=judge_swappers),
     "runs-with-stake": World(liars=("runner",), judge=judge_forgers),
     "sleeper": World(liars=("sleeper",), judge=judge_forgers),
-    "lazy": World(liars=("lazy", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
+    "lazy": World(liars=("lazy", "forger"), nodes=CROWD, malicious=0.2, inspectors=1, judge=judge_unread),
     "vindictive": World(liars=("vindictive",), nodes=CROWD, malicious=0.2, judge=judge_validators),
     "colluding-minority": World(liars=("colluder", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
-    "copies-verdicts": World(liars=("parrot", "forger"), nodes=CROWD, malicious=0.2, judge=judge_validators),
+    "copies-verdicts": World(liars=("parrot", "forger"), nodes=CROWD, malicious=0.2, inspectors=1, judge=judge_unread),
     "leaks-draws": World(liars=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
     "silent": World(liars=("silent",), nodes=CROWD, malicious=0.2, judge=judge_silent),
 }
@@ -193,8 +236,7 @@ def attack_networks() -> Iterator[tuple[Attack, Outcome]]:
 
 def attack_network(world: World) -> Outcome:
     for seed in SEEDS:
-        plan = Plan(seed=seed, nodes=world.nodes, steps=STEPS, malicious=world.malicious, liars=world.liars)
-        report, scene = play(plan)
+        report, scene = play(world.plan(seed))
         if report.complaints:
             return Outcome(verdict=None, checks=(), reason=f"seed {seed}: {report.complaints[0]}")
         judged = world.judge(scene)

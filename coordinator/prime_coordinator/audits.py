@@ -8,8 +8,9 @@ import heapq
 from collections.abc import Callable
 
 from prime_coordinator.attendance import Attendance
-from prime_coordinator.cases import Case
+from prime_coordinator.cases import Case, Name
 from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
+from prime_coordinator.inspections import InspectionDesk
 from prime_coordinator.plants import Plants
 from prime_coordinator.reputation import Reputation
 from prime_coordinator.scribe import Scribe
@@ -22,20 +23,24 @@ from prime_protocol.messages import AuditTask
 from prime_protocol.rewards import submission_units
 from prime_protocol.state import SubmissionState
 
-Name = tuple[RunId, Digest]
-"""A submission of a run."""
-
 
 class AuditDesk:
     """What is waiting to be judged, by whom, and when to look again."""
 
     def __init__(
-        self, scribe: Scribe, attendance: Attendance, reputation: Reputation, plants: Plants, now_ms: int
+        self,
+        scribe: Scribe,
+        attendance: Attendance,
+        reputation: Reputation,
+        plants: Plants,
+        inspections: InspectionDesk,
+        now_ms: int,
     ) -> None:
         self._scribe = scribe
         self._attendance = attendance
         self._reputation = reputation
         self._plants = plants
+        self._inspections = inspections
         self._patient_until_ms = now_ms + GRACE_MS
         self._ready: dict[Name, None] = {}
         self._timers: list[tuple[int, RunId, Digest]] = []
@@ -149,20 +154,8 @@ class AuditDesk:
 
     def _assign(self, case: Case) -> None:
         """Tell the validators of the last round, as far as they have not spoken."""
-        submission, last = case.submission, case.submission.rounds[-1]
-        task = AuditTask(
-            submission=case.name,
-            round=len(submission.rounds) - 1,
-            seed=last.seed,
-            file_digest=submission.file_digest,
-            lease=submission.lease,
-            node=submission.node,
-            step=submission.step,
-            checkpoint_root=case.run.checkpoints[submission.checkpoint_step].root,
-            first_slot=submission.slots.start,
-            slots=len(submission.slots),
-            deadline_ms=last.drawn_at_ms + case.terms.verdict_ms,
-        )
+        last = case.submission.rounds[-1]
+        task = case.make_task(last.drawn_at_ms + case.terms.verdict_ms)
         for validator in last.validators:
             if validator not in last.verdicts:
                 self._assigned.setdefault(validator, {})[(case.run_name, case.name)] = task
@@ -180,6 +173,7 @@ class AuditDesk:
         self._forget(case, now_ms)
         self._scribe.write(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
+        self._inspections.settled(case, now_ms)
         is_clear = truth is not None or decide(case.rounds, case.terms.quorum) is not None
         if outcome is not Outcome.HARD and is_clear:
             self._reputation.judged(case.submission, now_ms)

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
-from prime_protocol.ids import Digest, RunId
+from prime_protocol.ids import Digest, NodeId, RunId
+from prime_protocol.messages import AuditTask
 from prime_protocol.state import Round, RunState, SlashState, State, SubmissionState
 from prime_protocol.terms import RunTerms
+
+Name = tuple[RunId, Digest]
+"""A submission of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +41,21 @@ class Case:
     def is_open(self) -> bool:
         """Whether it may still be judged."""
         return self.submission.outcome is None or self.slash is not None
+
+    def make_task(self, deadline_ms: int, readers: tuple[NodeId, ...] = ()) -> AuditTask:
+        """For the validators of the last round, or for who inspects what these readers saw."""
+        submission = self.submission
+        return AuditTask(
+            submission=self.name,
+            round=len(submission.rounds) - 1,
+            seed=submission.rounds[-1].seed,
+            file_digest=submission.file_digest,
+            lease=submission.lease,
+            node=submission.node,
+            step=submission.step,
+            checkpoint_root=self.run.checkpoints[submission.checkpoint_step].root,
+            first_slot=submission.slots.start,
+            slots=len(submission.slots),
+            deadline_ms=deadline_ms,
+            readers=readers,
+        )

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from prime_coordinator.constants import READER_BURST, READER_RATE
+from prime_coordinator.constants import INSPECT_SHARE, READER_BURST, READER_RATE
 from prime_coordinator.settlement.config import SettlementConfig
 from prime_coordinator.tempo import TempoConfig
 from prime_explorer.settings import ExplorerConfig
-from prime_protocol.constants import AMOUNT_NANO_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.constants import AMOUNT_NANO_MAX, BASIS_POINTS, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NetworkId, RunId
 from prime_runtime.http_limits import ServerLimits
@@ -121,6 +121,8 @@ class CoordinatorConfig:
     """Name of the network; it stands in every signed message."""
     unbonding_ms: Annotated[int, Between(0, 366 * DAY_MS)] = 7 * DAY_MS
     """How long stake stays slashable after it was asked back; fixed when the network is created."""
+    inspect_share: Annotated[int, Between(0, BASIS_POINTS)] = INSPECT_SHARE
+    """Share of judged submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
     password: Secret | None = None
     """Password of the coordinator's key."""
     password_file: Path | None = None

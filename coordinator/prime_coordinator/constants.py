@@ -70,6 +70,10 @@ FALL_WAIT_MS = 600_000
 FALL_WAIT_MS_MAX = 86_400_000
 """How long a validator that was wrong too often stays out, at first and at most; doubled until its blame is gone."""
 
+UNREAD_WAIT_MS = 3_600_000
+UNREAD_WAIT_MS_MAX = 7 * 86_400_000
+"""How long a validator that judged without reading stays out, at first and at most; doubled each time."""
+
 GRACE_MS = 30_000
 """After a start nobody is blamed for silence, and no round is given up: the silence may have been ours."""
 
@@ -84,6 +88,10 @@ AUDIT_ROUNDS_MAX = 4
 
 AUDIT_RETRY_MS = 5_000
 """Between two tries to draw where too few validators can be drawn: one may have joined."""
+
+INSPECT_SHARE = 1_000
+"""Basis points of judged submissions that are read again, where nobody says otherwise. One in ten and a price of
+twenty verdicts are twice what it takes that not reading does not pay."""
 
 PLANT_BAD_BPS = 5_000
 """Share of planted files that are bad. Half: who always says the same is right no more often than chance."""

@@ -11,6 +11,7 @@ from prime_coordinator.attendance import Attendance
 from prime_coordinator.audits import AuditDesk
 from prime_coordinator.conduct import Conduct
 from prime_coordinator.constants import RETRY_MS_MAX
+from prime_coordinator.inspections import InspectionDesk, inspection_secret
 from prime_coordinator.intake import Expected, expect
 from prime_coordinator.leases import LeaseDesk, refuse
 from prime_coordinator.liveness import Liveness, Phase
@@ -22,12 +23,14 @@ from prime_coordinator.reputation import Reputation
 from prime_coordinator.scribe import Scribe
 from prime_coordinator.standing import Facts, Row, get_row
 from prime_coordinator.tempo import TempoConfig
+from prime_protocol.constants import AUDITS_TOLD_MAX
 from prime_protocol.entries import (
     Appealed,
     CheckpointPublished,
     DelegationRevoked,
     Deposited,
     HeadNoted,
+    Inspected,
     LeaseEnded,
     NodeStatus,
     NodeStatusSet,
@@ -77,6 +80,7 @@ class Core:
         now_ms: int,
         plants: Plants | None = None,
         tempo: TempoConfig | None = None,
+        inspect_share: int = 0,
     ) -> None:
         plants = plants or Plants.of(key)
         self._tempo = tempo or TempoConfig()
@@ -87,7 +91,9 @@ class Core:
         self.recess = Recess(self.scribe)
         self.leases = LeaseDesk(self.scribe, self.conduct, plants, now_ms)
         attendance = Attendance(self.recess, self.liveness, now_ms)
-        self.audits = AuditDesk(self.scribe, attendance, Reputation(self.recess, self.scribe), plants, now_ms)
+        reputation = Reputation(self.recess, self.scribe)
+        self.inspections = InspectionDesk(self.scribe, reputation, inspection_secret(key), inspect_share)
+        self.audits = AuditDesk(self.scribe, attendance, reputation, plants, self.inspections, now_ms)
         self.payouts = PayDesk(self.scribe)
         self.head = b""
         """The newest signed head that is on disk, for replies; the server sets it."""
@@ -118,7 +124,7 @@ class Core:
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
             leases=self.leases.open_leases(run, node),
-            audits=self.audits.tasks(node, run),
+            audits=(*self.audits.tasks(node, run), *self.inspections.tasks(node, run))[:AUDITS_TOLD_MAX],
             command=COMMANDS[known.status],
             version_min=terms.version_at(now_ms),
             upgrade_by_ms=terms.upgrade_by_ms if is_behind else 0,
@@ -189,6 +195,8 @@ class Core:
                 self.audits.wake(run, name)
             case VerdictGiven(receipt=verdict):
                 self.audits.judged(sender, run, verdict.submission)
+            case Inspected():
+                self.inspections.inspected(sender, run, entry, now_ms)
             case Appealed(submission=name) | PlantRevealed(submission=name):
                 self.audits.wake(run, name)
             case LeaseEnded(lease=number):
@@ -224,6 +232,7 @@ class Core:
             if phase is Phase.LOST:
                 self.leases.distrust(node)
         self.leases.tick(now_ms)
+        self.inspections.tick(now_ms)
         self.audits.tick(now_ms)
         if self._note_head(now_ms):
             self.audits.tick(now_ms)

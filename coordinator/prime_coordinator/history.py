@@ -27,6 +27,7 @@ from prime_protocol.entries import (
     CheckpointPublished,
     Credited,
     Entry,
+    Inspected,
     Outcome,
     Settled,
     SlashExecuted,
@@ -36,8 +37,9 @@ from prime_protocol.entries import (
     VerdictGiven,
 )
 from prime_protocol.envelope import Letter
-from prime_protocol.ids import Digest, RunId
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.ledger import ENTRY_TYPES
+from prime_protocol.looks import is_refuted
 from prime_protocol.merkle import leaf_hash
 from prime_protocol.receipts import receipt_id
 from prime_protocol.state import RunState, State
@@ -204,8 +206,16 @@ def past_submission(run: RunState, story: Story) -> SubmissionDetail:
         context_tokens=entry.context_tokens,
         rounds=tuple(rounds),
         evidence=tuple(dict.fromkeys(map(str, evidence))),
+        refuted=tuple(map(str, sorted(_refuted(story)))),
         slash=slash_progress(story),
     )
+
+
+def _refuted(story: Story) -> set[NodeId]:
+    """Whose looks are not what an inspector saw."""
+    said = {each.entry.receipt.validator: each.entry.looks for each in story if isinstance(each.entry, VerdictGiven)}
+    seen = [seen for each in story if isinstance(each.entry, Inspected) for seen in each.entry.seen]
+    return {each.reader for each in seen if is_refuted(said[each.reader], each.looks)}
 
 
 def _is_hard(opened: Opened) -> bool:

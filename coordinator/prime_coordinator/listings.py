@@ -235,6 +235,7 @@ def submission_detail(name: RunId, run: RunState, digest: Digest, index: int) ->
         context_tokens=submission.context_tokens,
         rounds=tuple(rounds),
         evidence=tuple(map(str, submission.evidence)),
+        refuted=tuple(map(str, sorted(submission.refuted))),
         slash=_slash_of(run, digest),
     )
 

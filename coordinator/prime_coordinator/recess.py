@@ -10,6 +10,7 @@ from prime_protocol.state import NodeState
 
 SILENT = "was drawn to judge and stayed silent"
 WRONG = "gave verdicts that did not stand"
+UNREAD = "gave verdicts on files that it had not read"
 """Reasons of a drain that its node can end by beating, when the time is over."""
 
 BACK = "is heard of again"
@@ -40,7 +41,7 @@ class Recess:
 
     def heard(self, node: NodeId, known: NodeState, now_ms: int) -> None:
         """It beats: where nothing but a recess kept it from work, and that is over, it is back."""
-        is_out = known.status is NodeStatus.DRAINED and known.reason in (SILENT, WRONG)
+        is_out = known.status is NodeStatus.DRAINED and known.reason in (SILENT, UNREAD, WRONG)
         if is_out and now_ms >= self._back_ms.get(node, 0):
             self._back_ms.pop(node, None)
             self._scribe.write(NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason=BACK), None, now_ms)

@@ -7,7 +7,14 @@ each kind stand, so this works after a restart too, and ends when the ledger has
 from hashlib import sha256
 from typing import Any
 
-from prime_protocol.entries import CheckpointPublished, NodeRegistered, StepMeasured, Submitted, VerdictGiven
+from prime_protocol.entries import (
+    CheckpointPublished,
+    Inspected,
+    NodeRegistered,
+    StepMeasured,
+    Submitted,
+    VerdictGiven,
+)
 from prime_protocol.envelope import Letter
 from prime_protocol.ids import Digest
 from prime_protocol.messages import Logged
@@ -41,6 +48,9 @@ def _find_in_run(run: RunState, letter: Letter, entry: Any) -> Place | None:
             judged = run.submissions.get(receipt.submission)
             rounds = judged.rounds if judged else []
             return next((each.places[letter.sender] for each in rounds if letter.sender in each.places), None)
+        case Inspected(submission=name):
+            inspected = run.submissions.get(name)
+            return inspected.inspected.get(letter.sender) if inspected else None
         case CheckpointPublished(step=step):
             checkpoint = run.checkpoints.get(step)
             return checkpoint.place if checkpoint and letter.sender == run.terms.trainer else None

@@ -8,8 +8,15 @@ faults in the ledger are not.
 
 from collections import Counter
 
-from prime_coordinator.constants import BLAME_FALL, BLAME_MAX, FALL_WAIT_MS, FALL_WAIT_MS_MAX
-from prime_coordinator.recess import WRONG, Recess
+from prime_coordinator.constants import (
+    BLAME_FALL,
+    BLAME_MAX,
+    FALL_WAIT_MS,
+    FALL_WAIT_MS_MAX,
+    UNREAD_WAIT_MS,
+    UNREAD_WAIT_MS_MAX,
+)
+from prime_coordinator.recess import UNREAD, WRONG, Recess
 from prime_coordinator.scribe import Scribe
 from prime_protocol.ids import NodeId
 from prime_protocol.state import SubmissionState
@@ -32,6 +39,11 @@ class Reputation:
                 self._stood(node)
             else:
                 self._fell(node, fall, now_ms)
+
+    def unread(self, node: NodeId, now_ms: int) -> None:
+        """It judged what it had not read. That is never forgiven: the next recess is twice as long."""
+        if self._can_spare(node):
+            self._recess.begin(node, UNREAD, now_ms, wait_ms=UNREAD_WAIT_MS, wait_ms_max=UNREAD_WAIT_MS_MAX)
 
     def _stood(self, node: NodeId) -> None:
         if self._blame[node] > 1:

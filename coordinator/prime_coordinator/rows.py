@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from prime_protocol.ids import FixedBytes
-
 
 class Progress(StrEnum):
     """How far a submission is: waiting for its draw, with its validators, or settled."""
@@ -156,7 +154,7 @@ class NodeRow:
     earned_nano: int
     """Paid out so far for its work and its verdicts; units are what it was credited so far. Both in all runs."""
     faults: int
-    """Verdicts that were not what was settled in the end."""
+    """Verdicts that were not what was settled in the end, or were refuted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +256,8 @@ class SubmissionDetail:
     rounds: tuple[RoundRow, ...]
     evidence: tuple[str, ...]
     """Digests that hard verdicts name."""
+    refuted: tuple[str, ...]
+    """Validators that judged it and had not read it."""
     slash: SlashProgress | None
     """How far its slash is; null where none was proposed."""
 
@@ -393,7 +393,7 @@ def to_plain(value: Any) -> Any:
         return {str(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
-    if isinstance(value, FixedBytes | StrEnum):
+    if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, bytes):
         return "0x" + value.hex()

@@ -100,6 +100,8 @@ class TermsConfig:
     """When the next lowest version comes into force, in Unix milliseconds."""
     quorum: Annotated[int, Between(1, QUORUM_MAX)] | None = None
     """Validators for each audit; nothing: 1 on a devnet, 3 elsewhere."""
+    inspectors: tuple[str, ...] = ()
+    """Addresses of the operator's own nodes that read judged files again, to see that validators had read them."""
     audit_probation: Annotated[int, Between(0, 2**20)] = 20
     """A node's first accepted submissions, all audited."""
     audit_floor: Annotated[int, Between(1, BASIS_POINTS)] = 500
@@ -142,6 +144,7 @@ def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -
     """The run's present terms with those replaced that the operator names; nothing slips in from the environment."""
     known = {each.name: getattr(terms, each.name) for each in fields(terms)}
     known |= {"trainer": str(terms.trainer), "model_files": str(terms.model_files)}
+    known |= {"inspectors": tuple(map(str, terms.inspectors))}
     return to_terms(load_config(config_over(known), flags, {}, toml), is_devnet=False)
 
 
@@ -166,10 +169,8 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
     values["tolerance"] = Tolerance(**values["tolerance"])
     if values["quorum"] is None:
         values["quorum"] = QUORUM_DEVNET if is_devnet else QUORUM
-    try:
-        values["trainer"] = NodeId.parse(config.trainer)
-    except RemoteError as error:
-        raise ConfigError(f"trainer is {config.trainer!r}; {error.problem}") from None
+    values["trainer"] = _parse_node("trainer", config.trainer)
+    values["inspectors"] = tuple(_parse_node("inspectors", each) for each in config.inspectors)
     try:
         values["model_files"] = Digest.parse(config.model_files)
     except RemoteError as error:
@@ -179,6 +180,13 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
         return decode(RunTerms, encode(RunTerms(**values)))
     except RemoteError as error:
         raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
+
+
+def _parse_node(name: str, text: str) -> NodeId:
+    try:
+        return NodeId.parse(text)
+    except RemoteError as error:
+        raise ConfigError(f"{name} is {text!r}; {error.problem}") from None
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
@@ -225,6 +233,7 @@ def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:
     tolerance = plain["tolerance"]
     typed = {
         "trainer": NodeId.parse(plain["trainer"]),
+        "inspectors": tuple(map(NodeId.parse, plain["inspectors"])),
         "slash_to": SlashTo(plain["slash_to"]),
         "model_files": Digest.parse(plain["model_files"]),
         "tolerance": Tolerance(**tolerance | {"precision": Precision(tolerance["precision"])}),

@@ -42,7 +42,15 @@ from prime_coordinator.store import LogStore, open_log_store
 from prime_coordinator.submissions import BadFile, Submissions
 from prime_coordinator.uploads import Uploads
 from prime_protocol.catalogue import list_subjects, read_letter
-from prime_protocol.entries import Appealed, CheckpointPublished, LeaseEnded, NodeRegistered, Submitted, VerdictGiven
+from prime_protocol.entries import (
+    Appealed,
+    CheckpointPublished,
+    Inspected,
+    LeaseEnded,
+    NodeRegistered,
+    Submitted,
+    VerdictGiven,
+)
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ids import RunId
 from prime_protocol.messages import (
@@ -73,7 +81,7 @@ from prime_runtime.snapshots import write_snapshot
 
 log = logging.getLogger(__name__)
 
-ONCE = (Appealed, CheckpointPublished, LeaseEnded, Submitted, VerdictGiven)
+ONCE = (Appealed, CheckpointPublished, Inspected, LeaseEnded, Submitted, VerdictGiven)
 """Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
 COLLECTOR_ALLOCATIONS = 20_000
 """Objects made between two runs of the collector; Python's 700 are two heartbeats' worth."""
@@ -132,7 +140,14 @@ class CoordinatorServer:
             store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
         )
         plants = Plants.of(key, load_planted(config))
-        core = Core(key, ledger, now_ms=clock.now_ms(), plants=plants, tempo=config.tempo)
+        core = Core(
+            key,
+            ledger,
+            now_ms=clock.now_ms(),
+            plants=plants,
+            tempo=config.tempo,
+            inspect_share=config.inspect_share,
+        )
 
         def show(note: bytes, size: int) -> None:
             core.head, core.head_size = note, size

@@ -279,8 +279,8 @@ CHEATS: dict[str, str] = {
 """By name, as module and class: half of them need torch, and whoever lists them does not."""
 
 
-FALSE_WITNESS = "false-witness"
-LIES: dict[str, str] = {FALSE_WITNESS: f"{__name__}:FalseWitness"}
+FALSE_WITNESS, LAZY = "false-witness", "lazy"
+LIES: dict[str, str] = {FALSE_WITNESS: f"{__name__}:FalseWitness", LAZY: f"{__name__}:Cheat"}
 """Of validators, which work as no worker's."""
 
 

@@ -27,6 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=3, help="honest workers (default 3)")
     parser.add_argument("--validators", type=int, default=2, help="validators (default 2)")
     parser.add_argument("--cheaters", type=int, default=1, help="workers that cheat (default 1)")
+    parser.add_argument("--idlers", type=int, default=0, help="validators that judge without reading (default 0)")
     parser.add_argument(
         "--malicious", type=float, metavar="SHARE", help="so many of them that this share of all workers cheats"
     )
@@ -60,7 +61,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
     parser = make_parser()
     args = parser.parse_args(argv)
-    if args.nodes < 1 or args.validators < 2 or args.cheaters < 0 or min(args.steps, args.slots) < 1:
+    if args.nodes < 1 or args.validators < 2 or min(args.cheaters, args.idlers) < 0 or min(args.steps, args.slots) < 1:
         parser.error("there must be at least 1 worker, 2 validators (one for an appeal), 1 step and 1 slot")
     args.attack = tuple(args.attack.split(","))
     if unknown := set(args.attack) - CHEATS.keys():
@@ -108,6 +109,7 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         validators=args.validators,
         cheaters=args.cheaters,
         attacks=args.attack,
+        idlers=args.idlers,
         steps=args.steps,
         slots=args.slots,
         model=None if is_recurrent else args.model,

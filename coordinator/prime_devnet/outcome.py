@@ -11,6 +11,7 @@ from prime_protocol.codec import decode
 from prime_protocol.entries import Outcome
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.ledger import ENTRY_TYPES
+from prime_protocol.looks import is_refuted
 from prime_protocol.receipts import receipt_id
 
 
@@ -23,6 +24,10 @@ class Deeds:
     settled: Counter[Outcome] = field(default_factory=Counter)
     """Rollouts by what became of them."""
     verdicts: int = 0
+    inspected: int = 0
+    """Verdicts whose looks an inspector compared."""
+    refuted: int = 0
+    """And found made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Reader:
         self._reasons: dict[Digest, str] = {}
         self._proposed: dict[Digest, int] = {}
         self._appealed: set[Digest] = set()
+        self._looks: dict[tuple[Digest, NodeId], bytes] = {}
 
     def read(self, leaf: bytes) -> None:
         _, letter = read_letter(leaf)
@@ -84,10 +90,16 @@ class Reader:
                 name, rows = receipt_id(receipt), self._leases[receipt.lease] * self._samples
                 story.makers[name], self._rows[name] = author, rows
                 story.deeds.setdefault(author, Deeds()).produced += rows
-            case e.VerdictGiven(receipt=receipt, outcome=outcome, reason=reason):
+            case e.VerdictGiven(receipt=receipt, outcome=outcome, reason=reason, looks=looks):
                 story.deeds.setdefault(author, Deeds()).verdicts += 1
+                self._looks[receipt.submission, author] = looks
                 if outcome is Outcome.HARD:
                     self._reasons.setdefault(receipt.submission, reason)
+            case e.Inspected(submission=name, seen=seen):
+                for each in seen:
+                    deeds = story.deeds[each.reader]
+                    deeds.inspected += 1
+                    deeds.refuted += is_refuted(self._looks[name, each.reader], each.looks)
             case e.Settled(submission=name, outcome=outcome):
                 story.deeds[story.makers[name]].settled[outcome] += self._rows[name]
             case e.CheckpointPublished(manifest=manifest, trained_on=trained_on):

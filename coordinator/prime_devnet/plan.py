@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prime_devnet.cheats import FALSE_WITNESS
+from prime_devnet.cheats import FALSE_WITNESS, LAZY
 from prime_devnet.recipe import SLOTS
 
 RUN = "demo"
@@ -27,10 +27,12 @@ class Part(StrEnum):
     CHEATER = "cheater"
     LIAR = "liar"
     """A validator that finds honest files dishonest now and then."""
+    IDLER = "idler"
+    """A validator that judges without reading."""
 
 
-NODE_PARTS = (Part.RELAY, Part.WORKER, Part.VALIDATOR, Part.CHEATER, Part.LIAR)
-ROLES = {Part.CHEATER: Part.WORKER, Part.LIAR: Part.VALIDATOR}
+NODE_PARTS = (Part.RELAY, Part.WORKER, Part.VALIDATOR, Part.CHEATER, Part.LIAR, Part.IDLER)
+ROLES = {Part.CHEATER: Part.WORKER, Part.LIAR: Part.VALIDATOR, Part.IDLER: Part.VALIDATOR}
 """What those who are dishonest pass for."""
 
 
@@ -53,6 +55,7 @@ class Plan:
     is_recurrent: bool = False
     """Whether the tiny one is the recurrent one."""
     liars: int = 0
+    idlers: int = 0
     settles_on_chain: bool = False
     """Stake and pay are held by contracts on a chain of this machine."""
     limit_s: int = 900
@@ -96,6 +99,7 @@ def list_nodes(plan: Plan, url: str) -> list[Party]:
         (Part.WORKER, plan.workers),
         (Part.CHEATER, plan.cheaters),
         (Part.LIAR, plan.liars),
+        (Part.IDLER, plan.idlers),
     )
     return [make_node(plan, url, part, number) for part, count in wanted for number in range(1, count + 1)]
 
@@ -116,6 +120,8 @@ def attack_of(plan: Plan, name: str) -> str:
     """How the cheater of this name cheats."""
     if name.startswith(Part.LIAR):
         return FALSE_WITNESS
+    if name.startswith(Part.IDLER):
+        return LAZY
     number = int(name.rpartition("-")[2])
     return plan.attacks[(number - 1) % len(plan.attacks)]
 

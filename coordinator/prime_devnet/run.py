@@ -33,7 +33,14 @@ from prime_devnet.plan import (
     password_file,
 )
 from prime_devnet.processes import PartyFailed, Running, run_command
-from prime_devnet.settings import NETWORK, coordinator_words, origin_words, run_words, trainer_words
+from prime_devnet.settings import (
+    NETWORK,
+    coordinator_words,
+    inspector_words,
+    origin_words,
+    run_words,
+    trainer_words,
+)
 from prime_devnet.summary import Summary
 from prime_devnet.watch import Look, Watch
 from prime_protocol.errors import LocalError
@@ -137,8 +144,15 @@ class Devnet:
             if party.part in ROLES:
                 write_interpreter(interpreter_path(plan, party.name), attack_of(plan, party.name))
             await self._start(self.chain.equip(party) if self.chain else party)
+        await self._name_inspector()
         if self.chain:
             await self._stake_all(self.chain)
+
+    async def _name_inspector(self) -> None:
+        inspector = next(each for each in self.running if each.party.part is Part.VALIDATOR)
+        key = inspector.party.folder / "key.json"
+        await self._until(inspector, key.exists, "has a key")
+        await self._do("run-update", *inspector_words(self.plan, read_address(key)))
 
     async def _stake_all(self, chain: OnChain) -> None:
         """Each node's owner puts stake into the vault, once the node has joined."""

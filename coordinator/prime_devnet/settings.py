@@ -4,6 +4,7 @@ from pathlib import Path
 
 from prime_devnet import recipe
 from prime_devnet.plan import RUN, Plan, coordinator_folder, password_file
+from prime_protocol.ids import NodeId
 
 NETWORK = "devnet"
 HERE = "/ip4/127.0.0.1/tcp/0"
@@ -53,6 +54,12 @@ def run_words(plan: Plan, model: Path, trainer: str) -> tuple[str, ...]:
     }
     folder = coordinator_folder(plan)
     return ("prime-coordinator", "run", "create", RUN, "--folder", str(folder), *flags(terms))
+
+
+def inspector_words(plan: Plan, inspector: NodeId) -> tuple[str, ...]:
+    """One of the validators belongs to the operator."""
+    terms = flags({"inspectors": inspector})
+    return ("prime-coordinator", "run", "update", RUN, "--folder", str(coordinator_folder(plan)), *terms)
 
 
 def trainer_words(plan: Plan, url: str, coordinator: str, model: Path) -> tuple[str, ...]:

@@ -33,7 +33,10 @@ class Summary:
 
     @property
     def honest(self) -> list[NodeId]:
-        return [node for node, name in self.names.items() if not name.startswith(Part.CHEATER)]
+        return [node for node, name in self.names.items() if not name.startswith((Part.CHEATER, Part.IDLER))]
+
+    def refuted(self, node: NodeId) -> int:
+        return self.story.deeds.get(node, Deeds()).refuted
 
     @property
     def dishonest_trained(self) -> int:
@@ -61,6 +64,11 @@ def list_failures(summary: Summary) -> Iterator[str]:
     cheaters = len(summary.nodes_of(Part.CHEATER))
     if summary.cheaters_slashed < cheaters:
         yield f"{summary.cheaters_slashed} of {cheaters} cheaters were slashed"
+    if refuted := sum(map(summary.refuted, summary.honest)):
+        yield f"{refuted} verdicts of honest validators were called unread"
+    idlers = summary.nodes_of(Part.IDLER)
+    if seen := [node for node in idlers if not summary.refuted(node)]:
+        yield f"{len(seen)} of {len(idlers)} validators that did not read were not found out"
 
 
 def describe(summary: Summary) -> Iterator[str]:
@@ -80,9 +88,14 @@ def describe(summary: Summary) -> Iterator[str]:
 
 def describe_deeds(deeds: Deeds) -> str:
     if not deeds.produced:
-        return f"{deeds.verdicts} verdicts" if deeds.verdicts else "serves weights"
+        return describe_verdicts(deeds) if deeds.verdicts else "serves weights"
     counts = [f"{deeds.settled[outcome]:,} {word}" for outcome, word in WORDS.items() if deeds.settled[outcome]]
     return f"{deeds.produced:,} rollouts: {', '.join(counts) or 'none judged'}"
+
+
+def describe_verdicts(deeds: Deeds) -> str:
+    unread = f", {deeds.refuted} of them without reading" if deeds.refuted else ""
+    return f"{deeds.verdicts} verdicts, {deeds.inspected} inspected{unread}"
 
 
 WORDS = {Outcome.ACCEPT: "accepted", Outcome.SOFT: "not counted", Outcome.HARD: "rejected as dishonest"}

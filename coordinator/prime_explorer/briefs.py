@@ -66,6 +66,8 @@ def _write_work(entry: Any) -> str:
             return f"step {step:,}"
         case e.ValidatorScored(validator=node):
             return f"{friendly_name(node)} found otherwise"
+        case e.Inspected(seen=seen):
+            return "1 verdict inspected" if len(seen) == 1 else f"{len(seen)} verdicts inspected"
         case e.SlashProposed(amount_nano=amount):
             return f"{show_amount(amount)} tokens into escrow"
         case e.Appealed(reason=reason):

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 from prime_explorer.writes import Circumstances, Touched, Write
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome
 from prime_protocol.ids import Digest, RunId
+from prime_protocol.looks import is_refuted, look_error
 from prime_protocol.state import State, SubmissionState
 
 REWARD_METRIC = "reward_mean"
@@ -27,6 +29,8 @@ def describe(state: State, about: Circumstances, seen: Any, touched: Touched) ->
             yield from _settle(state, about, touched)
         case e.ValidatorScored(validator=node):
             touched.nodes.setdefault(node, about)
+        case e.Inspected():
+            yield from _inspect(state, about, touched)
         case e.SlashProposed():
             yield from _propose(state, about, touched)
         case e.Appealed():
@@ -72,6 +76,18 @@ def _judge(state: State, about: Circumstances) -> Iterator[Write]:
     yield "UPDATE submissions SET verdicts=verdicts+1 WHERE submission=?", (name,)
     yield "UPDATE nodes SET verdicts=verdicts+1 WHERE node=?", (about.author,)
     yield "UPDATE runs SET verdicts=verdicts+1 WHERE run=?", (run,)
+
+
+def _inspect(state: State, about: Circumstances, touched: Touched) -> Iterator[Write]:
+    """Compare as the ledger does, and with how far they lie apart. A verdict stays refuted, whatever a second says."""
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    said = {node: looks for each in state.runs[run].submissions[name].rounds for node, looks in each.looks.items()}
+    for seen in about.entry.seen:
+        error = look_error(said[seen.reader], seen.looks)
+        distance = error if isfinite(error) else None
+        yield INSPECT, (is_refuted(said[seen.reader], seen.looks), distance, name, seen.reader)
+        touched.nodes.setdefault(seen.reader, about)
 
 
 def _settle(state: State, about: Circumstances, touched: Touched) -> Iterator[Write]:
@@ -181,7 +197,8 @@ DRAW = (
     " progress=CASE WHEN progress='waiting' THEN 'auditing' ELSE progress END WHERE submission=?"
 )
 COUNT_DRAW = "UPDATE steps SET first_drawn_ms=ifnull(first_drawn_ms,?), audited=audited+? WHERE run=? AND step=?"
-ADD_VERDICT = "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?,?,?,?,NULL)"
+ADD_VERDICT = "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)"
+INSPECT = "UPDATE verdicts SET refuted=?, look_error=? WHERE submission=? AND validator=? AND refuted IS NOT 1"
 SETTLE = (
     "UPDATE submissions SET progress=?, settled_idx=?, settled_ms=?,"
     " reward=(SELECT avg(reward) FROM verdicts WHERE submission=?),"

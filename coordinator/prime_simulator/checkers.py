@@ -253,6 +253,8 @@ def honest_validators_keep_their_score(scene: Scene) -> Iterator[str]:
             is_planted = tale.receipt.node in scene.planted
             if is_planted or (honest >= dishonest and not _was_outvoted(scene, tale)):
                 yield f"{line.entry.validator} is honest and lost score over {name}"
+        for node in tale.unread() & scene.honest:
+            yield f"{node} is honest, and is said not to have read {name}"
 
 
 def planted_work_is_nobodys(scene: Scene) -> Iterator[str]:

@@ -10,11 +10,12 @@ from typing import Any
 
 from prime_protocol import entries as e
 from prime_protocol.codec import decode
-from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, LOOK_ERROR_MAX, SIGNATURE_BYTES
 from prime_protocol.entries import NodeStatus, Outcome, Role
 from prime_protocol.envelope import Letter
 from prime_protocol.ids import Digest, NodeId, Step
 from prime_protocol.ledger import ENTRY_TYPES
+from prime_protocol.looks import look_error
 from prime_protocol.receipts import receipt_id
 
 
@@ -57,6 +58,7 @@ class SubmissionTale:
     overturned: list[Line] = field(default_factory=list)
     trained: list[Line] = field(default_factory=list)
     scored: list[Line] = field(default_factory=list)
+    inspected: list[Line] = field(default_factory=list)
     unasked: int = 0
     """When it was settled: owners of validators in the draw, other than its own, of whom nobody had been asked."""
 
@@ -67,6 +69,16 @@ class SubmissionTale:
     @property
     def outcome(self) -> Outcome | None:
         return self.settled[-1].entry.outcome if self.settled else None
+
+    def unread(self) -> set[NodeId]:
+        """Who judged it without reading it, by what inspectors found. Counted without the ledger's help."""
+        said = {line.author: line.entry.looks for line in self.verdicts}
+        return {
+            seen.reader
+            for line in self.inspected
+            for seen in line.entry.seen
+            if look_error(said[seen.reader], seen.looks) > LOOK_ERROR_MAX
+        }
 
     @property
     def has_open_slash(self) -> bool:
@@ -139,6 +151,8 @@ class Chronicle:
                 self._add("draws", name, line)
             case e.ValidatorScored(submission=name):
                 self._add("scored", name, line)
+            case e.Inspected(submission=name):
+                self._add("inspected", name, line)
             case (
                 e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
             ):

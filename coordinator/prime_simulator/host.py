@@ -66,7 +66,15 @@ class Host:
     """One coordinator process after the other, on one disk."""
 
     def __init__(
-        self, key: WalletKey, network: NetworkId, run: RunId, files: FileStore, dice: Random, *, opens_all: bool
+        self,
+        key: WalletKey,
+        network: NetworkId,
+        run: RunId,
+        files: FileStore,
+        dice: Random,
+        *,
+        opens_all: bool,
+        inspect_share: int = 0,
     ) -> None:
         self.key = key
         self.network = network
@@ -75,6 +83,7 @@ class Host:
         self._dice = dice
         self._opens_all = opens_all
         """Open also the frames that were sealed in this process a moment ago."""
+        self._inspect_share = inspect_share
         self.log_key = Ed25519PrivateKey.from_private_bytes(sha256(b"log key").digest())
         self.origin = ORIGIN_PREFIX + network
         self.verifier = VerifierKey.of(self.origin, self.log_key)
@@ -102,7 +111,7 @@ class Host:
         ledger = Ledger(self.network)
         for leaf in self.disk:
             ledger.restore(leaf)
-        self.core = Core(self.key, ledger, now_ms=now_ms, plants=self.plants)
+        self.core = Core(self.key, ledger, now_ms=now_ms, plants=self.plants, inspect_share=self._inspect_share)
         self.core.head, self.core.head_size = self._head, self._head_size
         self._guard = ReplayGuard(since_ms=now_ms)
 

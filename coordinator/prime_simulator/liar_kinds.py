@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prime_protocol import entries as e
 from prime_protocol.entries import Outcome, Role
-from prime_protocol.ids import NodeId
+from prime_protocol.ids import Digest, NodeId
 from prime_protocol.messages import AuditTask
 from prime_protocol.receipts import receipt_id
 from prime_simulator.chronicle import LeaseTale
@@ -27,6 +27,7 @@ from prime_simulator.liars import (
     Silent,
     Sleeper,
     Thief,
+    Unread,
     Vandal,
     Vindictive,
     answer,
@@ -121,16 +122,24 @@ class TwoKeys(Habit):
         return bool(party.world.now_ms > lease.granted.entry.deadline_ms - LAST_MOMENT_MS)
 
 
-class Parrot(Habit):
+class Parrot(Unread):
     """Says what another validator has said of the same file; accepts where nobody has spoken yet."""
 
     name = "parrot"
-    role = Role.VALIDATOR
 
     def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
-        tale = party.world.host.chronicle.submissions.get(task.submission)
-        heard = [line.entry.outcome for line in tale.verdicts] if tale else []
-        return heard[-1] if heard else Outcome.ACCEPT
+        heard = hear(party, task.submission)
+        return heard[-1].outcome if heard else Outcome.ACCEPT
+
+    def look(self, party: "NodeParty", submission: Digest, reader: NodeId) -> bytes:
+        heard = hear(party, submission)
+        return heard[-1].looks if heard else super().look(party, submission, reader)
+
+
+def hear(party: "NodeParty", submission: Digest) -> list[e.VerdictGiven]:
+    """What others have said of it so far."""
+    tale = party.world.host.chronicle.submissions.get(submission)
+    return [line.entry for line in tale.verdicts] if tale else []
 
 
 KINDS: tuple[type[Habit], ...] = (

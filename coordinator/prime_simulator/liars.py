@@ -5,10 +5,12 @@ audits say and what it sends, and now and then it does mischief of its own.
 """
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from prime_node.events import Event, Refused, ReplyReceived
 from prime_protocol import entries as e
+from prime_protocol.constants import LOOKS_BYTES
 from prime_protocol.entries import OUTCOME_NUMBER, Outcome, Role
 from prime_protocol.ids import Digest, NodeId
 from prime_protocol.messages import Activity, AuditTask, Heartbeat, LeaseRequest
@@ -42,6 +44,10 @@ class Habit:
     def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
         """None: it never answers."""
         return truth
+
+    def look(self, party: "NodeParty", submission: Digest, reader: NodeId) -> bytes:
+        """What it says that a reader sees in a file."""
+        return true_looks(submission, reader)
 
     def submits(self, party: "NodeParty", entry: e.Submitted) -> bool:
         """Whether the entry goes out as it is."""
@@ -219,21 +225,28 @@ class Vandal(Habit):
 # --- Validators -----------------------------------------------------------------------------------------------------
 
 
-class Lazy(Habit):
+class Unread(Habit):
+    """Does not read what it judges, and makes its looks up."""
+
+    role = Role.VALIDATOR
+
+    def look(self, party: "NodeParty", submission: Digest, reader: NodeId) -> bytes:
+        return party.dice.randbytes(LOOKS_BYTES)
+
+
+class Lazy(Unread):
     """Accepts everything without a look."""
 
     name = "lazy"
-    role = Role.VALIDATOR
 
     def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
         return Outcome.ACCEPT
 
 
-class Vindictive(Habit):
+class Vindictive(Unread):
     """Calls everybody a cheat."""
 
     name = "vindictive"
-    role = Role.VALIDATOR
 
     def judge(self, party: "NodeParty", task: AuditTask, truth: Outcome) -> Outcome | None:
         return Outcome.HARD
@@ -275,6 +288,11 @@ class Meddler(Habit):
         if open_names:
             name = party.dice.choice(open_names)
             party.post(verdict(party, name, party.dice.choice(list(Outcome))), RUN)
+
+
+def true_looks(submission: Digest, reader: NodeId) -> bytes:
+    """What who has read a file sees in it. No two readers see the same."""
+    return sha256(b"looks" + submission + reader).digest()
 
 
 # --- What liars write -----------------------------------------------------------------------------------------------

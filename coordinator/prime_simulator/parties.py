@@ -232,9 +232,9 @@ class NodeParty:
         outcome = self.habit.judge(self, task, self._look(task))
         if outcome is not None:
             evidence = digest(f"evidence {self.number} {task.submission}")
-            self.tell(
-                AuditDone(task.submission, Finding(outcome=outcome, reason="", metrics=(), evidence=evidence)), life
-            )
+            looks = {reader: self.habit.look(self, task.submission, reader) for reader in task.readers or (self.node,)}
+            finding = Finding(outcome=outcome, reason="", metrics=(), evidence=evidence, looks=looks)
+            self.tell(AuditDone(task.submission, finding), life)
 
     def _look(self, task: AuditTask) -> Outcome:
         """What an honest audit finds."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from prime_coordinator.constants import INSPECT_SHARE
+
 MINUTE_MS = 60_000
 
 
@@ -36,6 +38,10 @@ class Plan:
     """Part of a step's slots that the trainer waits for."""
     plants: int = 0
     """Workers of the coordinator's own, which try the validators."""
+    inspectors: int = 0
+    """Honest validators of the operator's, which read judged files again."""
+    inspect_share: int = INSPECT_SHARE
+    """Of judged files, in basis points."""
     starve_ms: int = 12 * MINUTE_MS
     """Longest time between two checkpoints that does not count as starving."""
     quorum: int = 3
@@ -56,5 +62,6 @@ def draw_plan(seed: int, **chosen: Any) -> Plan:
         "skew_ms": dice.choice([0, 500, 15_000]),
         "flood": dice.choice([0, 0, 100]),
         "plants": dice.choice([0, 0, 2]),
+        "inspectors": dice.choice([0, 1, 2]),
     }
     return replace(Plan(seed=seed), **drawn | {name: value for name, value in chosen.items() if value is not None})

@@ -141,6 +141,7 @@ class Crowd:
         able = [n for n in range(world.plan.nodes) if n not in self._liars and role_of(n) is Role.WORKER]
         self._planted = frozenset(self._dice.sample(able, world.plan.plants))
         world.host.plants = Plants.of(world.host.key, [wallet(f"node {number}") for number in sorted(self._planted)])
+        world.inspectors = self._draw_inspectors()
         accounts: dict[NodeId, int] = {}
         owners: list[OwnerParty] = []
         numbers = list(range(world.plan.nodes))
@@ -180,6 +181,12 @@ class Crowd:
             able = [number for number in range(self._world.plan.nodes) if role_of(number) is role]
             chosen += self._dice.sample(able, round(self._world.plan.malicious * len(able)))
         return frozenset(chosen)
+
+    def _draw_inspectors(self) -> tuple[NodeId, ...]:
+        plan = self._world.plan
+        able = [n for n in range(plan.nodes) if n not in self._liars and role_of(n) is Role.VALIDATOR]
+        chosen = Random(f"inspectors {plan.seed}").sample(able, min(plan.inspectors, len(able)))
+        return tuple(wallet(f"node {number}").node for number in sorted(chosen))
 
     def _join(self, number: int, owner: WalletKey | None) -> NodeId:
         plan, dice, key = self._world.plan, self._dice, wallet(f"node {number}")

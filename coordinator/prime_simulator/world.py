@@ -6,7 +6,7 @@ nothing is open. Nothing here knows whether what happened was right; see checker
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import sha256
 from random import Random
@@ -114,7 +114,10 @@ class World:
             self.files,
             Random(f"host {plan.seed}"),
             opens_all=plan.every_signature,
+            inspect_share=plan.inspect_share,
         )
+        self.inspectors: tuple[NodeId, ...] = ()
+        """Whom the run's terms name, before it is founded."""
         self.network = Network(Random(f"network {plan.seed}"), loss=plan.loss, duplicate=plan.duplicate)
         self._doom_ms: int | None = None
         self._disk_dice = Random(f"disk {plan.seed}")
@@ -160,7 +163,8 @@ class World:
         log_key = str(host.verifier)
         founding = e.NetworkCreated(log_key=log_key, chain_id=0, contract=zeros, unbonding_ms=week_ms)
         scribe.write(founding, None, self.now_ms)
-        scribe.write(e.RunCreated(terms=make_terms(self.plan)), RUN, self.now_ms)
+        terms = replace(make_terms(self.plan), inspectors=self.inspectors)
+        scribe.write(e.RunCreated(terms=terms), RUN, self.now_ms)
         sponsor = wallet("sponsor")
         for account, amount_nano in {sponsor.node: 1000 * TOKEN, **accounts}.items():
             reference = digest(f"deposit {account}")

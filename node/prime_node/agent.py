@@ -46,6 +46,7 @@ from prime_node.wishes import NEVER_MS, Wishes
 from prime_node.wishes import STOP_MS as STOP_MS
 from prime_protocol.entries import (
     Appealed,
+    Inspected,
     LeaseEnded,
     NodeRegistered,
     Role,
@@ -151,8 +152,11 @@ class Agent:
         self.assignments.answers = {answer.lease: answer for answer in memory.answers}
         self.assignments.returned = {p.entry.lease for p in memory.parcels if isinstance(p.entry, LeaseEnded)}
         for parcel in memory.parcels:
-            if isinstance(parcel.entry, VerdictGiven):
-                self.verdicts.remember(parcel.entry.receipt.submission)
+            match parcel.entry:
+                case VerdictGiven(receipt=receipt):
+                    self.verdicts.remember(receipt.submission)
+                case Inspected(submission=name):
+                    self.verdicts.remember(name)
         # Nodes that start together, after a power cut or an upgrade, must not come all at once.
         self._beat_ms = now_ms + int(self._dice.random() * backoff_ms(0, self._dice))
 
@@ -294,7 +298,7 @@ class Agent:
             deadline_ms = self.assignments.answers[entry.receipt.lease].deadline_ms
             self._push(entry, deadline_ms, entry.receipt.file_digest, self._profile.run)
 
-    def _judge(self, judged: tuple[VerdictGiven, int] | None, finding: Finding) -> None:
+    def _judge(self, judged: tuple[VerdictGiven | Inspected, int] | None, finding: Finding) -> None:
         if judged is not None:
             self._push(*judged, file=finding.evidence if finding.has_bundle else None, run=self._profile.run)
 

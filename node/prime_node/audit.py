@@ -19,7 +19,8 @@ from prime_node.shelf import Shelf
 from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.entries import Outcome
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NetworkId, RunId
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.looks import Onlookers
 from prime_protocol.messages import AuditTask
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.signing import Signature
@@ -44,6 +45,7 @@ class Auditor:
         network: NetworkId,
         run: RunId,
         *,
+        node: NodeId,
         briefings: Briefings,
         keeper: EngineKeeper,
         shelf: Shelf,
@@ -55,6 +57,7 @@ class Auditor:
         self._server = server
         self._network = network
         self._run = run
+        self._node = node
         self._briefings = briefings
         self._keeper = keeper
         self._shelf = shelf
@@ -94,20 +97,23 @@ class Auditor:
         data = await fetch_file(self._client, self._server, path, task.file_digest, bytes_max=ROLLOUT_FILE_BYTES_MAX)
         async with self._briefings.about(task.step, task.checkpoint_root) as briefing:
             examined = await self._examine(data, briefing, task)
+            if task.readers:
+                return inspection_of(examined)
             rewards = None
             if examined.is_good and examined.file is not None:
                 rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
             judged = examined.judge(rewards)
             if judged.outcome is Outcome.ACCEPT:
-                return as_finding(judged, digest_metrics(judged.metrics))
+                return as_finding(examined, judged, digest_metrics(judged.metrics))
             if examined.numbers:
                 await self._confirm(data, briefing, task, judged, rewards)
-            return as_finding(judged, await self._keep(task, data, examined, judged), has_bundle=True)
+            return as_finding(examined, judged, await self._keep(task, data, examined, judged), has_bundle=True)
 
     async def _examine(self, data: bytes, briefing: Briefing, task: AuditTask) -> Examination:
         header = briefing.header(task.lease, task.node)
         limits = briefing.limits(task.first_slot, task.slots)
-        return await examine(data, briefing, header, limits, self._keeper, task.seed)
+        onlookers = Onlookers(task.submission, task.readers or (self._node,))
+        return await examine(data, briefing, header, limits, self._keeper, task.seed, onlookers)
 
     async def _confirm(
         self, data: bytes, briefing: Briefing, task: AuditTask, judged: Judgement, rewards: Rewards | None
@@ -149,11 +155,18 @@ class Auditor:
         return await asyncio.to_thread(self._shelf.put, bundle)
 
 
-def as_finding(judged: Judgement, evidence: Digest, *, has_bundle: bool = False) -> Finding:
+def as_finding(examined: Examination, judged: Judgement, evidence: Digest, *, has_bundle: bool = False) -> Finding:
     return Finding(
         outcome=judged.outcome,
         reason=judged.reason,
         metrics=judged.metrics,
         evidence=evidence,
         has_bundle=has_bundle,
+        looks=examined.looks,
     )
+
+
+def inspection_of(examined: Examination) -> Finding:
+    """What others must have seen in the file. What it is worth was judged before."""
+    judged = examined.judge()
+    return as_finding(examined, judged, digest_metrics(judged.metrics))

@@ -4,12 +4,13 @@ An event says what happened; an effect says what to do next, in the order of the
 generates and writes to disk, and reports each end as an event. Nothing here decides.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from prime_protocol.entries import LeaseGranted, Metric, NodeRegistered, Outcome
 from prime_protocol.exchange import Refusal
-from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.ids import Digest, NodeId, RunId, Step
 from prime_protocol.messages import AuditTask, Weights
 
 
@@ -67,6 +68,8 @@ class Finding:
     evidence: Digest
     has_bundle: bool = False
     """`evidence` is a file on this disk, which has to be with the coordinator before the verdict is."""
+    looks: Mapping[NodeId, bytes] = field(default_factory=dict)
+    """This node's own, or those of whom an inspection is about; empty where the model was not needed."""
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@ at its own file before it is sent, and for whoever runs an audit again from its 
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prime_node.briefing import Briefing
 from prime_node.checks import Flaw, Judgement, Rewards, find_token_flaws, judge_disorder, judge_file, weigh_rows
@@ -13,7 +13,8 @@ from prime_node.engine.measuring import Claim, RowNumbers
 from prime_node.engine.seam import EngineFacts, Text
 from prime_protocol.beacon import sample_seed
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.looks import NOBODY, Onlookers
 from prime_protocol.rollout_file import read_rollouts
 from prime_protocol.rollouts import Rollout, RolloutFile, RolloutHeader, RolloutLimits, verify_derived, verify_header
 from prime_protocol.weighing import Weighed
@@ -32,6 +33,8 @@ class Examination:
     weighed: Weighed | None = None
     """What its numbers come to; None where there are none."""
     disorder: RemoteError | None = None
+    looks: Mapping[NodeId, bytes] = field(default_factory=dict)
+    """Of everybody whose looks were asked for; empty where the model was not needed."""
     facts: EngineFacts | None = None
     """Of the engine that read it."""
     software: tuple[str, ...] = ()
@@ -64,7 +67,9 @@ def open_file(data: bytes, briefing: Briefing, header: RolloutHeader, limits: Ro
     return Examination(file=file, flaws=find_token_flaws(file, briefing.rules(file)))
 
 
-async def read_again(opened: Examination, briefing: Briefing, seat: Seat, seed: Digest) -> Examination:
+async def read_again(
+    opened: Examination, briefing: Briefing, seat: Seat, seed: Digest, onlookers: Onlookers = NOBODY
+) -> Examination:
     """The whole of it, with the engine. A file that is bad already stays as it is."""
     if opened.file is None or opened.flaws:
         return opened
@@ -72,13 +77,15 @@ async def read_again(opened: Examination, briefing: Briefing, seat: Seat, seed: 
     longest = max(len(row.prompt_tokens) + len(row.output_tokens) for row in rows)
     if longest > seat.facts.context_max:
         raise LocalError(f"a row of {longest} tokens does not fit the engine, which reads {seat.facts.context_max}")
-    numbers = await seat.process.check(list_claims(rows, briefing.beacon), briefing.sampling, seed)
+    claims = list_claims(rows, briefing.beacon)
+    numbers, looks = await seat.process.look(claims, briefing.sampling, seed, onlookers)
     weighed, flaws = weigh_rows(numbers, briefing.terms.tolerance)
     return Examination(
         file=opened.file,
         numbers=numbers,
         flaws=flaws,
         weighed=weighed,
+        looks=looks,
         facts=seat.facts,
         software=seat.software,
     )
@@ -102,11 +109,17 @@ def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[Claim]:
 
 
 async def examine(
-    data: bytes, briefing: Briefing, header: RolloutHeader, limits: RolloutLimits, keeper: EngineKeeper, seed: Digest
+    data: bytes,
+    briefing: Briefing,
+    header: RolloutHeader,
+    limits: RolloutLimits,
+    keeper: EngineKeeper,
+    seed: Digest,
+    onlookers: Onlookers = NOBODY,
 ) -> Examination:
     """From bytes to flaws. The engine is only asked where the file is in order."""
     opened = await asyncio.to_thread(open_file, data, briefing, header, limits)
     if not opened.is_good:
         return opened
     async with keeper.turn(briefing.root, briefing.folder, briefing.terms.tolerance.precision) as seat:
-        return await read_again(opened, briefing, seat, seed)
+        return await read_again(opened, briefing, seat, seed, onlookers)

@@ -7,7 +7,7 @@ there is time, and never turned into a verdict.
 from collections.abc import Iterable
 
 from prime_node.events import Audit, Effect, Finding
-from prime_protocol.entries import OUTCOME_NUMBER, VerdictGiven
+from prime_protocol.entries import OUTCOME_NUMBER, Inspected, Seen, VerdictGiven
 from prime_protocol.ids import Digest, NetworkId, RunId
 from prime_protocol.messages import AuditTask
 from prime_protocol.receipts import VerdictReceipt
@@ -68,29 +68,36 @@ class Verdicts:
                 effects.append(Audit(task))
         return effects
 
-    def finish(self, submission: Digest, finding: Finding) -> tuple[VerdictGiven, int] | None:
-        """The signed verdict and until when it counts; None for an audit nobody asked for."""
+    def finish(self, submission: Digest, finding: Finding) -> tuple[VerdictGiven | Inspected, int] | None:
+        """What to say and until when it counts; None for an audit nobody asked for."""
         task = self._running.pop(submission, None)
         if task is None:
             return None
+        self.remember(submission)
+        self.given += 1
+        return self._inspected(task, finding) if task.readers else self._judged(task, finding), task.deadline_ms
+
+    def _inspected(self, task: AuditTask, finding: Finding) -> Inspected:
+        seen = [Seen(reader=reader, looks=looks) for reader, looks in sorted(finding.looks.items()) if looks]
+        return Inspected(submission=task.submission, seen=tuple(seen))
+
+    def _judged(self, task: AuditTask, finding: Finding) -> VerdictGiven:
         receipt = VerdictReceipt(
             network=self._network,
             run=self._run,
-            submission=submission,
+            submission=task.submission,
             validator=self._key.node,
             outcome=OUTCOME_NUMBER[finding.outcome],
             evidence=finding.evidence,
         )
-        verdict = VerdictGiven(
+        return VerdictGiven(
             receipt=receipt,
             signature=sign_document(self._key, receipt, self._domain),
             outcome=finding.outcome,
             reason=finding.reason,
             metrics=finding.metrics,
+            looks=finding.looks.get(self._key.node, b""),
         )
-        self.remember(submission)
-        self.given += 1
-        return verdict, task.deadline_ms
 
     def break_off(self, submission: Digest, server_ms: int) -> None:
         """It is tried again while there is time: the coordinator lists it until then."""

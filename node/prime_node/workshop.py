@@ -66,6 +66,7 @@ class Workshop:
             server,
             config.network_id,
             run,
+            node=node,
             sandbox=self.sandbox,
             find_receipt=self.outcomes.find_receipt,
             **tools,

@@ -76,6 +76,8 @@ def list_subjects(run: RunId | None, entry: Any) -> list[str]:
             return [str(receipt.submission), str(receipt.evidence)]
         case e.ValidatorScored(submission=submission, validator=validator):
             return [str(submission), str(validator)]
+        case e.Inspected(submission=submission, seen=seen):
+            return [str(submission), *(str(each.reader) for each in seen)]
         case e.Settled(submission=name) | e.Credited(submission=name) | e.SlashProposed(submission=name):
             return [str(name)]
         case e.Appealed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):

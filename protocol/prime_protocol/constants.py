@@ -443,11 +443,29 @@ REASON_CHARS_MAX = 400
 METRICS_MAX = 64
 """Most numbers in one verdict, or of one step."""
 
+LOOKS = 16
+"""Looks in a verdict: numbers that only who has read the file can tell."""
+
+LOOKS_BYTES = 2 * LOOKS
+"""An int16 each."""
+
+LOOK_ERROR_MAX = 0.25
+"""Root mean square by which honest looks may differ."""
+
+REFUTED_VERDICTS = 20
+"""Verdicts that go unpaid for one that was refuted: where one in twenty is inspected, not looking earns nothing."""
+
 QUORUM_MAX = 15
 """Most validators in one round. Each costs a full prefill of the submission."""
 
 ROUNDS_MAX = 16
 """Most rounds of draws for one submission, the appeal's included."""
+
+READERS_TOLD_MAX = ROUNDS_MAX * QUORUM_MAX
+"""Most validators of one submission."""
+
+INSPECTORS_MAX = 16
+"""Nodes of the operator's that read judged files of one run again."""
 
 LEASE_SLOTS_MAX = 4096
 LEASE_MS_MAX = 24 * 3_600_000

@@ -1,12 +1,19 @@
 """The entries of the log: one frozen dataclass each, and who may write it.
 
 An entry travels as the body of its author's envelope; the log's leaf is a Record. What an entry does to the books is in
-ledger.py and the files it calls. Amounts are in nano: 10^-9 of a token.
+ledger.py and the files it calls. Those of audits stand in audit_entries.py. Amounts are in nano: 10^-9 of a token.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from prime_protocol.audit_entries import AuditDrawn as AuditDrawn
+from prime_protocol.audit_entries import Inspected as Inspected
+from prime_protocol.audit_entries import PlantRevealed as PlantRevealed
+from prime_protocol.audit_entries import Seen as Seen
+from prime_protocol.audit_entries import Settled as Settled
+from prime_protocol.audit_entries import ValidatorScored as ValidatorScored
+from prime_protocol.audit_entries import VerdictGiven as VerdictGiven
 from prime_protocol.codec import Range, Size
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
@@ -15,24 +22,21 @@ from prime_protocol.constants import (
     LEASE_SLOTS_MAX,
     LINEAGE_MAX,
     METRICS_MAX,
-    QUORUM_MAX,
-    REASON_CHARS_MAX,
 )
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId, Slot, Step
 from prime_protocol.metrics import Metric as Metric
 from prime_protocol.metrics import check_names
-from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
+from prime_protocol.receipts import Delegation, SubmissionReceipt
 from prime_protocol.signing import Signature
 from prime_protocol.statuses import OUTCOME_NUMBER as OUTCOME_NUMBER
 from prime_protocol.statuses import NodeStatus as NodeStatus
 from prime_protocol.statuses import Outcome as Outcome
+from prime_protocol.statuses import Reason as Reason
 from prime_protocol.statuses import Role as Role
 from prime_protocol.statuses import RunStatus as RunStatus
 from prime_protocol.terms import RunTerms
-
-Reason = Annotated[str, Size(0, REASON_CHARS_MAX)]
 
 NO_SEAL = Digest(bytes(DIGEST_BYTES))
 """Of a lease that cannot be a planted one."""
@@ -257,53 +261,6 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditDrawn:
-    """Coordinator: whether, and by whom, a submission is checked. Drawn from a head noted after it was logged."""
-
-    submission: Digest
-    round: Annotated[int, Range(0, 64)]
-    head_size: Uint
-    validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
-    """Empty in round 0: not drawn for audit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictGiven:
-    """Validator: what I found, with the numbers."""
-
-    receipt: VerdictReceipt
-    signature: Signature
-    outcome: Outcome
-    reason: Reason
-    metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
-
-    def __post_init__(self) -> None:
-        if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
-            raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlantRevealed:
-    """Planted worker, when the validators have spoken: the truth about my file, sealed in my lease before I made it.
-
-    The coordinator sealed it and the worker opens it, so neither can void work that the other did in good faith.
-    """
-
-    submission: Digest
-    outcome: Outcome
-    """What an honest validator finds."""
-    salt: Digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """Coordinator: what the verdicts add up to."""
-
-    submission: Digest
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Credited:
     """Coordinator: an accepted submission counts for its node, once."""
 
@@ -316,14 +273,6 @@ class PaidOut:
     """Coordinator: a finished step's budget goes to those who were credited. The shares follow from the books."""
 
     step: Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidatorScored:
-    """Coordinator: a validator's verdict was not what was settled in the end."""
-
-    validator: NodeId
-    submission: Digest
 
 
 # --- Punishment -----------------------------------------------------------------------------------------------------
@@ -392,6 +341,7 @@ Entry = (
     | Credited
     | PaidOut
     | ValidatorScored
+    | Inspected
     | SlashProposed
     | Appealed
     | SlashExecuted

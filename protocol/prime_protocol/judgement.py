@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from prime_protocol.beacon import audit_seed, draw_validators, is_audited
-from prime_protocol.constants import BASIS_POINTS, ROUNDS_MAX
+from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS, ROUNDS_MAX
 from prime_protocol.entries import (
     Appealed,
     AuditDrawn,
+    Inspected,
     Outcome,
     PlantRevealed,
     Settled,
@@ -22,6 +23,7 @@ from prime_protocol.entries import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId
+from prime_protocol.looks import is_refuted
 from prime_protocol.plants import plant_seal
 from prime_protocol.state import Round, RunState, SlashState, State, SubmissionState
 from prime_protocol.terms import RunTerms, SlashTo
@@ -164,6 +166,7 @@ def give_verdict(state: State, turn: Turn, entry: VerdictGiven) -> None:
     if not turn.is_signed:
         check_document(receipt, entry.signature, signer=turn.author, domain=state.domain)
     round_.verdicts[turn.author] = entry.outcome
+    round_.looks[turn.author] = entry.looks
     round_.places[turn.author] = turn.place()
     if entry.outcome is Outcome.HARD:
         submission.evidence.setdefault(receipt.evidence, turn.author)
@@ -251,6 +254,27 @@ def score_validator(state: State, turn: Turn, entry: ValidatorScored) -> None:
         raise RemoteError("validator", f"{entry.validator} was scored for {entry.submission} before")
     submission.scored.add(entry.validator)
     state.nodes[entry.validator].faults += 1
+
+
+def inspect(state: State, turn: Turn, entry: Inspected) -> None:
+    """What it settled as is the quorum's word; this is about who looked."""
+    run = state.run(turn)
+    submission = run.submission(entry.submission)
+    if turn.author not in run.terms.inspectors:
+        raise RemoteError("sender", f"is {turn.author}, no inspector of this run")
+    if submission.outcome is None or turn.author in submission.inspected:
+        raise RemoteError("submission", f"{entry.submission} is not settled, or was inspected before")
+    judged = {node: each for each in submission.rounds for node in each.verdicts}
+    strangers = [seen.reader for seen in entry.seen if seen.reader not in judged or seen.reader == turn.author]
+    if strangers:
+        raise RemoteError("seen", f"{strangers[0]} gave no verdict on {entry.submission}, or is the inspector")
+    submission.inspected[turn.author] = turn.place()
+    for seen in entry.seen:
+        round_ = judged[seen.reader]
+        if seen.reader not in submission.refuted and is_refuted(round_.looks[seen.reader], seen.looks):
+            submission.refuted.add(seen.reader)
+            state.nodes[seen.reader].faults += 1
+            run.debts[(round_.validators[seen.reader], seen.reader)] += REFUTED_VERDICTS
 
 
 def propose_slash(state: State, turn: Turn, entry: SlashProposed) -> None:

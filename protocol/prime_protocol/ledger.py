@@ -74,6 +74,7 @@ RULES: dict[type, Rule] = {
     entries.Credited: Rule(Author.COORDINATOR, Scope.RUN, rewards.credit),
     entries.PaidOut: Rule(Author.COORDINATOR, Scope.RUN, rewards.pay_out),
     entries.ValidatorScored: Rule(Author.COORDINATOR, Scope.RUN, judgement.score_validator),
+    entries.Inspected: Rule(Author.ANYONE, Scope.RUN, judgement.inspect),
     entries.SlashProposed: Rule(Author.COORDINATOR, Scope.RUN, judgement.propose_slash),
     entries.Appealed: Rule(Author.ANYONE, Scope.RUN, judgement.appeal),
     entries.SlashExecuted: Rule(Author.COORDINATOR, Scope.RUN, judgement.execute_slash),

@@ -8,12 +8,19 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from prime_protocol.codec import Range, Size
-from prime_protocol.constants import AUDITS_TOLD_MAX, LEASES_OPEN_MAX, NOTE_BYTES_MAX, UPLOAD_URL_CHARS_MAX
+from prime_protocol.constants import (
+    AUDITS_TOLD_MAX,
+    LEASES_OPEN_MAX,
+    NOTE_BYTES_MAX,
+    READERS_TOLD_MAX,
+    UPLOAD_URL_CHARS_MAX,
+)
 from prime_protocol.entries import (
     Appealed,
     CheckpointPublished,
     Delegated,
     DelegationRevoked,
+    Inspected,
     LeaseEnded,
     LeaseGranted,
     NodeRegistered,
@@ -91,6 +98,8 @@ class AuditTask:
     first_slot: Uint
     slots: Uint
     deadline_ms: Uint
+    readers: Annotated[tuple[NodeId, ...], Size(0, READERS_TOLD_MAX)] = ()
+    """An inspection: these have judged it, and their looks are asked for. Empty: judge it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +220,7 @@ AUTHORED: tuple[type[Any], ...] = (
     CheckpointPublished,
     Delegated,
     DelegationRevoked,
+    Inspected,
     LeaseEnded,
     NodeRegistered,
     PlantRevealed,
@@ -226,7 +236,14 @@ AUTHORED: tuple[type[Any], ...] = (
 )
 """The entries that others than the coordinator write."""
 
-REPEATABLE: tuple[type[Any], ...] = (CheckpointPublished, NodeRegistered, StepMeasured, Submitted, VerdictGiven)
+REPEATABLE: tuple[type[Any], ...] = (
+    CheckpointPublished,
+    Inspected,
+    NodeRegistered,
+    StepMeasured,
+    Submitted,
+    VerdictGiven,
+)
 """Entries that may be sent again when no answer came: the same body by the same sender gets the same `Logged`."""
 
 ENTRY_ENDPOINTS: tuple[Endpoint[Any, Logged], ...] = tuple(

@@ -7,6 +7,11 @@ from prime_protocol.books import Position
 from prime_protocol.constants import BASIS_POINTS
 
 
+def withhold(upheld: Counter[Position], debts: Counter[Position]) -> Counter[Position]:
+    """How many of each position's verdicts go unpaid for its debt: all of the debt, or all that stood."""
+    return upheld & debts
+
+
 def compute_shares(
     *, budget_nano: int, audit_share: int, units: Mapping[Position, int], upheld: Mapping[Position, int]
 ) -> Counter[Position]:

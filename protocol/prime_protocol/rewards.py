@@ -9,7 +9,7 @@ from prime_protocol.books import Position
 from prime_protocol.entries import Credited, Outcome, PaidOut, PoolReturned, RunFunded, RunStatus
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import Digest, NodeId, RunId
-from prime_protocol.payout import compute_shares
+from prime_protocol.payout import compute_shares, withhold
 from prime_protocol.state import RunState, State, StepState, SubmissionState
 from prime_protocol.terms import RunTerms
 from prime_protocol.turn import Turn
@@ -83,6 +83,7 @@ def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
         state.books.pay(name, owner, amount_nano)
         run.paid[owner] += amount_nano
         state.nodes[node].earned_nano += amount_nano
+    run.debts -= withhold(_stood(run, step), run.debts)
     run.carried_units.clear()
     run.carried_upheld.clear()
     step.paid = True
@@ -92,12 +93,18 @@ def pay_out(state: State, turn: Turn, entry: PaidOut) -> None:
 def step_shares(state: State, name: RunId, step: StepState) -> Counter[Position]:
     """Who gets how much if this step of the run is paid out now."""
     run = state.runs[name]
+    stood = _stood(run, step)
     return compute_shares(
         budget_nano=min(step.terms.step_budget_nano, state.books.pools[name]),
         audit_share=step.terms.audit_share,
         units=step.units + run.carried_units,
-        upheld=step.upheld + run.carried_upheld,
+        upheld=stood - withhold(stood, run.debts),
     )
+
+
+def _stood(run: RunState, step: StepState) -> Counter[Position]:
+    """Verdicts that a payout of this step is about, before debts."""
+    return step.upheld + run.carried_upheld
 
 
 def _find_owed(run: RunState, step: StepState) -> Digest | None:

@@ -41,7 +41,7 @@ class NodeState:
     earned_nano: int = 0
     """Paid out so far for its work and its verdicts, to whoever was its owner then."""
     faults: int = 0
-    """Verdicts that were not what was settled in the end."""
+    """Verdicts that were not what was settled in the end, or were refuted."""
 
 
 @dataclass(slots=True)
@@ -85,6 +85,8 @@ class Round:
     """Of this draw. Unknown to the worker when it submitted, so decoys come from it too."""
     drawn_at_ms: int
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
+    looks: dict[NodeId, bytes] = field(default_factory=dict)
+    """With which each was given."""
     places: dict[NodeId, Place] = field(default_factory=dict)
     """Where each verdict stands."""
 
@@ -121,6 +123,10 @@ class SubmissionState:
     """What a majority found, or the truth about a planted file; None where nobody was asked or nobody could say."""
     scored: set[NodeId] = field(default_factory=set)
     """Validators that lost score over it."""
+    inspected: dict[NodeId, Place] = field(default_factory=dict)
+    """Inspectors that have read it again, and where what they found stands."""
+    refuted: set[NodeId] = field(default_factory=set)
+    """Validators that judged it and had not read it."""
     slashed: bool = False
     credited: bool = False
     trained_into: Step | None = None
@@ -193,6 +199,8 @@ class RunState:
     carried_units: Counter[Position] = field(default_factory=Counter)
     carried_upheld: Counter[Position] = field(default_factory=Counter)
     """What was earned after its step was paid; the next payout takes it along."""
+    debts: Counter[Position] = field(default_factory=Counter)
+    """Verdicts that stood and are not paid, since others of the validator were refuted."""
     validators: list[NodeId] = field(default_factory=list)
     """Sorted: who may be drawn."""
 

@@ -1,6 +1,13 @@
 """The words that entries use for what somebody offers, may do, or has found."""
 
 from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.codec import Size
+from prime_protocol.constants import REASON_CHARS_MAX
+
+Reason = Annotated[str, Size(0, REASON_CHARS_MAX)]
+"""Why, for people."""
 
 
 class Role(StrEnum):

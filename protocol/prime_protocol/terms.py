@@ -13,6 +13,7 @@ from prime_protocol.constants import (
     DIGEST_BYTES,
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
+    INSPECTORS_MAX,
     QUORUM_MAX,
     TEMPERATURE_MAX,
     TEMPERATURE_MIN,
@@ -63,6 +64,8 @@ class RunTerms:
     upgrade_by_ms: Uint = 0
     """From this time on the lowest version is `version_next`. Both 0 where nothing is planned."""
     quorum: Annotated[int, Range(1, QUORUM_MAX)]
+    inspectors: Annotated[tuple[NodeId, ...], Size(0, INSPECTORS_MAX)] = ()
+    """Nodes of the operator's that read judged files again, to see that validators had read them."""
     audit_probation: Annotated[int, Range(0, 2**20)]
     """A node's first accepted submissions, all audited."""
     audit_floor: Annotated[int, Range(1, BASIS_POINTS)]
@@ -88,6 +91,8 @@ class RunTerms:
             raise RemoteError("temperature", f"is {self.temperature}, allowed is 0 or at least {TEMPERATURE_MIN}")
         if self.slash_nano > self.stake_min_nano:
             raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")
+        if len(set(self.inspectors)) < len(self.inspectors):
+            raise RemoteError("inspectors", "names a node twice")
         if bool(self.upgrade_by_ms) != (self.version_next > self.version_min):
             raise RemoteError("version_next", f"is {self.version_next}; a planned one is higher and has its date")
 

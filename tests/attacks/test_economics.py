@@ -1,11 +1,14 @@
-"""With the terms that a run has by default no attack of a worker pays, and not looking pays a validator."""
+"""With what a run and its coordinator have by default no attack pays, neither a worker's nor a validator's."""
 
 from dataclasses import replace
 
 import pytest
 
 from prime_attacks.economics import (
+    COST_SHARE,
+    INSPECTED,
     break_even_detection,
+    break_even_inspected,
     break_even_nano,
     expected_slash_nano,
     gain_nano,
@@ -17,6 +20,7 @@ from prime_attacks.gallery import BOOKS, VALIDATORS, WORKERS, Attack, Verdict
 from prime_attacks.report import tell_worth
 from prime_attacks.scene import make_terms
 from prime_coordinator.constants import LEASES_UNSETTLED_MAX
+from prime_protocol.constants import REFUTED_VERDICTS
 from prime_protocol.tolerance import Tolerance
 
 TERMS = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=64, tolerance=Tolerance())
@@ -100,15 +104,35 @@ def test_a_refused_copy_costs_no_more_than_the_pay_that_it_does_not_get() -> Non
     assert gain_nano(copied, TERMS, slots=1, detection=1.0, cost_share=1.0) == 0.0
 
 
-def test_not_looking_pays_a_validator_unless_nearly_all_files_are_dishonest() -> None:
-    """As docs/verification.md says first."""
-    for wrong, gain in ((0.0, 0.95), (0.05, 0.90), (0.2, 0.75), (0.5, 0.45), (1.0, -0.05)):
-        assert verdict_gain(saves=1.0, wrong=wrong) == pytest.approx(gain)
+@pytest.mark.parametrize("idle", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("saves", [0.3, 1.0])
+def test_not_looking_does_not_pay_a_validator_however_seldom_and_however_honest_the_others_are(
+    idle: float, saves: float
+) -> None:
+    for wrong in (0.0, 0.05, 0.5, 1.0):
+        for cost_share in (COST_SHARE, 0.5, 0.2):
+            assert verdict_gain(saves=saves, wrong=wrong, idle=idle, cost_share=cost_share) < 0
+
+
+def test_the_numbers_of_validators_in_the_document() -> None:
+    assert (INSPECTED, REFUTED_VERDICTS) == (0.1, 20)
+    for idle, gain in ((1.0, -0.05), (0.5, -0.525), (0.1, -0.105), (0.01, -0.0105)):
+        assert verdict_gain(saves=1.0, wrong=0.0, idle=idle) == pytest.approx(gain)
+    assert break_even_inspected(saves=1.0, wrong=0.0) == pytest.approx(0.0475)
+    assert verdict_gain(saves=1.0, wrong=0.0, inspected=0.047, idle=0.1) > 0
+    assert verdict_gain(saves=1.0, wrong=0.0, inspected=0.048, idle=0.1) < 0
+    assert break_even_inspected(saves=1.0, wrong=1.0) == 0.0
     assert [tell_worth(BY_NAME[name], TERMS) for name in ("lazy", "copies-verdicts", "vindictive")] == [
-        "+0.90 of a verdict's pay",
-        "+0.90 of a verdict's pay",
+        "-0.05 of a verdict's pay",
+        "-0.05 of a verdict's pay",
         "-",
     ]
+
+
+def test_without_an_inspector_not_looking_pays_unless_nearly_all_files_are_dishonest() -> None:
+    """As docs/verification.md says first: a run whose terms name nobody has nobody who would see it."""
+    for wrong, gain in ((0.0, 0.95), (0.05, 0.90), (0.2, 0.75), (0.5, 0.45), (1.0, -0.05)):
+        assert verdict_gain(saves=1.0, wrong=wrong, inspected=0.0) == pytest.approx(gain)
 
 
 def test_a_validator_that_is_seldom_wrong_is_seldom_sent_away() -> None:

@@ -11,7 +11,7 @@ from prime_attacks.gallery import COORDINATORS, GROUND, Outcome, Verdict
 from prime_attacks.grinding import attack_draws, choose_place, grind, grind_log
 from prime_attacks.networks import (
     NODES,
-    STEPS,
+    SEEDS,
     WORLDS,
     judge_duplicates,
     judge_forgers,
@@ -20,6 +20,7 @@ from prime_attacks.networks import (
     judge_silent,
     judge_swappers,
     judge_two_keys,
+    judge_unread,
     judge_validators,
 )
 from prime_attacks.programs import list_processes
@@ -39,13 +40,14 @@ def honest() -> Scene:
     return play(Plan(seed=1, nodes=16, steps=1, malicious=0.0))[1]
 
 
-def lie(name: str, seed: int = 3) -> Scene:
-    """A world of the gallery; a new one each time, so that it can be bent."""
-    world = WORLDS[name]
-    plan = Plan(seed=seed, nodes=world.nodes, steps=STEPS, malicious=world.malicious, liars=world.liars)
-    report, scene = play(plan)
-    assert not report.complaints
-    return scene
+def lie(name: str) -> Scene:
+    """The first world of the gallery in which there is an occasion; a new one each time, so that it can be bent."""
+    for seed in SEEDS:
+        report, scene = play(WORLDS[name].plan(seed))
+        assert not report.complaints
+        if WORLDS[name].judge(scene) is not None:
+            return scene
+    raise AssertionError("no world gives the liars an occasion")
 
 
 def judged(name: str, scene: Scene) -> Outcome:
@@ -68,6 +70,7 @@ def test_every_judge_is_tried() -> None:
         judge_silent,
         judge_swappers,
         judge_two_keys,
+        judge_unread,
         judge_validators,
     }
     assert NODES >= 16
@@ -107,6 +110,20 @@ def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
     assert judge_two_keys(scene) is None
 
 
+@pytest.mark.parametrize("name", ["lazy", "copies-verdicts"])
+def test_who_does_not_read_must_be_inspected_found_out_and_paid_less(name: str) -> None:
+    scene = lie(name)
+    outcome = judged(name, scene)
+    assert (outcome.verdict, outcome.checks) == (Verdict.OVERRULED, ("looks",))
+    assert judge_unread(replace(scene, honest=frozenset(scene.chronicle.registered))) is None, "nobody lies in it"
+    tales = [tale for tale in scene.chronicle.submissions.values() if tale.unread()]
+    line = next(line for line in tales[0].verdicts if line.author in tales[0].unread())
+    seen = next(each for found in tales[0].inspected for each in found.entry.seen if each.reader == line.author)
+    place = tales[0].verdicts.index(line)
+    tales[0].verdicts[place] = replace(line, entry=replace(line.entry, looks=seen.looks))
+    assert judged(name, scene).verdict is None, "one that has the right looks after all is a miss"
+
+
 def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_helped() -> None:
     scene = lie("leaks-draws")
     outcome = judged("leaks-draws", scene)
@@ -127,11 +144,10 @@ def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None
     assert judged("silent", scene).verdict is Verdict.HARMLESS
     # In a small network two silent ones of six leave too few to ask: docs/verification.md says so first.
     small = replace(WORLDS["silent"], nodes=NODES, malicious=0.25)
-    plan = Plan(seed=3, nodes=small.nodes, steps=STEPS, malicious=small.malicious, liars=small.liars)
-    outcome = judge_silent(play(plan)[1])
+    outcome = judge_silent(play(small.plan(3))[1])
     assert outcome is not None
     assert outcome.verdict is None
-    assert outcome.reason == "31 files had a silent judge, 26 accepted after up to 2 rounds"
+    assert outcome.reason == "26 files had a silent judge, 22 accepted after up to 2 rounds"
     assert judge_silent(replace(scene, honest=frozenset())) is None
 
 

@@ -6,14 +6,17 @@ import pytest
 from fuzz.harness import assert_survives
 
 from prime_protocol.codec import decode, encode
+from prime_protocol.constants import LOOKS_BYTES
 from prime_protocol.entries import (
     CheckpointPublished,
     Delegated,
+    Inspected,
     Metric,
     NodeRegistered,
     Outcome,
     Record,
     Role,
+    Seen,
     VerdictGiven,
 )
 from prime_protocol.errors import RemoteError
@@ -63,6 +66,11 @@ MESSAGES: list[Any] = [
         outcome=Outcome.HARD,
         reason="the tokens are not those of the checkpoint",
         metrics=tuple(Metric(name=f"metric_{n}", value=n / 7) for n in range(5)),
+        looks=bytes(range(LOOKS_BYTES)),
+    ),
+    Inspected(
+        submission=Digest(b"s" * 32),
+        seen=tuple(Seen(reader=NodeId(bytes([n]) * 20), looks=bytes(range(n, n + LOOKS_BYTES))) for n in range(3)),
     ),
 ]
 

@@ -125,13 +125,18 @@ class Network(Swarm):
 
 @asynccontextmanager
 async def running_network(
-    folder: Path, *, behaviour: str = "", model: dict[str, Any] | None = None, **terms: Any
+    folder: Path,
+    *,
+    behaviour: str = "",
+    model: dict[str, Any] | None = None,
+    coordinator: dict[str, Any] | None = None,
+    **terms: Any,
 ) -> AsyncIterator[Network]:
     """A coordinator with one run, and an origin that serves its first checkpoint. `behaviour` is the small engine's."""
-    books, settings = BooksConfig(head_ms=100), {"tempo": TEMPO}
+    books, settings = BooksConfig(head_ms=100), {"tempo": TEMPO, **(coordinator or {})}
     config = await make_folder(folder / "coordinator", books=books, settings=settings, **{**TERMS, **terms})
-    async with running(config) as coordinator, AsyncExitStack() as stack:
-        network = Network(folder, coordinator, stack)
+    async with running(config) as host, AsyncExitStack() as stack:
+        network = Network(folder, host, stack)
         make_checkpoint(network.checkpoint, vocabulary=VOCABULARY, **(model or {}))
         if behaviour:
             (network.checkpoint / "behaviour").write_text(behaviour)

@@ -44,6 +44,7 @@ def tell() -> World:
     world.reveal(fooled, HARD)
     world.settle(fooled)
     world.coordinate(e.ValidatorScored(validator=world.id(duped[0]), submission=fooled))
+    world.inspect(fooled, duped[1])
     disputed = world.submit(world.lease("key", 6))
     for _ in range(3):
         world.judge(disputed, ACCEPT, HARD, ACCEPT)
@@ -105,6 +106,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
         "stakes_nano": {f"{place[0]}/{place[1]}": amount for place, amount in sorted((+books.stakes).items())},
         "pool_nano": books.pools[RUN],
         "forfeited_nano": run.forfeited_nano,
+        "debts": {f"{place[0]}/{place[1]}": verdicts for place, verdicts in sorted(run.debts.items())},
         "latest_step": run.latest,
         "beacons": [str(run.checkpoints[step].beacon) for step in sorted(run.checkpoints)],
         "nodes": {

@@ -11,8 +11,17 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from prime_protocol.codec import HIDDEN, Range, Size
-from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX
-from prime_protocol.entries import OUTCOME_NUMBER, Metric, NodeRegistered, Outcome, StepMeasured, VerdictGiven
+from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX, LOOKS_BYTES
+from prime_protocol.entries import (
+    OUTCOME_NUMBER,
+    Inspected,
+    Metric,
+    NodeRegistered,
+    Outcome,
+    Seen,
+    StepMeasured,
+    VerdictGiven,
+)
 from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import FixedBytes, Name
@@ -57,7 +66,8 @@ def scalars(annotation: Any, bound: Any) -> st.SearchStrategy[Any]:
         size = bound or Size(0, 20)
         return st.text(CHARACTERS, min_size=size.low, max_size=min(size.high, 20))
     if annotation is bytes:
-        return st.binary(max_size=60)
+        size = bound or Size(0, 60)
+        return st.binary(min_size=size.low, max_size=min(size.high, size.low + 60))
     if issubclass(annotation, FixedBytes):
         return st.binary(min_size=annotation.SIZE, max_size=annotation.SIZE).map(annotation)
     if issubclass(annotation, StrEnum):
@@ -89,17 +99,35 @@ def shorten_life(life_ms_max: int) -> Callable[[dict[str, Any]], dict[str, Any]]
 REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
     Letter: shorten_life(ENVELOPE_LIFE_MS_MAX),
     Delegation: shorten_life(DELEGATION_LIFE_MS_MAX),
+    Inspected: lambda drawn: drawn | {"seen": sort_seen(drawn["seen"])},
     NodeRegistered: lambda drawn: drawn | {"roles": tuple(sorted(set(drawn["roles"])))},
     Records: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
     Share: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
-    RunTerms: lambda drawn: drawn | {"slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"])},
+    RunTerms: lambda drawn: (
+        drawn
+        | {
+            "slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"]),
+            "inspectors": tuple(dict.fromkeys(drawn["inspectors"])),
+        }
+    ),
     StepMeasured: lambda drawn: drawn | {"metrics": sort_metrics(drawn["metrics"])},
-    VerdictGiven: lambda drawn: drawn | {"outcome": outcome_of(drawn["receipt"].outcome)},
+    VerdictGiven: lambda drawn: (
+        drawn | {"outcome": outcome_of(drawn["receipt"].outcome), "looks": whole_looks(drawn["looks"])}
+    ),
 }
 
 
 def sort_metrics(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
     return tuple(sorted({metric.name: metric for metric in metrics}.values(), key=lambda metric: metric.name))
+
+
+def sort_seen(seen: tuple[Seen, ...]) -> tuple[Seen, ...]:
+    return tuple(sorted({each.reader: each for each in seen}.values(), key=lambda each: each.reader))
+
+
+def whole_looks(drawn: bytes) -> bytes:
+    """None, or all of them."""
+    return drawn.ljust(LOOKS_BYTES, b"\x00")[:LOOKS_BYTES] if drawn else b""
 
 
 def outcome_of(number: int) -> Outcome:

@@ -5,6 +5,7 @@ each of them.
 """
 
 import pickle
+import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +17,9 @@ from ledger_mob import crowd, try_act, wind_down
 from ledger_world import NETWORK, ON_CHAIN, RUN, World
 
 from prime_protocol import entries as e
-from prime_protocol.books import Books
+from prime_protocol.books import Books, Position
 from prime_protocol.codec import decode, encode
-from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.constants import LOOK_ERROR_MAX, REFUTED_VERDICTS, SIGNATURE_BYTES
 from prime_protocol.entries import Outcome, Record
 from prime_protocol.envelope import Letter
 from prime_protocol.errors import RemoteError
@@ -26,6 +27,7 @@ from prime_protocol.ids import Digest, NodeId
 from prime_protocol.ledger import RULES, Ledger, replay
 from prime_protocol.merkle import Tree, leaf_hash
 from prime_protocol.plants import plant_seal
+from prime_protocol.rewards import step_shares
 from prime_protocol.terms import RunTerms, SlashTo
 from prime_protocol.typed_data import EMBEDDED
 
@@ -46,6 +48,14 @@ def money(books: Books) -> Counter[Any]:
     return found
 
 
+def are_apart(said: bytes, found: bytes) -> bool:
+    """Recounted in floats, which is exact enough for looks that are the same or have nothing to do with each other."""
+    if not said:
+        return True
+    steps = [one - other for one, other in zip(*(struct.unpack("<16h", each) for each in (said, found)), strict=True)]
+    return (sum(step * step for step in steps) / len(steps)) ** 0.5 / 1024 > LOOK_ERROR_MAX
+
+
 @dataclass
 class Case:
     """What the entries say about one submission."""
@@ -63,6 +73,12 @@ class Case:
     appealed_after: int | None = None
     seal: Digest = e.NO_SEAL
     is_planted: bool = False
+    owners: dict[NodeId, NodeId] = field(default_factory=dict)
+    """Of who was drawn, then."""
+    looks: dict[NodeId, bytes] = field(default_factory=dict)
+    """Of who spoke."""
+    inspectors: set[NodeId] = field(default_factory=set)
+    refuted: set[NodeId] = field(default_factory=set)
 
     def decided(self, first: int = 0, *, unasked: int) -> Outcome | None:
         """Recounted; `unasked` owners of validators could still be drawn."""
@@ -90,11 +106,17 @@ class Witness:
         self.kinds: Counter[type] = Counter()
         self.is_embedded = world.state.domain == EMBEDDED
         self.funded = Counter(world.run.funded)
+        self.debts: Counter[Position] = Counter()
+        self.credited_to: set[Position] = set()
+        self.shown: dict[int, Counter[Position]] = {}
+        """What each unpaid step would pay, before the entry."""
 
     def apply(self, leaf: bytes) -> None:
         """Instead of World.apply: a refusal has changed nothing, and what is taken keeps the laws."""
         owners = dict(self.world.state.owners)
         before = self.world.snapshot()
+        steps = self.world.run.steps.items()
+        self.shown = {number: step_shares(self.world.state, RUN, step) for number, step in steps if not step.paid}
         try:
             World.apply(self.world, leaf)
         except RemoteError:
@@ -139,10 +161,12 @@ class Witness:
             case e.PoolReturned(amount_nano=amount):
                 moves = {("pool", RUN): -amount, balance: amount}
             case e.PaidOut():
-                moves = {name: amount for name, amount in moved.items() if name[0] == "balance" and amount > 0}
+                pay: Counter[Any] = Counter()
+                for (owner, _), amount in self.shown[entry.step].items():
+                    pay[("balance", owner)] += amount
+                moves = {name: amount for name, amount in pay.items() if amount}
                 assert {name[1] for name in moves} <= self.earners
                 moves[("pool", RUN)] = -sum(moves.values())
-                assert sum(moves.values()) == 0
                 assert -moves[("pool", RUN)] <= self.step_terms[entry.step].step_budget_nano
             case e.SlashProposed(submission=name, amount_nano=amount):
                 moves = self.seizure(name, amount, moved)
@@ -188,10 +212,17 @@ class Witness:
                 assert case.owner not in {owners[node] for node in validators}
                 case.draws.append(validators)
                 self.earners |= {owners[node] for node in validators}
+                case.owners |= {node: owners[node] for node in validators}
                 case.votes.append(Counter())
-            case e.VerdictGiven(receipt=receipt, outcome=outcome):
-                assert author in self.cases[receipt.submission].draws[-1]
-                self.cases[receipt.submission].votes[-1][outcome] += 1
+            case e.VerdictGiven(receipt=receipt, outcome=outcome, looks=looks):
+                case = self.cases[receipt.submission]
+                assert author in case.draws[-1]
+                case.votes[-1][outcome] += 1
+                case.looks[author] = looks
+            case e.Inspected():
+                self.watch_inspection(entry, author)
+            case e.PaidOut():
+                self.watch_debts(entry)
             case e.Settled(submission=name, outcome=outcome):
                 case = self.cases[name]
                 case.outcome = outcome
@@ -206,6 +237,29 @@ class Witness:
                 case.is_planted = True
             case _:
                 self.watch_end(entry, at_ms, author, owners)
+
+    def watch_inspection(self, entry: e.Inspected, author: NodeId) -> None:
+        """By an inspector, once, about others who spoke; whose looks are far off owes, once for each word."""
+        case = self.cases[entry.submission]
+        assert case.outcome is not None
+        assert author in set(self.world.run.terms.inspectors) - case.inspectors
+        case.inspectors.add(author)
+        for seen in entry.seen:
+            assert seen.reader in case.looks.keys() - {author}
+            if seen.reader not in case.refuted and are_apart(case.looks[seen.reader], seen.looks):
+                case.refuted.add(seen.reader)
+                self.debts[(case.owners[seen.reader], seen.reader)] += REFUTED_VERDICTS
+        assert self.world.submission(entry.submission).refuted == case.refuted
+        assert self.world.run.debts == self.debts
+
+    def watch_debts(self, entry: e.PaidOut) -> None:
+        """While a debt is left, nothing is paid for a verdict."""
+        now = self.world.run.debts
+        assert now <= self.debts, "a payout makes no debt"
+        assert all(count > 0 for count in now.values())
+        for position in now.keys() - self.credited_to:
+            assert self.shown[entry.step][position] == 0, f"{position} owes and was paid"
+        self.debts = Counter(now)
 
     def unasked(self, case: Case, at_ms: int) -> int:
         state = self.world.state
@@ -224,6 +278,7 @@ class Witness:
                 assert self.credited.isdisjoint(case.slots)
                 self.credited |= case.slots
                 self.earners.add(case.owner)
+                self.credited_to.add((case.owner, case.node))
             case e.CheckpointPublished(trained_on=names):
                 assert all(self.cases[name].outcome is Outcome.ACCEPT for name in names)
             case e.RunFunded(amount_nano=amount):

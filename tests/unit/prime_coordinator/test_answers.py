@@ -177,6 +177,8 @@ async def test_submission_of_a_step_that_is_over_is_told_from_the_log(tmp_path: 
     accepted = world.settled("ann", Outcome.ACCEPT, 0)
     soft = world.settled("bob", Outcome.SOFT, 1)
     world.credit(accepted)
+    unread = world.readers(accepted)[:2]
+    world.inspect(accepted, *unread)
     async with desk_of(world, tmp_path) as desk:
         before = await ask(desk, "submission", submission=str(accepted))
         world.publish(accepted)
@@ -195,6 +197,7 @@ async def test_submission_of_a_step_that_is_over_is_told_from_the_log(tmp_path: 
         assert getattr(after.summary, name) == getattr(before.summary, name)
     assert [each.verdicts for each in after.rounds] == [each.verdicts for each in before.rounds]
     assert (after.file_digest, after.checkpoint_step) == (before.file_digest, before.checkpoint_step)
+    assert after.refuted == before.refuted == tuple(map(str, sorted(world.id(validator) for validator in unread)))
 
 
 async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_and_after(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tiny_models import make_checkpoint
 from prime_coordinator.rows import to_plain
 from prime_coordinator.run_terms import TermsConfig, change_terms, read_model_config, read_terms, terms_from_plain
 from prime_protocol.errors import LocalError
+from prime_protocol.ids import NodeId
 from prime_protocol.terms import RunTerms
 from prime_protocol.tolerance import Precision
 from prime_protocol.units import ModelShape, flop_per_context_token, flop_per_token
@@ -48,6 +49,14 @@ def test_quorum_is_one_on_a_devnet_and_three_elsewhere_unless_said() -> None:
     assert read(**LEAST, quorum="5").quorum == 5
 
 
+def test_inspectors_are_nobody_unless_said_and_stay_when_other_terms_change() -> None:
+    assert read(**LEAST).inspectors == ()
+    named = read(**LEAST, inspectors=",".join("0x" + each * 20 for each in ("33", "22")))
+    assert named.inspectors == (NodeId(b"\x33" * 20), NodeId(b"\x22" * 20))
+    assert change_terms(named, {"quorum": "5"}, None).inspectors == named.inspectors
+    assert terms_from_plain(to_plain(named)) == named
+
+
 def test_least_share_of_audits_is_five_percent() -> None:
     assert read(**LEAST).audit_floor == 500
 
@@ -57,6 +66,8 @@ def test_least_share_of_audits_is_five_percent() -> None:
     [
         ("trainer", "bob"),
         ("trainer", "0x" + "AA" * 20),
+        ("inspectors", "bob"),
+        ("inspectors", ",".join(["0x" + "22" * 20] * 2)),
         ("quorum", "0"),
         ("quorum", "16"),
         ("temperature", "0.0001"),

@@ -12,13 +12,16 @@ from ledger_world import BUDGET, HOUR_MS, RUN, TERMS, World
 from prime_explorer.folding import Folding, get_stake
 from prime_explorer.pages.checkpoints import read_checkpoint
 from prime_explorer.pages.runs import read_run
+from prime_explorer.pages.submissions import read_submission
 from prime_explorer.reading import Db
 from prime_protocol import entries as e
 from prime_protocol.codec import decode, encode
+from prime_protocol.constants import LOOKS, LOOKS_BYTES
 from prime_protocol.entries import Outcome
 from prime_protocol.errors import RemoteError
 from prime_protocol.ids import NodeId
 from prime_protocol.ledger import Ledger
+from prime_protocol.looks import pack_looks
 from prime_protocol.state import State
 
 ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
@@ -46,6 +49,9 @@ def check_nodes(db: Db, state: State) -> None:
         assert node.units == db.value("SELECT total(units) FROM contributions WHERE node=?", name)
         upheld = db.value("SELECT count(*) FROM verdicts WHERE validator=? AND upheld=1", name)
         assert row["upheld"] == upheld
+    for submission, made in [item for run in state.runs.values() for item in run.submissions.items()]:
+        found = db.rows("SELECT validator FROM verdicts WHERE submission=? AND refuted", submission)
+        assert {each["validator"] for each in found} == made.refuted
 
 
 def check_sums(db: Db, state: State) -> None:
@@ -158,6 +164,34 @@ def test_a_reason_is_the_verdicts_or_says_why_there_is_none() -> None:
     assert row is not None
     assert row["reason"].startswith("planted")
     assert [each["upheld"] for each in db.rows("SELECT upheld FROM verdicts ORDER BY idx")] == [1, 1, 0]
+
+
+def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None:
+    world = World.started(quorum=4, inspectors=(World().id("inspector"), World().id("second")))
+    name = world.submit(world.lease("ann"))
+    honest, liar, mute, unseen = world.draw(name)
+    said = {honest: pack_looks([0.1] * LOOKS), liar: pack_looks([2.0] * LOOKS), mute: b"", unseen: bytes(LOOKS_BYTES)}
+    for validator, looks in said.items():
+        world.write(validator, world.opinion(validator, name, HARD, looks=looks))
+    world.settle(name)
+    found = world.inspection(name, {reader: bytes(LOOKS_BYTES) for reader in (honest, liar, mute)})
+    world.write("inspector", found)
+    db, folding = fold(world.leaves)
+    view = read_submission(db, name)
+    assert view is not None
+    assert [each.summary.refuted for each in view.verdicts] == [0, 1, 1, None]
+    assert [each.summary.look_error for each in view.verdicts] == [pytest.approx(0.1, abs=1e-3), 2.0, None, None]
+    assert [row.brief for row in view.story if row.kind == "Inspected"] == ["3 verdicts inspected"]
+    check_nodes(db, folding.state)
+
+    world.write("second", world.inspection(name, {liar: said[liar]}))
+    db, folding = fold(world.leaves)
+    view = read_submission(db, name)
+    assert view is not None
+    shown = view.verdicts[1].summary
+    assert (shown.refuted, shown.look_error) == (1, 2.0), "as the ledger has it"
+    assert [row.brief for row in view.story if row.kind == "Inspected"][1:] == ["1 verdict inspected"]
+    check_nodes(db, folding.state)
 
 
 def test_staleness_and_reward_are_averages_of_what_was_trained_on_and_found() -> None:

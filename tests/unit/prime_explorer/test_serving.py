@@ -29,7 +29,7 @@ STEPS = 30
 
 
 def live_a_while() -> KeyedWorld:
-    """Steps, slashes of every end, expired leases, a banned node, an owner with two keys."""
+    """Steps, slashes of every end, expired leases, a banned node, a refuted verdict, an owner with two keys."""
     world = KeyedWorld.begun(workers=("ann", "bob", "cat"), lag_max=3)
     world.join("key", Role.WORKER, owner="owner")
     world.join("chest", Role.RELAY, owner="owner")
@@ -50,7 +50,8 @@ def live_a_while() -> KeyedWorld:
         world.publish(name)
         if step > 1:
             world.pay_out(step - 1)
-    world.settled("ann", Outcome.SOFT, 5)
+    soft = world.settled("ann", Outcome.SOFT, 5)
+    world.inspect(soft, world.readers(soft)[0])
     return world
 
 
@@ -137,6 +138,20 @@ async def test_every_page_as_html_says_what_its_json_says(client: Client) -> Non
             tag = answer.headers["ETag"]
         async with client.get(path or "/", headers={"If-None-Match": tag}) as again:
             assert again.status == 304, path
+
+
+async def test_an_inspected_verdict_is_marked_where_it_is_listed(client: Client) -> None:
+    ((name, made),) = [(name, made) for name, made in WORLD.run.submissions.items() if made.inspected]
+    (validator,) = made.refuted
+    body = await ask(client, f"/submissions/{name}")
+    rows = [row["summary"] for row in body["verdicts"]]
+    assert {row["validator"] for row in rows if row["refuted"]} == {str(validator)}
+    assert {row["look_error"] for row in rows if row["refuted"] == 0} == {0.0}
+    for path, read in ((f"/submissions/{name}", len(rows) - 1), (f"/nodes/{validator}", 0)):
+        async with client.get(path) as answer:
+            text = await answer.text()
+        assert text.count('class="badge refuted"') == text.count("not read: its looks are off by") == 1
+        assert text.count("<td>read</td>") == read
 
 
 async def walk(client: Client, path: str, table: str, cursor: str) -> list[dict[str, Any]]:

@@ -38,8 +38,10 @@ from prime_node.events import (
     WeightsReady,
     Work,
 )
+from prime_protocol.constants import LOOKS_BYTES
 from prime_protocol.entries import (
     Appealed,
+    Inspected,
     LeaseEnded,
     LeaseGranted,
     NodeRegistered,
@@ -74,6 +76,10 @@ WORKER, VALIDATOR = (Role.WORKER,), (Role.VALIDATOR,)
 
 def digest(text: str) -> Digest:
     return Digest(sha256(text.encode()).digest())
+
+
+def node(text: str) -> NodeId:
+    return NodeId(digest(text)[:20])
 
 
 def weights(step: int = 0) -> Weights:
@@ -434,6 +440,32 @@ def test_a_restarted_validator_does_not_judge_again_what_it_has_signed() -> None
     after.beat(audits=(task(),))
     assert after.pop(Audit) == []
     assert len(after.sent(VerdictGiven)) == 1
+
+
+def test_an_inspection_ends_in_what_others_must_have_seen_and_in_no_verdict() -> None:
+    asked = replace(task(), readers=(node("b"), node("a"), node("c")))
+    seen = {node("b"): bytes(LOOKS_BYTES), node("a"): b"\1" * LOOKS_BYTES, node("c"): b""}
+    before = Shell(VALIDATOR)
+    before.beat(audits=(asked,))
+    before.tell(AuditDone(before.pop(Audit)[0].task.submission, replace(FINDING, looks=seen)))
+    for shell in (before, Shell(VALIDATOR, memory=before.memory())):
+        shell.beat(audits=(asked,))
+        assert shell.pop(Audit) == []
+        assert shell.sent(VerdictGiven) == []
+        (sent,) = shell.sent(Inspected)
+        assert (sent.message.submission, sent.file) == (asked.submission, None)
+        assert {each.reader: each.looks for each in sent.message.seen} == {
+            reader: looks for reader, looks in seen.items() if looks
+        }
+        assert [each.reader for each in sent.message.seen] == sorted([node("a"), node("b")])
+
+
+def test_a_verdict_has_the_looks_of_its_own_author_alone() -> None:
+    shell = Shell(VALIDATOR)
+    shell.beat(audits=(task(),))
+    looks = {KEY.node: b"\2" * LOOKS_BYTES, node("a"): b"\1" * LOOKS_BYTES}
+    shell.tell(AuditDone(shell.pop(Audit)[0].task.submission, replace(FINDING, looks=looks)))
+    assert shell.sent(VerdictGiven)[0].message.looks == b"\2" * LOOKS_BYTES
 
 
 # --- Punishment and commands ----------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from prime_node.events import AuditDone, AuditFailed, Finding, Generated
 from prime_node.evidence import Evidence, check_signature, digest_metrics, open_evidence
 from prime_node.replaying import find_root, list_checks, replay
 from prime_protocol.codec import encode
+from prime_protocol.constants import LOOKS_BYTES
 from prime_protocol.entries import Outcome
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
+from prime_protocol.ids import Digest, NodeId
+from prime_protocol.looks import is_refuted
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.rollout_file import read_rollouts, write_rollouts
 from prime_protocol.rollouts import Finish, Rollout
@@ -56,6 +58,7 @@ class Bench:
             Server("http://127.0.0.1:1", KEY.node),
             NETWORK,
             RUN,
+            node=KEY.node,
             briefings=self.scene,  # type: ignore[arg-type]
             keeper=self.scene.keeper,
             shelf=self.scene.shelf,
@@ -291,3 +294,29 @@ async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
     assert (evidence.file, evidence.task) == (b"", task)
     assert evidence.task.file_digest == sha256(large).digest()
     assert evidence.numbers == ()
+
+
+async def test_a_finding_has_the_looks_of_its_own_reader_whatever_it_finds(bench: Bench) -> None:
+    for data in (bench.data, bench.forge(swap_token)):
+        (reader, looks), *others = (await bench.find(data)).looks.items()
+        assert (reader, len(looks), others) == (KEY.node, LOOKS_BYTES, [])
+
+
+async def test_an_inspector_finds_the_looks_of_those_who_read_and_no_others(bench: Bench) -> None:
+    said, other = (await bench.find(bench.data)).looks[KEY.node], NodeId(bytes(20))
+    event = await bench.audit(bench.data, readers=(KEY.node, other))
+    assert isinstance(event, AuditDone)
+    seen = event.finding.looks
+    assert seen.keys() == {KEY.node, other}
+    assert not is_refuted(said, seen[KEY.node])
+    assert is_refuted(said, seen[other])
+    assert is_refuted(seen[other], seen[KEY.node])
+    assert not event.finding.has_bundle
+
+
+async def test_what_needs_no_model_has_no_looks(bench: Bench) -> None:
+    finding = await bench.find(bench.forge(FORGERIES["another prompt"]))
+    assert (finding.outcome, finding.looks) == (Outcome.HARD, {})
+    event = await bench.audit(b"no file", readers=(KEY.node,))
+    assert isinstance(event, AuditDone)
+    assert event.finding.looks == {}

@@ -66,3 +66,6 @@ def test_a_validators_fault_is_found_by_the_validator_and_by_the_submission() ->
     world = World.started()
     name, validator = world.settled("ann", Outcome.ACCEPT), world.id("val-0")
     assert list_subjects(RUN, e.ValidatorScored(validator=validator, submission=name)) == [str(name), str(validator)]
+    readers = world.readers(name)
+    inspected = world.inspection(name, {reader: world.looks(reader, name) for reader in readers})
+    assert list_subjects(RUN, inspected) == [str(name), *map(str, sorted(map(world.id, readers)))]

@@ -1,11 +1,25 @@
 """Entries that their own form refuses, before any rule is asked."""
 
+from dataclasses import replace
+
 import pytest
+from ledger_world import World, digest
 
 from prime_protocol.codec import decode, encode
-from prime_protocol.entries import OUTCOME_NUMBER, Metric, NodeRegistered, Outcome, Role, StepMeasured
+from prime_protocol.constants import LOOKS_BYTES
+from prime_protocol.entries import (
+    OUTCOME_NUMBER,
+    Inspected,
+    Metric,
+    NodeRegistered,
+    Outcome,
+    Role,
+    Seen,
+    StepMeasured,
+    VerdictGiven,
+)
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Step
+from prime_protocol.ids import NodeId, Step
 
 
 @pytest.mark.parametrize("roles", [(Role.WORKER, Role.RELAY), (Role.WORKER, Role.WORKER)])
@@ -41,3 +55,32 @@ def test_another_address_is_refused_by_its_place() -> None:
 def test_numbers_of_a_step_are_sorted_each_once(names: tuple[str, str]) -> None:
     with pytest.raises(RemoteError, match="sorted by name"):
         StepMeasured(step=Step(0), metrics=tuple(Metric(name=name, value=0.0) for name in names))
+
+
+def test_a_verdict_has_all_its_looks_or_none() -> None:
+    whole = World().opinion("val-0", digest("a submission"), Outcome.ACCEPT)
+    for looks in (b"", whole.looks):
+        told = replace(whole, looks=looks)
+        assert decode(VerdictGiven, encode(told)) == told
+    for size in (1, LOOKS_BYTES - 2, LOOKS_BYTES + 2):
+        with pytest.raises(RemoteError) as caught:
+            replace(whole, looks=bytes(size))
+        assert caught.value.field == "looks"
+
+
+def test_an_inspection_names_each_reader_once_and_in_order() -> None:
+    ann, bob = (Seen(reader=NodeId(bytes([number]) * 20), looks=bytes(LOOKS_BYTES)) for number in range(2))
+    for seen in ((), (ann,), (ann, bob)):
+        told = Inspected(submission=digest("a submission"), seen=seen)
+        assert decode(Inspected, encode(told)) == told
+    for seen in ((bob, ann), (ann, ann)):
+        with pytest.raises(RemoteError) as caught:
+            Inspected(submission=digest("a submission"), seen=seen)
+        assert caught.value.field == "seen"
+
+
+@pytest.mark.parametrize("size", [0, LOOKS_BYTES - 2, LOOKS_BYTES + 2])
+def test_what_an_inspector_has_seen_is_whole(size: int) -> None:
+    with pytest.raises(RemoteError) as caught:
+        decode(Seen, encode(Seen(reader=NodeId(bytes(20)), looks=bytes(size))))
+    assert caught.value.field == "Seen.looks"

@@ -9,7 +9,7 @@ from ledger_world import MINUTE_MS, NETWORK, RUN, START_MS, World, digest
 
 from prime_protocol import entries as e
 from prime_protocol.codec import decode, encode
-from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX
+from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX, LOOKS_BYTES
 from prime_protocol.entries import NodeStatus, Outcome, Record, Role, RunStatus
 from prime_protocol.envelope import open_envelope
 from prime_protocol.errors import RemoteError
@@ -55,6 +55,7 @@ def examples(world: World) -> dict[type, Any]:
         e.Credited(submission=NAME, units=1),
         e.PaidOut(step=Step(0)),
         e.ValidatorScored(validator=NODE, submission=NAME),
+        e.Inspected(submission=NAME, seen=(e.Seen(reader=NODE, looks=bytes(LOOKS_BYTES)),)),
         e.SlashProposed(submission=NAME, amount_nano=1, evidence=NAME),
         e.Appealed(submission=NAME, reason=""),
         e.SlashExecuted(submission=NAME),
@@ -96,6 +97,7 @@ OTHERS_WORD = {
     e.Submitted: "receipt.node",
     e.VerdictGiven: "sender",
     e.PlantRevealed: "sender",
+    e.Inspected: "sender",
     e.Appealed: "submission",
 }
 """Entries that the rule itself binds to an author, and what it names when a stranger writes them."""
@@ -108,7 +110,7 @@ def test_a_stranger_speaks_for_nobody(kind: type) -> None:
     if kind is e.VerdictGiven:
         name = world.submit(0)
         entry = world.opinion(world.draw(name)[0], name, Outcome.ACCEPT)
-    if kind is e.PlantRevealed:
+    if kind in (e.PlantRevealed, e.Inspected):
         entry = replace(entry, submission=world.submit(0))
     with world.refuses(OTHERS_WORD[kind]):
         world.write("stranger", entry)

@@ -126,3 +126,9 @@ def test_ranges_with_holes_are_digested_across_chunks() -> None:
     for chunk in (b"01", b"234", b"56", b"789"):
         hasher.feed(chunk)
     assert hasher.finish() == [compute_digest(b"234"), compute_digest(b"6"), compute_digest(b"789")]
+
+
+def test_a_stream_that_ends_with_its_last_range_leaves_nothing_to_digest() -> None:
+    hasher = RangeHasher(iter([(0, 2), (2, 2)]))
+    hasher.feed(b"0123")
+    assert hasher.finish() == [compute_digest(b"01"), compute_digest(b"23")]

@@ -1,7 +1,9 @@
 """How a step's budget is shared."""
 
+from collections import Counter
+
 from prime_protocol.ids import NodeId
-from prime_protocol.payout import compute_shares
+from prime_protocol.payout import compute_shares, withhold
 
 ANN, BOB, VAL = ((NodeId(bytes([number]) * 20), NodeId(bytes([number + 9]) * 20)) for number in range(3))
 
@@ -27,3 +29,10 @@ def test_a_pot_that_nobody_earned_is_not_shared() -> None:
 
 def test_without_a_budget_nobody_gets_anything() -> None:
     assert compute_shares(budget_nano=0, audit_share=5000, units={ANN: 1}, upheld={VAL: 1}).total() == 0
+
+
+def test_a_debt_takes_verdicts_that_stood_and_no_more_than_there_are() -> None:
+    upheld = Counter({ANN: 3, BOB: 30, VAL: 4})
+    assert withhold(upheld, Counter({ANN: 20, BOB: 20})) == {ANN: 3, BOB: 20}
+    assert withhold(upheld, Counter()) == Counter()
+    assert withhold(Counter(), Counter({ANN: 20})) == Counter()

@@ -9,6 +9,7 @@ from ledger_world import TERMS
 from prime_protocol.codec import decode, encode
 from prime_protocol.constants import FLOP_PER_CONTEXT_TOKEN_MAX, FLOP_PER_TOKEN_MAX, TEMPERATURE_MIN
 from prime_protocol.errors import RemoteError
+from prime_protocol.ids import NodeId
 from prime_protocol.terms import RunTerms
 
 
@@ -55,3 +56,19 @@ def test_the_lowest_version_rises_on_its_date() -> None:
     terms = replace(TERMS, version_next=2, upgrade_by_ms=1000)
     assert [terms.version_at(at_ms) for at_ms in (0, 999, 1000, 2000)] == [1, 1, 2, 2]
     assert TERMS.version_at(10**15) == 1
+
+
+def test_an_inspector_is_named_once() -> None:
+    ann, bob = NodeId(b"a" * 20), NodeId(b"b" * 20)
+    for inspectors in ((), (bob, ann)):
+        terms = replace(TERMS, inspectors=inspectors)
+        assert decode(RunTerms, encode(terms)) == terms
+    with pytest.raises(RemoteError) as caught:
+        replace(TERMS, inspectors=(ann, bob, ann))
+    assert caught.value.field == "inspectors"
+
+
+def test_a_file_is_held_to_the_terms_and_to_the_slots_of_its_lease() -> None:
+    limits = TERMS.rollout_limits(4, 2)
+    assert (limits.first_slot, limits.slots, limits.samples_per_slot) == (4, 2, TERMS.samples_per_slot)
+    assert limits.vocab_size == TERMS.vocabulary

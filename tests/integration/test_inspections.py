@@ -1,0 +1,67 @@
+"""A validator that judges without reading, an honest one that inspects it, and a worker: all real processes."""
+
+from pathlib import Path
+from typing import Any
+
+from integration.coordinator_parts import key_of
+from integration.node_parts import Network, Node, alter_checkpoint, running_network
+from integration.swarm_parts import until
+
+from prime_devnet.cheating_child import write_interpreter
+from prime_devnet.cheats import LAZY
+from prime_node.journal import PieceState
+from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.ids import NodeId
+from prime_protocol.looks import is_refuted
+
+STEPS_MAX = 8
+"""Until the one that does not read is drawn: each file is judged by one of the two."""
+
+
+async def test_who_does_not_read_is_found_out_and_not_paid_for_it(tmp_path: Path) -> None:
+    terms = {"inspectors": (key_of("eye").node,), "slots_per_step": 2, "lag_max": 0}
+    share = {"inspect_share": BASIS_POINTS}
+    async with running_network(tmp_path, coordinator=share, **terms) as network:
+        interpreter = write_interpreter(tmp_path / "lazy", LAZY)
+        idler = await network.node("idler", "validator", "--engine-python", str(interpreter), engine="torch")
+        eye = await network.node("eye", "validator", engine="torch")
+        worker = await network.node("ann", "worker", engine="torch")
+        step = 0
+        while not await was_refuted(network, idler.node):
+            assert step < STEPS_MAX, f"not inspected in {step} steps\n{eye.command.tail}"
+            await until(lambda step=step: is_credited(worker, step), "credit", lambda: worker.command.tail)  # type: ignore[misc]
+            step += 1
+            weights = alter_checkpoint(network.checkpoint, tmp_path / f"next-{step}", share=0.001 * step)
+            await network.publish(weights, step, "--delta")
+        paid, faults = await read_node(network, idler.node)
+        assert (paid, faults > 0) == (0, True)
+        assert (await read_node(network, eye.node))[1] == 0, "who reads what it judges has nothing to fear"
+        for node in (worker, idler, eye):
+            assert await node.command.stop() == 0, node.command.tail
+
+
+def is_credited(worker: Node, step: int) -> bool:
+    pieces = [piece for piece in worker.pieces() if piece.step == step]
+    return bool(pieces) and all(piece.state in (PieceState.CREDITED, PieceState.PAID) for piece in pieces)
+
+
+async def was_refuted(network: Network, idler: NodeId) -> bool:
+    """Whether an inspection says so. What it says of others is that they had read."""
+    given = {entry["receipt"]["submission"]: entry for entry in await network.entries("VerdictGiven")}
+    seen = [(entry["submission"], each) for entry in await network.entries("Inspected") for each in entry["seen"]]
+    found = False
+    for name, each in seen:
+        is_idler = each["reader"] == str(idler)
+        assert is_refuted(read_bytes(given[name]["looks"]), read_bytes(each["looks"])) == is_idler
+        found = found or is_idler
+    return found
+
+
+def read_bytes(text: Any) -> bytes:
+    return bytes.fromhex(str(text).removeprefix("0x"))
+
+
+async def read_node(network: Network, node: NodeId) -> tuple[int, int]:
+    async with network.api() as api:
+        row = (await api.get(f"/nodes/{node}"))["summary"]
+    return row["earned_nano"], row["faults"]
