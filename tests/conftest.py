@@ -1,15 +1,39 @@
-"""What holds for every test: figures that outlive the run, and Ctrl-C that reaches the programs that are started.
+"""What holds for every test: figures that outlive the run, whose lines are counted, and Ctrl-C that reaches programs.
 
 A shell in the background ignores SIGINT for its children, and they for theirs.
 """
 
 import signal
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
+COUNTED = Path(__file__).parent / "unit/prime_protocol"
+"""The tests that must reach every line and branch of the protocol by themselves."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Counting lines doubles the time of plain Python, so no other test's are counted.
+
+    The marker `no_cover` does not do it in a worker of xdist: pytest-cov begins twice there, and ends once.
+    """
+    if item.path.is_relative_to(COUNTED):
+        return (yield)
+    counting = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(counting[0])
+        threading.settrace(counting[1])
 
 
 @pytest.fixture

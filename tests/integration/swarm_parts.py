@@ -198,6 +198,16 @@ class Relay:
         """Where the files of a manifest lie."""
         return self.folder / "weights" / "transport" / manifest.removeprefix("0x")
 
+    def built(self, root: str) -> Path:
+        """Where the checkpoint lies, once it is built."""
+        return self.folder / "weights" / "checkpoints" / root.removeprefix("0x")
+
+    async def until_built(self, root: str, checkpoint: Path) -> dict[str, Any]:
+        """It has the checkpoint under its name, and every file is what the trainer has."""
+        await self.until(lambda status: self.built(root).exists(), f"a checkpoint of {root}")
+        assert digests_of(self.built(root)) == digests_of(checkpoint)
+        return await self.status()
+
 
 @dataclass
 class Published:

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 from integration.swarm_parts import (
     HERE,
@@ -12,7 +11,6 @@ from integration.swarm_parts import (
     Published,
     Relay,
     Swarm,
-    digests_of,
     make_checkpoint,
     running_swarm,
     until,
@@ -23,14 +21,6 @@ NODE = ("--weights-build", "--upload-slots", "8", "--upload-address-slots", "8")
 """Everybody is on one address here."""
 VALUES = 400_000
 STEPS = 3
-
-
-async def until_built(node: Relay, published: Published, checkpoint: Path) -> dict[str, Any]:
-    """It has the checkpoint under its name, and every file is what the trainer has."""
-    folder = node.folder / "weights" / "checkpoints" / published.root.removeprefix("0x")
-    await node.until(lambda status: folder.exists(), f"a checkpoint of {published.root}")
-    assert digests_of(folder) == digests_of(checkpoint)
-    return await node.status()
 
 
 def count_held(node: Relay, published: Published) -> int:
@@ -68,7 +58,7 @@ async def test_everybody_ends_with_exact_weights_whatever_breaks(tmp_path: Path)
         await restarted.command.kill()
         await restarted.command.start()
         for node in nodes:
-            await until_built(node, first, checkpoints[0])
+            await node.until_built(first.root, checkpoints[0])
         await slow.until_held(first.root)
 
         others = [origin, *(node.command for node in nodes)]
@@ -89,7 +79,7 @@ async def check_liar(swarm: Swarm, liar: Relay, others: list[Command], first: Pu
     await late.until(lambda status: [row["corrupt"] for row in status["weights"]["transfers"]] == [1], "a wrong shard")
     for command in others:
         command.signal(signal.SIGCONT)
-    status = await until_built(late, first, checkpoint)
+    status = await late.until_built(first.root, checkpoint)
     assert status["weights"]["corrupt"] == 1, "who sent a wrong shard is not asked for another"
 
 
@@ -106,4 +96,4 @@ async def check_deltas(swarm: Swarm, nodes: list[Relay], checkpoints: list[Path]
             path.rmdir() if path.is_dir() else path.unlink()
     await asyncio.gather(sleeper.command.start(), amnesiac.command.start())
     for node in nodes:
-        await until_built(node, last, checkpoints[2])
+        await node.until_built(last.root, checkpoints[2])
