@@ -1,6 +1,6 @@
 """Time to the last of sixteen nodes, each behind 100 Mbit/s up and down like the origin, in network namespaces.
 
-    python bench/shaped_links.py [--nodes 16] [--mbit 100] [--mib 640] [--shard-mib 2]
+    python bench/shaped_links.py [--nodes 16] [--mbit 100] [--mib 960] [--shard-mib 2]
 
 Needs root and iproute2. The least possible is size/bandwidth: the origin has to send every byte once. `ratio` is what
 it took, less one shard's time for each step of depth, over that. Above 1.3 the command fails.
@@ -24,7 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--mbit", type=int, default=100, help="of every line, up and down (default: 100)")
-    parser.add_argument("--mib", type=int, default=640, help="size of the checkpoint (default: 640)")
+    parser.add_argument(
+        "--mib", type=int, default=960, help="size of the checkpoint, 18 times which fits into memory (default: 960)"
+    )
     parser.add_argument("--shard-mib", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()

@@ -107,7 +107,7 @@ def _add_looks(commands: Group, with_settings: bool) -> None:
 
 
 def _add_audit(commands: Group) -> None:
-    text = "run a verdict again from its evidence, and say whether this machine finds the same"
+    text = "run a verdict again, or read any submission again, and say whether this machine finds the same"
     audit = _command(commands, "audit", "audit:audit", text, has_json=True)
     audit.add_argument("verdict", nargs="?", help="name of the submission, or digest of the evidence")
     audit.add_argument("--coordinator", help="where to get it. Default: that of the node in the folder.")

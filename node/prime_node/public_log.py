@@ -118,14 +118,10 @@ def to_reason(page: Mapping[str, Any]) -> str:
     return f"{row['outcome']}: {row['reason'] or 'no reason was given'}; evidence {row['evidence']}"
 
 
-def to_evidence(page: Mapping[str, Any]) -> tuple[str, Digest | None] | None:
-    """What validators said of a submission, and the evidence of the first that rejected it; None: nobody spoke."""
-    rows = page["rows"]
-    if not rows:
-        return None
-    outcomes = ", ".join(sorted({str(row["outcome"]) for row in rows}))
-    rejected = next((row for row in rows if row["outcome"] != "accept"), None)
-    return outcomes, Digest.parse(rejected["evidence"]) if rejected else None
+def to_evidence(page: Mapping[str, Any]) -> Digest | None:
+    """The evidence of the first validator that rejected a submission; None where nobody did."""
+    rejected = next((row for row in page["rows"] if row["outcome"] != "accept"), None)
+    return Digest.parse(rejected["evidence"]) if rejected else None
 
 
 def to_receipt(page: Mapping[str, Any]) -> tuple[SubmissionReceipt, Signature]:

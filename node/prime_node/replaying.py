@@ -12,13 +12,14 @@ from prime_node.briefing import Briefing
 from prime_node.checks import WEIGHTS_PER_DECADE, Judgement
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.engine.keeper import EngineKeeper
-from prime_node.evidence import Evidence
-from prime_node.examination import examine
+from prime_node.examination import Examination, examine
 from prime_protocol.constants import WEIGHT_CONVICTS
 from prime_protocol.entries import Metric
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, RunId, Step
+from prime_protocol.looks import Onlookers
 from prime_protocol.manifest_build import build_keyframe
+from prime_protocol.messages import AuditTask, StepFacts
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.tasks.spec import TaskSetSpec
 from prime_protocol.tolerance import Tolerance
@@ -55,23 +56,31 @@ def find_root(folder: Path) -> Digest:
     return build_keyframe(RunId("any"), Step(0), files).root
 
 
-def find_dataset(evidence: Evidence) -> Digest | None:
+def find_dataset(facts: StepFacts) -> Digest | None:
     """The problem file that grading would need; None for task sets without one."""
-    return TaskSetSpec.parse(evidence.facts.terms.task_set).problem_file
+    return TaskSetSpec.parse(facts.terms.task_set).problem_file
 
 
 async def replay(
-    evidence: Evidence, *, file: bytes, weights: Path, dataset: bytes, engine: EngineConfig, folder: Path, clock: Clock
-) -> Judgement:
-    """What this machine finds. `folder` is for the engine's caches."""
-    task, facts = evidence.task, evidence.facts
+    run: RunId,
+    task: AuditTask,
+    facts: StepFacts,
+    *,
+    file: bytes,
+    weights: Path,
+    dataset: bytes,
+    engine: EngineConfig,
+    folder: Path,
+    clock: Clock,
+) -> Examination:
+    """What this machine finds, and the looks of the task's readers. `folder` is for the engine's caches."""
     root = await asyncio.to_thread(find_root, weights)
     if root != task.checkpoint_root:
         raise LocalError(f"{weights} holds the checkpoint {root}, the submission names {task.checkpoint_root}")
     if facts.beacon is None:
-        raise LocalError("the bundle names no beacon, so no seed can be derived")
+        raise LocalError("the step has no beacon, so no seed can be derived")
     briefing = Briefing(
-        run=evidence.run,
+        run=run,
         step=task.step,
         terms=facts.terms,
         beacon=facts.beacon,
@@ -83,17 +92,17 @@ async def replay(
     keeper = EngineKeeper(engine, folder, clock)
     try:
         header, limits = briefing.header(task.lease, task.node), briefing.limits(task.first_slot, task.slots)
-        examined = await examine(file, briefing, header, limits, keeper, task.seed)
+        onlookers = Onlookers(task.submission, task.readers)
+        return await examine(file, briefing, header, limits, keeper, task.seed, onlookers)
     finally:
         await keeper.close()
-    return examined.judge()
 
 
-def list_checks(evidence: Evidence, judged: Judgement) -> Iterator[CheckRow]:
+def list_checks(metrics: tuple[Metric, ...], judged: Judgement, tolerance: Tolerance) -> Iterator[CheckRow]:
     """Both sides' numbers, in the order of the verdict."""
-    then, here = as_table(evidence.metrics), as_table(judged.metrics)
+    then, here = as_table(metrics), as_table(judged.metrics)
     for name in dict.fromkeys([*then, *here]):
-        limit = find_limit(name, evidence.facts.terms.tolerance)
+        limit = find_limit(name, tolerance)
         yield CheckRow(name=name, limit=limit, then=then.get(name), here=here.get(name))
 
 

@@ -1,11 +1,12 @@
 """A validator that judges without reading, an honest one that inspects it, and a worker: all real processes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from integration.coordinator_parts import key_of
 from integration.node_parts import Network, Node, alter_checkpoint, running_network
-from integration.swarm_parts import until
+from integration.swarm_parts import run_command, until
 
 from prime_devnet.cheating_child import write_interpreter
 from prime_devnet.cheats import LAZY
@@ -33,6 +34,7 @@ async def test_who_does_not_read_is_found_out_and_not_paid_for_it(tmp_path: Path
             step += 1
             weights = alter_checkpoint(network.checkpoint, tmp_path / f"next-{step}", share=0.001 * step)
             await network.publish(weights, step, "--delta")
+        await anybody_sees_it(network, idler.node)
         paid, faults = await read_node(network, idler.node)
         assert (paid, faults > 0) == (0, True)
         assert (await read_node(network, eye.node))[1] == 0, "who reads what it judges has nothing to fear"
@@ -55,6 +57,30 @@ async def was_refuted(network: Network, idler: NodeId) -> bool:
         assert is_refuted(read_bytes(given[name]["looks"]), read_bytes(each["looks"])) == is_idler
         found = found or is_idler
     return found
+
+
+async def anybody_sees_it(network: Network, idler: NodeId) -> None:
+    """`prime-node audit` of a file that was accepted, by somebody who has the weights and nothing else."""
+    verdicts = await network.entries("VerdictGiven")
+    given = next(each["receipt"] for each in verdicts if each["receipt"]["validator"] == str(idler))
+    name, step = given["submission"], (await find_step(network, given["submission"]))
+    weights = network.checkpoint if step == 0 else network.folder / f"next-{step}"
+    url, folder = network.coordinator.server.url, str(network.folder / "nobody")
+    words = ("prime-node", "audit", name, "--coordinator", url, "--weights", str(weights), "--folder", folder)
+    code, text = await run_command(*words, PRIME_ENGINE_ENGINE="torch")
+    assert code == 0, text
+    assert "accept: every check passes" in text
+    assert "did not read it: off by" in text
+    code, text = await run_command(*words, "--json", PRIME_ENGINE_ENGINE="torch")
+    found = json.loads(text)
+    assert (code, found["here"]["outcome"]) == (0, "accept")
+    assert {row["validator"]: row["read"] for row in found["validators"]} == {str(idler): False}
+
+
+async def find_step(network: Network, submission: str) -> int:
+    async with network.api() as api:
+        row = (await api.get(f"/submissions/{submission}"))["summary"]
+    return int(row["step"])
 
 
 def read_bytes(text: Any) -> bytes:

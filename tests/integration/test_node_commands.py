@@ -321,7 +321,7 @@ async def test_a_service_is_installed_where_systemd_answers(
 async def test_a_verdict_that_nobody_gave_is_told_where_names_are_found(owner: Owner) -> None:
     said = await owner.type("audit", "0x" + "11" * 32)
     assert said.code == 1
-    assert "nothing that was judged, and no evidence, is called 0x1111" in said.err
+    assert "nothing that was submitted, and no evidence, is called 0x1111" in said.err
     assert "`prime-node rollouts ID` shows the names of yours" in said.err
 
 

@@ -1,7 +1,7 @@
 """`prime-node audit`: run a verdict again from its evidence, and say whether this machine finds the same.
 
 Offline with --bundle and --weights. Else the evidence comes from the coordinator, by the name of the submission or by
-the digest of the evidence.
+the digest of the evidence. A submission that nobody rejected has none; it is read again from the log (audit_any.py).
 """
 
 import asyncio
@@ -14,14 +14,18 @@ from typing import Any
 
 from prime_node import public_log
 from prime_node.checks import Judgement
+from prime_node.commands.audit_any import Asked, ask_submission, report_any
 from prime_node.commands.context import Context, with_pins
 from prime_node.config import NodeConfig
 from prime_node.evidence import BUNDLE_BYTES_MAX, Evidence, check_signature, open_evidence
+from prime_node.examination import Examination
 from prime_node.home import Home
 from prime_node.replaying import CheckRow, find_dataset, list_checks, replay
 from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.entries import Outcome
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId
+from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.messages import AuditTask, StepFacts
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import Domain
 from prime_runtime.clock import SystemClock
@@ -39,22 +43,48 @@ def audit(context: Context) -> int:
 async def _audit(context: Context) -> int:
     given = {"coordinator": context.args.coordinator} if context.args.coordinator else {}
     config = with_pins(context.resolve(given).config)
-    raw = await _load_bundle(context, config)
+    found = await _find(context, config)
+    if isinstance(found, Asked):
+        return await _audit_any(context, config, found)
+    return await _audit_again(context, config, found)
+
+
+async def _audit_again(context: Context, config: NodeConfig, raw: bytes) -> int:
+    """A verdict, from its bundle."""
     try:
         evidence = open_evidence(raw)
     except RemoteError as error:
         raise LocalError(f"that is no evidence bundle, or a damaged one: {error}") from None
-    file = evidence.file or await _load(
-        context.args.file, config, f"/objects/{evidence.task.file_digest}", evidence.task.file_digest, "--file"
-    )
-    dataset = find_dataset(evidence)
-    problems = b"" if dataset is None else await _load_dataset(context, config, dataset)
-    weights = _find_weights(context, config, evidence)
     if not context.args.json:
         _introduce(context, evidence, raw, config.signing_domain)
+    examined = await _read(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
+    judged = examined.judge()
+    agrees = judged.outcome is evidence.outcome
+    _report(context, evidence, judged, agrees)
+    return 0 if agrees else EXIT_DISAGREES
+
+
+async def _audit_any(context: Context, config: NodeConfig, asked: Asked) -> int:
+    """A submission that nobody rejected: what this machine finds in it, and who had read it."""
+    examined = await _read(context, config, asked.receipt.run, asked.task, asked.facts, b"")
+    judged = examined.judge()
+    report_any(context, asked, judged, examined.looks)
+    return 0 if judged.outcome is Outcome.ACCEPT else EXIT_DISAGREES
+
+
+async def _read(
+    context: Context, config: NodeConfig, run: RunId, task: AuditTask, facts: StepFacts, file: bytes
+) -> Examination:
+    """With this machine's engine. What is not at hand is fetched."""
+    file = file or await _load(context.args.file, config, f"/objects/{task.file_digest}", task.file_digest, "--file")
+    dataset = find_dataset(facts)
+    problems = b"" if dataset is None else await _load_dataset(context, config, dataset)
+    weights = _find_weights(context, config, task, facts)
     with tempfile.TemporaryDirectory(prefix="prime-audit-") as folder:
-        judged = await replay(
-            evidence,
+        return await replay(
+            run,
+            task,
+            facts,
             file=file,
             weights=weights,
             dataset=problems,
@@ -62,25 +92,30 @@ async def _audit(context: Context) -> int:
             folder=Path(folder),
             clock=SystemClock(),
         )
-    agrees = judged.outcome is evidence.outcome
-    _report(context, evidence, judged, agrees)
-    return 0 if agrees else EXIT_DISAGREES
 
 
 # --- What is needed ---------------------------------------------------------------------------------------------------
 
 
-async def _load_bundle(context: Context, config: NodeConfig) -> bytes:
+async def _find(context: Context, config: NodeConfig) -> bytes | Asked:
+    """A bundle; or a submission that has none, since nobody rejected it."""
     if context.args.bundle is not None:
-        return _read(context.args.bundle, BUNDLE_BYTES_MAX)
+        return _read_file(context.args.bundle, BUNDLE_BYTES_MAX)
     if context.args.verdict is None:
         raise LocalError("name a submission or an evidence digest, or give --bundle FILE")
-    evidence = await _find_evidence(config, parse_verdict(context.args.verdict))
+    name = parse_verdict(context.args.verdict)
+    if not config.coordinator:
+        raise LocalError("there is no node in the folder that knows a coordinator; give --coordinator URL, or --bundle")
+    evidence = await _find_evidence(config, name)
+    if evidence is None:
+        asked = await ask_submission(config, name)
+        if asked is not None:
+            return asked
     try:
-        return await _fetch(config, f"/objects/{evidence}", evidence, BUNDLE_BYTES_MAX)
+        return await _fetch(config, f"/objects/{evidence or name}", evidence or name, BUNDLE_BYTES_MAX)
     except NotKnown:
         raise LocalError(
-            f"nothing that was judged, and no evidence, is called {evidence} at {config.coordinator}, or it is not kept"
+            f"nothing that was submitted, and no evidence, is called {name} at {config.coordinator}, or it is not kept"
             " any more. `prime-node rollouts ID` shows the names of yours; a file that you have is given with --bundle"
         ) from None
 
@@ -95,33 +130,25 @@ def parse_verdict(text: str) -> Digest:
         ) from None
 
 
-async def _find_evidence(config: NodeConfig, digest: Digest) -> Digest:
-    """Of the first rejection of a submission with this name; else the digest is taken for that of the evidence."""
-    if not config.coordinator:
-        raise LocalError("there is no node in the folder that knows a coordinator; give --coordinator URL, or --bundle")
+async def _find_evidence(config: NodeConfig, name: Digest) -> Digest | None:
+    """Of the first rejection of a submission with this name, if there is one."""
     async with open_json_client(config.coordinator, config.authority) as api:
         try:
-            page = await api.get("/verdicts", submission=str(digest))
+            page = await api.get("/verdicts", submission=str(name))
         except NotKnown:
-            return digest
-    found = public_log.read("verdicts", page, public_log.to_evidence)
-    if found is None:
-        return digest
-    outcomes, evidence = found
-    if evidence is None:
-        raise LocalError(f"validators found {digest} {outcomes}: only a rejection has evidence that can be run again")
-    return evidence
+            return None
+    return public_log.read("verdicts", page, public_log.to_evidence)
 
 
-def _find_weights(context: Context, config: NodeConfig, evidence: Evidence) -> Path:
+def _find_weights(context: Context, config: NodeConfig, task: AuditTask, facts: StepFacts) -> Path:
     """The folder that was given, else the checkpoint where a node of this folder keeps it."""
     if context.args.weights is not None:
         return Path(context.args.weights)
     store = config.weights.folder or Home(config.folder).weights
-    path = store / "checkpoints" / evidence.task.checkpoint_root.hex()
+    path = store / "checkpoints" / task.checkpoint_root.hex()
     if not path.is_dir():
         raise LocalError(
-            f"the checkpoint {evidence.task.checkpoint_root} of step {evidence.facts.weights.step} is not in {store}; "
+            f"the checkpoint {task.checkpoint_root} of step {facts.weights.step} is not in {store}; "
             "give --weights FOLDER with its files"
         )
     return path
@@ -146,13 +173,13 @@ async def _load(
         if not config.coordinator:
             raise LocalError(f"the audit needs {digest}, which is not in the bundle; give {flag} FILE")
         return await _fetch(config, path, digest, bytes_max)
-    data = _read(given, bytes_max)
+    data = _read_file(given, bytes_max)
     if sha256(data).digest() != digest:
         raise LocalError(f"{given} is not {digest}")
     return data
 
 
-def _read(path: Path, bytes_max: int) -> bytes:
+def _read_file(path: Path, bytes_max: int) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
@@ -196,7 +223,7 @@ def _introduce(context: Context, evidence: Evidence, raw: bytes, domain: Domain)
 
 
 def _report(context: Context, evidence: Evidence, judged: Judgement, agrees: bool) -> None:
-    checks = list(list_checks(evidence, judged))
+    checks = list(list_checks(evidence.metrics, judged, evidence.facts.terms.tolerance))
     if context.args.json:
         context.screen.print_json(
             {

@@ -9,6 +9,7 @@ import pytest_asyncio
 from work_scene import KEY, NETWORK, RUN, Scene, digest, grant, wanted
 
 from prime_node.audit import Auditor
+from prime_node.checks import Judgement
 from prime_node.engine.engine_config import EngineConfig
 from prime_node.events import AuditDone, AuditFailed, Finding, Generated
 from prime_node.evidence import Evidence, check_signature, digest_metrics, open_evidence
@@ -232,15 +233,18 @@ async def test_a_bundle_is_run_again_with_the_weights_it_names_and_no_others(ben
         await run_again(scene, evidence)
     judged = await run_again(scene, with_root(evidence, root))
     assert judged.outcome is Outcome.SOFT, "the file's own header names the other root"
-    checks = {row.name: row for row in list_checks(evidence, judged)}
+    tolerance = evidence.facts.terms.tolerance
+    checks = {row.name: row for row in list_checks(evidence.metrics, judged, tolerance)}
     assert checks["logprob_error_max"].then is not None
     assert checks["logprob_error_max"].limit == 0.05
     assert checks["flaws"].limit == 0.0
 
 
-async def run_again(scene: Scene, evidence: Evidence):  # type: ignore[no-untyped-def]
-    return await replay(
-        evidence,
+async def run_again(scene: Scene, evidence: Evidence) -> Judgement:
+    examined = await replay(
+        evidence.run,
+        evidence.task,
+        evidence.facts,
         file=evidence.file,
         weights=scene.checkpoint,
         dataset=b"",
@@ -248,6 +252,7 @@ async def run_again(scene: Scene, evidence: Evidence):  # type: ignore[no-untype
         folder=scene.folder / "again",
         clock=SystemClock(),
     )
+    return examined.judge()
 
 
 def with_root(evidence: Evidence, root: Digest) -> Evidence:
