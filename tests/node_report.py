@@ -105,7 +105,7 @@ REPORT: dict[str, Any] = {
         "tokens_per_s": 812,
         "idle_for": "",
     },
-    "audits": {"done": 0, "open": []},
+    "audits": {"done": 0, "inspected": 0, "open": []},
     "pieces": {"counts": {"credited": 1}, "last": [PIECE]},
     "p2p": {"is_on": False, "text": "off: p2p.enabled is false", "peers": 0, "addresses": []},
     "serving": {"urls": [], "text": "outbound only", "depth": 0, "nodes_known": 1, "nodes_in_run": 2},

@@ -65,7 +65,7 @@ class Auditor:
         self._find_receipt = find_receipt
         self._clock = clock
         self.given: Counter[str] = Counter()
-        """Findings of this process by outcome, and how many audits broke."""
+        """Findings of this process by outcome, and how many were inspections or broke."""
         self.problem = ""
         """Why the last audit broke; empty where it did not."""
 
@@ -82,8 +82,11 @@ class Auditor:
             log.exception("the audit of %s failed", task.submission)
             return self._break_off(task, f"a fault of this program: {error!r}")
         self.problem = ""
-        self.given[str(finding.outcome)] += 1
-        log.info("submission %s: %s %s", task.submission, finding.outcome, finding.reason)
+        self.given["inspected" if task.readers else str(finding.outcome)] += 1
+        if task.readers:
+            log.info("submission %s: inspected for %d validators", task.submission, len(task.readers))
+        else:
+            log.info("submission %s: %s %s", task.submission, finding.outcome, finding.reason)
         return AuditDone(task.submission, finding)
 
     def _break_off(self, task: AuditTask, problem: str) -> AuditFailed:

@@ -245,9 +245,10 @@ def make_grid(pieces: list[dict[str, Any]], now_ms: int) -> Grid:
 
 def _audits(report: dict[str, Any]) -> Iterator[Part]:
     audits = report["audits"]
-    if not audits or not (audits["open"] or audits["done"]):
+    if not audits or not (audits["open"] or audits["done"] or audits["inspected"]):
         return
-    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} in hand")
+    inspected = f", {audits['inspected']} files inspected" if audits["inspected"] else ""
+    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} in hand{inspected}")
     for each in audits["open"]:
         due = show_distance(each["deadline_ms"], report["now_ms"])
         yield Fact(short(each["submission"]), f"step {each['step']}, {each['slots']} slots, due {due}", Tone.BUSY)

@@ -35,7 +35,8 @@ class Verdicts:
         self._running: dict[Digest, AuditTask] = {}
         self._given: dict[Digest, None] = {}
         self.given = 0
-        """Verdicts since this process began."""
+        self.inspected = 0
+        """Verdicts, and inspections, since this process began."""
         self._broken: dict[Digest, tuple[int, int]] = {}
         """How often an audit broke, and when to try again."""
 
@@ -74,8 +75,11 @@ class Verdicts:
         if task is None:
             return None
         self.remember(submission)
+        if task.readers:
+            self.inspected += 1
+            return self._inspected(task, finding), task.deadline_ms
         self.given += 1
-        return self._inspected(task, finding) if task.readers else self._judged(task, finding), task.deadline_ms
+        return self._judged(task, finding), task.deadline_ms
 
     def _inspected(self, task: AuditTask, finding: Finding) -> Inspected:
         seen = [Seen(reader=reader, looks=looks) for reader, looks in sorted(finding.looks.items()) if looks]

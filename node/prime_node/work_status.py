@@ -56,7 +56,7 @@ def _work(daemon: Daemon) -> dict[str, Any]:
 
 def _audits(daemon: Daemon) -> dict[str, Any]:
     if daemon.agent is None:
-        return {"done": 0, "open": []}
+        return {"done": 0, "inspected": 0, "open": []}
     verdicts = daemon.agent.verdicts
     rows = [
         {
@@ -68,7 +68,7 @@ def _audits(daemon: Daemon) -> dict[str, Any]:
         }
         for task in verdicts.list_open()
     ]
-    return {"done": verdicts.given, "open": rows}
+    return {"done": verdicts.given, "inspected": verdicts.inspected, "open": rows}
 
 
 def _pieces(workshop: Workshop) -> dict[str, Any]:

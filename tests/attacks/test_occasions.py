@@ -1,6 +1,7 @@
 """No entry of the gallery comes out as caught because nothing happened, and each can come out as missed."""
 
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +167,11 @@ def test_a_relay_is_refused_only_where_something_named_it_and_the_weights_are_ri
 def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={"HOME": str(tmp_path)}) as left:
         try:
-            assert list_processes([str(tmp_path)]) == {left.pid}
+            # Its environment can be read a moment after it has begun.
+            deadline_s = time.monotonic() + 10
+            while not (found := list_processes([str(tmp_path)])) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert found == {left.pid}
             assert list_processes([str(tmp_path / "other")]) == set()
         finally:
             left.kill()

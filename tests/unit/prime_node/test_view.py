@@ -168,6 +168,7 @@ def test_details_appear_when_they_are_there() -> None:
         heads={"unproven": 1},
         audits={
             "done": 5,
+            "inspected": 2,
             "open": [{"submission": "0x" + "9" * 64, "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}],
         },
         weights={"transfers": [TRANSFER | {"corrupt": 1}], "held": []},
@@ -180,7 +181,7 @@ def test_details_appear_when_they_are_there() -> None:
         "starting: no model yet, began again 2 times",
         "0 B today of 1.0 GB, at most 1.0 MB/s",
         "unproven: 1",
-        "5 given, 1 in hand",
+        "5 given, 1 in hand, 2 files inspected",
         "step 3, 4 slots, due in 10 s",
         "1 shards came wrong",
         "0/? rollouts",
