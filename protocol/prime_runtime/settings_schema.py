@@ -10,6 +10,7 @@ import textwrap
 import types
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -116,6 +117,7 @@ def _help_texts(config: type) -> dict[str, str]:
     return {name: text for part in parts for name, text in _own_help_texts(part).items()}
 
 
+@cache
 def _own_help_texts(config: type) -> dict[str, str]:
     """A program without its source has no help, and nothing breaks."""
     try:

@@ -27,7 +27,7 @@ from prime_protocol.note import VerifierKey
 from prime_protocol.treehead import ORIGIN_PREFIX, open_tree_head
 
 WRITERS = 6
-KILLS = {"sqlite": 10, "postgresql": 3}
+KILLS = {"sqlite": 6, "postgresql": 3}
 SEED = 20_260_101
 
 

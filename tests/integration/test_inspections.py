@@ -1,6 +1,5 @@
 """A validator that judges without reading, an honest one that inspects it, and a worker: all real processes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,6 @@ async def anybody_sees_it(network: Network, idler: NodeId) -> None:
     assert code == 0, text
     assert "accept: every check passes" in text
     assert "did not read it: off by" in text
-    code, text = await run_command(*words, "--json", PRIME_ENGINE_ENGINE="torch")
-    found = json.loads(text)
-    assert (code, found["here"]["outcome"]) == (0, "accept")
-    assert {row["validator"]: row["read"] for row in found["validators"]} == {str(idler): False}
 
 
 async def find_step(network: Network, submission: str) -> int:
