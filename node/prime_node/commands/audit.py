@@ -5,8 +5,6 @@ the digest of the evidence. A submission that nobody rejected has none; it is re
 """
 
 import asyncio
-import random
-import secrets
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 from prime_node import public_log
 from prime_node.checks import Judgement
-from prime_node.commands.audit_any import Asked, ask_submission, report_any
+from prime_node.commands.audit_any import Asked, ask_submission, open_as_nobody, report_any
 from prime_node.commands.context import Context, with_pins
 from prime_node.config import NodeConfig
 from prime_node.evidence import BUNDLE_BYTES_MAX, Evidence, check_signature, open_evidence
@@ -24,13 +22,12 @@ from prime_node.replaying import CheckRow, find_dataset, list_checks, replay
 from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.entries import Outcome
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.messages import AuditTask, StepFacts
-from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import Domain
 from prime_runtime.clock import SystemClock
 from prime_runtime.fetching import fetch_file
-from prime_runtime.http_client import Server, open_client
+from prime_runtime.http_client import Server
 from prime_runtime.json_client import NotKnown, open_json_client
 
 EXIT_DISAGREES = 3
@@ -191,15 +188,7 @@ def _read_file(path: Path, bytes_max: int) -> bytes:
 
 
 async def _fetch(config: NodeConfig, path: str, digest: Digest, bytes_max: int) -> bytes:
-    """Anybody may read it, so no key of the node's is needed: the one here signs nothing."""
-    async with open_client(
-        key=WalletKey.from_secret(secrets.token_bytes(32)),
-        network=NetworkId(config.network or "any"),
-        clock=SystemClock(),
-        dice=random.Random(),
-        limits=config.client,
-        authority=config.authority,
-    ) as client:
+    async with open_as_nobody(config, config.network or "any") as client:
         server = Server(config.coordinator, NodeId(bytes(NodeId.SIZE)))
         return await fetch_file(client, server, path, digest, bytes_max=bytes_max)
 

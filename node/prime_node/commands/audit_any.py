@@ -7,6 +7,7 @@ facts, the file, and what validators said of it, with their looks.
 import random
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.signing import WalletKey
 from prime_protocol.typed_data import check_document
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import Server, open_client
+from prime_runtime.http_client import HttpClient, Server, open_client
 from prime_runtime.json_client import JsonClient, NotKnown, open_json_client
 
 PAGE_ROWS = 200
@@ -97,16 +98,20 @@ async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int,
     raise LocalError(f"lease {receipt.lease} of {receipt.node} is not among its last {PAGES_MAX * PAGE_ROWS}")
 
 
-async def _ask_facts(config: NodeConfig, server: Server, receipt: SubmissionReceipt) -> StepFacts:
-    """Anybody may ask, so the key here is a new one and nobody's."""
-    async with open_client(
+def open_as_nobody(config: NodeConfig, network: str) -> AbstractAsyncContextManager[HttpClient]:
+    """Anybody may read what an audit needs, so no key of the node's is: the one here is new and nobody's."""
+    return open_client(
         key=WalletKey.from_secret(secrets.token_bytes(32)),
-        network=NetworkId(receipt.network),
+        network=NetworkId(network),
         clock=SystemClock(),
         dice=random.Random(),
         limits=config.client,
         authority=config.authority,
-    ) as client:
+    )
+
+
+async def _ask_facts(config: NodeConfig, server: Server, receipt: SubmissionReceipt) -> StepFacts:
+    async with open_as_nobody(config, receipt.network) as client:
         wanted = StepWanted(step=receipt.step, root=receipt.checkpoint_root)
         found: StepFacts = (await client.call(server, STEP, wanted, run=receipt.run)).message
     return found
