@@ -53,13 +53,15 @@ def allocate(path: Path, size: int) -> None:
 def count_bytes(folder: Path) -> int:
     """What the files below a folder take at full size; one of two names counts once."""
     sizes: dict[int, int] = {}
-    for path in folder.rglob("*"):
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            continue  # it has just been removed
-        if stat.S_ISREG(found.st_mode):
-            sizes[found.st_ino] = found.st_size
+    # Files and folders may be removed meanwhile: os.walk passes over a folder that is not there any more.
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(place, name))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                sizes[found.st_ino] = found.st_size
     return sum(sizes.values())
 
 

@@ -1,7 +1,9 @@
 """Room for weights: taken ahead on a disk, looked for ahead in memory, and a full one is said before the first byte."""
 
 import os
+import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from prime_protocol.errors import LocalError
 from prime_runtime.shardcast import room
-from prime_runtime.shardcast.room import allocate, count_free_bytes, is_in_memory, read_available_bytes
+from prime_runtime.shardcast.room import allocate, count_bytes, count_free_bytes, is_in_memory, read_available_bytes
 
 SIZE = 1_000_000
 
@@ -57,3 +59,26 @@ def test_too_little_room_is_said_and_leaves_nothing(memory: Path) -> None:
     with pytest.raises(LocalError, match="no room for"):
         allocate(Path("/proc/nowhere"), SIZE)
     assert list(memory.iterdir()) == []
+
+
+def test_bytes_are_counted_once_for_each_file_while_folders_come_and_go(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "one").write_bytes(bytes(100))
+    (tmp_path / "kept" / "other name").hardlink_to(tmp_path / "kept" / "one")
+    (tmp_path / "kept" / "link").symlink_to(tmp_path / "kept" / "one")
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            draft = tmp_path / "room.draft"
+            draft.mkdir()
+            (draft / "empty").touch()
+            shutil.rmtree(draft)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert {count_bytes(tmp_path) for _ in range(500)} == {100}
+    finally:
+        stop.set()
+        thread.join()
