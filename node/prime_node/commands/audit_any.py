@@ -159,6 +159,7 @@ def report_any(context: Context, asked: Asked, judged: Judgement, looks: Mapping
     say("")
     rows = [(metric.name, f"{metric.value:.6g}") for metric in judged.metrics]
     context.screen.show(context.screen.table(["check", "here"], rows))
+    say("")
     if not readers:
         say("nobody was drawn to judge it")
         return
