@@ -143,21 +143,19 @@ def judge_validators(scene: Scene) -> Outcome | None:
 
 def judge_unread(scene: Scene) -> Outcome | None:
     """Whatever an inspector read, it found out who had not read it, and none of the honest; and that costs them pay."""
-    seen = [(seen.reader, tale) for tale in inspected(scene) for line in tale.inspected for seen in line.entry.seen]
-    liars = [(reader, tale) for reader, tale in seen if reader not in scene.honest]
+    tales = scene.chronicle.submissions.values()
+    seen = [seen.reader for tale in tales for line in tale.inspected for seen in line.entry.seen]
+    liars = sum(reader not in scene.honest for reader in seen)
     if not liars:
         return None
-    found = sum(reader in tale.unread() for reader, tale in liars)
-    others = sum(reader in tale.unread() for reader, tale in seen) - found
+    unread = [reader for tale in tales for reader in tale.unread()]
+    found = sum(reader not in scene.honest for reader in unread)
+    others = len(unread) - found
     earned = pay_per_verdict(scene)
-    told = f"{found} of {len(liars)} inspected verdicts of liars were found unread, and {others} of the others"
+    told = f"{found} of {liars} inspected verdicts of liars were found unread, and {others} of the others"
     paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
-    is_so = found == len(liars) and not others and earned < 1
+    is_so = found == liars and not others and earned < 1
     return come_to(Verdict.OVERRULED, is_so, f"{told}; {paid}", "looks")
-
-
-def inspected(scene: Scene) -> list[SubmissionTale]:
-    return [tale for tale in scene.chronicle.submissions.values() if tale.inspected]
 
 
 def pay_per_verdict(scene: Scene) -> float:

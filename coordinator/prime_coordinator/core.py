@@ -11,10 +11,11 @@ from prime_coordinator.attendance import Attendance
 from prime_coordinator.audits import AuditDesk
 from prime_coordinator.conduct import Conduct
 from prime_coordinator.constants import RETRY_MS_MAX
-from prime_coordinator.inspections import InspectionDesk, inspection_secret
+from prime_coordinator.inspections import InspectionDesk
 from prime_coordinator.intake import Expected, expect
 from prime_coordinator.leases import LeaseDesk, refuse
 from prime_coordinator.liveness import Liveness, Phase
+from prime_coordinator.own_secret import make_secret
 from prime_coordinator.payouts import PayDesk
 from prime_coordinator.plants import Plants
 from prime_coordinator.recess import Recess
@@ -92,7 +93,8 @@ class Core:
         self.leases = LeaseDesk(self.scribe, self.conduct, plants, now_ms)
         attendance = Attendance(self.recess, self.liveness, now_ms)
         reputation = Reputation(self.recess, self.scribe)
-        self.inspections = InspectionDesk(self.scribe, reputation, inspection_secret(key), inspect_share)
+        secret = make_secret(key, "inspection secret/1")
+        self.inspections = InspectionDesk(self.scribe, reputation, secret, inspect_share)
         self.audits = AuditDesk(self.scribe, attendance, reputation, plants, self.inspections, now_ms)
         self.payouts = PayDesk(self.scribe)
         self.head = b""

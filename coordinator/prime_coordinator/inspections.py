@@ -14,12 +14,6 @@ from prime_protocol.digests import digest_fields
 from prime_protocol.entries import Inspected, NodeStatus
 from prime_protocol.ids import Digest, NodeId, RunId
 from prime_protocol.messages import AuditTask
-from prime_protocol.signing import WalletKey
-
-
-def inspection_secret(key: WalletKey) -> bytes:
-    """One that only the coordinator's key can give again: a signature that is never shown."""
-    return bytes(key.sign(digest_fields("inspection secret/1")))
 
 
 class InspectionDesk:

@@ -7,6 +7,7 @@ make; nobody else can tell its leases from others.
 from collections.abc import Iterable
 
 from prime_coordinator.constants import PLANT_BAD_BPS
+from prime_coordinator.own_secret import make_secret
 from prime_protocol.beacon import draw_u64, u64
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.digests import digest_fields
@@ -26,8 +27,7 @@ class Plants:
 
     @classmethod
     def of(cls, key: WalletKey, planted: Iterable[WalletKey] = ()) -> "Plants":
-        """With a secret that only the coordinator's key can give again: a signature that is never shown."""
-        return cls(bytes(key.sign(digest_fields("plant secret/1"))), planted)
+        return cls(make_secret(key, "plant secret/1"), planted)
 
     def key(self, node: NodeId) -> WalletKey | None:
         return self._keys.get(node)

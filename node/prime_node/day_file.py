@@ -8,12 +8,12 @@ import logging
 from pathlib import Path
 
 from prime_node.home import write_whole
+from prime_node.machine_use import DAY_MS
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-DAY_MS = 24 * 3_600_000
 KEEP_MS = 30_000
 """Between two times that it is written."""
 

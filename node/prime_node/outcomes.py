@@ -220,10 +220,15 @@ class Outcomes:
         """A worker's signed word for a submission, from the public log."""
         try:
             async with open_json_client(self._url, self._authority) as api:
-                page = await api.get("/log/entries", kind="Submitted", subject=str(submission))
-            receipt, signature = public_log.read("entries", page, public_log.to_receipt)
-            check_document(receipt, signature, signer=receipt.node, domain=self._domain)
+                return await ask_receipt(api, submission, self._domain)
         except (LocalError, RemoteError) as error:
             log.info("the receipt of %s cannot be had: %s", submission, error)
             return None
-        return receipt, signature
+
+
+async def ask_receipt(api: JsonClient, submission: Digest, domain: Domain) -> tuple[SubmissionReceipt, Signature]:
+    """A worker's word from the public log, with a good signature. That it is about this submission is not checked."""
+    page = await api.get("/log/entries", kind="Submitted", subject=str(submission))
+    receipt, signature = public_log.read("entries", page, public_log.to_receipt)
+    check_document(receipt, signature, signer=receipt.node, domain=domain)
+    return receipt, signature

@@ -79,8 +79,13 @@ def to_submission(row: Mapping[str, Any]) -> SubmissionSeen:
 
 def to_submissions(page: Mapping[str, Any]) -> tuple[list[SubmissionSeen], str | None]:
     """A page of them, and the cursor of the next."""
+    return [to_submission(row) for row in page["rows"]], to_cursor(page)
+
+
+def to_cursor(page: Mapping[str, Any]) -> str | None:
+    """Of the next page; None where this is the last."""
     cursor = page["next"]
-    return [to_submission(row) for row in page["rows"]], None if cursor is None else str(cursor)
+    return None if cursor is None else str(cursor)
 
 
 def to_node(detail: Mapping[str, Any], run: RunId) -> NodeSeen:

@@ -15,13 +15,14 @@ from prime_node import public_log
 from prime_node.checks import Judgement
 from prime_node.commands.context import Context
 from prime_node.config import NodeConfig
+from prime_node.evidence import check_receipt
+from prime_node.outcomes import ask_receipt
 from prime_protocol.errors import LocalError
 from prime_protocol.ids import Digest, NetworkId, NodeId
 from prime_protocol.looks import is_refuted, look_error
 from prime_protocol.messages import STEP, AuditTask, StepFacts, StepWanted
 from prime_protocol.receipts import SubmissionReceipt
 from prime_protocol.signing import WalletKey
-from prime_protocol.typed_data import check_document
 from prime_runtime.clock import SystemClock
 from prime_runtime.http_client import HttpClient, Server, open_client
 from prime_runtime.json_client import JsonClient, NotKnown, open_json_client
@@ -56,14 +57,12 @@ async def ask_submission(config: NodeConfig, name: Digest) -> Asked | None:
             await api.get(f"/submissions/{name}")
         except NotKnown:
             return None
-        page = await api.get("/log/entries", kind="Submitted", subject=str(name))
-        receipt, signature = public_log.read("entries", page, public_log.to_receipt)
-        check_document(receipt, signature, signer=receipt.node, domain=config.signing_domain)
+        receipt, _ = await ask_receipt(api, name, config.signing_domain)
         first_slot, slots = await _find_slots(api, receipt)
         page = await api.get("/log/entries", kind="VerdictGiven", subject=str(name), limit=str(PAGE_ROWS))
         verdicts = public_log.read("entries", page, to_verdicts)
-        told = await api.get("/status")
-    server = Server(config.coordinator, NodeId.parse(config.coordinator_id or str(told["coordinator"])))
+        told = public_log.read("status", await api.get("/status"), lambda status: str(status["coordinator"]))
+    server = Server(config.coordinator, NodeId.parse(config.coordinator_id or told))
     task = AuditTask(
         submission=name,
         round=0,
@@ -79,22 +78,21 @@ async def ask_submission(config: NodeConfig, name: Digest) -> Asked | None:
         deadline_ms=0,
         readers=tuple(sorted(verdicts)),
     )
+    check_receipt(receipt, task)
     return Asked(receipt=receipt, task=task, facts=await _ask_facts(config, server, receipt), verdicts=verdicts)
 
 
 async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int, int]:
     """Which tasks its lease was for."""
-    cursor: dict[str, str] = {}
+    query = {"kind": "LeaseGranted", "subject": str(receipt.node), "limit": str(PAGE_ROWS)}
     for _ in range(PAGES_MAX):
-        page = await api.get(
-            "/log/entries", kind="LeaseGranted", subject=str(receipt.node), limit=str(PAGE_ROWS), **cursor
-        )
-        for row in page["rows"]:
-            if row["run"] == receipt.run and row["body"]["lease"] == receipt.lease:
-                return int(row["body"]["first_slot"]), int(row["body"]["slots"])
-        if page["next"] is None:
+        page = await api.get("/log/entries", **query)
+        leases, cursor = public_log.read("entries", page, to_leases)
+        if (receipt.run, receipt.lease) in leases:
+            return leases[receipt.run, receipt.lease]
+        if cursor is None:
             break
-        cursor = {"cursor": str(page["next"])}
+        query["cursor"] = cursor
     raise LocalError(f"lease {receipt.lease} of {receipt.node} is not among its last {PAGES_MAX * PAGE_ROWS}")
 
 
@@ -115,6 +113,15 @@ async def _ask_facts(config: NodeConfig, server: Server, receipt: SubmissionRece
         wanted = StepWanted(step=receipt.step, root=receipt.checkpoint_root)
         found: StepFacts = (await client.call(server, STEP, wanted, run=receipt.run)).message
     return found
+
+
+def to_leases(page: Mapping[str, Any]) -> tuple[dict[tuple[str, int], tuple[int, int]], str | None]:
+    """First slot and number of slots by run and lease, and the cursor of the next page."""
+    leases = {
+        (str(row["run"]), int(row["body"]["lease"])): (int(row["body"]["first_slot"]), int(row["body"]["slots"]))
+        for row in page["rows"]
+    }
+    return leases, public_log.to_cursor(page)
 
 
 def to_verdicts(page: Mapping[str, Any]) -> dict[NodeId, Said]:
