@@ -11,7 +11,7 @@ help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
 demo: $(READY)  ## a whole network on this machine trains a tiny model and catches a cheater (DEMO=--exit: end when done)
-	@.venv/bin/python -m prime_devnet $(DEMO)
+	@.venv/bin/python -m prime_lab.devnet $(DEMO)
 
 test: $(READY) .vllm/ready  ## every test; fails under 100 % branch coverage of prime_protocol
 	sh tests/install_packages.sh test
@@ -25,11 +25,11 @@ check: $(READY)  ## format, lint, types, import rules, house style
 	.venv/bin/python -m pytest -q tests/test_tidy.py
 
 sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the simulator
-	.venv/bin/python -m prime_simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
+	.venv/bin/python -m prime_lab.simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
 
 attacks: MINUTES ?= 1440
 attacks: $(READY) .models/ready  ## every attack we know, many times, on a tiny model and a pretrained one: error rates and curves (MINUTES=9: stop then, and go on with the same command)
-	OMP_NUM_THREADS=1 .venv/bin/python -m prime_attacks --pretrained .models/smollm2 --out docs/verification --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 .venv/bin/python -m prime_lab.attacks --pretrained .models/smollm2 --out docs/verification --minutes $(MINUTES)
 
 fuzz: $(READY)  ## 100,000 hostile inputs for each parser
 	FUZZ_INPUTS=100000 .venv/bin/python -m pytest -n 2 --timeout 3600 tests/fuzz

@@ -23,17 +23,17 @@ import numpy as np
 import torch
 from digit_runs import Digits, make_learner, make_warm_start
 
-from prime_protocol.ids import Digest, NetworkId, RunId, Step
-from prime_protocol.signing import WalletKey
+from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.sequence import Sequence
+from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
-from prime_trainer.checkpoints import Position
-from prime_trainer.harvest import Batch, Delivery, Group, Harvest
-from prime_trainer.publication import make_copy
-from prime_trainer.train import Desk, keep, train
-from prime_trainer.train_config import AdvantageConfig, BatchConfig
+from prime_trainer.checkpoints import TrainState
+from prime_trainer.config import AdvantageConfig, BatchConfig
+from prime_trainer.data.rollout_buffer import GradedSubmission, RolloutBuffer, RolloutGroup, TrainingBatch
+from prime_trainer.publish.publisher import make_bf16_copy
+from prime_trainer.train import TrainContext, save_state, train
 
 GROUPS = 32
 """With a signal, that make a step."""
@@ -76,7 +76,7 @@ class Releases:
 class Crew:
     """Workers that draw one group at a time, each as long as it takes."""
 
-    pool: list[Group]
+    pool: list[RolloutGroup]
     workers: int
     releases: Releases
     dice: np.random.Generator
@@ -85,25 +85,25 @@ class Crew:
     def draw_s(self) -> float:
         return float(self.dice.lognormal(np.log(TIME_MEDIAN_S), TIME_SPREAD))
 
-    def deliver(self, step: int) -> Delivery:
+    def deliver(self, step: int) -> GradedSubmission:
         """The next group, drawn with the weights of `step`."""
         self.made += 1
         name = Digest(sha256(str(self.made).encode()).digest())
-        return Delivery(name, Step(step), (self.pool[self.made % len(self.pool)],))
+        return GradedSubmission(name, Step(step), (self.pool[self.made % len(self.pool)],))
 
 
 class Together(Crew):
     """All wait for each other: the synchronous way."""
 
-    def next_batch(self, step: Step) -> Batch | None:
+    def next_batch(self, step: Step) -> TrainingBatch | None:
         began_s = self.releases.wait(step)
         free = [began_s] * self.workers
-        harvest = Harvest(BatchConfig(groups=GROUPS))
+        harvest = RolloutBuffer(BatchConfig(groups=GROUPS))
         for _ in range(GROUPS):
             heapq.heappush(free, heapq.heappop(free) + self.draw_s())
             harvest.add(self.deliver(step))
         time.sleep(max(0.0, max(free) - time.monotonic()))
-        return harvest.take(step)
+        return harvest.take_batch(step)
 
     def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
         pass
@@ -113,18 +113,18 @@ class Apart(Crew):
     """Nobody waits while there are slots: the asynchronous way."""
 
     def begin(self) -> None:
-        self.harvest = Harvest(BatchConfig(groups=GROUPS))
+        self.harvest = RolloutBuffer(BatchConfig(groups=GROUPS))
         self.begun: Counter[int] = Counter()
         self.running: list[tuple[float, int]] = []
         self.idle = [self.releases.wait(0)] * self.workers
 
-    def next_batch(self, step: Step) -> Batch | None:
+    def next_batch(self, step: Step) -> TrainingBatch | None:
         if step == 0:
             self.begin()
         while True:
             self.harvest.expire(step, LAG_MAX)
             if self.harvest.is_enough():
-                return self.harvest.take(step)
+                return self.harvest.take_batch(step)
             self.lease()
             if not self.running or self.running[0][0] > time.monotonic():
                 time.sleep(LOOK_S)
@@ -147,7 +147,7 @@ class Apart(Crew):
             heapq.heappush(self.running, (since_s + self.draw_s(), step))
 
     def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
-        self.harvest.learnt(names, step)
+        self.harvest.mark_trained(names, step)
 
 
 class Store:
@@ -156,16 +156,16 @@ class Store:
     def __init__(self, folder: Path, releases: Releases) -> None:
         self._folder = folder
         self._store = ShardStore(folder / "store", network=NetworkId("bench"), run=RunId("bench"), trainer=KEY.node)
-        self._sequence = Sequence()
+        self._sequence = SequenceCounter()
         self._releases = releases
         self._thread: threading.Thread | None = None
 
-    def publish(self, position: Position) -> None:
+    def publish(self, position: TrainState) -> None:
         self._thread = threading.Thread(target=self._publish, args=(position.step,))
         self._thread.start()
 
     def _publish(self, step: Step) -> None:
-        copy = make_copy(self._folder / "checkpoints" / f"step-{step:08}" / "model", self._folder / "outgoing")
+        copy = make_bf16_copy(self._folder / "checkpoints" / f"step-{step:08}" / "model", self._folder / "outgoing")
         now_ms = SystemClock().now_ms()
         publish_checkpoint(
             self._store, copy, key=KEY, step=step, sequence=self._sequence, now_ms=now_ms, keyframe=step == 0, threads=1
@@ -177,7 +177,7 @@ class Store:
             self._thread.join()
 
 
-def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dict[str, float]:
+def run(kind: type[Together] | type[Apart], pool: list[RolloutGroup], args: Any) -> dict[str, float]:
     """Wall time of all steps, from the first weights to the last."""
     with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
         folder = Path(name)
@@ -187,22 +187,22 @@ def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dic
         releases = Releases()
         crew = kind(pool, args.workers, releases, np.random.default_rng(args.seed))
         facts: list[dict[str, Any]] = []
-        desk = Desk(
+        desk = TrainContext(
             checkpoints=folder / "checkpoints",
             model=folder / "model",
-            kept=2,
+            checkpoints_kept=2,
             source=crew,
-            outlet=Store(folder, releases),
-            note=facts.append,
+            sink=Store(folder, releases),
+            write_metrics=facts.append,
             clock=SystemClock(),
         )
-        position = Position(step=Step(0))
-        keep(learner, position, desk, desk.model)
-        desk.outlet.publish(position)
-        desk.outlet.wait()
+        position = TrainState(step=Step(0))
+        save_state(learner, position, desk, desk.model)
+        desk.sink.publish(position)
+        desk.sink.wait()
         began_s = time.monotonic()
         train(learner, position, desk, steps=args.steps)
-        desk.outlet.wait()
+        desk.sink.wait()
         took_s = time.monotonic() - began_s
     return {
         "took_s": took_s,
@@ -214,7 +214,7 @@ def run(kind: type[Together] | type[Apart], pool: list[Group], args: Any) -> dic
     }
 
 
-def make_pool(seed: int) -> list[Group]:
+def make_pool(seed: int) -> list[RolloutGroup]:
     """Groups with a signal, drawn with the first weights."""
     with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
         learner = make_learner(make_warm_start(Path(name), seed), correct=True, steps=1)

@@ -25,14 +25,14 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import numpy as np
-from tiny_models import make_checkpoint
 
-from prime_node.checks import find_model_flaws
-from prime_node.engine.measuring import Claim, measure
-from prime_node.engine.seam import Completion, Order, Sampling, Text
-from prime_node.engine.torch_engine import TorchEngine
-from prime_protocol.ids import Digest
-from prime_protocol.tolerance import Tolerance
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.measurement import ClaimedRow, measure_row
+from prime_node.engine.torch.engine import TorchEngine
+from prime_node.jobs.file_checks import find_model_flaws
+from prime_protocol.proofs.tolerance import Tolerance
+from prime_protocol.wire.ids import Digest
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 512, 16, 512
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS)
@@ -42,25 +42,25 @@ ORDERS_MIN = 4
 T = TypeVar("T")
 
 
-def make_orders(count: int) -> list[Order]:
+def make_orders(count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(1)
     prompts = dice.integers(0, VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
-    return [Order(number=number, prompt=prompt, seed=number) for number, prompt in enumerate(prompts)]
+    return [GenerateRequest(number=number, prompt=prompt, seed=number) for number, prompt in enumerate(prompts)]
 
 
-def generate(engine: TorchEngine, orders: list[Order]) -> dict[int, Completion]:
+def generate(engine: TorchEngine, orders: list[GenerateRequest]) -> dict[int, Completion]:
     return {completion.number: completion for completion in engine.generate(orders, SAMPLING)}
 
 
-def audit(engine: TorchEngine, orders: list[Order], done: dict[int, Completion]) -> float:
+def audit(engine: TorchEngine, orders: list[GenerateRequest], done: dict[int, Completion]) -> float:
     """CPU seconds of it that went into proofs and the verdict, once all was read."""
-    texts = [Text(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
+    texts = [TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
     readings = list(engine.read(texts, SAMPLING))
     started, numbers = time.process_time(), []
     for reading in readings:
         given = done[reading.number]
-        claim = Claim(text=texts[reading.number], logprobs=given.logprobs, proofs=given.proofs)
-        numbers.append(measure(claim, reading, seed=Digest(bytes(32))))
+        claim = ClaimedRow(text=texts[reading.number], logprobs=given.logprobs, proofs=given.proofs)
+        numbers.append(measure_row(claim, reading, seed=Digest(bytes(32))))
     assert not find_model_flaws(numbers, Tolerance()), "an honest completion was refused"
     return time.process_time() - started
 
@@ -81,7 +81,7 @@ def main() -> int:
     flags = parser.parse_args()
     at_once = [int(rows) for rows in flags.at_once.split(",")]
     with tempfile.TemporaryDirectory() as place:
-        folder = flags.model or make_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
+        folder = flags.model or make_tiny_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
         engines = {
             rows: TorchEngine(device="cpu", precision=flags.precision, threads=1, batch_max=rows) for rows in at_once
         }

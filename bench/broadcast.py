@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 for folder in ("protocol", "node", "coordinator"):
     sys.path.insert(0, str(ROOT / folder))
 
-from prime_simulator.broadcast.plan import MBIT, MIB, Plan, plan_even, plan_homes  # noqa: E402
-from prime_simulator.broadcast.report import Report, simulate  # noqa: E402
+from prime_lab.simulator.broadcast.plan import MBIT, MIB, BroadcastPlan, plan_home_lines, plan_uniform_lines
+from prime_lab.simulator.broadcast.swarm import BroadcastReport, simulate_broadcast
 
 PAGE = ROOT / "docs" / "broadcast.md"
 PLOT = ROOT / "docs" / "broadcast.svg"
@@ -52,9 +52,9 @@ class Row:
 HEADS = ["what is sent", "nodes", "seeds", "p50 s", "p99 s", "last s", "limit s", "star s", "origin sends"]
 
 
-def measure(name: str, plans: list[Plan]) -> Row:
+def measure(name: str, plans: list[BroadcastPlan]) -> Row:
     began = time.process_time()
-    reports = [simulate(plan) for plan in plans]
+    reports = [simulate_broadcast(plan) for plan in plans]
     assert not any(report.unfinished for report in reports), "a node that stayed did not get everything"
 
     def median(values: list[float]) -> float:
@@ -81,8 +81,8 @@ def measure_even() -> tuple[float, float]:
     """The 16-node figure: median and worst of time to last node over size / bandwidth."""
     ratios = []
     for seed in range(EVEN_SEEDS):
-        plan = plan_even(seed, nodes=16, size_bytes=256 * MIB, shard_bytes=MIB)
-        report: Report = simulate(plan)
+        plan = plan_uniform_lines(seed, nodes=16, size_bytes=256 * MIB, shard_bytes=MIB)
+        report: BroadcastReport = simulate_broadcast(plan)
         ratios.append(report.last_s / (plan.size_bytes / (100 * MBIT)))
     return statistics.median(ratios), max(ratios)
 
@@ -166,9 +166,9 @@ def main() -> int:
     rows = []
     for nodes in args.nodes:
         seeds = range(1, SEEDS.get(nodes, 1) + 1)
-        rows.append(measure("delta, 64 MiB", [plan_homes(seed, nodes=nodes) for seed in seeds]))
-    key = plan_homes(1, nodes=100, size_bytes=2**30, shard_bytes=16 * MIB, within_ms=120_000.0)
-    small = [plan_homes(seed, nodes=1_000, size_bytes=4 * MIB, within_ms=5_000.0) for seed in (1, 2, 3)]
+        rows.append(measure("delta, 64 MiB", [plan_home_lines(seed, nodes=nodes) for seed in seeds]))
+    key = plan_home_lines(1, nodes=100, size_bytes=2**30, shard_bytes=16 * MIB, within_ms=120_000.0)
+    small = [plan_home_lines(seed, nodes=1_000, size_bytes=4 * MIB, within_ms=5_000.0) for seed in (1, 2, 3)]
     others = [measure("keyframe, 1 GiB", [key]), measure("one shard, 4 MiB", small)]
     even, growth = measure_even(), fit(rows)
     print(f"16 nodes at 100 Mbit/s: {even[0]:.3f} x size/bandwidth in the median, {even[1]:.3f} x at worst")

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
 
 import msgpack
 
-from prime_protocol.codec import Size, decode, encode
-from prime_protocol.envelope import Letter, Uint
-from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire.codec import Size, decode, encode
+from prime_protocol.wire.envelope import Payload, Uint
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ HEARTBEAT = Heartbeat(
     checkpoint=Digest(b"c" * 32),
     is_draining=False,
 )
-LETTER = Letter(
+LETTER = Payload(
     version=1,
     network=NetworkId("main"),
     run=RunId("run-1"),

@@ -23,23 +23,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from coordinator_server import ROOT, SENDERS
-from integration.coordinator_parts import (
-    NETWORK,
-    RUN,
-    Party,
-    key_of,
-    party,
-    publish,
-    terms,
-    until_beacon,
-)
 
-from prime_protocol.codec import encode
-from prime_protocol.envelope import seal
-from prime_protocol.ids import NodeId
-from prime_protocol.messages import HEARTBEAT, Activity, Heartbeat, Purpose
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import seal_envelope
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.messages import HEARTBEAT, Heartbeat, NodeActivity, UploadPurpose
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import Server
+from prime_runtime.http.client import ServerAddress
+from support.processes.coordinator import NETWORK, RUN, Party, key_of, party, publish, terms, until_beacon
 
 FEW, MANY = 100, 100_000
 CONNECTIONS = 16
@@ -53,7 +44,7 @@ class Bench:
     """A running server."""
 
     process: subprocess.Popen[str]
-    server: Server
+    server: ServerAddress
 
     def cpu_s(self) -> float:
         assert self.process.stdin is not None
@@ -72,18 +63,18 @@ def serving(kind: str, nodes: int, core: int) -> Iterator[Bench]:
         try:
             assert process.stdout is not None
             url, node = process.stdout.readline().split()
-            yield Bench(process, Server(url, NodeId.parse(node)))
+            yield Bench(process, ServerAddress(url, NodeId.parse(node)))
         finally:
             process.communicate()
 
 
 def make_beats(count: int, senders: int, sequence: int) -> list[bytes]:
     """Whole HTTP requests, made before the clock starts: the clients must not be what is measured."""
-    body = encode(Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=2**40))
+    body = encode(Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=2**40))
     keys = [key_of(f"bench-{number}") for number in range(min(senders, SENDERS))]
     now_ms, requests = SystemClock().now_ms(), []
     for number in range(count):
-        frame = seal(
+        frame = seal_envelope(
             keys[number % len(keys)],
             kind=HEARTBEAT.kind,
             body=body,
@@ -98,7 +89,7 @@ def make_beats(count: int, senders: int, sequence: int) -> list[bytes]:
     return requests
 
 
-async def send(server: Server, requests: list[bytes]) -> list[float]:
+async def send(server: ServerAddress, requests: list[bytes]) -> list[float]:
     """One connection, one request after the other; the latency of each in seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
     latencies = []
@@ -181,7 +172,7 @@ async def measure_submissions(bench: Bench) -> tuple[float, float]:
 
 
 async def submit(worker: Party, lease: int, data: bytes, entry: Any) -> None:
-    await worker.upload(data, Purpose.ROLLOUTS, lease=lease)
+    await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease)
     await worker.write(entry)
 
 

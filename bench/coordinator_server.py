@@ -15,18 +15,17 @@ from aiohttp import web
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from integration.coordinator_parts import RUN, key_of, make_folder  # noqa: E402
-
-from prime_coordinator.config import CoordinatorConfig  # noqa: E402
-from prime_coordinator.home import database_url, load_key, load_log_key, locked, read_lock  # noqa: E402
-from prime_coordinator.server import CoordinatorServer, spare_collector  # noqa: E402
-from prime_coordinator.store import open_log_store  # noqa: E402
-from prime_protocol.constants import SIGNATURE_BYTES  # noqa: E402
-from prime_protocol.entries import Role  # noqa: E402
-from prime_protocol.ids import NodeId  # noqa: E402
-from prime_protocol.messages import Activity  # noqa: E402
-from prime_runtime.clock import SystemClock  # noqa: E402
-from prime_runtime.http_limits import ServerLimits  # noqa: E402
+from prime_coordinator.app import CoordinatorServer, tune_garbage_collector
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import database_url, load_key, load_log_key, lock_home, read_lock
+from prime_coordinator.log.store import open_log_store
+from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.ledger.entries import Role
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.messages import NodeActivity
+from prime_runtime.clock import SystemClock
+from prime_runtime.http.config import ServerLimits
+from support.processes.coordinator import RUN, key_of, make_folder
 
 SENDERS = 1_000
 """Nodes whose keys the clients have; the others only are there."""
@@ -75,9 +74,9 @@ async def serve_real(nodes: int, folder: Path) -> None:
     store = open_log_store(database_url(config))
     server = await CoordinatorServer.open(config, load_key(config), load_log_key(config), store, SystemClock())
     fill(server, nodes)
-    spare_collector()
+    tune_garbage_collector()
     stop = asyncio.Event()
-    with locked(folder) as lock:
+    with lock_home(folder) as lock:
         serving = asyncio.create_task(server.serve(lock, stop.wait()))
         while "url" not in read_lock(folder):
             await asyncio.sleep(0.01)
@@ -93,9 +92,9 @@ def fill(server: CoordinatorServer, nodes: int) -> None:
     core, now_ms = server.core, SystemClock().now_ms()
     for number in range(nodes):
         node = key_of(f"bench-{number}").node if number < SENDERS else NodeId(number.to_bytes(20, "big"))
-        core.state.enter(node).roles = (Role.WORKER,)
+        core.state.get_or_create_node(node).roles = (Role.WORKER,)
         core.state.nodes[node].version = 1
-        core.liveness.beat(node, Activity.IDLE, 0, now_ms)
+        core.liveness.beat(node, NodeActivity.IDLE, 0, now_ms)
     assert RUN in core.state.runs
 
 

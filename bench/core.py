@@ -15,15 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from ledger_world import DAY_MS, NETWORK, RUN, STAKE, World, digest
-
 from prime_coordinator.core import Core
-from prime_protocol.entries import Role
-from prime_protocol.ids import NodeId
-from prime_protocol.messages import Activity, Heartbeat, LeaseRequest
-from prime_protocol.turn import Turn
+from prime_protocol.ledger.entries import Role
+from prime_protocol.ledger.state import EntryContext
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity
+from support.ledger_network import DAY_MS, NETWORK, RUN, STAKE, World, digest
 
-BEAT = Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=0)
+BEAT = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=0)
 REQUEST = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
 SAMPLES = 2_000
 LEASES = 100
@@ -34,13 +33,13 @@ def populate(count: int) -> tuple[Core, list[NodeId], int]:
     """A run with that many staked workers. They are put into the state directly: signing would take minutes."""
     world = World.started(slots_per_step=2**20, audit_probation=0)
     nodes = [NodeId(sha256(b"bench node %d" % number).digest()[:20]) for number in range(count)]
-    turn = Turn(
+    turn = EntryContext(
         network=NETWORK, run=None, author=nodes[0], at_ms=world.now_ms, index=0, version=1, body=digest("bench")
     )
     for node in nodes:
-        known = world.state.enter(node)
-        known.roles, known.version, known.registered = (Role.WORKER,), 1, turn.place()
-        world.state.books.stakes[(node, node)] = STAKE
+        known = world.state.get_or_create_node(node)
+        known.roles, known.version, known.registered = (Role.WORKER,), 1, turn.position()
+        world.state.funds.stakes[(node, node)] = STAKE
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
     for node in nodes:
         core.beat(node, RUN, BEAT, world.now_ms)
@@ -84,7 +83,7 @@ def measure(crowds: list[Crowd], rounds: int) -> None:
             crowd.time("tick", crowd.tick)
     for crowd in crowds:
         crowd.time("first lease", crowd.lease, LEASES)
-        crowd.core.scribe.drain()
+        crowd.core.entry_writer.drain()
 
 
 def main() -> int:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "protocol"))
 
-from prime_protocol.delta import as_bytes, encode_record, patch_blocks
-from prime_protocol.delta_lanes import get_kernels
+from prime_protocol.weights.delta import as_bytes, encode_record, patch_blocks
+from prime_protocol.weights.delta_lanes import get_kernels
 
 TENSORS = 16
 CHANGED = 0.01

@@ -14,18 +14,17 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
-from prime_protocol.ids import Digest, Sample, Slot
-from prime_protocol.rollouts import Finish, Rollout
-from prime_protocol.tasks.family import Grade
+from prime_protocol.rollouts.rollout import FinishReason, Rollout
+from prime_protocol.tasks.family import Grade, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
-from prime_trainer.harvest import Group
-from prime_trainer.learning import Learner
-from prime_trainer.optimizer import GradientGuard, make_optimizer
-from prime_trainer.policy import Policy
-from prime_trainer.ranks import Ranks
-from prime_trainer.reading import make_group
-from prime_trainer.train_config import AdvantageConfig, BatchConfig, LossConfig, OptimizerConfig
+from prime_protocol.wire.ids import Digest, Sample, Slot
+from prime_trainer.config import AdvantageConfig, BatchConfig, LossConfig, OptimizerConfig
+from prime_trainer.data.rollout_buffer import RolloutGroup
+from prime_trainer.data.submissions import make_rollout_group
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.optimizer import GradientGuard, make_optimizer
+from prime_trainer.model.policy import PolicyModel
+from prime_trainer.train import Learner
 
 LETTERS = f"{string.digits}^>$+-*= " + string.ascii_letters[:14]
 VOCABULARY = 32
@@ -78,7 +77,7 @@ def make_learner(
     folder: Path, *, correct: bool, steps: int, learning_rate: float = 1e-3, minibatches: int = 2
 ) -> Learner:
     """With the settings that worked for this task."""
-    policy = Policy.load(folder)
+    policy = PolicyModel.load(folder)
     schedule = OptimizerConfig(
         learning_rate=learning_rate,
         warmup_steps=5,
@@ -92,7 +91,7 @@ def make_learner(
         policy=policy,
         optimizer=make_optimizer(policy.model, schedule),
         guard=GradientGuard(schedule.outlier),
-        ranks=Ranks(),
+        ranks=RankGroup(),
         loss=LossConfig(correct=correct, entropy_weight=0.02),
         batch=BatchConfig(minibatches=minibatches),
         schedule=schedule,
@@ -109,11 +108,11 @@ class Digits:
     def name(self, step: int) -> Digest:
         return Digest(sha256(f"{self._seed}/{step}".encode()).digest())
 
-    def copy_weights(self, policy: Policy) -> Weights:
+    def copy_weights(self, policy: PolicyModel) -> Weights:
         """As they are published."""
         return {name: value.detach().bfloat16() for name, value in policy.model.state_dict().items()}
 
-    def draw(self, weights: Weights, step: int, rule: AdvantageConfig) -> list[Group]:
+    def draw(self, weights: Weights, step: int, rule: AdvantageConfig) -> list[RolloutGroup]:
         """PROMPTS groups of SAMPLES completions, graded."""
         dice = np.random.default_rng([self._seed, step])
         torch.manual_seed(int(dice.integers(2**31)))
@@ -127,7 +126,9 @@ class Digits:
             rollouts = [
                 make_rollout(place, row % SAMPLES, index, prompts[place], tokens[row], logprobs[row]) for row in rows
             ]
-            groups.append(make_group(rollouts, [grade(index, rollout.output_tokens) for rollout in rollouts], rule))
+            groups.append(
+                make_rollout_group(rollouts, [grade(index, rollout.output_tokens) for rollout in rollouts], rule)
+            )
         return groups
 
     def measure(self, weights: Weights, problems: int = 512) -> float:
@@ -176,7 +177,7 @@ def make_rollout(
         task=task,
         temperature=1.0,
         target_length=None,
-        finish=Finish.EOS if tokens[-1] == EOS else Finish.LENGTH,
+        finish=FinishReason.EOS if tokens[-1] == EOS else FinishReason.LENGTH,
         prompt_tokens=prompt,
         output_tokens=tokens,
         output_logprobs=np.minimum(logprobs[: len(tokens)], 0),

@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import numpy as np
 import torch
 import transformers
-from tiny_models import make_checkpoint
 
-from prime_node.engine.seam import Order, Sampling
-from prime_node.engine.torch_engine import TorchEngine
-from prime_node.engine.torch_proofs import ProofMaker
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_node.engine.interface import GenerateRequest, Sampling
+from prime_node.engine.torch.engine import TorchEngine
+from prime_node.engine.torch.generation import ProofBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = ROOT / ".vllm" / "bin" / "python"
@@ -53,13 +53,13 @@ POOL_SHARE = 8
 """Sequences tried for each one that is taken."""
 PAIRS = 4
 """Turns with and without proofs in each round."""
-Work = tuple[list[Order], list[int]]
+Work = tuple[list[GenerateRequest], list[int]]
 Contender = Callable[[Work], None]
 Turns = dict[tuple[str, str], list[float]]
 """CPU seconds, by kind of work and contender."""
 
 
-class NoProofs(ProofMaker):
+class NoProofs(ProofBuilder):
     """The engine without its proofs, for what they cost."""
 
     def join(self, writing: Any) -> None:
@@ -78,7 +78,7 @@ class NoProofs(ProofMaker):
         return b""
 
 
-class TimedProofs(ProofMaker):
+class TimedProofs(ProofBuilder):
     """Proofs that know how long they took. On a CPU all of it is done inside these calls."""
 
     spent_s = 0.0
@@ -88,7 +88,7 @@ class TimedProofs(ProofMaker):
         self._time(super().join, writing)
 
     def note(self, lineup: Any, hidden: Any) -> None:
-        self._time(super().note, lineup, hidden)
+        self._time(super().record_states, lineup, hidden)
 
     def finish(self, writing: Any) -> None:
         self._time(super().finish, writing)
@@ -100,7 +100,7 @@ class TimedProofs(ProofMaker):
         return bytes(self._time(super().take, writing))
 
     def hand_over(self) -> None:
-        self._time(super().hand_over)
+        self._time(super().submit_full_pages)
 
     def _time(self, work: Callable[..., Any], *given: Any) -> Any:
         if self.is_inside:
@@ -112,12 +112,13 @@ class TimedProofs(ProofMaker):
         return found
 
 
-def make_orders(count: int) -> list[Order]:
+def make_orders(count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(1)
     prompts = dice.integers(len(EOS), VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
     seeds = dice.integers(0, 2**64, count, dtype=np.uint64).tolist()
     return [
-        Order(number=n, prompt=prompt, seed=seed) for n, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        GenerateRequest(number=n, prompt=prompt, seed=seed)
+        for n, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
 
 
@@ -176,7 +177,7 @@ class Generate:
 class Ours:
     """The torch engine."""
 
-    def __init__(self, folder: Path, precision: str, proofs: type[ProofMaker] = ProofMaker) -> None:
+    def __init__(self, folder: Path, precision: str, proofs: type[ProofBuilder] = ProofBuilder) -> None:
         self.engine = TorchEngine(device="cpu", precision=precision, threads=1, batch_max=ROWS, proofs=proofs)
         self.engine.load(folder)
 
@@ -247,7 +248,7 @@ def main() -> int:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        folder = make_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
+        folder = make_tiny_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
         return compare(folder, flags.rounds, flags.prompts, flags.precision)
 
 

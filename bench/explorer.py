@@ -32,20 +32,21 @@ from aiohttp import web
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from explorer_rig import KeyedWorld  # noqa: E402
-from ledger_world import RUN, TERMS  # noqa: E402
-
-from prime_explorer.app import Explorer  # noqa: E402
-from prime_explorer.folding import PUT_NODE, to_json  # noqa: E402
-from prime_explorer.live import NoObjects, NothingLive  # noqa: E402
-from prime_explorer.schema import SCHEMA, TABLES  # noqa: E402
-from prime_protocol.catalogue import read_letter  # noqa: E402
-from prime_protocol.constants import TILE_HASHES  # noqa: E402
-from prime_protocol.entries import Outcome  # noqa: E402
-from prime_protocol.ids import NodeId  # noqa: E402
-from prime_protocol.names import friendly_name  # noqa: E402
-from prime_protocol.tiles import Bundle, encode_bundle  # noqa: E402
-from prime_runtime.clock import SystemClock  # noqa: E402
+from prime_explorer.app import Explorer
+from prime_explorer.index.fold import PUT_NODE, encode_json
+from prime_explorer.index.schema import SCHEMA_DIGEST, TABLES
+from prime_explorer.sources import NoLiveState, NoObjects
+from prime_protocol.constants import TILE_HASHES
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.log.tiles import EntryBundle, encode_bundle
+from prime_protocol.wire.ids import (
+    NodeId,
+    friendly_name,
+)
+from prime_runtime.clock import SystemClock
+from support.explorer_index import KeyedWorld
+from support.ledger_network import RUN, TERMS
 
 KINDS = ("LeaseGranted", "Submitted", "AuditDrawn", *["VerdictGiven"] * 3, "Settled", "Credited")
 """What a submission puts into the log."""
@@ -207,7 +208,7 @@ class Filler:
 
     def run_row(self) -> tuple[Any, ...]:
         count = self.submissions
-        terms = to_json(asdict(TERMS))
+        terms = encode_json(asdict(TERMS))
         return (
             RUN, 1, START_MS, "active", terms, self.steps, 10**12, len(self.validators), 3, 2, 1, count, count, 0, 0,
             count, 0, 4 * count, 200 * count, 200 * count, 1000, 9000 * count, 3 * count, 2, 1, 1, 0,
@@ -215,7 +216,7 @@ class Filler:
 
     def facts(self) -> dict[str, Any]:
         return {
-            "made_by": SCHEMA, "size": self.entries, "signed_size": self.entries, "head_size": self.entries,
+            "made_by": SCHEMA_DIGEST, "size": self.entries, "signed_size": self.entries, "head_size": self.entries,
             "head_ms": START_MS, "at_ms": START_MS, "network": "testnet", "origin": "prime-swarm/testnet",
             "log_key": "key", "problem": "", "nodes": len(self.nodes), "deposited_nano": 1, "staked_nano": 1,
             "burned_nano": 1,
@@ -225,11 +226,11 @@ class Filler:
         """Every bundle holds the same 256 real leaves, so all of them are one file."""
         world = KeyedWorld.begun()
         world.credit(world.settled("ann", Outcome.ACCEPT))
-        by_kind = {read_letter(leaf)[1].kind: leaf for leaf in world.leaves}
+        by_kind = {decode_leaf(leaf)[1].kind: leaf for leaf in world.leaves}
         one = self.folder / "bundle"
         one.write_bytes(encode_bundle([by_kind[kind] for kind in KINDS] * (TILE_HASHES // len(KINDS))))
         for number in range(-(-self.entries // TILE_HASHES)):
-            path = self.folder / "log" / Bundle(number, TILE_HASHES).path
+            path = self.folder / "log" / EntryBundle(number, TILE_HASHES).path
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(one, path)
 
@@ -273,7 +274,7 @@ async def serve(stack: AsyncExitStack, filler: Filler) -> str:
     explorer = Explorer(
         mirror=filler.folder / "log",
         folder=filler.folder,
-        live=NothingLive(),
+        live=NoLiveState(),
         objects=NoObjects(),
         clock=SystemClock(),
         is_live=False,

@@ -21,12 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from contract_scene import EVIDENCE, RUN_KEY, Scene, key_of, payout_leaf, payout_node
-from contract_world import CHAIN_ID, DAY_S, Chain, Refused, refusal
-
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_protocol.entries import SlashExecuted, SlashOverturned, SlashProposed
-from prime_protocol.ids import Digest
+from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed
+from prime_protocol.wire.ids import Digest
+from support.contracts.evm import CHAIN_ID, DAY_S, Chain, Refused, refusal
+from support.contracts.network import EVIDENCE, RUN_KEY, Scene, key_of, payout_leaf, payout_node
 
 ANVIL = Path(__file__).parents[1] / "contracts" / "node_modules" / ".bin" / "anvil"
 SUBMIT_WORK_GAS = 226_765

@@ -23,10 +23,26 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
-from integration.coordinator_parts import (  # noqa: E402
+from prime_coordinator.config import CoordinatorConfig, LogWriterConfig
+from prime_coordinator.entry_writer import EntryWriter
+from prime_coordinator.home import database_url, load_key
+from prime_coordinator.log.store import open_log_store
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Role
+from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.ledger.replay import replay
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import seal_envelope
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.messages import HEARTBEAT, LEASE, Heartbeat, LeaseRequest, NodeActivity, UploadPurpose
+from prime_protocol.wire.rpc import Endpoint
+from prime_runtime.clock import SystemClock
+from prime_runtime.http.config import ServerLimits
+from prime_runtime.keys import SequenceCounter as Numbers
+from support.ledger_network import STAKE
+from support.processes.coordinator import (
     NETWORK,
     RUN,
-    STAKE,
     CoordinatorProcess,
     key_of,
     make_folder,
@@ -36,23 +52,6 @@ from integration.coordinator_parts import (  # noqa: E402
     terms,
     until_beacon,
 )
-
-from prime_coordinator.config import BooksConfig, CoordinatorConfig  # noqa: E402
-from prime_coordinator.home import database_url, load_key  # noqa: E402
-from prime_coordinator.scribe import Scribe  # noqa: E402
-from prime_coordinator.store import open_log_store  # noqa: E402
-from prime_protocol import entries as e  # noqa: E402
-from prime_protocol.catalogue import make_card  # noqa: E402
-from prime_protocol.codec import encode  # noqa: E402
-from prime_protocol.entries import Role  # noqa: E402
-from prime_protocol.envelope import seal  # noqa: E402
-from prime_protocol.exchange import Endpoint  # noqa: E402
-from prime_protocol.ids import Digest, NodeId  # noqa: E402
-from prime_protocol.ledger import replay  # noqa: E402
-from prime_protocol.messages import HEARTBEAT, LEASE, Activity, Heartbeat, LeaseRequest, Purpose  # noqa: E402
-from prime_runtime.clock import SystemClock  # noqa: E402
-from prime_runtime.http_limits import ServerLimits  # noqa: E402
-from prime_runtime.sequence import Sequence as Numbers  # noqa: E402
 
 SUBMITTERS = 40
 CLOSED_S = 4.0
@@ -112,7 +111,7 @@ class Node:
     def _request(self, endpoint: Endpoint[Any, Any], message: Any) -> bytes:
         now_ms = SystemClock().now_ms()
         run = RUN if endpoint in (HEARTBEAT, LEASE) else None
-        frame = seal(
+        frame = seal_envelope(
             self.key,
             kind=endpoint.kind,
             body=encode(message),
@@ -160,7 +159,7 @@ def resident_mb(process: CoordinatorProcess) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-BEAT = Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=2**40)
+BEAT = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=2**40)
 WANT = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
 
 
@@ -259,7 +258,7 @@ class Bench:
             # All of them are on one address here, which may send so many files at once.
             await self._uploads.acquire()
             began_s = time.perf_counter()
-            await worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+            await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
             await worker.write(entry)
             self._uploads.release()
             tally.waits_s.append(time.perf_counter() - began_s)
@@ -313,7 +312,7 @@ async def register(config: CoordinatorConfig, nodes: Sequence[Node]) -> None:
     store = open_log_store(database_url(config))
     try:
         size = await store.size()
-        scribe = Scribe(load_key(config), replay(NETWORK, await store.read(0, size)))
+        scribe = EntryWriter(load_key(config), replay(NETWORK, await store.read(0, size)))
         now_ms = SystemClock().now_ms()
         for number, node in enumerate(nodes):
             reference = Digest(sha256(f"load {number}".encode()).digest())
@@ -321,7 +320,7 @@ async def register(config: CoordinatorConfig, nodes: Sequence[Node]) -> None:
             scribe.write(e.Deposited(account=node.key.node, amount_nano=STAKE, reference=reference), None, now_ms)
             scribe.write(e.Staked(node=node.key.node, amount_nano=STAKE), None, now_ms, key=node.key)
         leaves = scribe.drain()
-        await store.append(size, leaves, [make_card(leaf) for leaf in leaves])
+        await store.append(size, leaves, [compute_entry_keys(leaf) for leaf in leaves])
     finally:
         store.close()
 
@@ -337,7 +336,7 @@ async def run(count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="prime-load-") as name:
         limits = ServerLimits(connections_max=count + 500)
         config = await make_folder(
-            Path(name) / "coordinator", books=BooksConfig(), settings={"limits": limits}, **TERMS
+            Path(name) / "coordinator", books=LogWriterConfig(), settings={"limits": limits}, **TERMS
         )
         async with running(config) as process:
             empty_mb = resident_mb(process)

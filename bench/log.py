@@ -19,12 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
 
-from prime_protocol.merkle import (
+from prime_protocol.log.merkle import (
     Frontier,
-    Tree,
-    consistency_proof,
-    inclusion_proof,
-    leaf_hash,
+    MerkleTree,
+    build_consistency_proof,
+    build_inclusion_proof,
+    compute_leaf_hash,
     verify_consistency,
     verify_inclusion,
 )
@@ -53,7 +53,7 @@ def append_one_by_one(frontier: Frontier, leaves: list[bytes]) -> Frontier:
     return frontier
 
 
-def grow(tree: Tree, leaves: list[bytes]) -> Tree:
+def grow(tree: MerkleTree, leaves: list[bytes]) -> MerkleTree:
     for leaf in leaves:
         tree.append(leaf)
     return tree
@@ -63,23 +63,23 @@ def row(what: str, seconds: float, count: int, note: str = "") -> None:
     print(f"{what:<44} {count / seconds:>12,.0f} /s {seconds / count * 1e6:>12.2f} us  {note}")
 
 
-def bench_appends(entries: list[bytes]) -> tuple[Tree, float]:
+def bench_appends(entries: list[bytes]) -> tuple[MerkleTree, float]:
     count = len(entries)
-    seconds, leaves = clock(lambda: [leaf_hash(entry) for entry in entries])
+    seconds, leaves = clock(lambda: [compute_leaf_hash(entry) for entry in entries])
     row("leaf hash, 139-byte entries", seconds, count)
     seconds, frontier = clock(lambda: append_one_by_one(Frontier(), leaves))
     row("append, frontier, a new value each", seconds, count, f"{len(frontier.peaks)} hashes kept")
     appends_per_s = count / seconds
     seconds, bulk = clock(lambda: Frontier().append_many(leaves))
     row("append, frontier, in bulk", seconds, count)
-    seconds, single = clock(lambda: grow(Tree(), leaves))
+    seconds, single = clock(lambda: grow(MerkleTree(), leaves))
     row("append, tree, one by one", seconds, count)
     tracemalloc.start()
-    tree = Tree()
+    tree = MerkleTree()
     tree.append_many(leaves)
     memory = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    seconds, tree = clock(lambda: Tree(leaves))
+    seconds, tree = clock(lambda: MerkleTree(leaves))
     row("append, tree, in bulk", seconds, count, f"{memory / count:.0f} bytes/entry kept")
     seconds, root = clock(lambda: naive_root(list(leaves)))
     row("peer naive: one root over all leaves", seconds, 1)
@@ -87,10 +87,10 @@ def bench_appends(entries: list[bytes]) -> tuple[Tree, float]:
     return tree, appends_per_s
 
 
-def bench_proofs(tree: Tree) -> tuple[int, float]:
+def bench_proofs(tree: MerkleTree) -> tuple[int, float]:
     size, root, dice = tree.size, tree.root(), random.Random(0)
     places = [dice.randrange(size) for _ in range(PROOFS)]
-    seconds, proofs = clock(lambda: [inclusion_proof(index, size, tree.get_node) for index in places])
+    seconds, proofs = clock(lambda: [build_inclusion_proof(index, size, tree.get_node) for index in places])
     proof_bytes = max(map(len, proofs)) * 32
     row("inclusion proof, build", seconds, PROOFS, f"at most {proof_bytes} bytes")
     proof_us = seconds / PROOFS * 1e6
@@ -100,7 +100,7 @@ def bench_proofs(tree: Tree) -> tuple[int, float]:
         verify_inclusion(leaf, proof, index=index, size=size, root=root)
     row("inclusion proof, verify", time.perf_counter() - started, PROOFS)
     olds = [index + 1 for index in places]
-    seconds, proofs = clock(lambda: [consistency_proof(old, size, tree.get_node) for old in olds])
+    seconds, proofs = clock(lambda: [build_consistency_proof(old, size, tree.get_node) for old in olds])
     row("consistency proof, build", seconds, PROOFS, f"at most {max(map(len, proofs)) * 32} bytes")
     old_roots = [Frontier.of(old, tree.get_node).root() for old in olds]
     started = time.perf_counter()

@@ -15,14 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from prime_devnet.cheats_model import bend_checkpoint, cut_layers, quantise_fp8, quantise_int4, quantise_int8
-from prime_devnet.tiny_model import make_checkpoint
-from prime_node.engine.seam import Order, Reading, Sampling, Text
-from prime_node.engine.torch_engine import TorchEngine
-from prime_protocol.constants import LOOK_ERROR_MAX, LOOKS, LOOKS_BYTES
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.looks import Looker, Onlookers, is_refuted, look_error, pack_looks
-from prime_protocol.toploc_plain import Bits
+from prime_lab.cheats.models import cut_layers, quantise_fp8, quantise_int4, quantise_int8, write_modified_checkpoint
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_node.engine.interface import ForwardResult, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.torch.engine import TorchEngine
+from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_ERROR_MAX, READ_PROOF_PROBES
+from prime_protocol.proofs.read_proofs import (
+    ReadProofBuilder,
+    ReadProofRequest,
+    compute_read_proof_error,
+    encode_read_proof,
+    is_read_proof_refuted,
+)
+from prime_protocol.proofs.toploc_numpy import Bits
+from prime_protocol.wire.ids import Digest, NodeId
 
 States = dict[int, Bits]
 HONEST = ("float32, one row at a time", "bfloat16, read twice", "bfloat16, rounded")
@@ -36,30 +42,34 @@ def open_engine(checkpoint: Path, precision: str = "float32", threads: int = 2) 
     return engine
 
 
-def write_texts(engine: TorchEngine, rows: int, sampling: Sampling, seed: int) -> list[Text]:
+def write_texts(engine: TorchEngine, rows: int, sampling: Sampling, seed: int) -> list[TokenSequence]:
     dice = np.random.default_rng(seed)
     prompts = dice.integers(0, engine.facts.vocabulary, (rows, PROMPT_TOKENS)).astype(np.int32)
-    orders = [Order(number=number, prompt=prompt, seed=number + seed) for number, prompt in enumerate(prompts)]
+    orders = [
+        GenerateRequest(number=number, prompt=prompt, seed=number + seed) for number, prompt in enumerate(prompts)
+    ]
     return [
-        Text(number=done.number, prompt=prompts[done.number], output=done.tokens, seed=done.number + seed)
+        TokenSequence(number=done.number, prompt=prompts[done.number], output=done.tokens, seed=done.number + seed)
         for done in engine.generate(orders, sampling)
     ]
 
 
-def read(engine: TorchEngine, texts: list[Text], sampling: Sampling) -> States:
+def read(engine: TorchEngine, texts: list[TokenSequence], sampling: Sampling) -> States:
     return {found.number: found.hidden_bits for found in engine.read(texts, sampling)}
 
 
-def read_rounded(engine: TorchEngine, texts: list[Text], sampling: Sampling) -> States:
+def read_rounded(engine: TorchEngine, texts: list[TokenSequence], sampling: Sampling) -> States:
     """As a validator that cannot read twice would."""
 
-    def pick(found: Reading) -> Bits:
-        return found.hidden_bits if found.own_hidden_bits is None else found.own_hidden_bits
+    def pick(found: ForwardResult) -> Bits:
+        return found.hidden_bits if found.bf16_hidden_bits is None else found.bf16_hidden_bits
 
     return {found.number: pick(found) for found in engine.read(texts, sampling)}
 
 
-def read_all(checkpoint: Path, texts: list[Text], sampling: Sampling, folder: Path) -> Iterator[tuple[str, States]]:
+def read_all(
+    checkpoint: Path, texts: list[TokenSequence], sampling: Sampling, folder: Path
+) -> Iterator[tuple[str, States]]:
     """Each kind of reader; the first is the one that others are compared with."""
     yield "float32", read(open_engine(checkpoint), texts, sampling)
     single = open_engine(checkpoint, threads=1)
@@ -71,14 +81,14 @@ def read_all(checkpoint: Path, texts: list[Text], sampling: Sampling, folder: Pa
         ("8-bit floats", quantise_fp8),
         ("4-bit weights", quantise_int4),
     ):
-        yield name, read(open_engine(bend_checkpoint(checkpoint, folder / name, bend)), texts, sampling)
+        yield name, read(open_engine(write_modified_checkpoint(checkpoint, folder / name, bend)), texts, sampling)
     yield "half of the layers", read(open_engine(cut_layers(checkpoint, folder / "half")), texts, sampling)
 
 
 def take(states: States, submission: Digest, reader: NodeId) -> bytes:
-    looker = Looker(Onlookers(submission, (reader,)), [len(states[row]) for row in range(len(states))])
+    looker = ReadProofBuilder(ReadProofRequest(submission, (reader,)), [len(states[row]) for row in range(len(states))])
     for row, bits in states.items():
-        looker.see(row, bits)
+        looker.add_row(row, bits)
     return looker.finish()[reader]
 
 
@@ -91,12 +101,14 @@ def compare(found: dict[str, States], other: States, readers: int) -> dict[str, 
         submission, reader, stranger = Digest(name), NodeId(name[:20]), NodeId(name[-20:])
         true = take(exact, submission, reader)
         said = {kind: take(states, submission, reader) for kind, states in found.items() if kind != "float32"}
-        made_up = (bytes(LOOKS_BYTES), pack_looks(dice.normal(0.0, 1.0, LOOKS)))
+        made_up = (bytes(READ_PROOF_BYTES), encode_read_proof(dice.normal(0.0, 1.0, READ_PROOF_PROBES)))
         said |= dict(
             zip(UNREAD, (*made_up, take(exact, submission, stranger), take(other, submission, reader)), strict=True)
         )
         for kind, looks in said.items():
-            rows.setdefault(kind, []).append((look_error(looks, true), is_refuted(looks, true)))
+            rows.setdefault(kind, []).append(
+                (compute_read_proof_error(looks, true), is_read_proof_refuted(looks, true))
+            )
     return rows
 
 
@@ -110,13 +122,13 @@ def main() -> None:
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=args.tokens)
     with tempfile.TemporaryDirectory(prefix="prime-looks-") as scratch:
         folder = Path(scratch)
-        checkpoint = args.model or make_checkpoint(folder / "tiny", vocabulary=64)
+        checkpoint = args.model or make_tiny_checkpoint(folder / "tiny", vocabulary=64)
         worker = open_engine(checkpoint)
         texts, others = (write_texts(worker, args.rows, sampling, seed) for seed in (7, 8))
         rows = compare(
             dict(read_all(checkpoint, texts, sampling, folder)), read(worker, others, sampling), args.readers
         )
-    print(f"{args.readers} readers of {args.rows} rows of {args.tokens} tokens; refuted above {LOOK_ERROR_MAX}")
+    print(f"{args.readers} readers of {args.rows} rows of {args.tokens} tokens; refuted above {READ_PROOF_ERROR_MAX}")
     print(f"{'looks':<28}{'median':>8}{'least':>8}{'most':>8}{'refuted':>9}")
     for kind, found in rows.items():
         errors = [error for error, _ in found]

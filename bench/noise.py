@@ -19,17 +19,17 @@ from pathlib import Path
 
 from noise_blocks import Measurement, TimeIsUp
 
-from prime_node.calibrate_run import FLOAT32, IMITATED, Plan, Rows, plan_setups, random_prompts
-from prime_node.calibration import Target, collect, fit_tolerance
-from prime_node.calibration_report import COLUMNS, list_bounds, list_noise
-from prime_node.checks import find_model_flaws
-from prime_node.engine.engine_config import EngineKind
-from prime_node.engine.seam import Sampling
-from prime_protocol.tolerance import Precision, Tolerance
+from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
+from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, RowsByPair, plan_setups, random_prompts
+from prime_node.calibration.report import COLUMNS, list_bounds, list_noise
+from prime_node.engine.config import EngineKind
+from prime_node.engine.interface import Sampling
+from prime_node.jobs.file_checks import find_model_flaws
+from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.model_files import ModelFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from tiny_models import make_checkpoint
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 
 VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
 VOCABULARY, CONTEXT = 512, 1024
@@ -44,11 +44,11 @@ UNFINISHED = 3
 """Exit code where there is more to do."""
 
 
-def make_plan(checkpoint: Path, completions: int) -> Plan:
+def make_plan(checkpoint: Path, completions: int) -> CalibrationPlan:
     engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None), (EngineKind.VLLM, VLLM)]
-    return Plan(
+    return CalibrationPlan(
         checkpoint=checkpoint,
-        setups=plan_setups(engines, [FLOAT32, IMITATED], batches=[5, 64], threads=[1, 2], imitated_share=FLOAT32_SHARE),
+        setups=plan_setups(engines, [FLOAT32, EMULATED], batches=[5, 64], threads=[1, 2], imitated_share=FLOAT32_SHARE),
         completions=completions,
         sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
         prompts=random_prompts(VOCABULARY, CONTEXT, 1),
@@ -56,14 +56,14 @@ def make_plan(checkpoint: Path, completions: int) -> Plan:
     )
 
 
-def split(rows: Rows, *, is_exact: bool) -> tuple[Rows, Rows]:
+def split(rows: RowsByPair, *, is_exact: bool) -> tuple[RowsByPair, RowsByPair]:
     """To calibrate with, and to judge. Exact: only pairings without bfloat16."""
     chosen = {pairing: found for pairing, found in rows.items() if not (is_exact and "bfloat16" in pairing)}
     known = {pairing: [row for row in found if row.row // 7 % 4 == 0] for pairing, found in chosen.items()}
     return known, {pairing: [row for row in found if row.row // 7 % 4] for pairing, found in chosen.items()}
 
 
-def count_rejects(rows: Rows, tolerance: Tolerance) -> tuple[int, int]:
+def count_rejects(rows: RowsByPair, tolerance: Tolerance) -> tuple[int, int]:
     """Files, and those that an audit refuses."""
     files = [found[n : n + FILE_ROWS] for found in rows.values() for n in range(0, len(found), FILE_ROWS)]
     refused = [flaws for file in files if (flaws := find_model_flaws(file, tolerance))]
@@ -78,11 +78,11 @@ def show(columns: tuple[str, ...], table: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def judge(rows: Rows, precision: Precision, hidden: int) -> int:
+def judge(rows: RowsByPair, precision: Precision, hidden: int) -> int:
     """Files that are refused."""
     known, fresh = split(rows, is_exact=precision is Precision.FLOAT32)
-    noises = [collect(pairing, found) for pairing, found in known.items()]
-    target = Target(file_tokens=FILE_ROWS * TOKENS)
+    noises = [collect_noise(pairing, found) for pairing, found in known.items()]
+    target = CalibrationTarget(file_tokens=FILE_ROWS * TOKENS)
     tolerance = fit_tolerance(noises, target, precision=precision, hidden=hidden)
     print(f"\na run in {precision}, bounds for one false reject in {1 / target.false_rejects:g}:")
     show(("bound", "largest seen", "value"), list_bounds(tolerance, noises))
@@ -100,7 +100,7 @@ def main() -> int:
     if flags.completions < COMPLETIONS:
         parser.error(f"{flags.completions} completions are too few to fit bounds to, it takes {COMPLETIONS}")
     with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
-        checkpoint = make_checkpoint(
+        checkpoint = make_tiny_checkpoint(
             Path(folder) / "model", vocabulary=VOCABULARY, context=CONTEXT, heads=2, kv_heads=1, spread=1.5
         )
         results = flags.results or Path(folder) / "results"
@@ -115,9 +115,9 @@ def main() -> int:
     return 0
 
 
-def report(rows: Rows, hidden: int) -> None:
+def report(rows: RowsByPair, hidden: int) -> None:
     print()
-    show(COLUMNS, list_noise([collect(pairing, found) for pairing, found in rows.items()]))
+    show(COLUMNS, list_noise([collect_noise(pairing, found) for pairing, found in rows.items()]))
     rejects = sum(judge(rows, precision, hidden) for precision in Precision)
     compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
     # Every completion is read once by torch in float32.

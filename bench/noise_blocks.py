@@ -12,10 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prime_node.calibrate_run import ROWS_AT_ONCE, SEED, Plan, Rows, Setup, choose_claims, make_orders, read, write
-from prime_node.engine.engine_config import EngineConfig
-from prime_node.engine.measuring import Claim, RowNumbers
-from prime_node.engine.process import EngineProcess, environment_of
+from prime_node.calibration.measure import (
+    DECOY_SEED,
+    ROWS_AT_ONCE,
+    CalibrationPlan,
+    EngineSetup,
+    RowsByPair,
+    check_claims,
+    choose_claims,
+    generate_claims,
+    make_requests,
+)
+from prime_node.engine.config import EngineConfig
+from prime_node.engine.measurement import ClaimedRow, RowMeasurement
+from prime_node.engine.process import EngineProcess, build_environment
 
 HOUR_MS = 3_600_000
 """Nobody waits for an engine here, however busy the machine is."""
@@ -30,7 +40,7 @@ class TimeIsUp(Exception):
 class LateEngine:
     """An engine that is started when it is first needed: often all of its blocks are there."""
 
-    def __init__(self, setup: Setup, checkpoint: Path, home: Path) -> None:
+    def __init__(self, setup: EngineSetup, checkpoint: Path, home: Path) -> None:
         self._setup = setup
         self._checkpoint = checkpoint
         self._home = home
@@ -40,7 +50,7 @@ class LateEngine:
         if self._process is None:
             self._process = await EngineProcess.start(
                 self._setup.command(BASE),
-                environment_of(self._setup.config(BASE), self._home),
+                build_environment(self._setup.config(BASE), self._home),
                 self._home,
                 start_ms=HOUR_MS,
                 stall_ms=HOUR_MS,
@@ -62,18 +72,18 @@ class LateEngine:
 class Measurement:
     """What is measured, where its blocks are, and until when it may go on."""
 
-    plan: Plan
+    plan: CalibrationPlan
     folder: Path
     ends_at: float
     """By time.monotonic."""
 
-    async def run(self) -> Rows:
+    async def run(self) -> RowsByPair:
         """What the rows gave, by pairing of kinds. TimeIsUp where not all is there yet."""
         setups, written = self.plan.setups, []
         for number in range(len(setups)):
             async with self._open(number) as engine:
                 written.append(await self._write(number, engine))
-        rows: Rows = {f"{writer.kind} → {reader.kind}": [] for reader in setups for writer in setups}
+        rows: RowsByPair = {f"{writer.kind} → {reader.kind}": [] for reader in setups for writer in setups}
         for number, reader in enumerate(setups):
             async with self._open(number) as engine:
                 for author, writer in enumerate(setups):
@@ -83,15 +93,17 @@ class Measurement:
     def _open(self, number: int) -> LateEngine:
         return LateEngine(self.plan.setups[number], self.plan.checkpoint, self.folder / "engine")
 
-    async def _write(self, number: int, engine: LateEngine) -> list[Claim]:
-        async def work(process: EngineProcess, part: Sequence[Any]) -> list[Claim]:
-            return await write(process, list(part), self.plan.sampling)
+    async def _write(self, number: int, engine: LateEngine) -> list[ClaimedRow]:
+        async def work(process: EngineProcess, part: Sequence[Any]) -> list[ClaimedRow]:
+            return await generate_claims(process, list(part), self.plan.sampling)
 
-        return await self._keep(f"{number}-writes", make_orders(self.plan, number), engine, work)
+        return await self._keep(f"{number}-writes", make_requests(self.plan, number), engine, work)
 
-    async def _read(self, number: int, author: int, claims: list[Claim], engine: LateEngine) -> list[RowNumbers]:
-        async def work(process: EngineProcess, part: Sequence[Any]) -> list[RowNumbers]:
-            return await read(process, list(part), self.plan.sampling, SEED)
+    async def _read(
+        self, number: int, author: int, claims: list[ClaimedRow], engine: LateEngine
+    ) -> list[RowMeasurement]:
+        async def work(process: EngineProcess, part: Sequence[Any]) -> list[RowMeasurement]:
+            return await check_claims(process, list(part), self.plan.sampling, DECOY_SEED)
 
         part = choose_claims(self.plan.setups, number, self.plan.setups[author], claims)
         # In another order than they were written, so that other rows stand beside each other.

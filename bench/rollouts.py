@@ -7,10 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow.parquet as pq
 
-from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
-from prime_protocol.rollout_file import read_rollouts, write_rollouts
-from prime_protocol.rollout_root import rollout_root
-from prime_protocol.rollouts import Finish, Rollout, RolloutHeader, RolloutLimits, proofs_size
+from prime_protocol.rollouts.file import read_rollouts, write_rollouts
+from prime_protocol.rollouts.rollout import (
+    FinishReason,
+    Rollout,
+    RolloutHeader,
+    RolloutLimits,
+    compute_proofs_bytes,
+    compute_rollout_root,
+)
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step
 
 SLOTS, SAMPLES, TOKENS_MAX, VOCAB_SIZE = 64, 16, 8000, 150_000
 
@@ -23,11 +29,11 @@ def rollout(number: int, dice: np.random.Generator) -> Rollout:
         task=number,
         temperature=1.0,
         target_length=None,
-        finish=Finish.EOS,
+        finish=FinishReason.EOS,
         prompt_tokens=dice.integers(0, VOCAB_SIZE, 200, dtype=np.int32),
         output_tokens=dice.integers(0, VOCAB_SIZE, tokens, dtype=np.int32),
         output_logprobs=-dice.random(tokens, dtype=np.float32),
-        proofs=dice.bytes(proofs_size(tokens)),
+        proofs=dice.bytes(compute_proofs_bytes(tokens)),
     )
 
 
@@ -63,7 +69,7 @@ def main() -> None:
     timings = {
         "write": best_ms(lambda: write_rollouts(header, rows)),
         "read strictly": best_ms(lambda: read_rollouts(data, limits)),
-        "rollout root": best_ms(lambda: rollout_root(file)),
+        "rollout root": best_ms(lambda: compute_rollout_root(file)),
         "pyarrow read, for comparison": best_ms(
             lambda: pq.ParquetFile(io.BytesIO(data), pre_buffer=False).read(use_threads=False)
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from prime_protocol.sampling import choose, replay_margins
+from prime_protocol.proofs.sampling import compute_margins, sample_tokens
 
 VOCAB_SIZE = 150_000
 ROWS = 16
@@ -28,12 +28,12 @@ def measure(logits: np.ndarray) -> dict[str, float]:
     seeds = np.random.default_rng(1).integers(0, 2**64, ROWS, dtype=np.uint64)
     positions = np.arange(ROWS)
     tensor, tensors = torch.from_numpy(logits), (torch.from_numpy(seeds.view(np.int64)), torch.from_numpy(positions))
-    tokens = choose(logits, 1.0, seeds, positions)
+    tokens = sample_tokens(logits, 1.0, seeds, positions)
     return {
-        "choose, numpy": best_us(lambda: choose(logits, 1.0, seeds, positions)),
-        "replay margin, numpy": best_us(lambda: replay_margins(logits, tokens, seeds, positions, 1.0)),
-        "choose, torch": best_us(lambda: choose(tensor, 1.0, *tensors)),
-        "replay margin, torch": best_us(lambda: replay_margins(tensor, torch.from_numpy(tokens), *tensors, 1.0)),
+        "choose, numpy": best_us(lambda: sample_tokens(logits, 1.0, seeds, positions)),
+        "replay margin, numpy": best_us(lambda: compute_margins(logits, tokens, seeds, positions, 1.0)),
+        "choose, torch": best_us(lambda: sample_tokens(tensor, 1.0, *tensors)),
+        "replay margin, torch": best_us(lambda: compute_margins(tensor, torch.from_numpy(tokens), *tensors, 1.0)),
         "torch softmax + multinomial": best_us(lambda: torch.multinomial(tensor.softmax(dim=1), 1)),
     }
 

@@ -9,10 +9,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
 
 from prime_protocol.tasks import examples
-from prime_protocol.tasks.family import SandboxJob
+from prime_protocol.tasks.family import SandboxJob, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
-from prime_runtime.sandbox import Sandbox
+from prime_runtime.sandbox.sandbox import Sandbox
 
 JOBS = 40
 
@@ -39,7 +38,7 @@ async def main() -> None:
     results = {}
     print(f"{'job':8} {'first ms':>9} {'then ms':>9}")
     async with Sandbox() as sandbox:
-        print("walls:", ", ".join((await sandbox.capabilities()).walls))
+        print("walls:", ", ".join((await sandbox.capabilities()).layers))
         for name, each in jobs().items():
             started = time.perf_counter()
             await sandbox.run(each)

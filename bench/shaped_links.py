@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import netns
-from shaped_swarm import run_broadcast
-from shard_hosts import make_tensors, write_checkpoint
+from prime_lab.attacks.relay_attacks import write_checkpoint
+from support import netns
+from support.shaped_swarm import run_broadcast
+from support.shard_hosts import make_tensors
 
 RATIO_MAX = 1.3
 

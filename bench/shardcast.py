@@ -31,7 +31,7 @@ import numpy as np
 
 BENCH = Path(__file__).parent
 PUBLIC = BENCH.parent / ".oracle" / "shardcast" / "bin" / "python"
-PARTY = BENCH.parent / "tests" / "shard_party.py"
+PARTY = BENCH.parent / "tests" / "support" / "shard_process.py"
 TENSOR_MIB = 64
 CLIENTS = (1, 4)
 PORTS = (18_471, 18_472)

@@ -21,11 +21,16 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX
-from prime_protocol.envelope import PREFIX, ReplayGuard, open_envelope, seal
-from prime_protocol.ids import Digest, NetworkId, RunId, Step
-from prime_protocol.receipts import SubmissionReceipt
-from prime_protocol.signing import WalletKey, checksum_address
-from prime_protocol.typed_data import EMBEDDED, check_document, sign_document, solidity_type
+from prime_protocol.wire.envelope import ENVELOPE_PREFIX, ReplayGuard, open_envelope, seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.typed_data import (
+    EMBEDDED_DOMAIN,
+    SubmissionReceipt,
+    sign_document,
+    solidity_type,
+    verify_document,
+)
 
 KEY = WalletKey.from_secret(b"k" * 32)
 PEER = Account.from_key(KEY.secret())
@@ -44,7 +49,7 @@ RECEIPT = SubmissionReceipt(
 
 
 def seal_one(sequence: int = 0) -> bytes:
-    return seal(
+    return seal_envelope(
         KEY,
         kind="heartbeat",
         body=bytes(111),
@@ -82,7 +87,7 @@ def rates(pairs: dict[str, Callable[[], Any]], *, rounds: int, count: int) -> di
 
 def guard_rate(count: int) -> float:
     guard = ReplayGuard(since_ms=NOW_MS - CLOCK_SKEW_MS_MAX)
-    letters = [open_envelope(seal_one(sequence), network=MAIN).letter for sequence in range(count)]
+    letters = [open_envelope(seal_one(sequence), network=MAIN).payload for sequence in range(count)]
     started = time.perf_counter()
     for letter in letters:
         guard.admit(letter, NOW_MS)
@@ -94,8 +99,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--count", type=int, default=300)
     options = parser.parse_args()
-    frame, receipt_signature = seal_one(), sign_document(KEY, RECEIPT, EMBEDDED)
-    digest, signature = sha256(PREFIX + frame[65:]).digest(), frame[:65]
+    frame, receipt_signature = seal_one(), sign_document(KEY, RECEIPT, EMBEDDED_DOMAIN)
+    digest, signature = sha256(ENVELOPE_PREFIX + frame[65:]).digest(), frame[:65]
     assert PEER.unsafe_sign_hash(digest).signature == signature, "the peer must give the same signature"
     assert PEER.sign_message(typed_data()).signature == receipt_signature, "the peer must give the same signature"
     found = rates(
@@ -104,9 +109,11 @@ def main() -> None:
             "eth-account: sign its digest": lambda: PEER.unsafe_sign_hash(digest),
             "open an envelope": lambda: open_envelope(frame, network=MAIN),
             "eth-account: recover from its digest": lambda: Account._recover_hash(digest, signature=signature),
-            "sign a receipt": lambda: sign_document(KEY, RECEIPT, EMBEDDED),
+            "sign a receipt": lambda: sign_document(KEY, RECEIPT, EMBEDDED_DOMAIN),
             "eth-account: sign a receipt": lambda: PEER.sign_message(typed_data()),
-            "check a receipt": lambda: check_document(RECEIPT, receipt_signature, signer=KEY.node, domain=EMBEDDED),
+            "check a receipt": lambda: verify_document(
+                RECEIPT, receipt_signature, signer=KEY.node, domain=EMBEDDED_DOMAIN
+            ),
             "eth-account: check a receipt": lambda: Account.recover_message(typed_data(), signature=receipt_signature),
         },
         rounds=options.rounds,

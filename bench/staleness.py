@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from digit_runs import Digits, make_learner, make_warm_start
 
-from prime_trainer.harvest import Delivery, make_batch
-from prime_trainer.train_config import AdvantageConfig
+from prime_trainer.config import AdvantageConfig
+from prime_trainer.data.rollout_buffer import GradedSubmission, make_batch
 
 COLUMNS = 8
 """Steps of which a reward is shown in the table, and at which the picture has a number, the first one aside."""
@@ -56,9 +56,9 @@ def run(lag: int, correct: bool, seed: int, recipe: Recipe) -> Run:
     rewards, seen = [], []
     for step in range(1, recipe.steps + 1):
         groups = digits.draw(past[0], step, AdvantageConfig(scale_max=100.0))
-        batch = make_batch([Delivery(digits.name(step), step - len(past), tuple(groups))], step - 1)
-        seen.append(learner.learn(batch.samples, step))
-        rewards.append(batch.facts["reward_mean"])
+        batch = make_batch([GradedSubmission(digits.name(step), step - len(past), tuple(groups))], step - 1)
+        seen.append(learner.train_step(batch.samples, step))
+        rewards.append(batch.metrics["reward_mean"])
         past.append(digits.copy_weights(learner.policy))
     monitors = {name: statistics.fmean(each[name] for each in seen) for name in ("mismatch_kl", "tail", "entropy")}
     return {

@@ -41,22 +41,22 @@ def compare(repetitions: int) -> int:
     import torch
     from toploc import build_proofs_bytes, verify_proofs_bytes
 
-    from prime_protocol import toploc_plain
-    from prime_protocol.ids import Digest
-    from prime_protocol.toploc import bits_of_tensor, build_proofs, parse_proofs
-    from prime_protocol.toploc_kernels import get_kernels
-    from prime_protocol.toploc_verify import Thresholds, judge, verify_proofs
+    from prime_protocol.proofs import toploc_numpy as toploc_plain
+    from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
+    from prime_protocol.proofs.toploc_kernels import get_kernels
+    from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+    from prime_protocol.wire.ids import Digest
 
     torch.set_num_threads(1)
     states = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     tokens, chunks = list(states.unbind()), list(states.view(TOKENS // CHUNK, -1).unbind())
-    bits, seed = bits_of_tensor(states), Digest(bytes(32))
+    bits, seed = tensor_to_bits(states), Digest(bytes(32))
     public = build_proofs_bytes(tokens, CHUNK, K, skip_prefill=True)
     blob = b"".join(public)
 
     def verify(kernels: Any = None) -> None:
         proofs = parse_proofs(blob, tokens=TOKENS, hidden=HIDDEN)
-        assert judge(verify_proofs(proofs, bits, seed=seed, kernels=kernels), Thresholds()) == []
+        assert find_faults(verify_proofs(proofs, bits, seed=seed, kernels=kernels), ToplocThresholds()) == []
 
     builds: Rows = {
         "package, one tensor per token": lambda: build_proofs_bytes(tokens, CHUNK, K, skip_prefill=True),

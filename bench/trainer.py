@@ -43,17 +43,17 @@ PACK_TOKENS = 1024
 
 def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
     torch.set_num_threads(1)
-    from prime_trainer.learning import Learner
-    from prime_trainer.optimizer import GradientGuard, make_optimizer
-    from prime_trainer.packing import Layout, Sample, make_pack
-    from prime_trainer.policy import Policy
-    from prime_trainer.ranks import Ranks
-    from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
+    from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig
+    from prime_trainer.data.packing import PackLayout, Sample, make_pack
+    from prime_trainer.model.distributed import RankGroup
+    from prime_trainer.model.optimizer import GradientGuard, make_optimizer
+    from prime_trainer.model.policy import PolicyModel
+    from prime_trainer.train import Learner
 
     batch = read_batch(batch_path)
     before_bytes = read_peak_bytes()
-    policy = Policy.load(folder)
-    policy.layout = Layout.PACKED if is_packed else Layout.ALONE
+    policy = PolicyModel.load(folder)
+    policy.layout = PackLayout.PACKED if is_packed else PackLayout.SINGLE
     schedule = OptimizerConfig(
         learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0, clip_norm=CLIP_NORM, beta2=0.999
     )
@@ -61,7 +61,7 @@ def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
         policy=policy,
         optimizer=make_optimizer(policy.model, schedule),
         guard=GradientGuard(schedule.outlier),
-        ranks=Ranks(),
+        ranks=RankGroup(),
         loss=LossConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, delta=DELTA, correct=False),
         batch=BatchConfig(pack_tokens=PACK_TOKENS),
         schedule=schedule,
@@ -72,10 +72,10 @@ def run_side(folder: Path, batch_path: Path, *, is_packed: bool) -> None:
         )
         for prompt, output, advantage in zip(batch["prompts"], batch["outputs"], batch["advantages"], strict=True)
     ]
-    assert make_pack(samples[:1]).trained == len(batch["outputs"][0])
+    assert make_pack(samples[:1]).trained_tokens == len(batch["outputs"][0])
 
     def step() -> dict[str, float]:
-        facts = learner.learn(samples, 1)
+        facts = learner.train_step(samples, 1)
         return {"loss": facts["loss"], "gradient_norm": facts["gradient_norm"]}
 
     serve(step, before_bytes)

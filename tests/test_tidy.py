@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pin_hashes import LEFT_OUT, read_pins
+from tools.pin_hashes import LEFT_OUT, read_pins
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "node", "coordinator", "trainer")

@@ -1,6 +1,7 @@
 """The coordinator's settings: one frozen dataclass, made once at start and passed in.
 
-Where each value comes from is prime_runtime.settings' work. What is not set here lies in the coordinator's folder; see
+Where each value comes from is prime_runtime.settings.loader' work. What is not set here lies in the coordinator's
+folder; see
 home.py.
 """
 
@@ -13,27 +14,28 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from prime_coordinator.constants import INSPECT_SHARE, READER_BURST, READER_RATE
+from prime_coordinator.intervals import IntervalsConfig
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_coordinator.tempo import TempoConfig
-from prime_explorer.settings import ExplorerConfig
+from prime_explorer.config import ExplorerConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, BASIS_POINTS, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NetworkId, RunId
-from prime_runtime.http_limits import ServerLimits
-from prime_runtime.http_listener import ListenConfig
+from prime_protocol.wire.ids import NetworkId, RunId
+from prime_runtime.gossip.config import P2PConfig
+from prime_runtime.http.config import ServerLimits
+from prime_runtime.http.listener import ListenConfig
 from prime_runtime.logs import LogConfig
-from prime_runtime.objects import S3Config
-from prime_runtime.p2p_config import P2PConfig
-from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError, Resolved, check_parsed, resolve_config
-from prime_runtime.shardcast.urls import check_urls
+from prime_runtime.objects.store import S3Config
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
+from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.shardcast.upload_slots import check_urls
 
 CONFIG_NAME = "config.toml"
 DAY_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class BooksConfig:
+class LogWriterConfig:
     """The section [books]: how the log is written."""
 
     batch_ms: Annotated[int, Between(0, 1000)] = 5
@@ -63,7 +65,7 @@ class IntakeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingConfig:
+class ReadApiConfig:
     """The section [reading]: the JSON API and the pages, which anybody may read."""
 
     per_second: Annotated[float, Between(0.1, 1e6)] = READER_RATE
@@ -137,10 +139,10 @@ class CoordinatorConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     log: LogConfig = field(default_factory=LogConfig)
     s3: S3Config = field(default_factory=S3Config)
-    books: BooksConfig = field(default_factory=BooksConfig)
-    tempo: TempoConfig = field(default_factory=TempoConfig)
+    books: LogWriterConfig = field(default_factory=LogWriterConfig)
+    tempo: IntervalsConfig = field(default_factory=IntervalsConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
-    reading: ReadingConfig = field(default_factory=ReadingConfig)
+    reading: ReadApiConfig = field(default_factory=ReadApiConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
     settlement: SettlementConfig = field(default_factory=SettlementConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
@@ -171,7 +173,7 @@ def check_database_url(text: str) -> None:
 
 def resolve_coordinator_config(
     folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]
-) -> Resolved[CoordinatorConfig]:
+) -> ResolvedConfig[CoordinatorConfig]:
     """The settings of the coordinator in this folder: flags over environment over its config.toml over defaults."""
     file = folder / CONFIG_NAME
     found = file if file.exists() else None

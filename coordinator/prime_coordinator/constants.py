@@ -3,13 +3,13 @@
 What the network agrees on is in prime_protocol.constants.
 """
 
-SPEED_MIN = 1.0
+THROUGHPUT_MIN = 1.0
 """Tokens per second assumed of the slowest node."""
 
-SPEED_FIRST_MAX = 1000
+THROUGHPUT_CLAIMED_MAX = 1000
 """Most tokens per second that are believed before anything was measured."""
 
-SPEED_KEEP = 0.7
+THROUGHPUT_DECAY = 0.7
 """Weight of what was known when a new measurement comes."""
 
 RETRY_MS = 2_000
@@ -47,11 +47,11 @@ FILE_BYTES_PER_TOKEN = 17
 BAD_FILES_PER_LEASE_MAX = 3
 """Files that intake may refuse before it takes no more for a lease. Each costs a read of up to 256 MiB."""
 
-STRIKES_FREE = 2
+FAILURES_FREE = 2
 """Lost leases and refused files in a row that cost nothing: anybody's power may fail."""
 
-STRIKE_WAIT_MS = 15_000
-STRIKE_WAIT_MS_MAX = 3_600_000
+FAILURE_WAIT_MS = 15_000
+FAILURE_WAIT_MS_MAX = 3_600_000
 """How long a node gets no work after the first strike that counts; doubled by each further one up to an hour."""
 
 MISSES_MAX = 3
@@ -61,13 +61,13 @@ MISS_WAIT_MS = 60_000
 MISS_WAIT_MS_MAX = 3_600_000
 """For how long, at first and at most; doubled each time until it gives a verdict."""
 
-BLAME_FALL = 4
+BLAME_PER_OVERTURNED = 4
 BLAME_MAX = 8
 """Blame for a verdict that fell, and how much takes a validator out of the draw; one that stood takes 1 off. So two in
 a row are too many, and so is one in five. Honest ones are outvoted in about one of five thousand."""
 
-FALL_WAIT_MS = 600_000
-FALL_WAIT_MS_MAX = 86_400_000
+OVERTURNED_WAIT_MS = 600_000
+OVERTURNED_WAIT_MS_MAX = 86_400_000
 """How long a validator that was wrong too often stays out, at first and at most; doubled until its blame is gone."""
 
 UNREAD_WAIT_MS = 3_600_000
@@ -80,7 +80,7 @@ GRACE_MS = 30_000
 HEAD_MS_MIN = 1_000
 """Least time between two noted heads."""
 
-TOKENS_PER_SLOT_KEEP = 0.9
+TOKENS_PER_SLOT_DECAY = 0.9
 """Weight of what was known of a run's tokens per slot when a new submission comes."""
 
 AUDIT_ROUNDS_MAX = 4
@@ -99,7 +99,7 @@ PLANT_BAD_BPS = 5_000
 assert LEASES_UNSETTLED_PROBATION_MAX >= 2, "a node must be able to work while its last submission is judged"
 assert LEASES_UNSETTLED_PROBATION_MAX <= LEASES_UNSETTLED_MAX
 assert RETRY_MS <= RETRY_MS_MAX
-assert BLAME_FALL < BLAME_MAX, "who is outvoted once must not leave for it"
+assert BLAME_PER_OVERTURNED < BLAME_MAX, "who is outvoted once must not leave for it"
 
 PAGE_ROWS = 50
 """Rows of a page where the reader does not say."""
@@ -131,7 +131,7 @@ READERS_MAX = 64
 TICK_MS = 200
 """Between two looks at what time has made due."""
 
-UPLOADS_PER_WORD_MAX = 3
+UPLOADS_PER_GRANT_MAX = 3
 """Files that one lease or one audit task entitles to: a second and third for those that were refused."""
 
 UPLOADS_KNOWN_MAX = 100_000
@@ -146,31 +146,31 @@ SWEEP_MS = 3_600_000
 QUARANTINE_FILES_MAX = 200
 """Refused files that are kept for the operator to look at; later ones are only noted."""
 
-BOARD_SERVING_MAX = 20_000
+RELAY_SERVING_KEPT = 20_000
 """Serving records kept of one run, about 400 bytes each; the oldest goes first."""
 
-BOARD_ANNOUNCED_MAX = 256
+RELAY_ANNOUNCED_MAX = 256
 """Announcements kept of one run: keyframes and deltas of all versions that a trainer keeps."""
 
-BOARD_HEADS_MAX = 64
+RELAY_HEADS_KEPT = 64
 """Seen heads kept of one run, of the nodes that spoke last. A fork needs two."""
 
-BOARD_URGENT_MANIFESTS_MAX = 2
+RELAY_URGENT_MANIFESTS_MAX = 2
 """The newest announcements whose first server everybody is told of at once: a keyframe and a delta of one step."""
 
-BOARD_SCAN_MAX = 512
+RELAY_SCAN_MAX = 512
 """Newest serving records that an answer is drawn from: a quarter of a millisecond. Older ones are said again soon."""
 
-BOARD_SWEEP_MS = 10_000
+RELAY_SWEEP_MS = 10_000
 """Between two looks for expired records."""
 
-RECORDS_PAUSE_MS = 1_000
+GOSSIP_POLL_PAUSE_MS = 1_000
 """A node that asks for records is told small news no sooner than this after it asked: they come together."""
 
-RECORDS_ANSWERS_PER_S = 500
+GOSSIP_ANSWERS_PER_S = 500
 """Answers with small news a second to all nodes together; with more nodes that wait, each waits longer."""
 
-HEAD_SAY_MS = 6_000
+HEAD_GOSSIP_MS = 6_000
 """Between two tree heads that the coordinator gossips: a little above what one sender may say."""
 
 PORT = 8440

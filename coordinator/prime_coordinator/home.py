@@ -7,25 +7,40 @@ plants/       keys of planted workers       lock        who is running here
 state.snapshot  the state at the last stop; the log is all it takes to make it again
 explorer/     the index behind the web pages; the log is all it takes to make it again
 chain/        settlement on a chain: see settlement/chain_files.py
+
+Make a new coordinator: folder, keys, settings file, database, and entry 0 of the log. Never over an old one.
 """
 
 import secrets
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig
+from prime_coordinator.entry_writer import EntryWriter
+from prime_coordinator.log.store import open_log_store
+from prime_coordinator.settlement.files import ChainFiles
 from prime_protocol.constants import ED25519_KEY_BYTES
 from prime_protocol.errors import LocalError
-from prime_protocol.signing import WalletKey
-from prime_runtime import key_file, password
-from prime_runtime.lock import Facts, Lock, lock_file, read_facts
+from prime_protocol.ledger.entries import NetworkCreated
+from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.ledger.replay import Ledger
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
+from prime_runtime import keys as key_file
+from prime_runtime import keys as password
+from prime_runtime.clock import Clock
+from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, read_lock_info
+from prime_runtime.objects.store import open_object_store
+from prime_runtime.settings import loader as settings_render
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class CoordinatorHome:
     """The paths in one coordinator's folder."""
 
     folder: Path
@@ -72,12 +87,12 @@ class Home:
 
 
 def database_url(config: CoordinatorConfig) -> str:
-    return config.database or f"sqlite:///{Home(config.folder).database.absolute()}"
+    return config.database or f"sqlite:///{CoordinatorHome(config.folder).database.absolute()}"
 
 
 def check_database(config: CoordinatorConfig) -> None:
     """Refuse to open a database that is gone: opening would make an empty one, and hide what happened."""
-    path = Home(config.folder).database
+    path = CoordinatorHome(config.folder).database
     if config.database is None and not path.exists():
         raise LocalError(
             f"{path} is missing, so the log is lost here. Bring the file back, or make a new folder from a backup:"
@@ -86,7 +101,7 @@ def check_database(config: CoordinatorConfig) -> None:
 
 
 def objects_url(config: CoordinatorConfig) -> str:
-    return config.objects or str(Home(config.folder).objects)
+    return config.objects or str(CoordinatorHome(config.folder).objects)
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
@@ -99,21 +114,21 @@ def read_password(config: CoordinatorConfig) -> str:
 
 def load_key(config: CoordinatorConfig) -> WalletKey:
     """The coordinator's wallet key."""
-    path = Home(config.folder).key
+    path = CoordinatorHome(config.folder).key
     if not path.exists():
         raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init")
-    return key_file.load(path, read_password(config))
+    return key_file.load_key(path, read_password(config))
 
 
 def load_planted(config: CoordinatorConfig) -> list[WalletKey]:
     """The keys of our own workers that test the validators: keystores in `plants`, under the same password."""
-    paths = sorted(Home(config.folder).plants.glob("*.json"))
-    return [key_file.load(path, read_password(config)) for path in paths]
+    paths = sorted(CoordinatorHome(config.folder).plants.glob("*.json"))
+    return [key_file.load_key(path, read_password(config)) for path in paths]
 
 
 def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
     """The key that signs tree heads."""
-    path = Home(config.folder).log_key
+    path = CoordinatorHome(config.folder).log_key
     if path.exists() and path.stat().st_mode & 0o077:
         raise LocalError(f"others may read {path}: chmod 600 it")
     text = _read_text(path).strip()
@@ -128,16 +143,16 @@ def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
 
 def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey]:
     """Draw both keys and write them; never over keys that are there. A deployment has drawn the first one before."""
-    home = Home(config.folder)
+    home = CoordinatorHome(config.folder)
     key = load_key(config) if home.key.exists() else create_key(config)
     log_key = Ed25519PrivateKey.generate()
-    key_file.write_private(home.log_key, log_key.private_bytes_raw().hex() + "\n")
+    key_file.write_private_file(home.log_key, log_key.private_bytes_raw().hex() + "\n")
     return key, log_key
 
 
 def create_key(config: CoordinatorConfig) -> WalletKey:
     """Draw the coordinator's wallet key."""
-    return key_file.create(Home(config.folder).key, read_password(config), secrets.token_bytes)
+    return key_file.create_key(CoordinatorHome(config.folder).key, read_password(config), secrets.token_bytes)
 
 
 def _read_text(path: Path) -> str:
@@ -152,11 +167,104 @@ def _read_text(path: Path) -> str:
 # --- The lock -------------------------------------------------------------------------------------------------------
 
 
-def locked(folder: Path) -> AbstractContextManager[Lock]:
+def lock_home(folder: Path) -> AbstractContextManager[ProcessLock]:
     """Take the folder's lock, or tell who has it."""
-    return lock_file(Home(folder).lock, "coordinator", advice="make the folder with: prime-coordinator init")
+    return hold_process_lock(
+        CoordinatorHome(folder).lock, "coordinator", advice="make the folder with: prime-coordinator init"
+    )
 
 
-def read_lock(folder: Path) -> Facts:
+def read_lock(folder: Path) -> LockInfo:
     """What the process in this folder says of itself: `pid`, and `url` once it listens. Stale after a crash."""
-    return read_facts(Home(folder).lock)
+    return read_lock_info(CoordinatorHome(folder).lock)
+
+
+@dataclass(frozen=True, slots=True)
+class InitResult:
+    """What `init` made, for the operator to note down."""
+
+    coordinator: NodeId
+    log_key: str
+    """Publish this: it is what `log verify --key` takes."""
+    backup: tuple[Path, ...]
+    """Files that cannot be made again."""
+
+
+async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
+    """Everything that `run` needs."""
+    home = CoordinatorHome(config.folder)
+    read_password(config)  # refuses a bad one before anything was made
+    try:
+        config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalError(f"cannot make the folder {config.folder}: {error.strerror}") from None
+    with lock_home(config.folder):
+        config = add_deployment(config)
+        # Who deploys contracts has the key first: it stands in them as the operator's.
+        made_before = (home.key,) if config.settlement.is_evm else ()
+        for path in {home.config, home.key, home.log_key, home.database, home.mirror} - {*made_before}:
+            if path.exists():
+                raise LocalError(f"{path} exists: there is a coordinator in this folder already; choose another one")
+        store = open_log_store(database_url(config), config.database_password)
+        try:
+            if await store.size():
+                raise LocalError("the database holds a log already; choose another database")
+            open_object_store(objects_url(config), config.s3)
+            key, log_key = create_keys(config)
+            vkey = VerifierKey.of(ORIGIN_PREFIX + config.network, log_key)
+            leaf = make_entry_zero(config, key, vkey, clock.now_ms())
+            await store.append(0, [leaf], [compute_entry_keys(leaf)])
+        finally:
+            store.close()
+        key_file.write_private_file(home.config, render_config(config))
+    return InitResult(key.node, str(vkey), (home.key, home.log_key, home.config))
+
+
+def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: VerifierKey, now_ms: int) -> bytes:
+    scribe = EntryWriter(key, Ledger(config.network_id))
+    domain = get_domain(config)
+    entry = NetworkCreated(
+        log_key=str(log_key),
+        chain_id=domain.chain_id,
+        contract=domain.contract,
+        unbonding_ms=config.unbonding_ms,
+    )
+    scribe.write(entry, None, now_ms)
+    (leaf,) = scribe.drain()
+    return leaf
+
+
+def add_deployment(config: CoordinatorConfig) -> CoordinatorConfig:
+    """The settings with the contracts that `chain deploy` has made in this folder; LocalError where there are none."""
+    if not config.settlement.is_evm:
+        return config
+    made = ChainFiles(config.folder).read_deployment()
+    if "Court" not in made:
+        raise LocalError(
+            "the contracts come first: prime-coordinator chain deploy"
+            f" --folder {config.folder} --network {config.network} --rpc {config.settlement.rpc}"
+        )
+    if made["network"] != config.network:
+        raise LocalError(f"the contracts in {config.folder} are of the network {made['network']}; give --network")
+    if config.settlement.court not in ("", made["Court"]):
+        raise LocalError(f"settlement.court is another than the one in {config.folder}, {made['Court']}: leave it out")
+    if config.unbonding_ms > made["unbonding_s"] * 1000 - config.settlement.slash_window_ms:
+        raise LocalError(
+            f"unbonding_ms is {config.unbonding_ms}: the vault keeps stake for {made['unbonding_s']} s, and a slash"
+            f" needs {config.settlement.slash_window_ms} ms of them to be brought there"
+        )
+    found = replace(config.settlement, court=made["Court"], start_block=made["start_block"])
+    return replace(config, settlement=found)
+
+
+def get_domain(config: CoordinatorConfig) -> Domain:
+    """Where the network's receipts count."""
+    if not config.settlement.is_evm:
+        return EMBEDDED_DOMAIN
+    made = ChainFiles(config.folder).read_deployment()
+    return Domain(made["chain_id"], NodeId.parse(made["Court"]))
+
+
+def render_config(config: CoordinatorConfig) -> str:
+    """For the folder, whose own name does not belong in it: it may be moved."""
+    return settings_render.render_config(config, always=("network",), never=("folder",))

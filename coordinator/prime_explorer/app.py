@@ -1,37 +1,44 @@
 """The explorer, put together: an index that is kept up with a mirror of a log, and the pages over it.
 
 A coordinator mounts it beside its own routes; `prime-coordinator explorer` serves it alone, from a copy of the log.
+
+The explorer by itself: pages over a copy of somebody's log, for whoever would rather check than believe.
+
+It follows the copy like a coordinator's own explorer does, serves the copy's files for the checks in the browser, and
+fetches the files that the log names from where they are, if it is told where.
 """
 
 import asyncio
 import logging
 import sys
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
+import aiohttp
 from aiohttp import web
 
-from prime_explorer.attendance import Attendances
-from prime_explorer.constants import BEGIN_MS
-from prime_explorer.contents import PAGES
-from prime_explorer.contributions import send_contributions
-from prime_explorer.describing import JSON_ROOT, describe_pages
-from prime_explorer.live import Live, NoObjects, Objects
-from prime_explorer.manifests import Manifests
-from prime_explorer.news import News
-from prime_explorer.reading import Reader
+from prime_explorer.config import FETCH_TIMEOUT_S, INDEX_DELAY_MS
+from prime_explorer.handlers import PageContext
+from prime_explorer.index.store import IndexReader
+from prime_explorer.pages.rollouts import RunTokenizer
 from prime_explorer.rendering import Renderer
-from prime_explorer.rollout_texts import Model
-from prime_explorer.serving import HEADERS, STATIC, Failure, Server
-from prime_explorer.site import Site
+from prime_explorer.routes import JSON_ROOT, PAGE_ROUTES, build_openapi
+from prime_explorer.server import HEADERS, STATIC_FOLDER, PageError, PageServer, UpdateStream, send_contributions_csv
+from prime_explorer.sources import LiveState, ManifestCache, NoLiveState, NoObjects, ObjectSource, UptimeCounter
 from prime_protocol.constants import PROTOCOL_VERSION
-from prime_protocol.errors import LocalError
-from prime_runtime.clock import Clock
-from prime_runtime.supervision import Part, Supervisor
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import Digest
+from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.log_files import serve_tile, serve_tree_head
+from prime_runtime.supervisor import SupervisedTask, Supervisor
 
 log = logging.getLogger(__name__)
-END_S = 5.0
+
+
+SHUTDOWN_S = 5.0
 """For the follower to write its snapshot and go."""
 
 
@@ -43,10 +50,10 @@ class Explorer:
         *,
         mirror: Path,
         folder: Path,
-        live: Live,
-        objects: Objects,
+        live: LiveState,
+        objects: ObjectSource,
         clock: Clock,
-        models: tuple[Model, ...] = (),
+        models: tuple[RunTokenizer, ...] = (),
         proxies: Collection[str] = (),
         source: str | None = None,
         key: str | None = None,
@@ -55,16 +62,16 @@ class Explorer:
         """`folder` is where the index is kept; `source` is the URL that `mirror` is a copy of, where it is one."""
         self._clock = clock
         self._wanted = asyncio.Event()
-        self._reader = Reader(folder / "index.db")
-        self._news = News(self._reader, clock)
+        self._reader = IndexReader(folder / "index.db")
+        self._updates = UpdateStream(self._reader, clock)
         renderer = Renderer(is_live=is_live, has_files=not isinstance(objects, NoObjects))
-        self._attendances = Attendances(folder / "attendance.db", live, clock)
-        site = Site(self._reader, mirror, live, objects, Manifests(objects), self._attendances, models)
-        self._server = Server(site, renderer, wake=self._wanted.set, proxies=proxies)
+        self._uptime = UptimeCounter(folder / "attendance.db", live, clock)
+        site = PageContext(self._reader, mirror, live, objects, ManifestCache(objects), self._uptime, models)
+        self._server = PageServer(site, renderer, wake=self._wanted.set, proxies=proxies)
         self._command = [
             sys.executable,
             "-m",
-            "prime_explorer.follow",
+            "prime_explorer.index.follower",
             "--mirror",
             str(mirror),
             "--folder",
@@ -73,68 +80,194 @@ class Explorer:
         self._command += [*(("--source", source) if source else ()), *(("--key", key) if key else ())]
 
     def add_routes(self, app: web.Application) -> None:
-        for page in PAGES:
+        for page in PAGE_ROUTES:
             app.router.add_get(page.path, self._server.page(page))
             app.router.add_get(JSON_ROOT + page.path.rstrip("/"), self._server.data(page))
-        app.router.add_get(f"{JSON_ROOT}/openapi.json", self._server.guard(_describe, is_json=True))
-        app.router.add_route("*", JSON_ROOT + "/{tail:.*}", self._server.guard(_refuse_path, is_json=True))
-        for path in sorted(STATIC.iterdir()):
+        app.router.add_get(f"{JSON_ROOT}/openapi.json", self._server.guard(_send_openapi, is_json=True))
+        app.router.add_route("*", JSON_ROOT + "/{tail:.*}", self._server.guard(_reject_unknown_path, is_json=True))
+        for path in sorted(STATIC_FOLDER.iterdir()):
             app.router.add_get(f"/static/{path.name}", self._server.file(path.name))
         app.router.add_get(
-            "/contributions.csv", self._server.guard(lambda request: send_contributions(request, self._reader))
+            "/contributions.csv", self._server.guard(lambda request: send_contributions_csv(request, self._reader))
         )
-        app.router.add_get("/live", self._server.stream(self._news.stream))
+        app.router.add_get("/live", self._server.stream(self._updates.stream))
 
     async def run(self) -> None:
         """Until cancelled."""
         parts = [
-            Part("explorer's index", self._follow),
-            Part("explorer's news", self._news.run),
-            Part("explorer's attendance", self._attendances.run),
+            SupervisedTask("explorer's index", self._run_follower),
+            SupervisedTask("explorer's news", self._updates.run),
+            SupervisedTask("explorer's attendance", self._uptime.run),
         ]
         await Supervisor(parts, self._clock).run()
 
-    def begin(self) -> None:
+    def start_indexing(self) -> None:
         """Do not wait for the first reader."""
         self._wanted.set()
 
-    def end_streams(self) -> None:
+    def close_streams(self) -> None:
         """Let go of readers who would stay for ever."""
-        self._news.close()
+        self._updates.close()
 
     def close(self) -> None:
         """When nobody is served any more."""
         self._reader.close()
 
-    async def _follow(self) -> None:
+    async def _run_follower(self) -> None:
         """The process that keeps the index, from when somebody wants it."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEGIN_MS / 1000):
+            async with asyncio.timeout(INDEX_DELAY_MS / 1000):
                 await self._wanted.wait()
         process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
         try:
             code = await process.wait()
         finally:
-            await _end(process)
+            await _stop_process(process)
         raise LocalError(f"its process ended with {code}")
 
 
-async def _describe(request: web.Request) -> web.StreamResponse:
-    return web.json_response(describe_pages(str(PROTOCOL_VERSION)), headers=HEADERS)
+async def _send_openapi(request: web.Request) -> web.StreamResponse:
+    return web.json_response(build_openapi(str(PROTOCOL_VERSION)), headers=HEADERS)
 
 
-async def _refuse_path(request: web.Request) -> web.StreamResponse:
+async def _reject_unknown_path(request: web.Request) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
-    raise Failure(404, "Not found", f"What can be asked is in {JSON_ROOT}/openapi.json.")
+    raise PageError(404, "Not found", f"What can be asked is in {JSON_ROOT}/openapi.json.")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(SHUTDOWN_S):
             await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandaloneConfig:
+    """What `prime-coordinator explorer` was told."""
+
+    log: str
+    """URL of a log, or a folder that holds a copy of one."""
+    folder: Path
+    """Where the index is kept, and the copy if the log is a URL."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    key: str | None = None
+    """The log's verifier key, as its operator published it."""
+    objects: str | None = None
+    """URL under which files that the log names are found, as /objects/<digest>."""
+    models: tuple[RunTokenizer, ...] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        return self.log.startswith(("http://", "https://"))
+
+    @property
+    def mirror(self) -> Path:
+        return self.folder / "mirror" if self.is_remote else Path(self.log)
+
+
+class HttpObjects:
+    """Files by digest from a coordinator, each checked against its name."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url.rstrip("/")
+        self._session = session
+
+    async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
+        url = f"{self._url}/objects/{digest}"
+        try:
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(FETCH_TIMEOUT_S)) as answer:
+                if answer.status != 200:
+                    return None
+                data = await read_bounded(answer, bytes_max)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.info("cannot get %s: %s", url, error)
+            return None
+        return data if data is not None and sha256(data).digest() == digest else None
+
+
+async def read_bounded(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:
+    data = bytearray()
+    async for chunk in answer.content.iter_chunked(2**16):
+        data += chunk
+        if len(data) > bytes_max:
+            return None
+    return bytes(data)
+
+
+async def serve_standalone(config: StandaloneConfig, on_ready: asyncio.Future[str], until: asyncio.Event) -> None:
+    """Until told to stop; `on_ready` is given the address."""
+    async with AsyncExitStack() as stack:
+        objects: ObjectSource = NoObjects()
+        if config.objects:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            objects = HttpObjects(config.objects, session)
+        explorer = Explorer(
+            mirror=config.mirror,
+            folder=config.folder,
+            live=NoLiveState(),
+            objects=objects,
+            clock=SystemClock(),
+            models=config.models,
+            source=config.log if config.is_remote else None,
+            key=config.key,
+            is_live=False,
+        )
+        stack.callback(explorer.close)
+        app = web.Application()
+        explorer.add_routes(app)
+        _add_log_routes(app, config)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        on_ready.set_result(await _listen(runner, config))
+        explorer.start_indexing()
+        work = asyncio.create_task(explorer.run())
+        try:
+            await until.wait()
+        finally:
+            explorer.close_streams()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+async def _listen(runner: web.AppRunner, config: StandaloneConfig) -> str:
+    site = web.TCPSite(runner, config.host, config.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise LocalError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port"
+        ) from None
+    host, port = runner.addresses[0][:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _add_log_routes(app: web.Application, config: StandaloneConfig) -> None:
+    async def get_checkpoint(request: web.Request) -> web.StreamResponse:
+        return await serve_tree_head(config.mirror)
+
+    async def get_tile(request: web.Request) -> web.StreamResponse:
+        return await serve_tile(config.mirror, request.match_info["path"])
+
+    async def get_object(request: web.Request) -> web.StreamResponse:
+        try:
+            digest = Digest.parse(request.match_info["digest"])
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        if config.objects is None:
+            text = (
+                "This explorer has only the log. Start it with --objects URL to be led to files that the log names.\n"
+            )
+            return web.Response(status=404, text=text)
+        return web.Response(status=302, headers={"Location": f"{config.objects.rstrip('/')}/objects/{digest}"})
+
+    app.router.add_get("/log/checkpoint", get_checkpoint)
+    app.router.add_get("/log/tile/{path:.+}", get_tile)
+    app.router.add_get("/objects/{digest}", get_object)

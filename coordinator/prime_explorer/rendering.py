@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from aiohttp import web
 
-from prime_explorer import pictures, words
-from prime_explorer.reading import Db, NotYet, Reader
+from prime_explorer import formatting as pictures
+from prime_explorer import formatting as words
+from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction
 
 if TYPE_CHECKING:
-    from prime_explorer.serving import Failure
+    from prime_explorer.server import PageError
+
 
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class PageFrame:
     """What every page says beside its own subject."""
 
     network: str
@@ -58,31 +60,31 @@ class Renderer:
             cache_size=-1,
         )
         self._environment.filters |= words.FILTERS
-        self._environment.globals |= {**words.GLOBALS, **pictures.PICTURES, "static": name_static}
+        self._environment.globals |= {**words.GLOBALS, **pictures.DRAWINGS, "static": get_static_url}
         for name in self._environment.list_templates():
             self._environment.get_template(name)  # now: a release that is installed later must not mix with this one
 
-    async def render(self, reader: Reader, name: str, view: Any, request: web.Request) -> bytes:
+    async def render(self, reader: IndexReader, name: str, view: Any, request: web.Request) -> bytes:
         template = self._environment.get_template(name)
 
-        def fill(db: Db) -> bytes:
-            frame = self._frame(db.facts(), request, has_data=True)
+        def fill(db: ReadTransaction) -> bytes:
+            frame = self._frame(db.read_meta(), request, has_data=True)
             return template.render(view=view, frame=frame, query=dict(request.query)).encode()
 
-        return await reader.ask(fill)
+        return await reader.query(fill)
 
-    async def render_failure(self, reader: Reader, failure: "Failure", request: web.Request) -> str:
+    async def render_failure(self, reader: IndexReader, failure: "PageError", request: web.Request) -> str:
         try:
-            facts = await reader.ask(Db.facts)
-        except NotYet:
+            facts = await reader.query(ReadTransaction.read_meta)
+        except IndexNotReady:
             facts = {}
         frame = self._frame(facts, request, has_data=False)
         return self._environment.get_template("failure.html").render(failure=failure, frame=frame, query={})
 
-    def _frame(self, facts: dict[str, Any], request: web.Request, *, has_data: bool) -> Frame:
+    def _frame(self, facts: dict[str, Any], request: web.Request, *, has_data: bool) -> PageFrame:
         query = f"?{request.query_string}" if request.query_string else ""
         path = request.path.rstrip("/")
-        return Frame(
+        return PageFrame(
             network=facts.get("network", ""),
             size=facts.get("size", 0),
             signed_size=facts.get("signed_size", 0),
@@ -97,7 +99,7 @@ class Renderer:
         )
 
 
-def name_static(name: str) -> str:
+def get_static_url(name: str) -> str:
     """With a digest, so that it can be kept for ever."""
     digest = _DIGESTS.get(name)
     if digest is None:

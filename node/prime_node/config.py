@@ -1,6 +1,7 @@
 """The node's settings: one frozen dataclass, made once at start and passed in.
 
-Where each value comes from is prime_runtime.settings' work. What is not set here lies in the node's folder: home.py.
+Where each value comes from is prime_runtime.settings.loader' work. What is not set here lies in the node's folder:
+home.py.
 """
 
 from collections.abc import Mapping
@@ -11,24 +12,24 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from prime_node.engine.engine_config import EngineConfig
-from prime_node.policy_config import PolicyConfig
+from prime_node.engine.config import EngineConfig
+from prime_node.policy.policy import PolicyConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.entries import Role
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NetworkId, NodeId, RunId
-from prime_protocol.note import VerifierKey
-from prime_protocol.typed_data import EMBEDDED, Domain
-from prime_runtime.http_client import Server
-from prime_runtime.http_limits import ClientLimits, ServerLimits
-from prime_runtime.http_listener import ListenConfig
+from prime_protocol.ledger.entries import Role
+from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
+from prime_runtime.gossip.config import P2PConfig
+from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.config import ClientLimits, ServerLimits
+from prime_runtime.http.listener import ListenConfig
 from prime_runtime.logs import LogConfig
-from prime_runtime.p2p_config import P2PConfig
-from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError, Resolved, check_parsed, resolve_config
-from prime_runtime.shardcast.retention import VERSIONS_KEPT
-from prime_runtime.shardcast.upload_config import UploadConfig
-from prime_runtime.shardcast.urls import check_urls
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
+from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.shardcast.store import VERSIONS_KEPT
+from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
 
 CONFIG_NAME = "config.toml"
 RATE_BYTES_PER_S_MIN = 50_000
@@ -45,7 +46,7 @@ class NodeRole(StrEnum):
     RELAY = "relay"
 
     @property
-    def entries(self) -> tuple[Role, ...]:
+    def log_roles(self) -> tuple[Role, ...]:
         """As the log has it."""
         return (Role.VALIDATOR, Role.WORKER) if self is NodeRole.BOTH else (Role(self),)
 
@@ -156,7 +157,7 @@ class NodeConfig:
 
     def _check_coordinator(self) -> None:
         try:
-            Server(self.coordinator, NodeId(bytes(NodeId.SIZE)))
+            ServerAddress(self.coordinator, NodeId(bytes(NodeId.SIZE)))
         except LocalError as error:
             raise ConfigError(f"coordinator: {error}") from None
 
@@ -172,10 +173,10 @@ class NodeConfig:
     @property
     def signing_domain(self) -> Domain:
         """What this node's receipts are signed for."""
-        return Domain.parse(self.domain) if self.domain else EMBEDDED
+        return Domain.parse(self.domain) if self.domain else EMBEDDED_DOMAIN
 
     @property
-    def fetches_private(self) -> bool:
+    def allows_private_addresses(self) -> bool:
         """Whether a stranger's record may send this node to a private address: only where its network is private."""
         host = urlsplit(self.coordinator).hostname or ""
         try:
@@ -188,11 +189,13 @@ class NodeConfig:
         return RunId(self.run)
 
     @property
-    def server(self) -> Server:
-        return Server(self.coordinator, NodeId.parse(self.coordinator_id))
+    def server(self) -> ServerAddress:
+        return ServerAddress(self.coordinator, NodeId.parse(self.coordinator_id))
 
 
-def resolve_node_config(folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved[NodeConfig]:
+def resolve_node_config(
+    folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> ResolvedConfig[NodeConfig]:
     """The settings of the node in this folder: flags over environment over its config.toml over defaults."""
     file = folder / CONFIG_NAME
     return resolve_config(NodeConfig, {**flags, "folder": str(folder)}, environ, file if file.exists() else None)

@@ -2,63 +2,67 @@
 
 Each part may die and begins again: the agent from what is on disk, the others from nothing. What the agent wants done
 is carried out in the order it says.
+
+What of a running daemon its owner's wishes are about: see owner.py for who asks.
 """
 
 import asyncio
 import logging
 import random
+import re
 import secrets
 from collections.abc import Coroutine
 from typing import Any
 
-from prime_node.agent import Agent, Profile
-from prime_node.appeals import ChainAppeals
-from prime_node.config import NodeConfig, NodeRole
-from prime_node.courier import Courier
-from prime_node.delegation_file import read_delegation
-from prime_node.events import (
-    Abandon,
+from prime_node.agent.agent import Agent
+from prime_node.agent.events import (
     Audit,
-    Drained,
+    CancelGeneration,
+    CheckTreeHead,
+    DrainRequested,
     Effect,
     Event,
     Generate,
     Generated,
-    Held,
-    KeepHead,
-    Leaving,
+    GenerationProgressed,
+    HoldChanged,
     LoadWeights,
-    Progressed,
-    Refused,
     ReplyReceived,
-    Save,
+    SaveState,
     Send,
+    SendRefused,
     Started,
     Stop,
+    StopRequested,
     Tick,
     WeightsFailed,
     WeightsReady,
 )
-from prime_node.home import Home, keep_trainer
-from prime_node.memory_file import MemoryFile
-from prime_node.shelf import Shelf
+from prime_node.agent.outbox import NodeProfile
+from prime_node.config import NodeConfig, NodeRole
+from prime_node.coordinator_client import CoordinatorClient
+from prime_node.jobs.runner import JobRunner
+from prime_node.settlement.appeals import ChainAppeals
+from prime_node.storage.keys import read_delegation
+from prime_node.storage.node_folder import NodeFolder, save_trainer
+from prime_node.storage.saved_state import SavedStateFile, UploadSpool
 from prime_node.swarm import Swarm
-from prime_node.workshop import Workshop
 from prime_protocol.constants import PROTOCOL_VERSION
-from prime_protocol.entries import LeaseEnded, LeaseGranted
 from prime_protocol.errors import LocalError
-from prime_protocol.exchange import Refusal
-from prime_protocol.ids import NodeId
-from prime_protocol.messages import AuditTask, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, Weights
-from prime_protocol.signing import WalletKey
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.messages import AuditTask, CheckpointRef, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest
+from prime_protocol.wire.rpc import Refusal
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.http_client import HttpClient
-from prime_runtime.supervision import Part, Supervisor
+from prime_runtime.http.client import HttpClient
+from prime_runtime.supervisor import SupervisedTask, Supervisor
 
 log = logging.getLogger(__name__)
 
-LOOK_MS = 1_000
-LEAVE_MS = 5_000
+
+POLL_MS = 1_000
+SHUTDOWN_MS = 5_000
 """How long a node that is stopped tries to give back its leases."""
 
 
@@ -69,27 +73,27 @@ class Daemon:
         self.config = config
         self.key = key
         self._clock = clock
-        self._dice = random.Random(secrets.randbits(64))
-        self.swarm = Swarm(config, key, client, trainer, clock=clock, dice=self._dice)
-        self.swarm.heads.on_kept = self._head_kept
-        shelf = Shelf(Home(config.folder).files)
-        self.courier = Courier(client, config.server, shelf, clock)
-        self.workshop: Workshop | None = None
+        self._rng = random.Random(secrets.randbits(64))
+        self.swarm = Swarm(config, key, client, trainer, clock=clock, dice=self._rng)
+        self.swarm.head_monitor.on_verified = self._set_head_size
+        shelf = UploadSpool(NodeFolder(config.folder).spool)
+        self.coordinator = CoordinatorClient(client, config.server, shelf, clock)
+        self.job_runner: JobRunner | None = None
         """None on a relay, which needs no engine."""
         if config.role is not NodeRole.RELAY:
-            self.workshop = Workshop(config, key.node, client, self.swarm, shelf, tell=self._tell, clock=clock)
-        self._memory = MemoryFile(Home(config.folder).memory)
+            self.job_runner = JobRunner(config, key.node, client, self.swarm, shelf, tell=self._post_event, clock=clock)
+        self._saved_state = SavedStateFile(NodeFolder(config.folder).saved_state)
         self._jobs: dict[int, tuple[LeaseGranted, asyncio.Task[None]]] = {}
         """What is being generated, by lease."""
-        self.progress: dict[int, Progressed] = {}
+        self.progress: dict[int, GenerationProgressed] = {}
         """How far what is being generated is, by lease."""
-        self.beat_refusal: Refusal | None = None
+        self.heartbeat_refusal: Refusal | None = None
         """Why the last beat was refused, where it was."""
         self.upgrade_by_ms = 0
         """When the run begins to need a newer version than this; 0 where nothing is planned."""
         self.is_outdated = False
         """The run needs a newer version than this already."""
-        self.idle_for = ""
+        self.idle_reason = ""
         """Why the last request for work brought none."""
         self._holds: dict[str, str] = {}
         self._is_draining = False
@@ -98,20 +102,24 @@ class Daemon:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._group = asyncio.TaskGroup()
         self._stop = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._agent_done = asyncio.Event()
         """The agent has nothing left to do."""
         self.agent: Agent | None = None
-        self.wanted: Weights | None = None
+        self.wanted_weights: CheckpointRef | None = None
         """The checkpoint that the coordinator last named."""
         self.weights_problem = ""
         """Why the last try for weights ended, where it was this machine's fault."""
-        self.stopped_for = ""
+        self.stop_reason = ""
         """Why this process ends, where nobody on this machine asked for it."""
-        parts = [Part("agent", self._run_agent), *self.swarm.parts(), Part("trainer", self._watch_trainer)]
-        if self.workshop is not None:
+        parts = [
+            SupervisedTask("agent", self._run_agent),
+            *self.swarm.parts(),
+            SupervisedTask("trainer", self._watch_trainer),
+        ]
+        if self.job_runner is not None:
             appeals = ChainAppeals(config, key, clock)
-            self.workshop.on_appealed = appeals.ask
-            parts += [Part("outcomes", self.workshop.outcomes.run), Part("appeals", appeals.run)]
+            self.job_runner.on_appealed = appeals.request_appeal
+            parts += [SupervisedTask("outcomes", self.job_runner.tracker.run), SupervisedTask("appeals", appeals.run)]
         self.supervisor = Supervisor(parts, clock)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -119,55 +127,57 @@ class Daemon:
         self._stop = stop
         try:
             await self.swarm.start()
-            await self.supervisor.run_until(self._wait(stop))
+            await self.supervisor.run_until(self._wait_for_stop(stop))
         finally:
-            if self.workshop is not None:
-                await self.workshop.close()
+            if self.job_runner is not None:
+                await self.job_runner.close()
             await self.swarm.stop()
 
     # --- What the owner wants ---------------------------------------------------------------------------------------
 
     def hold(self, reason: str, by: str = "owner") -> None:
         """No more work is taken while somebody has a reason; an empty one takes it back."""
-        before = self.held_for
+        before = self.hold_reason
         self._holds[by] = reason
-        if self.held_for != before:
-            log.info("no more work is taken: %s", self.held_for) if self.held_for else log.info("work is taken again")
-            self._tell(Held(self.held_for))
+        if self.hold_reason != before:
+            log.info("no more work is taken: %s", self.hold_reason) if self.hold_reason else log.info(
+                "work is taken again"
+            )
+            self._post_event(HoldChanged(self.hold_reason))
 
     @property
-    def held_for(self) -> str:
+    def hold_reason(self) -> str:
         return "; ".join(reason for reason in self._holds.values() if reason)
 
     def drain(self) -> None:
         """Finish what is in hand, then end."""
         self._is_draining = True
-        self._tell(Drained())
+        self._post_event(DrainRequested())
 
-    def _tell(self, event: Event) -> None:
+    def _post_event(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    async def _wait(self, stop: asyncio.Event) -> None:
+    async def _wait_for_stop(self, stop: asyncio.Event) -> None:
         """Until told to stop, and then for the agent to hand back what it holds, while that takes no time."""
         await stop.wait()
-        self._tell(Leaving())
+        self._post_event(StopRequested())
         try:
-            async with asyncio.timeout(LEAVE_MS / 1000):
-                await self._gone.wait()
+            async with asyncio.timeout(SHUTDOWN_MS / 1000):
+                await self._agent_done.wait()
         except TimeoutError:
             log.warning("stopping with work in hand, or words unsaid; the next start goes on with them")
 
     def _end(self, reason: str) -> None:
-        self.stopped_for = self.stopped_for or reason
+        self.stop_reason = self.stop_reason or reason
         self._stop.set()
 
     async def _watch_trainer(self) -> None:
         """A run may be given another trainer; then what is here is nobody's."""
         while True:
-            await self._clock.sleep_ms(LOOK_MS)
-            trainer = self.swarm.records.trainer
+            await self._clock.sleep_ms(POLL_MS)
+            trainer = self.swarm.relay_client.trainer
             if trainer is not None and trainer != self.swarm.trainer:
-                keep_trainer(self.config.folder, trainer)
+                save_trainer(self.config.folder, trainer)
                 self._end(f"the run's trainer is {trainer} now, and was {self.swarm.trainer}; start the node again")
                 return
 
@@ -175,28 +185,28 @@ class Daemon:
 
     async def _run_agent(self) -> None:
         """From what is on disk, also after a failure."""
-        agent = self.agent = Agent(self.key, self._make_profile(), self._dice)
-        memory = self._memory.load()
-        if self.workshop is not None:
-            self.workshop.tidy(memory)
+        agent = self.agent = Agent(self.key, self._make_profile(), self._rng)
+        memory = self._saved_state.load()
+        if self.job_runner is not None:
+            self.job_runner.remove_orphan_files(memory)
         self._events = asyncio.Queue()
         self._jobs = {}
-        if self.swarm.heads.kept is not None:
-            agent.head_kept(self.swarm.heads.kept.size)
+        if self.swarm.head_monitor.latest is not None:
+            agent.set_head_size(self.swarm.head_monitor.latest.size)
         # A bug in what was begun for the agent ends the agent too, or it would wait for an event that never comes.
         async with asyncio.TaskGroup() as self._group:
-            if self.held_for:
-                self._tell(Held(self.held_for))
+            if self.hold_reason:
+                self._post_event(HoldChanged(self.hold_reason))
             if self._is_draining:
-                self._tell(Drained())
+                self._post_event(DrainRequested())
             event: Event = Started(memory)
             while True:
                 for effect in agent.handle(event, self._clock.now_ms()):
                     self._carry_out(effect)
-                self._note(event, agent)
+                self._record_generated(event, agent)
                 event = await self._next_event(agent.wake_ms - self._clock.now_ms())
 
-    def _make_profile(self) -> Profile:
+    def _make_profile(self) -> NodeProfile:
         config, now_ms = self.config, self._clock.now_ms()
         delegation = None
         if config.delegation is not None:
@@ -207,26 +217,26 @@ class Daemon:
                 domain=config.signing_domain,
                 now_ms=now_ms,
             )
-        return Profile(
+        return NodeProfile(
             network=config.network_id,
             run=config.run_id,
-            roles=config.role.entries,
+            roles=config.role.log_roles,
             hardware=config.hardware,
             addresses=self.swarm.urls,
             delegation=delegation,
-            tokens_per_s=self.workshop.find_pace() if self.workshop else 1,
+            tokens_per_s=self.job_runner.estimate_tokens_per_s() if self.job_runner else 1,
             audits_at_once=config.engine.audits_at_once,
             domain=config.signing_domain,
         )
 
-    def _note(self, event: Event, agent: Agent) -> None:
+    def _record_generated(self, event: Event, agent: Agent) -> None:
         """A file that came too late is no answer."""
-        if isinstance(event, Generated) and self.workshop is not None:
+        if isinstance(event, Generated) and self.job_runner is not None:
             job = self._jobs.pop(event.lease, None)
-            if event.lease in agent.assignments.answers:
+            if event.lease in agent.leases.answers:
                 self.leases_done += 1
             elif job is not None:
-                self.workshop.worker.note_given_back(job[0], "it was done after its deadline")
+                self.job_runner.generator.record_returned(job[0], "it was done after its deadline")
 
     async def _next_event(self, wait_ms: int) -> Event:
         try:
@@ -238,94 +248,96 @@ class Daemon:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self._begin(self._deliver(effect, self._events))
-            case Save(memory):
-                self._memory.save(memory)
+                self._start_task(self._send(effect, self._events))
+            case SaveState(memory):
+                self._saved_state.save(memory)
             case LoadWeights(weights):
-                self.wanted = weights
-                self._begin(self._load(weights, self._events))
-            case KeepHead(head):
-                self.swarm.heads.show(head)
+                self.wanted_weights = weights
+                self._start_task(self._load_weights(weights, self._events))
+            case CheckTreeHead(head):
+                self.swarm.head_monitor.add_coordinator_head(head)
             case Stop(reason):
                 self._end(reason)
-                self._gone.set()
+                self._agent_done.set()
             case Generate(lease):
-                task = self._begin(self._generate(effect, self._events))
+                task = self._start_task(self._generate(effect, self._events))
                 self._jobs[lease.lease] = lease, task
-            case Abandon(number):
-                self._abandon(number)
+            case CancelGeneration(number):
+                self._cancel_generation(number)
             case Audit(audit_task):
-                self._begin(self._audit(audit_task, self._events))
+                self._start_task(self._audit(audit_task, self._events))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._group.create_task(work)
 
-    async def _deliver(self, send: Send, events: asyncio.Queue[Event]) -> None:
-        event = await self.courier.deliver(send)
-        if self.workshop is not None:
-            self.workshop.note_sent(send, event)
-        self._note_reply(send, event)
+    async def _send(self, send: Send, events: asyncio.Queue[Event]) -> None:
+        event = await self.coordinator.send(send)
+        if self.job_runner is not None:
+            self.job_runner.record_sent(send, event)
+        self._record_reply(send, event)
         events.put_nowait(event)
 
-    def _note_reply(self, send: Send, event: Event) -> None:
+    def _record_reply(self, send: Send, event: Event) -> None:
         """What a reply says that only the owner wants to know."""
         match send.message, event:
             case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=by_ms, version_min=version_min)):
-                self.upgrade_by_ms, self.beat_refusal = by_ms, None
+                self.upgrade_by_ms, self.heartbeat_refusal = by_ms, None
                 self.is_outdated = version_min > PROTOCOL_VERSION
-            case Heartbeat(), Refused(refusal=refusal):
-                self.beat_refusal = refusal
+            case Heartbeat(), SendRefused(refusal=refusal):
+                self.heartbeat_refusal = refusal
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
-                self.idle_for = reason if lease is None else ""
+                self.idle_reason = reason if lease is None else ""
             case LeaseEnded(lease=number, reason=reason), _:
-                self.idle_for = f"lease {number} was given back: {reason}"
+                self.idle_reason = f"lease {number} was given back: {reason}"
 
     # --- Work -------------------------------------------------------------------------------------------------------
 
     async def _generate(self, wanted: Generate, events: asyncio.Queue[Event]) -> None:
-        assert self.workshop is not None, "a relay asks for no leases"
+        assert self.job_runner is not None, "a relay asks for no leases"
         number = wanted.lease.lease
 
-        def note_progress(progress: Progressed) -> None:
+        def note_progress(progress: GenerationProgressed) -> None:
             self.progress = {number: progress}
             events.put_nowait(progress)
 
-        event = await self.workshop.worker.generate(wanted, note_progress)
+        event = await self.job_runner.generator.generate(wanted, note_progress)
         if not isinstance(event, Generated):
             self._jobs.pop(number, None)
-        self._mind_engine(self.workshop)
+        self._hold_if_engine_broken(self.job_runner)
         events.put_nowait(event)
 
-    def _abandon(self, number: int) -> None:
+    def _cancel_generation(self, number: int) -> None:
         """The agent has no more use for it: the coordinator ended it, or it is late."""
-        if number in self._jobs and self.workshop is not None:
+        if number in self._jobs and self.job_runner is not None:
             lease, task = self._jobs.pop(number)
             task.cancel()
-            self.workshop.worker.note_given_back(lease, "it was late, or the coordinator had ended it")
+            self.job_runner.generator.record_returned(lease, "it was late, or the coordinator had ended it")
 
     async def _audit(self, task: AuditTask, events: asyncio.Queue[Event]) -> None:
-        assert self.workshop is not None, "a relay is not drawn"
-        event = await self.workshop.auditor.audit(task)
-        self._mind_engine(self.workshop)
+        assert self.job_runner is not None, "a relay is not drawn"
+        event = await self.job_runner.auditor.audit(task)
+        self._hold_if_engine_broken(self.job_runner)
         events.put_nowait(event)
 
-    def _mind_engine(self, workshop: Workshop) -> None:
+    def _hold_if_engine_broken(self, workshop: JobRunner) -> None:
         """No work is taken while the engine is broken; then it gets another chance."""
-        if workshop.keeper.is_broken and not self._holds.get("engine"):
-            self.hold(f"the engine keeps failing: {workshop.keeper.last_error}", by="engine")
-            self._begin(self._try_engine_again(workshop))
+        if workshop.engine.is_broken and not self._holds.get("engine"):
+            self.hold(f"the engine keeps failing: {workshop.engine.last_error}", by="engine")
+            self._start_task(self._release_engine_hold(workshop))
 
-    async def _try_engine_again(self, workshop: Workshop) -> None:
+    async def _release_engine_hold(self, workshop: JobRunner) -> None:
         try:
-            await self._clock.sleep_ms(workshop.keeper.wait_ms())
+            await self._clock.sleep_ms(workshop.engine.get_retry_wait_ms())
         finally:
             self.hold("", by="engine")
 
     # --- Weights ----------------------------------------------------------------------------------------------------
 
-    async def _load(self, weights: Weights, events: asyncio.Queue[Event]) -> None:
+    async def _load_weights(self, weights: CheckpointRef, events: asyncio.Queue[Event]) -> None:
         try:
-            is_here = await self.swarm.fetcher.obtain(weights.root, weights.manifest, lambda: self.wanted is weights)
+            is_here = await self.swarm.fetcher.ensure_checkpoint(
+                weights.root, weights.manifest, lambda: self.wanted_weights is weights
+            )
         except LocalError as error:
             # It is tried again with every beat: said once, or a full disk is filled with saying so.
             if str(error) != self.weights_problem:
@@ -339,6 +351,49 @@ class Daemon:
         log.info("the weights of step %d are here: %s", weights.step, weights.root)
         events.put_nowait(WeightsReady(weights.step, weights.root))
 
-    def _head_kept(self, size: int) -> None:
+    def _set_head_size(self, size: int) -> None:
         if self.agent is not None:
-            self.agent.head_kept(size)
+            self.agent.set_head_size(size)
+
+
+GPU_DEVICE = re.compile(r"cuda(?::(\d+))?")
+
+
+class DaemonControl:
+    """One daemon's."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._restart_task: asyncio.Task[None] | None = None
+
+    def hold(self, reason: str) -> None:
+        self._daemon.hold(reason)
+
+    def drain(self) -> None:
+        self._daemon.drain()
+
+    def restart_engine(self) -> None:
+        """The engine is started anew before its next job, and finds what there is now."""
+        workshop = self._daemon.job_runner
+        if workshop is not None and (self._restart_task is None or self._restart_task.done()):
+            self._restart_task = asyncio.create_task(workshop.engine.stop_process())
+
+    @property
+    def leases_done(self) -> int:
+        return self._daemon.leases_done
+
+    @property
+    def transferred_bytes(self) -> int:
+        swarm = self._daemon.swarm
+        return swarm.server.sent_bytes + swarm.fetcher.received_bytes + self._daemon.coordinator.uploaded_bytes
+
+    @property
+    def engine_gpus(self) -> tuple[int, ...]:
+        workshop = self._daemon.job_runner
+        return find_gpus(workshop.engine.get_status()["device"]) if workshop is not None else ()
+
+
+def find_gpus(device: str) -> tuple[int, ...]:
+    """From the engine's name of its device; `cuda` alone is the first."""
+    match = GPU_DEVICE.fullmatch(device)
+    return (int(match[1] or 0),) if match else ()

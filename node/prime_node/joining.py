@@ -2,30 +2,41 @@
 
 Trust on first use: what the coordinator says of itself is shown, so that it can be compared with what its operator
 publishes, and held to from then on. From the first signed message on, only that key is believed.
+
+The first questions of a process to its coordinator, asked until they are answered: who are you, whom to follow.
 """
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from prime_node.config import NodeConfig
+from prime_node.storage.node_folder import read_trainer
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.exchange import Refusal, RefusalCode
-from prime_protocol.ids import NetworkId, NodeId, RunId
-from prime_protocol.note import VerifierKey
-from prime_protocol.statuses import RunStatus
-from prime_protocol.typed_data import EMBEDDED, Domain
-from prime_runtime.http_errors import Refused, Unreachable
-from prime_runtime.wording import show_span
+from prime_protocol.gossip.messages import RELAY_POLL, RelayPoll
+from prime_protocol.ledger.entries import RunStatus
+from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.rpc import Refusal, RefusalCode
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
+from prime_runtime.clock import Clock
+from prime_runtime.formatting import format_duration
+from prime_runtime.http.client import CallRefused, HttpClient, Unreachable
+from prime_runtime.http.coordinator_api import open_json_client
+
+log = logging.getLogger(__name__)
+
 
 ACTIVE = str(RunStatus.ACTIVE)
-FINAL = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
+FINAL_REFUSALS = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
 """Refusals that asking again does not change; a first start that gets one has a wrong setting."""
 VERSION_FIELD = "Letter.version"
 
 
 @dataclass(frozen=True, slots=True)
-class RunSeen:
+class ListedRun:
     """A run, as the coordinator lists it."""
 
     name: RunId
@@ -35,33 +46,33 @@ class RunSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class CoordinatorInfo:
     """What a coordinator says of itself to anybody."""
 
     network: NetworkId
     coordinator: NodeId
     log_key: str
-    runs: tuple[RunSeen, ...]
-    domain: Domain = EMBEDDED
+    runs: tuple[ListedRun, ...]
+    domain: Domain = EMBEDDED_DOMAIN
     """Where receipts count."""
 
 
-def read_greeting(answer: Any) -> Greeting:
+def parse_coordinator_info(answer: Any) -> CoordinatorInfo:
     """From the JSON of /status; RemoteError where it is not that."""
     try:
         log_key = str(answer["log_key"])
         VerifierKey.parse(log_key)
-        return Greeting(
+        return CoordinatorInfo(
             NetworkId(answer["network"]),
             NodeId.parse(answer["coordinator"]),
             log_key,
-            tuple(_read_run(row) for row in answer["runs"]),
+            tuple(_parse_run(row) for row in answer["runs"]),
         )
     except (KeyError, TypeError) as error:
         raise RemoteError("status", f"lacks what a coordinator tells ({error!r})") from None
 
 
-def read_domain(answer: Any) -> Domain:
+def parse_domain(answer: Any) -> Domain:
     """From the JSON of /settlement; RemoteError where it is not that."""
     try:
         return Domain.parse(f"{answer['chain_id']}:{answer['court']}")
@@ -69,11 +80,11 @@ def read_domain(answer: Any) -> Domain:
         raise RemoteError("settlement", f"lacks what a coordinator tells ({error!r})") from None
 
 
-def _read_run(row: Mapping[str, Any]) -> RunSeen:
-    return RunSeen(RunId(row["run"]), str(row["status"]), str(row["model"]), str(row["task_set"]))
+def _parse_run(row: Mapping[str, Any]) -> ListedRun:
+    return ListedRun(RunId(row["run"]), str(row["status"]), str(row["model"]), str(row["task_set"]))
 
 
-def complete(config: NodeConfig, greeting: Greeting) -> NodeConfig:
+def complete_config(config: NodeConfig, greeting: CoordinatorInfo) -> NodeConfig:
     """The settings with what was left open filled in; LocalError where they contradict the coordinator."""
     if config.network not in ("", greeting.network):
         raise LocalError(
@@ -86,7 +97,7 @@ def complete(config: NodeConfig, greeting: Greeting) -> NodeConfig:
             " that is another coordinator. Ask the operator before you trust it"
         )
     if config.run and config.run not in [run.name for run in greeting.runs]:
-        raise LocalError(f"there is no run {config.run} on {greeting.network}; there are: {_list(greeting)}")
+        raise LocalError(f"there is no run {config.run} on {greeting.network}; there are: {_list_runs(greeting)}")
     return replace(
         config,
         network=str(greeting.network),
@@ -97,7 +108,7 @@ def complete(config: NodeConfig, greeting: Greeting) -> NodeConfig:
     )
 
 
-def choose_run(greeting: Greeting) -> RunSeen:
+def choose_run(greeting: CoordinatorInfo) -> ListedRun:
     """The only one that is active."""
     active = [run for run in greeting.runs if run.status == ACTIVE]
     if len(active) == 1:
@@ -105,34 +116,34 @@ def choose_run(greeting: Greeting) -> RunSeen:
     if active:
         names = ", ".join(run.name for run in active)
         raise LocalError(f"{len(active)} runs are active on {greeting.network}: {names}; choose one with --run")
-    known = _list(greeting)
+    known = _list_runs(greeting)
     raise LocalError(
         f"no run is active on {greeting.network}; ask its operator, or name one with --run. There are: {known}"
     )
 
 
-def _list(greeting: Greeting) -> str:
+def _list_runs(greeting: CoordinatorInfo) -> str:
     return ", ".join(f"{run.name} ({run.status})" for run in greeting.runs) or "none at all"
 
 
 # --- When it does not work --------------------------------------------------------------------------------------------
 
 
-def may_pass(error: LocalError | RemoteError) -> bool:
+def is_retryable(error: LocalError | RemoteError) -> bool:
     """Whether waiting can help: a coordinator that is away, busy, or sees our clock off."""
-    if isinstance(error, Refused):
-        return error.refusal.code not in FINAL
+    if isinstance(error, CallRefused):
+        return error.refusal.code not in FINAL_REFUSALS
     return isinstance(error, Unreachable)
 
 
-def explain(error: LocalError | RemoteError, now_ms: int) -> str:
+def explain_error(error: LocalError | RemoteError, now_ms: int) -> str:
     """In words for somebody who has just installed this."""
     if isinstance(error, RemoteError) and error.field == VERSION_FIELD:
         return (
             f"this program is newer than the coordinator, whose answer {error.problem.partition(':')[0]};"
             " install the version that its operator names, or wait until it has upgraded"
         )
-    return (explain_refusal(error.refusal, now_ms) if isinstance(error, Refused) else "") or str(error)
+    return (explain_refusal(error.refusal, now_ms) if isinstance(error, CallRefused) else "") or str(error)
 
 
 def explain_refusal(refusal: Refusal, now_ms: int) -> str:
@@ -141,9 +152,91 @@ def explain_refusal(refusal: Refusal, now_ms: int) -> str:
         skew_ms = now_ms - refusal.now_ms
         direction = "ahead of" if skew_ms > 0 else "behind"
         return (
-            f"this machine's clock is {show_span(abs(skew_ms))} {direction} the coordinator's;"
+            f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the coordinator's;"
             " set it, for instance with: timedatectl set-ntp true"
         )
     if refusal.field == VERSION_FIELD:
         return f"this program is too old for this network: it {refusal.problem}: pip install --upgrade prime-swarm"
     return ""
+
+
+RETRY_MS = 1_000
+RETRY_MS_MAX = 30_000
+"""Between two questions, doubling, while the coordinator does not answer."""
+
+T = TypeVar("T")
+PrintLine = Callable[[str], None]
+
+
+class CoordinatorDiscovery:
+    """One process's."""
+
+    def __init__(self, config: NodeConfig, stop: asyncio.Event, clock: Clock, say: PrintLine) -> None:
+        self._config = config
+        self._stop = stop
+        self._clock = clock
+        self._print = say
+        self._is_first = read_trainer(config) is None
+        self.problem = ""
+        """Why there is no answer yet."""
+
+    async def resolve_config(self) -> NodeConfig | None:
+        """The settings with what the coordinator says of itself; None if we are stopped before it answers."""
+        if self._config.is_complete:
+            return self._config
+        return await self._retry(self._fetch_coordinator_info)
+
+    async def resolve_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId | None:
+        """Whose weights count in the run, as was learnt before or as the coordinator says now."""
+        return read_trainer(config) or await self._retry(lambda: self._fetch_trainer(config, client))
+
+    async def _fetch_coordinator_info(self) -> NodeConfig:
+        config = self._config
+        async with open_json_client(config.coordinator, config.authority) as client:
+            answer = await client.get("/status")
+            settlement = await client.get("/settlement")
+        try:
+            greeting = replace(parse_coordinator_info(answer), domain=parse_domain(settlement))
+        except RemoteError as error:
+            raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
+        found = complete_config(config, greeting)
+        self._print(f"network {found.network}, run {found.run}")
+        self._print(f"coordinator {found.coordinator_id}")
+        if found.signing_domain != EMBEDDED_DOMAIN:
+            self._print(f"settles on chain {greeting.domain.chain_id}, court {greeting.domain.contract}")
+        self._print(f"log key {found.log_key}")
+        self._print("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
+        return found
+
+    async def _fetch_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId:
+        wanted = RelayPoll(seen=0, wait_ms=0)
+        answer = await client.call(config.server, RELAY_POLL, wanted, run=config.run_id)
+        return answer.message.trainer
+
+    async def _retry(self, question: Callable[[], Awaitable[T]]) -> T | None:
+        """Until it is answered, or we are stopped. A first start gives up where trying again is of no use."""
+        wait_ms = RETRY_MS
+        while not self._stop.is_set():
+            try:
+                return await question()
+            except (LocalError, RemoteError) as error:
+                problem = explain_error(error, self._clock.now_ms())
+                if self._is_first and not is_retryable(error):
+                    raise LocalError(problem) from None
+                self._report_problem(problem)
+            await self._wait(wait_ms)
+            wait_ms = min(RETRY_MS_MAX, 2 * wait_ms)
+        return None
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("cannot join yet: %s", problem)
+            self._print(f"not joined yet, trying again until it works: {problem}")
+        self.problem = problem
+
+    async def _wait(self, wait_ms: int) -> None:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._stop.wait()
+        except TimeoutError:
+            pass

@@ -7,35 +7,32 @@ import logging
 from random import Random
 
 from prime_node.config import NodeConfig, NodeRole
-from prime_node.day_file import DayFile
-from prime_node.head_keeper import HeadKeeper
-from prime_node.home import Home
-from prime_node.shardcast.following import Following
-from prime_node.shardcast.limits import FetchLimits
-from prime_node.shardcast.weights import WeightsFetcher
-from prime_protocol.gossip import Gossip, HeadSeen
-from prime_protocol.gossip_guard import GossipGuard
-from prime_protocol.ids import NodeId, RunId
-from prime_protocol.note import VerifierKey
-from prime_protocol.signing import WalletKey
+from prime_node.log.tree_heads import HeadMonitor
+from prime_node.policy.usage import DailyCounterFile
+from prime_node.storage.node_folder import NodeFolder
+from prime_node.weights.checkpoints import CheckpointFetcher
+from prime_node.weights.events import FetchLimits
+from prime_node.weights.relay import RelayFollower
+from prime_protocol.gossip.guard import GossipGuard
+from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
+from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.wire.ids import NodeId, RunId
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.gossip_half import GossipHalf
-from prime_runtime.gossip_voice import Voice
-from prime_runtime.http_client import HttpClient
-from prime_runtime.http_server import HttpServer
-from prime_runtime.records_client import RecordsClient
-from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.crier import Crier, leave
-from prime_runtime.shardcast.directory import Directory
-from prime_runtime.shardcast.serve import ShardServer
-from prime_runtime.shardcast.slots import UploadSlots
+from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher, Libp2pTransport
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.server import HttpServer
+from prime_runtime.keys import SequenceCounter
+from prime_runtime.shardcast.announcer import Announcer, announce_stop_within_deadline
+from prime_runtime.shardcast.directory import ServerDirectory
+from prime_runtime.shardcast.server import ShardServer
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.urls import with_ports
-from prime_runtime.supervision import Part
+from prime_runtime.shardcast.upload_slots import UploadSlots, with_ports
+from prime_runtime.supervisor import SupervisedTask
 
 log = logging.getLogger(__name__)
 
-LOOK_MS = 10_000
+POLL_MS = 10_000
 """Between two looks for servers that have not been heard of for too long."""
 
 
@@ -50,47 +47,57 @@ class Swarm:
         self._run = config.run_id
         network = config.network_id
         self.trainer = trainer
-        self.directory = Directory()
+        self.directory = ServerDirectory()
         self.guard = GossipGuard(network, is_trainer=lambda run, node: node == trainer)
-        self.half = GossipHalf(key, network, config.p2p, clock=clock, guard=self.guard)
-        self.records = RecordsClient(
-            client, config.server, network=network, run=self._run, clock=clock, guard=self.guard, hear=self.hear
+        self.libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=self.guard)
+        self.relay_client = GossipHttpClient(
+            client,
+            config.server,
+            network=network,
+            run=self._run,
+            clock=clock,
+            guard=self.guard,
+            hear=self.handle_gossip,
         )
-        ways = (self.records.share, self.half.pass_on)
-        self._voice = Voice(key, network, self.guard, clock=clock, sequence=Sequence.shared(), ways=ways)
+        ways = (self.relay_client.send, self.libp2p.send)
+        self._publisher = GossipPublisher(
+            key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), ways=ways
+        )
         self._open_weights(key, dice)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
         self.server.add_routes(self._http)
-        self.heads = self._open_heads(client)
-        self._crier = Crier(
+        self.head_monitor = self._open_head_monitor(client)
+        self._announcer = Announcer(
             self.server,
-            self._voice,
+            self._publisher,
             run=self._run,
             clock=clock,
             list_urls=lambda: self.urls,
-            count_nodes=lambda: self.records.nodes,
+            count_nodes=lambda: self.relay_client.nodes,
         )
         self.urls: tuple[str, ...] = ()
         """Where others fetch from this node; none: it serves nobody."""
 
     def _open_weights(self, key: WalletKey, dice: Random) -> None:
         config, weights = self._config, self._config.weights
-        folder = weights.folder or Home(config.folder).weights
+        folder = weights.folder or NodeFolder(config.folder).weights
         self.store = ShardStore(folder, network=config.network_id, run=self._run, trainer=self.trainer)
-        self._day = DayFile(Home(config.folder).sent, self._clock)
-        self.slots = UploadSlots(config.upload.limits(), sent_bytes=self._day.load(), now_ms=self._clock.now_ms())
+        self._daily_upload = DailyCounterFile(NodeFolder(config.folder).daily_upload, self._clock)
+        self.slots = UploadSlots(
+            config.upload.limits(), sent_bytes=self._daily_upload.load(), now_ms=self._clock.now_ms()
+        )
         proxies = config.limits.trusted_proxies
         self.server = ShardServer(
             self.store, self.slots, clock=self._clock, trusted_proxies=proxies, directory=self.directory
         )
-        self.fetcher = WeightsFetcher(
+        self.fetcher = CheckpointFetcher(
             self.store,
             self.directory,
             node=key.node,
             clock=self._clock,
             dice=dice,
             limits=FetchLimits(transfers_max=weights.transfers_at_once),
-            allow_private=config.fetches_private,
+            allow_private=config.allows_private_addresses,
             is_relay=config.role is NodeRole.RELAY and not weights.build,
             keeps_way=config.role is NodeRole.RELAY,
             versions=weights.keep,
@@ -98,27 +105,27 @@ class Swarm:
             bytes_per_s=weights.bytes_per_s or None,
         )
 
-    def _open_heads(self, client: HttpClient) -> HeadKeeper:
+    def _open_head_monitor(self, client: HttpClient) -> HeadMonitor:
         config = self._config
-        return HeadKeeper(
+        return HeadMonitor(
             client,
             config.server,
             config.network_id,
-            Home(config.folder).heads,
+            NodeFolder(config.folder).heads,
             log_key=VerifierKey.parse(config.log_key) if config.log_key else None,
             clock=self._clock,
-            say=lambda seen: self._voice.say(self._run, seen, known_nodes=self.records.nodes),
-            count_nodes=lambda: self.records.nodes,
+            say=lambda seen: self._publisher.publish(self._run, seen, known_nodes=self.relay_client.nodes),
+            count_nodes=lambda: self.relay_client.nodes,
         )
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SupervisedTask]:
         return [
-            Part("records", self.records.run),
-            Part("gossip", self._run_gossip),
-            Part("weights", self._run_weights),
-            Part("serving", self._crier.run),
-            Part("heads", self.heads.run),
-            Part("day", self._run_day),
+            SupervisedTask("records", self.relay_client.run),
+            SupervisedTask("gossip", self._run_gossip),
+            SupervisedTask("weights", self._run_weights),
+            SupervisedTask("serving", self._announcer.run),
+            SupervisedTask("heads", self.head_monitor.run),
+            SupervisedTask("day", self._run_daily_upload),
         ]
 
     async def start(self) -> None:
@@ -133,42 +140,42 @@ class Swarm:
     async def stop(self) -> None:
         """Others are told first, then those who are being served are let finish."""
         if self.urls:
-            await leave(self._crier)
+            await announce_stop_within_deadline(self._announcer)
             self.server.close()
             await self._http.stop()
         await self.fetcher.close()
-        self._day.write(self.slots.sent_today(self._clock.now_ms()))
+        self._daily_upload.save(self.slots.sent_today(self._clock.now_ms()))
 
-    def hear(self, gossip: Gossip) -> None:
+    def handle_gossip(self, gossip: ReceivedGossip) -> None:
         """What the guard let through, whichever way it came."""
         if isinstance(gossip.message, HeadSeen):
-            self.heads.hear(gossip.message)
+            self.head_monitor.add_peer_head(gossip.message)
         else:
-            self.fetcher.tell(gossip)
+            self.fetcher.handle_gossip(gossip)
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
     async def _run_gossip(self) -> None:
         if self._config.p2p.enabled:
-            self.half.add_bootstrap((await self.records.ask()).peers)
-        await self.half.run(self.hear, self._list_runs)
+            self.libp2p.add_bootstrap((await self.relay_client.poll()).peers)
+        await self.libp2p.run(self.handle_gossip, self._list_runs)
 
     def _list_runs(self) -> list[RunId]:
         return [self._run]
 
-    async def _run_day(self) -> None:
+    async def _run_daily_upload(self) -> None:
         """The day's upload outlasts the process."""
         while True:
-            await self._clock.sleep_ms(LOOK_MS)
-            self._day.keep(self.slots.sent_today(self._clock.now_ms()))
+            await self._clock.sleep_ms(POLL_MS)
+            self._daily_upload.save_if_due(self.slots.sent_today(self._clock.now_ms()))
 
     async def _run_weights(self) -> None:
         """What is on disk is checked first. A relay then fetches whatever is announced, so that it can serve it."""
-        lost = await self.fetcher.look()
+        lost = await self.fetcher.verify_store_once()
         if lost:
             log.warning("%d shards or checkpoints on disk were damaged and are fetched again", lost)
         if self._config.role is NodeRole.RELAY:
-            await Following(self.fetcher, self._clock).run()
+            await RelayFollower(self.fetcher, self._clock).run()
         while True:
             self.directory.expire(self._clock.now_ms())
-            await self._clock.sleep_ms(LOOK_MS)
+            await self._clock.sleep_ms(POLL_MS)

@@ -3,6 +3,7 @@
 Nothing is computed here but relations between the numbers, which are asserted at the end of each section.
 """
 
+
 # --- Versions -------------------------------------------------------------------------------------------------------
 
 PROTOCOL_VERSION = 1
@@ -154,10 +155,10 @@ LOGPROB_ERROR_MEAN_USUAL = 0.12
 Twice the largest of 64 chunks of a model of 135 million parameters in bf16 (6, 1.4, 0.12, 0.010, 0.34, 0.062), so that
 a run that was not calibrated convicts nobody; one that was has its own."""
 
-WEIGHT_USUAL = -1
-WEIGHT_UNUSUAL = 10
-WEIGHT_BEYOND = 50
-WEIGHT_CONVICTS = 120
+EVIDENCE_USUAL = -1
+EVIDENCE_UNUSUAL = 10
+EVIDENCE_BEYOND_LIMIT = 50
+EVIDENCE_FRAUDULENT = 120
 """What a chunk weighs against its author, in tenths of a power of ten: usual, unusual, beyond a limit; and the sum that
 convicts. Honest chunks are unusual in at most 2 % and beyond a limit in 1e-8 of cases, so a chunk multiplies what there
 is against its author by less than 1 on average: 10^-0.1 * 0.98 + 10 * 0.02 + 10^5 * 1e-8. Then, from whichever chunk
@@ -183,20 +184,25 @@ NOISE_SHIFT = 2.0
 so. Eight completions that are 2.7 noisier convict; an 8-bit cache makes them about ten noisier in bfloat16. A larger
 shift would rest on honest completions too rare for a calibration to see: with 2, on the ones that one in 44 is."""
 
-NOISE_WEIGHT_MAX = 50
+EVIDENCE_NOISE_MAX = 50
 """Most that a completion weighs by its noise, either way, in tenths of a power of ten: it takes three to convict."""
 
-FAR_FACTOR = 4
+FAR_BEYOND_FACTOR = 4
 """A number so many times its limit is no noise: a tail that has 1e-9 beyond the limit has 1e-36 beyond this."""
 
 TOLERANCE_NUMBER_MAX = 100.0
 """A larger bound would allow everything: no margin between tokens of a model is that wide."""
 
-assert 10 ** (WEIGHT_USUAL / 10) * 0.98 + 10 ** (WEIGHT_UNUSUAL / 10) * 0.02 + 10 ** (WEIGHT_BEYOND / 10) * 1e-8 < 1
-assert WEIGHT_BEYOND + 6 * WEIGHT_UNUSUAL < WEIGHT_CONVICTS, (
+assert (
+    10 ** (EVIDENCE_USUAL / 10) * 0.98
+    + 10 ** (EVIDENCE_UNUSUAL / 10) * 0.02
+    + 10 ** (EVIDENCE_BEYOND_LIMIT / 10) * 1e-8
+    < 1
+)
+assert EVIDENCE_BEYOND_LIMIT + 6 * EVIDENCE_UNUSUAL < EVIDENCE_FRAUDULENT, (
     "one unlucky chunk among a few unusual ones convicts nobody"
 )
-assert 2 * NOISE_WEIGHT_MAX < WEIGHT_CONVICTS, "two noisy completions convict nobody"
+assert 2 * EVIDENCE_NOISE_MAX < EVIDENCE_FRAUDULENT, "two noisy completions convict nobody"
 assert TOPLOC_PROOF_BYTES == 2 + 2 * TOPLOC_K
 assert 0xFF7F < TOPLOC_PRIME < 2**16
 assert TOPLOC_MODULUS_MIN > TOPLOC_K + TOPLOC_DECOYS + TOPLOC_DECOY_DRAWS, "there must always be enough free points"
@@ -209,7 +215,7 @@ assert TOPLOC_DECOY_DRAWS >= 2 * TOPLOC_DECOYS
 PERMUTATION_SIZE_MAX = 2**40
 """Most tasks in a task set, and most candidates of a draw. Far above any data set; keeps the halves under 21 bits."""
 
-PERMUTATION_ROUNDS = 16
+FEISTEL_ROUNDS = 16
 """Feistel rounds. At size 5, the worst, the images of two indices are 10 sigma from even after 8 rounds (6,000 keys),
 4 sigma after 12 (40,000 keys), and even after 16. They cost about 30 us."""
 
@@ -338,7 +344,7 @@ DELTA_BLOCK_LANES = 2**21
 DELTA_ZSTD_LEVEL = 1
 """Only the entropy coder of zstd pays on gaps and value planes; higher levels search for matches that are not there."""
 
-CHILDREN_TOLD_MAX = 16
+CHILDREN_LISTED_MAX = 16
 """Children that a full shard server may name. It names about 8; more would not be asked anyway."""
 
 CHILD_RECORD_BYTES_MAX = 3 * 2**10
@@ -443,13 +449,13 @@ REASON_CHARS_MAX = 400
 METRICS_MAX = 64
 """Most numbers in one verdict, or of one step."""
 
-LOOKS = 16
+READ_PROOF_PROBES = 16
 """Looks in a verdict: numbers that only who has read the file can tell."""
 
-LOOKS_BYTES = 2 * LOOKS
+READ_PROOF_BYTES = 2 * READ_PROOF_PROBES
 """An int16 each."""
 
-LOOK_ERROR_MAX = 0.25
+READ_PROOF_ERROR_MAX = 0.25
 """Root mean square by which honest looks may differ."""
 
 REFUTED_VERDICTS = 20
@@ -461,7 +467,7 @@ QUORUM_MAX = 15
 ROUNDS_MAX = 16
 """Most rounds of draws for one submission, the appeal's included."""
 
-READERS_TOLD_MAX = ROUNDS_MAX * QUORUM_MAX
+READERS_MAX = ROUNDS_MAX * QUORUM_MAX
 """Most validators of one submission."""
 
 INSPECTORS_MAX = 16
@@ -477,7 +483,7 @@ LINEAGE_MAX = 1500
 UNBONDINGS_MAX = 16
 """Most unbondings open at once behind one node, so that a slash looks at few."""
 
-UNIT_FLOP = 10**9
+FLOP_PER_UNIT = 10**9
 """One unit of credit is this many floating-point operations of verified generation."""
 
 FLOP_PER_TOKEN_MAX = 2**48
@@ -487,7 +493,7 @@ FLOP_PER_CONTEXT_TOKEN_MAX = 2**28
 SUBMISSION_TOKENS_MAX = LEASE_SLOTS_MAX * SAMPLES_MAX * 2**20
 """Output tokens of the largest lease: slots, samples per slot, tokens per sample."""
 
-assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // UNIT_FLOP < 2**63
+assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // FLOP_PER_UNIT < 2**63
 assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"
 
 # --- Work in flight -------------------------------------------------------------------------------------------------
@@ -504,7 +510,7 @@ LOST_MS = 12 * HEARTBEAT_MS
 LEASES_OPEN_MAX = 16
 """Most leases of one node that are open at once."""
 
-AUDITS_TOLD_MAX = 64
+AUDITS_LISTED_MAX = 64
 """Most audits named in one heartbeat reply; the rest follow with the next."""
 
 LEASE_TARGET_MS = 60_000
@@ -544,7 +550,7 @@ GOSSIP_PARENTS_MAX = 4
 
 SENT_BYTES_MAX = 2**63 - 1
 
-REPEAT_MS = 20_000
+GOSSIP_REPEAT_MS = 20_000
 """Between two gossiped messages of one kind and sender that say the same, in a small network."""
 
 SERVING_PER_S = 40
@@ -579,30 +585,32 @@ GOSSIP_SUBJECTS_MAX = 1024
 GOSSIP_SEEN_MAX = 2**16
 """Most accepted frames whose digests are kept. Beyond it copies are still known, by their sequence numbers."""
 
-PEER_CARDS_MAX = 32
+PEER_RECORDS_MAX = 32
 """Most peer cards in one answer. A node that knows so many peers is not alone any more."""
 
-PEER_CARD_BYTES_MAX = 4096
+PEER_RECORD_BYTES_MAX = 4096
 """Largest envelope of a peer card: ADDRESSES_MAX addresses take under 2 kB."""
 
-RECORDS_MAX = 64
-RECORDS_SERVING_MAX = 32
-RECORDS_HEADS_MAX = 8
+RELAY_FRAMES_MAX = 64
+RELAY_SERVING_MAX = 32
+RELAY_HEADS_MAX = 8
 """Frames in one answer of the coordinator's records, serving records among them, and seen heads. A few dozen parents
 are more than a node ever tries; who asks again gets others."""
 
-RECORDS_WAIT_MS_MAX = 20_000
+RELAY_WAIT_MS_MAX = 20_000
 """Longest time that a question for records waits for news: home routers forget a silent connection after 30 s."""
 
 assert SERVING_PER_S + HEADS_PER_S < 50, "all gossip together must leave room on a node that manages 60 a second"
 assert ENVELOPE_LIFE_MS_MAX * SERVING_PER_S >= 10_000 * 1000, "with 10,000 nodes every serving record is still alive"
 assert CLOCK_SKEW_MS_MAX < GOSSIP_LIFE_MS_MIN <= ENVELOPE_LIFE_MS_MAX
-assert GOSSIP_REPEATS * REPEAT_MS <= GOSSIP_LIFE_MS_MIN
+assert GOSSIP_REPEATS * GOSSIP_REPEAT_MS <= GOSSIP_LIFE_MS_MIN
 assert (
     GOSSIP_MANIFESTS_MAX * 34 + GOSSIP_PARENTS_MAX * 22 + ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3)
     < GOSSIP_FRAME_BYTES_MAX
 )
 assert GOSSIP_NOTE_BYTES_MAX + 1024 < GOSSIP_FRAME_BYTES_MAX
-assert ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) + 1024 < PEER_CARD_BYTES_MAX <= GOSSIP_FRAME_BYTES_MAX
-assert RECORDS_SERVING_MAX + RECORDS_HEADS_MAX < RECORDS_MAX, "announcements come first, and always fit"
-assert RECORDS_MAX * GOSSIP_FRAME_BYTES_MAX < FRAME_BYTES_MAX, "an answer full of the largest frames is one envelope"
+assert ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) + 1024 < PEER_RECORD_BYTES_MAX <= GOSSIP_FRAME_BYTES_MAX
+assert RELAY_SERVING_MAX + RELAY_HEADS_MAX < RELAY_FRAMES_MAX, "announcements come first, and always fit"
+assert RELAY_FRAMES_MAX * GOSSIP_FRAME_BYTES_MAX < FRAME_BYTES_MAX, (
+    "an answer full of the largest frames is one envelope"
+)

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 STEP_MS_MAX = 2_000
 """A wall clock that moves by less against the machine's uptime is being set right, and is followed at once."""
-BELIEVED_AFTER_MS = 60_000
+JUMP_ACCEPTED_AFTER_MS = 60_000
 """One that jumps further is followed when it has stood there so long. Log time never goes back: a coordinator that
 followed a jump of ten minutes ahead at once would refuse everybody's envelopes for ten minutes after it was undone."""
 
@@ -32,7 +32,7 @@ class Clock(Protocol):
 
 
 @dataclass(slots=True)
-class SteadyTime:
+class SteadyClock:
     """A wall clock that is not led astray by a short jump. Pure: both readings come in."""
 
     ahead_ms: int
@@ -45,7 +45,7 @@ class SteadyTime:
         if abs(found_ms - self.ahead_ms) > STEP_MS_MAX:
             if self.jumped_at_ms is None:
                 self.jumped_at_ms = uptime_ms
-            if uptime_ms - self.jumped_at_ms < BELIEVED_AFTER_MS:
+            if uptime_ms - self.jumped_at_ms < JUMP_ACCEPTED_AFTER_MS:
                 return uptime_ms + self.ahead_ms
         self.ahead_ms, self.jumped_at_ms = found_ms, None
         return wall_ms
@@ -55,7 +55,7 @@ class SystemClock:
     """The machine's clock."""
 
     def __init__(self) -> None:
-        self._steady = SteadyTime(read_wall_ms() - read_uptime_ms())
+        self._steady = SteadyClock(read_wall_ms() - read_uptime_ms())
 
     def now_ms(self) -> int:
         steady, was_jumping = self._steady, self._steady.jumped_at_ms
@@ -65,7 +65,7 @@ class SystemClock:
             log.warning(
                 "the machine's clock jumped by %d s; it is believed if it stays there for %d s, else set it by NTP",
                 (wall_ms - now_ms) // 1000,
-                BELIEVED_AFTER_MS // 1000,
+                JUMP_ACCEPTED_AFTER_MS // 1000,
             )
         return now_ms
 

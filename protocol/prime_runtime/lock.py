@@ -14,28 +14,28 @@ from pathlib import Path
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
 
-Facts = dict[str, str | int]
-TRIES, TRY_S = 10, 0.02
+LockInfo = dict[str, str | int]
+LOCK_TRIES, LOCK_TRY_S = 10, 0.02
 
 
-class Lock:
+class ProcessLock:
     """Held by the one process that may write in the folder."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self._path = path
 
-    def note_url(self, url: str, **others: str) -> None:
+    def write_url(self, url: str, **others: str) -> None:
         """Say where this process listens, for other commands on this machine."""
         self._note({"pid": os.getpid(), "url": url, **others})
 
-    def note_pid(self) -> None:
+    def write_pid(self) -> None:
         self._note({"pid": os.getpid()})
 
     def clear(self) -> None:
         os.ftruncate(self._fd, 0)
 
-    def _note(self, facts: Facts) -> None:
+    def _note(self, facts: LockInfo) -> None:
         text = json.dumps(facts) + "\n"
         self.clear()
         try:
@@ -45,19 +45,19 @@ class Lock:
 
 
 @contextmanager
-def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
+def hold_process_lock(path: Path, who: str, *, advice: str) -> Iterator[ProcessLock]:
     """Take the lock, or tell which process has it; `advice` is for a folder that is not there."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise LocalError(f"cannot open {path}: {error.strerror}; {advice}") from None
-    if not _take(fd):
+    if not _try_lock(fd):
         os.close(fd)
-        holder = read_facts(path).get("pid", "unknown")
+        holder = read_lock_info(path).get("pid", "unknown")
         raise LocalError(f"another {who} runs in {path.parent}, process {holder}; stop it first") from None
-    lock = Lock(fd, path)
+    lock = ProcessLock(fd, path)
     try:
-        lock.note_pid()
+        lock.write_pid()
         yield lock
     finally:
         lock.clear()
@@ -65,7 +65,7 @@ def lock_file(path: Path, who: str, *, advice: str) -> Iterator[Lock]:
 
 
 @asynccontextmanager
-async def hold_turn(path: Path, clock: Clock, *, wait_ms: int, tries: int) -> AsyncIterator[None]:
+async def hold_file_lock(path: Path, clock: Clock, *, wait_ms: int, tries: int) -> AsyncIterator[None]:
     """One after the other, in whatever process; LocalError where another does not end its turn."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,18 +86,18 @@ async def hold_turn(path: Path, clock: Clock, *, wait_ms: int, tries: int) -> As
         os.close(fd)
 
 
-def _take(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     """At once, or a moment later: `is_held` in another process takes it for an instant."""
-    for _ in range(TRIES):
+    for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            time.sleep(TRY_S)
+            time.sleep(LOCK_TRY_S)
     return False
 
 
-def read_facts(path: Path) -> Facts:
+def read_lock_info(path: Path) -> LockInfo:
     """What the holder says of itself: `pid`, and `url` once it listens. Stale after a crash; see `is_held`."""
     try:
         facts = json.loads(path.read_text() or "{}")

@@ -21,10 +21,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, TextIO
 
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest
-from prime_runtime.redaction import MARK, Redactor
-from prime_runtime.secret import Secret
-from prime_runtime.settings_schema import Between
+from prime_protocol.wire.ids import Digest
+from prime_runtime.redaction import PUBLIC_MARK, Redactor, Secret
+from prime_runtime.settings.schema import Between
 
 MESSAGE_CHARS_MAX = 4096
 FIELD_CHARS_MAX = 512
@@ -33,7 +32,7 @@ FRAMES_MAX = 30
 CAUSES_MAX = 8
 """Exceptions shown of one chain or group."""
 
-STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _fields: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default=MappingProxyType({}))
 
 
@@ -76,7 +75,7 @@ def log_fields(**fields: Any) -> Iterator[None]:
         _fields.reset(token)
 
 
-def set_up_logs(
+def configure_logging(
     config: LogConfig,
     *,
     stream: TextIO,
@@ -156,12 +155,12 @@ def _message(record: logging.LogRecord, redactor: Redactor) -> str:
 
 
 def _mark(value: Any) -> Any:
-    return MARK + str(value) if isinstance(value, Digest) else value
+    return PUBLIC_MARK + str(value) if isinstance(value, Digest) else value
 
 
 def _clean_fields(record: logging.LogRecord, redactor: Redactor) -> dict[str, Any]:
     """Context fields, then the call's own. Numbers stay numbers; all else becomes bounded text."""
-    own = {name: value for name, value in vars(record).items() if name not in STANDARD}
+    own = {name: value for name, value in vars(record).items() if name not in STANDARD_FIELDS}
     clean: dict[str, Any] = {}
     for name, value in list({**_fields.get(), **own}.items())[:FIELDS_MAX]:
         is_plain = value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63)

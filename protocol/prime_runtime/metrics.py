@@ -28,7 +28,7 @@ STATUSES = {code: str(code) for code in (200, 400, 401, 403, 404, 408, 409, 413,
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
-class Series(Generic[M]):
+class LabeledMetric(Generic[M]):
     """One metric and the values its labels may have."""
 
     def __init__(self, metric: M, labels: dict[str, Collection[str]]) -> None:
@@ -62,18 +62,18 @@ class Metrics:
         self.prefix = f"prime_{program}"
         ProcessCollector(namespace=self.prefix, registry=self.registry)
 
-    def counter(self, name: str, text: str, **labels: Collection[str]) -> Series[Counter]:
-        return Series(Counter(f"{self.prefix}_{name}", text, list(labels), registry=self.registry), labels)
+    def counter(self, name: str, text: str, **labels: Collection[str]) -> LabeledMetric[Counter]:
+        return LabeledMetric(Counter(f"{self.prefix}_{name}", text, list(labels), registry=self.registry), labels)
 
-    def gauge(self, name: str, text: str, **labels: Collection[str]) -> Series[Gauge]:
-        return Series(Gauge(f"{self.prefix}_{name}", text, list(labels), registry=self.registry), labels)
+    def gauge(self, name: str, text: str, **labels: Collection[str]) -> LabeledMetric[Gauge]:
+        return LabeledMetric(Gauge(f"{self.prefix}_{name}", text, list(labels), registry=self.registry), labels)
 
-    def latency(self, name: str, text: str, **labels: Collection[str]) -> Series[Histogram]:
+    def latency(self, name: str, text: str, **labels: Collection[str]) -> LabeledMetric[Histogram]:
         """Seconds. `with series.at(...).time():` or `.observe(seconds)`."""
         histogram = Histogram(
             f"{self.prefix}_{name}_seconds", text, list(labels), registry=self.registry, buckets=LATENCY_BUCKETS_S
         )
-        return Series(histogram, labels)
+        return LabeledMetric(histogram, labels)
 
     async def handle(self, request: web.Request) -> web.Response:
         """GET /metrics. Bind it to loopback or a private network: it tells how busy this machine is."""

@@ -18,17 +18,21 @@ from prime_protocol.constants import (
     TENSORS_MAX,
     VOCAB_SIZE_MAX,
 )
-from prime_protocol.digests import digest_fields
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.json_text import parse_json
+from prime_protocol.wire.ids import Digest, digest_fields
+from prime_protocol.wire.strict_json import parse_json
 
-CONFIG, GENERATION, TOKENIZER, PROMPT = "config.json", "generation_config.json", "tokenizer.json", "prompt.txt"
-BYTES_MAX = {CONFIG: 2**20, GENERATION: 2**16, TOKENIZER: 64 * 2**20, PROMPT: 2**16}
+CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, PROMPT_FILE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "prompt.txt",
+)
+BYTES_MAX = {CONFIG_FILE: 2**20, GENERATION_FILE: 2**16, TOKENIZER_FILE: 64 * 2**20, PROMPT_FILE: 2**16}
 """The largest public tokenizer.json, of 262,000 tokens, has 33 MB; a configuration rarely has 10 kB."""
-OPTIONAL = frozenset({GENERATION, PROMPT})
+OPTIONAL_FILES = frozenset({GENERATION_FILE, PROMPT_FILE})
 
-PLACE = "{prompt}"
+PROMPT_PLACEHOLDER = "{prompt}"
 """Where prompt.txt takes the task's own prompt."""
 
 EOS_MAX = 64
@@ -43,9 +47,9 @@ VOCABULARY_KEYS = ("vocab_size",)
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
-ENDLESS_FAMILIES = ("falcon_mamba", "mamba", "mamba2")
+UNBOUNDED_FAMILIES = ("falcon_mamba", "mamba", "mamba2")
 """Their state takes any number of tokens, so their configurations name no limit; ours holds."""
-ENDLESS = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
+UNBOUNDED_CONTEXT_TOKENS = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class ModelFiles:
     @classmethod
     def open(cls, folder: Path) -> "ModelFiles":
         """LocalError, naming the file, where one is missing, broken or not allowed."""
-        contents = read_files(folder)
+        contents = read_model_files(folder)
         try:
             return cls.parse(folder, contents)
         except RemoteError as error:
@@ -79,37 +83,41 @@ class ModelFiles:
 
     @classmethod
     def parse(cls, folder: Path, contents: dict[str, bytes]) -> "ModelFiles":
-        config = parse_object(CONFIG, contents[CONFIG])
-        generation = parse_object(GENERATION, contents.get(GENERATION, b"{}"))
-        refuse_code(config)
-        vocabulary = take_number(config, VOCABULARY_KEYS, VOCAB_SIZE_MAX)
+        config = parse_object(CONFIG_FILE, contents[CONFIG_FILE])
+        generation = parse_object(GENERATION_FILE, contents.get(GENERATION_FILE, b"{}"))
+        reject_remote_code(config)
+        vocabulary = parse_number(config, VOCABULARY_KEYS, VOCAB_SIZE_MAX)
         return cls(
             folder=folder,
             config=config,
-            architecture=take_architecture(config),
-            family=take_name(config, "model_type"),
-            eos=take_eos(generation, config, vocabulary),
+            architecture=parse_architecture(config),
+            family=parse_name(config, "model_type"),
+            eos=parse_eos(generation, config, vocabulary),
             vocabulary=vocabulary,
-            hidden=take_number(config, HIDDEN_KEYS, CHECKPOINT_BYTES_MAX),
-            layers=take_number(config, LAYERS_KEYS, TENSORS_MAX),
-            context_max=take_context(config),
+            hidden=parse_number(config, HIDDEN_KEYS, CHECKPOINT_BYTES_MAX),
+            layers=parse_number(config, LAYERS_KEYS, TENSORS_MAX),
+            context_max=parse_context_length(config),
             digest=digest_contents(contents),
-            tokenizer_json=contents[TOKENIZER],
-            prompt_text=parse_prompt(contents[PROMPT]) if PROMPT in contents else None,
+            tokenizer_json=contents[TOKENIZER_FILE],
+            prompt_text=parse_prompt(contents[PROMPT_FILE]) if PROMPT_FILE in contents else None,
         )
 
     def encode_prompt(self, text: str) -> list[int]:
         """Tokens of a task's prompt, put into prompt.txt where there is one."""
         if self.prompt_text is not None:
-            text = self.prompt_text.replace(PLACE, text)
+            text = self.prompt_text.replace(PROMPT_PLACEHOLDER, text)
         try:
             tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as error:  # boundary: the tokenizers library raises nothing narrower
-            raise LocalError(f"{TOKENIZER} of {self.folder} cannot encode the prompt {text[:80]!r}: {error}") from None
+            raise LocalError(
+                f"{TOKENIZER_FILE} of {self.folder} cannot encode the prompt {text[:80]!r}: {error}"
+            ) from None
         if not tokens:
-            raise LocalError(f"{TOKENIZER} of {self.folder} gives no tokens for the prompt {text[:80]!r}")
+            raise LocalError(f"{TOKENIZER_FILE} of {self.folder} gives no tokens for the prompt {text[:80]!r}")
         if max(tokens) >= self.vocabulary:
-            raise LocalError(f"{TOKENIZER} of {self.folder} gives token {max(tokens)}, the model has {self.vocabulary}")
+            raise LocalError(
+                f"{TOKENIZER_FILE} of {self.folder} gives token {max(tokens)}, the model has {self.vocabulary}"
+            )
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -125,7 +133,7 @@ class ModelFiles:
         try:
             tokenizer = Tokenizer.from_buffer(self.tokenizer_json)
         except Exception as error:  # boundary: the tokenizers library raises nothing narrower
-            raise LocalError(f"{TOKENIZER} of {self.folder} cannot be read: {error}") from None
+            raise LocalError(f"{TOKENIZER_FILE} of {self.folder} cannot be read: {error}") from None
         # A prompt is never cut or padded, whatever the file was saved with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -134,7 +142,7 @@ class ModelFiles:
 
 def digest_model_files(folder: Path) -> Digest:
     """What a run's terms bind: names and bytes of the files that are there."""
-    return digest_contents(read_files(folder))
+    return digest_contents(read_model_files(folder))
 
 
 def digest_contents(contents: dict[str, bytes]) -> Digest:
@@ -142,10 +150,10 @@ def digest_contents(contents: dict[str, bytes]) -> Digest:
     return digest_fields("model-files/1", *fields)
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
+def read_model_files(folder: Path) -> dict[str, bytes]:
     contents = {name: read_bounded(folder / name, BYTES_MAX[name]) for name in BYTES_MAX}
     for name, content in contents.items():
-        if content is None and name not in OPTIONAL:
+        if content is None and name not in OPTIONAL_FILES:
             raise LocalError(f"{folder} has no {name}; a checkpoint needs it beside its tensors")
     return {name: content for name, content in contents.items() if content is not None}
 
@@ -174,46 +182,46 @@ def parse_prompt(text: bytes) -> str:
     try:
         prompt = text.decode()
     except UnicodeDecodeError:
-        raise RemoteError(PROMPT, "is not UTF-8") from None
-    if prompt.count(PLACE) != 1:
-        raise RemoteError(PROMPT, f"must hold {PLACE} exactly once")
+        raise RemoteError(PROMPT_FILE, "is not UTF-8") from None
+    if prompt.count(PROMPT_PLACEHOLDER) != 1:
+        raise RemoteError(PROMPT_FILE, f"must hold {PROMPT_PLACEHOLDER} exactly once")
     return prompt
 
 
-def refuse_code(config: dict[str, Any]) -> None:
+def reject_remote_code(config: dict[str, Any]) -> None:
     """A configuration may name code to fetch and run, or another form of the weights. Neither is followed."""
     for key in CODE_KEYS:
         if key in config:
-            raise RemoteError(f"{CONFIG}.{key}", "asks for code that comes with the model, which is never run")
+            raise RemoteError(f"{CONFIG_FILE}.{key}", "asks for code that comes with the model, which is never run")
     for key in QUANTIZATION_KEYS:
         if config.get(key) is not None:
-            raise RemoteError(f"{CONFIG}.{key}", "asks for quantized weights; publish them in bfloat16")
+            raise RemoteError(f"{CONFIG_FILE}.{key}", "asks for quantized weights; publish them in bfloat16")
 
 
-def take_architecture(config: dict[str, Any]) -> str:
+def parse_architecture(config: dict[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
-        raise RemoteError(f"{CONFIG}.architectures", "must be a list with one name")
-    return take_name({"architectures": names[0]}, "architectures")
+        raise RemoteError(f"{CONFIG_FILE}.architectures", "must be a list with one name")
+    return parse_name({"architectures": names[0]}, "architectures")
 
 
-def take_name(config: dict[str, Any], key: str) -> str:
+def parse_name(config: dict[str, Any], key: str) -> str:
     name = config.get(key)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise RemoteError(f"{CONFIG}.{key}", "must be a plain name")
+        raise RemoteError(f"{CONFIG_FILE}.{key}", "must be a plain name")
     return name
 
 
-def take_number(config: dict[str, Any], keys: tuple[str, ...], most: int) -> int:
+def parse_number(config: dict[str, Any], keys: tuple[str, ...], most: int) -> int:
     for key in keys:
         if key in config:
-            return check_number(f"{CONFIG}.{key}", config[key], least=1, most=most)
-    raise RemoteError(f"{CONFIG}.{keys[0]}", "is missing")
+            return check_number(f"{CONFIG_FILE}.{key}", config[key], least=1, most=most)
+    raise RemoteError(f"{CONFIG_FILE}.{keys[0]}", "is missing")
 
 
-def take_context(config: dict[str, Any]) -> int:
-    is_endless = config.get("model_type") in ENDLESS_FAMILIES and not any(key in config for key in CONTEXT_KEYS)
-    return ENDLESS if is_endless else take_number(config, CONTEXT_KEYS, CHECKPOINT_BYTES_MAX)
+def parse_context_length(config: dict[str, Any]) -> int:
+    is_endless = config.get("model_type") in UNBOUNDED_FAMILIES and not any(key in config for key in CONTEXT_KEYS)
+    return UNBOUNDED_CONTEXT_TOKENS if is_endless else parse_number(config, CONTEXT_KEYS, CHECKPOINT_BYTES_MAX)
 
 
 def check_number(field: str, value: Any, *, least: int, most: int) -> int:
@@ -223,9 +231,9 @@ def check_number(field: str, value: Any, *, least: int, most: int) -> int:
     return value
 
 
-def take_eos(generation: dict[str, Any], config: dict[str, Any], vocabulary: int) -> frozenset[int]:
+def parse_eos(generation: dict[str, Any], config: dict[str, Any], vocabulary: int) -> frozenset[int]:
     """generation_config.json's end tokens, else config.json's; none at all is allowed."""
-    for name, source in ((GENERATION, generation), (CONFIG, config)):
+    for name, source in ((GENERATION_FILE, generation), (CONFIG_FILE, config)):
         value, field = source.get("eos_token_id"), f"{name}.eos_token_id"
         if value is None:
             continue

@@ -1,21 +1,63 @@
-"""Making text fit for a log: no control characters, no secrets, no private keys, bounded length.
+"""A value that must not be printed: a passphrase, an access key, a token.
+
+It shows as *** wherever it is formatted, and it refuses to be pickled. Finding secrets inside other text is
+redaction.py's work.
+
+Making text fit for a log: no control characters, no secrets, no private keys, bounded length.
 
 Pure text in, text out. A private key is 64 hex digits and so is a digest; only a value of type Digest is known to be
 public, so the log marks those and everything else of that shape is replaced by a fingerprint.
 """
 
+import hmac
 import re
 from collections.abc import Iterable
 from hashlib import sha256
+from typing import NoReturn
 
-from prime_runtime.secret import MASK, Secret
+MASK = "***"
 
-MARK = "\ue000"
+
+class Secret:
+    """Holds one secret text; `reveal` is the only way to it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself. Call it where it is used, and keep no copy."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return MASK
+
+    def __format__(self, spec: str) -> str:
+        return format(MASK, spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __deepcopy__(self, memo: object) -> "Secret":
+        # dataclasses.asdict copies deeply; the copy must stay a Secret.
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is not written down; reveal it where it is used")
+
+
+PUBLIC_MARK = "\ue000"
 """A private-use character in front of 64 hex digits that are known to be public."""
 KEY_CHARS = 66
 SEARCHED_FACTOR = 16
 """How much more text is searched than shown. A hostile text of megabytes then costs no more than a long honest one."""
-KEY_SHAPE = re.compile(rf"(?<![0-9a-zA-Z{MARK}])(?:0[xX])?[0-9a-fA-F]{{64}}(?![0-9a-zA-Z])")
+KEY_SHAPE = re.compile(rf"(?<![0-9a-zA-Z{PUBLIC_MARK}])(?:0[xX])?[0-9a-fA-F]{{64}}(?![0-9a-zA-Z])")
 
 
 def escape(text: str) -> str:
@@ -25,7 +67,7 @@ def escape(text: str) -> str:
     return "".join(char if char.isprintable() else _escape_char(char) for char in text)
 
 
-def cut(text: str, chars_max: int) -> str:
+def truncate(text: str, chars_max: int) -> str:
     """At most about chars_max characters, with the number left out."""
     if len(text) <= chars_max:
         return text
@@ -50,7 +92,7 @@ class Redactor:
         if len(text) > chars_max * SEARCHED_FACTOR:
             # A secret that straddles the end of what was searched is still there in part.
             shown = shown[: -self._longest] + "…"
-        return cut(escape(shown.replace(MARK, "")), chars_max)
+        return truncate(escape(shown.replace(PUBLIC_MARK, "")), chars_max)
 
 
 def _fingerprint(match: re.Match[str]) -> str:

@@ -1,64 +1,64 @@
 """The gallery as a list: every attack has a program, and every program stands in the list."""
 
-from prime_attacks.bent_files import MAKERS
-from prime_attacks.gallery import (
-    ALL,
-    BOOKS,
-    COORDINATORS,
-    ENGINES,
-    FILES,
-    GROUND,
-    PROGRAMS,
-    RELAYS,
-    ROWS,
-    VALIDATORS,
-    WORKERS,
-    Outcome,
-    Verdict,
+from prime_lab.attacks.catalog import (
+    ALL_ATTACKS,
+    COORDINATOR_ATTACKS,
+    ENGINE_ATTACKS,
+    FILE_ATTACKS,
+    GROUND_DRAW,
+    LEDGER_ATTACKS,
+    PROGRAM_ATTACKS,
+    RELAY_ATTACKS,
+    ROW_ATTACKS,
+    VALIDATOR_ATTACKS,
+    WORKER_ATTACKS,
+    AttackResult,
+    AttackVerdict,
 )
-from prime_attacks.histories import BENT
-from prime_attacks.networks import WORLDS
-from prime_attacks.programs import ATTACKS
-from prime_attacks.relays import LIES
-from prime_attacks.table import Tally, describe
-from prime_devnet.cheats import CHEATS, PROOF_CHEATS
+from prime_lab.attacks.coordinator_attacks import FORGED_LOGS
+from prime_lab.attacks.forged_files import FILE_FORGERS
+from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
+from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
+from prime_lab.attacks.sandbox_attacks import HOSTILE_PROGRAMS
+from prime_lab.attacks.suite import SuiteSummary, describe_suite
+from prime_lab.cheats.engines import CHEATS, PROOF_CHEATS
 
 
 def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
-    assert {attack.name for attack in (*ROWS, *FILES)} == MAKERS.keys()
+    assert {attack.name for attack in (*ROW_ATTACKS, *FILE_ATTACKS)} == FILE_FORGERS.keys()
     # A node that never takes new weights is an older checkpoint after one step; it needs a run that goes on.
-    assert {attack.name for attack in ENGINES} == CHEATS.keys() - {"stale-weights"} - PROOF_CHEATS.keys()
-    assert {attack.name for attack in ROWS} > PROOF_CHEATS.keys()
-    assert {attack.name for attack in PROGRAMS} == ATTACKS.keys()
-    assert {attack.name for attack in (*BOOKS, *VALIDATORS)} == WORLDS.keys()
-    assert {attack.name for attack in RELAYS} == LIES.keys()
-    assert {attack.name for attack in COORDINATORS} == BENT.keys()
-    assert len({attack.name for attack in ALL}) == len(ALL) == 91
+    assert {attack.name for attack in ENGINE_ATTACKS} == CHEATS.keys() - {"stale-weights"} - PROOF_CHEATS.keys()
+    assert {attack.name for attack in ROW_ATTACKS} > PROOF_CHEATS.keys()
+    assert {attack.name for attack in PROGRAM_ATTACKS} == HOSTILE_PROGRAMS.keys()
+    assert {attack.name for attack in (*LEDGER_ATTACKS, *VALIDATOR_ATTACKS)} == LEDGER_SCENARIOS.keys()
+    assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
+    assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 91
 
 
 def test_what_nothing_shows_is_said_and_is_missed_only_where_it_is_not_as_listed() -> None:
-    unseen = Outcome(verdict=Verdict.UNSEEN, checks=(), reason="spared in try 2")
-    lines = list(describe(Tally(tries=[(GROUND, unseen)])))
+    unseen = AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason="spared in try 2")
+    lines = list(describe_suite(SuiteSummary(tries=[(GROUND_DRAW, unseen)])))
     assert "NOT CAUGHT, as docs/verification.md says first: ground-draw: spared in try 2" in lines
     assert lines[-1] == "RESULT attacks=1 missed=0 false_rejects=0 honest_chunks=0"
     for other in (
-        Outcome(verdict=None, checks=(), reason="no draw suited"),
-        Outcome(verdict=Verdict.SHOWN, checks=("replay",), reason="seen"),
+        AttackResult(verdict=None, checks=(), reason="no draw suited"),
+        AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason="seen"),
     ):
-        assert Tally(tries=[(GROUND, other)]).missed == ["ground-draw"]
-    assert Tally(tries=[(COORDINATORS[0], unseen)]).missed == [COORDINATORS[0].name]
+        assert SuiteSummary(tries=[(GROUND_DRAW, other)]).missed == ["ground-draw"]
+    assert SuiteSummary(tries=[(COORDINATOR_ATTACKS[0], unseen)]).missed == [COORDINATOR_ATTACKS[0].name]
 
 
 def test_an_attack_is_caught_by_the_right_verdict_from_the_right_check_only() -> None:
-    attack = WORKERS[0]
-    right = Outcome(verdict=Verdict.HARD, checks=attack.caught_by[:1], reason="seen")
+    attack = WORKER_ATTACKS[0]
+    right = AttackResult(verdict=AttackVerdict.FRAUDULENT, checks=attack.caught_by[:1], reason="seen")
     assert right.is_as_listed(attack)
     for wrong in (
-        Outcome(verdict=None, checks=(), reason=""),
-        Outcome(verdict=Verdict.HARD, checks=("termination",), reason="by luck"),
-        Outcome(verdict=Verdict.REFUSED, checks=attack.caught_by, reason="by another check"),
+        AttackResult(verdict=None, checks=(), reason=""),
+        AttackResult(verdict=AttackVerdict.FRAUDULENT, checks=("termination",), reason="by luck"),
+        AttackResult(verdict=AttackVerdict.REFUSED, checks=attack.caught_by, reason="by another check"),
     ):
         assert not wrong.is_as_listed(attack)
-        assert list(describe(Tally(tries=[(attack, right), (attack, wrong)], honest_chunks=7)))[-1] == (
+        assert list(describe_suite(SuiteSummary(tries=[(attack, right), (attack, wrong)], honest_chunks=7)))[-1] == (
             "RESULT attacks=1 missed=1 false_rejects=0 honest_chunks=7"
         )

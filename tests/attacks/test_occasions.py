@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from prime_attacks.gallery import COORDINATORS, GROUND, Outcome, Verdict
-from prime_attacks.grinding import attack_draws, choose_place, grind, grind_log
-from prime_attacks.networks import (
+from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, AttackResult, AttackVerdict
+from prime_lab.attacks.coordinator_attacks import attack_draws, find_grinding_position, grind_draw, grind_log
+from prime_lab.attacks.ledger_attacks import (
+    LEDGER_SCENARIOS,
     NODES,
     SEEDS,
-    WORLDS,
     judge_duplicates,
     judge_forgers,
     judge_leaks,
@@ -24,46 +24,48 @@ from prime_attacks.networks import (
     judge_unread,
     judge_validators,
 )
-from prime_attacks.programs import list_processes
-from prime_attacks.relays import Seen, judge
-from prime_protocol.entries import Outcome as Finding
-from prime_protocol.ledger import replay
-from prime_simulator.checkers import Scene
-from prime_simulator.plan import Plan
-from prime_simulator.simulation import play
-from prime_simulator.world import NETWORK
+from prime_lab.attacks.relay_attacks import RelayObservation, judge_observation
+from prime_lab.attacks.sandbox_attacks import list_processes
+from prime_lab.simulator.invariants import FinishedWorld
+from prime_lab.simulator.plan import SimulationPlan
+from prime_lab.simulator.simulation import simulate_world
+from prime_lab.simulator.world import NETWORK
+from prime_protocol.ledger.entries import Outcome as Finding
+from prime_protocol.ledger.replay import replay
 
-Judge = Callable[[Scene], Outcome | None]
+Judge = Callable[[FinishedWorld], AttackResult | None]
 
 
 @pytest.fixture(scope="module")
-def honest() -> Scene:
-    return play(Plan(seed=1, nodes=16, steps=1, malicious=0.0))[1]
+def honest() -> FinishedWorld:
+    return simulate_world(SimulationPlan(seed=1, nodes=16, steps=1, malicious=0.0))[1]
 
 
-def lie(name: str) -> Scene:
+def lie(name: str) -> FinishedWorld:
     """The first world of the gallery in which there is an occasion; a new one each time, so that it can be bent."""
     for seed in SEEDS:
-        report, scene = play(WORLDS[name].plan(seed))
+        report, scene = simulate_world(LEDGER_SCENARIOS[name].plan(seed))
         assert not report.complaints
-        if WORLDS[name].judge(scene) is not None:
+        if LEDGER_SCENARIOS[name].judge(scene) is not None:
             return scene
     raise AssertionError("no world gives the liars an occasion")
 
 
-def judged(name: str, scene: Scene) -> Outcome:
-    outcome = WORLDS[name].judge(scene)
+def judged(name: str, scene: FinishedWorld) -> AttackResult:
+    outcome = LEDGER_SCENARIOS[name].judge(scene)
     assert outcome is not None
     return outcome
 
 
-@pytest.mark.parametrize("judge", {world.judge for world in WORLDS.values()}, ids=lambda judge: judge.__name__)
-def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: Scene) -> None:
+@pytest.mark.parametrize(
+    "judge", {world.judge for world in LEDGER_SCENARIOS.values()}, ids=lambda judge: judge.__name__
+)
+def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: FinishedWorld) -> None:
     assert judge(honest) is None
 
 
 def test_every_judge_is_tried() -> None:
-    assert {world.judge for world in WORLDS.values()} == {
+    assert {world.judge for world in LEDGER_SCENARIOS.values()} == {
         judge_duplicates,
         judge_forgers,
         judge_leaks,
@@ -89,12 +91,12 @@ def test_one_try_that_is_taken_is_a_miss(name: str) -> None:
 def test_tries_that_were_never_answered_are_no_occasion(name: str) -> None:
     scene = lie(name)
     scene.world.tries[:] = [replace(each, field=None) for each in scene.world.tries]
-    assert WORLDS[name].judge(scene) is None
+    assert LEDGER_SCENARIOS[name].judge(scene) is None
 
 
 def test_two_answers_to_one_lease_in_the_log_are_a_miss() -> None:
     scene = lie("duplicate")
-    assert judged("duplicate", scene).verdict is Verdict.REFUSED
+    assert judged("duplicate", scene).verdict is AttackVerdict.REFUSED
     name, tale = next(iter(scene.chronicle.submissions.items()))
     scene.chronicle.submissions[type(name)(bytes(32))] = tale
     assert judged("duplicate", scene).verdict is None
@@ -102,7 +104,7 @@ def test_two_answers_to_one_lease_in_the_log_are_a_miss() -> None:
 
 def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
     scene = lie("two-keys")
-    assert judged("two-keys", scene).verdict is Verdict.REFUSED
+    assert judged("two-keys", scene).verdict is AttackVerdict.REFUSED
     paid = next(tale.credited for tale in scene.chronicle.submissions.values() if tale.credited)
     for tale in scene.chronicle.submissions.values():
         tale.credited = paid
@@ -115,7 +117,7 @@ def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
 def test_who_does_not_read_must_be_inspected_found_out_and_paid_less(name: str) -> None:
     scene = lie(name)
     outcome = judged(name, scene)
-    assert (outcome.verdict, outcome.checks) == (Verdict.OVERRULED, ("looks",))
+    assert (outcome.verdict, outcome.checks) == (AttackVerdict.OVERRULED, ("looks",))
     assert judge_unread(replace(scene, honest=frozenset(scene.chronicle.registered))) is None, "nobody lies in it"
     tales = [tale for tale in scene.chronicle.submissions.values() if tale.unread()]
     line = next(line for line in tales[0].verdicts if line.author in tales[0].unread())
@@ -128,12 +130,12 @@ def test_who_does_not_read_must_be_inspected_found_out_and_paid_less(name: str) 
 def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_helped() -> None:
     scene = lie("leaks-draws")
     outcome = judged("leaks-draws", scene)
-    assert (outcome.verdict, outcome.checks) == (Verdict.HARMLESS, ("receipt.lease",))
+    assert (outcome.verdict, outcome.checks) == (AttackVerdict.HARMLESS, ("receipt.lease",))
     tries = list(scene.world.tries)
     scene.world.tries[:] = [replace(each, at_ms=0) for each in tries]
     assert judge_leaks(scene) is None
     scene.world.tries[:] = tries
-    helped = next(each for each in tries if scene.chronicle.submissions[each.submission].outcome is Finding.HARD)
+    helped = next(each for each in tries if scene.chronicle.submissions[each.submission].outcome is Finding.FRAUDULENT)
     line = scene.chronicle.submissions[helped.submission].settled[-1]
     accepted = replace(line, entry=replace(line.entry, outcome=Finding.ACCEPT))
     scene.chronicle.submissions[helped.submission].settled[-1] = accepted
@@ -142,10 +144,10 @@ def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_hel
 
 def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None:
     scene = lie("silent")
-    assert judged("silent", scene).verdict is Verdict.HARMLESS
+    assert judged("silent", scene).verdict is AttackVerdict.HARMLESS
     # In a small network two silent ones of six leave too few to ask: docs/verification.md says so first.
-    small = replace(WORLDS["silent"], nodes=NODES, malicious=0.25)
-    outcome = judge_silent(play(small.plan(3))[1])
+    small = replace(LEDGER_SCENARIOS["silent"], nodes=NODES, malicious=0.25)
+    outcome = judge_silent(simulate_world(small.plan(3))[1])
     assert outcome is not None
     assert outcome.verdict is None
     assert outcome.reason == "26 files had a silent judge, 22 accepted after up to 2 rounds"
@@ -154,14 +156,14 @@ def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None
 
 def test_a_relay_is_refused_only_where_something_named_it_and_the_weights_are_right() -> None:
     for seen, checks in (
-        (Seen(corrupt=1, is_exact=True), ("digest",)),
-        (Seen(given_up=1, is_exact=True), ("speed",)),
-        (Seen(absent=1, is_exact=True), ("absent",)),
+        (RelayObservation(corrupt=1, is_exact=True), ("digest",)),
+        (RelayObservation(given_up=1, is_exact=True), ("speed",)),
+        (RelayObservation(absent=1, is_exact=True), ("absent",)),
     ):
-        assert (judge(seen).verdict, judge(seen).checks) == (Verdict.REFUSED, checks)
-        assert judge(replace(seen, is_fooled=True)).verdict is None
-        assert judge(replace(seen, is_exact=False)).verdict is None
-    assert judge(Seen(is_exact=True)).verdict is None
+        assert (judge_observation(seen).verdict, judge_observation(seen).checks) == (AttackVerdict.REFUSED, checks)
+        assert judge_observation(replace(seen, is_fooled=True)).verdict is None
+        assert judge_observation(replace(seen, is_exact=False)).verdict is None
+    assert judge_observation(RelayObservation(is_exact=True)).verdict is None
 
 
 def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
@@ -179,19 +181,19 @@ def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
 
 
 def test_a_draw_that_was_ground_replays_and_spares_or_rids_of_a_judge() -> None:
-    _, scene = play(Plan(seed=1, nodes=16, steps=4, malicious=0.0))
+    _, scene = simulate_world(SimulationPlan(seed=1, nodes=16, steps=4, malicious=0.0))
     host = scene.world.host
-    place = choose_place(list(host.disk))
+    place = find_grinding_position(list(host.disk))
     assert place is not None
-    found = grind(host, place, lambda drawn: not drawn)
+    found = grind_draw(host, place, lambda drawn: not drawn)
     assert found is not None
     assert found.drawn == ()
     replay(NETWORK, found.leaves, coordinator=host.key.node)
     assert found.leaves[: place.head - 1] == place.leaves[: place.head - 1]
-    assert [outcome.verdict for _, outcome in attack_draws()] == [Verdict.UNSEEN]
+    assert [outcome.verdict for _, outcome in attack_draws()] == [AttackVerdict.UNDETECTED]
 
 
-def test_a_draw_cannot_be_ground_away_where_everybody_is_on_probation(honest: Scene) -> None:
+def test_a_draw_cannot_be_ground_away_where_everybody_is_on_probation(honest: FinishedWorld) -> None:
     outcome = grind_log(honest.world.host, list(honest.world.host.disk))
-    assert (outcome.verdict, outcome.is_as_listed(GROUND)) == (None, False)
-    assert all(attack.name != GROUND.name for attack in COORDINATORS)
+    assert (outcome.verdict, outcome.is_as_listed(GROUND_DRAW)) == (None, False)
+    assert all(attack.name != GROUND_DRAW.name for attack in COORDINATOR_ATTACKS)

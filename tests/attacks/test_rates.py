@@ -5,19 +5,27 @@ from xml.etree import ElementTree
 
 import pytest
 
-from prime_attacks.chances import area, confidence_interval, roc
-from prime_attacks.detection import rate, split
-from prime_attacks.pieces import put_together
-from prime_attacks.plots import draw_roc
-from prime_attacks.report import list_rates
-from prime_attacks.rules import DEPLOYED, PAPER, find_checks, score_rows, tokens_needed
-from prime_protocol.tolerance import Tolerance
-from prime_protocol.toploc_verify import ChunkReport
-from prime_protocol.weighing import Span
+from prime_lab.attacks.detection import (
+    DEPLOYED,
+    PAPER,
+    compute_area,
+    compute_confidence_interval,
+    compute_roc,
+    count_tokens_needed,
+    find_checks,
+    measure_rate,
+    score_rows,
+    split_submissions,
+)
+from prime_lab.attacks.report import draw_roc, list_rates
+from prime_lab.attacks.study import rebuild_row
+from prime_protocol.proofs.evidence import ReplayedChunk
+from prime_protocol.proofs.tolerance import Tolerance
+from prime_protocol.proofs.toploc_verify import ChunkReport
 
 CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
-SPAN = Span(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
-ROW = put_together(0, (SPAN, SPAN), (CHUNK, CHUNK), -1.0, "")
+SPAN = ReplayedChunk(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
+ROW = rebuild_row(0, (SPAN, SPAN), (CHUNK, CHUNK), -1.0, "")
 NOISY = CHUNK._replace(exponent_mismatches=20)
 BOUNDS = Tolerance()
 
@@ -27,13 +35,13 @@ BOUNDS = Tolerance()
     [(200, 200, 0.98172, 1.0), (10, 0, 0.0, 0.30850), (100, 50, 0.39832, 0.60168), (0, 0, 0.0, 1.0)],
 )
 def test_intervals_are_clopper_and_pearsons(n: int, k: int, low: float, high: float) -> None:
-    assert confidence_interval(n, k) == pytest.approx((low, high), abs=1e-5)
+    assert compute_confidence_interval(n, k) == pytest.approx((low, high), abs=1e-5)
 
 
 def test_a_curve_that_tells_all_apart_has_area_one_and_one_that_tells_nothing_a_half() -> None:
-    assert area(roc([0.0, 1.0], [2.0, 3.0])) == 1.0
-    assert area(roc([1.0, 2.0], [1.0, 2.0])) == 0.5
-    assert area(roc([2.0, 3.0], [0.0, 1.0])) == 0.0
+    assert compute_area(compute_roc([0.0, 1.0], [2.0, 3.0])) == 1.0
+    assert compute_area(compute_roc([1.0, 2.0], [1.0, 2.0])) == 0.5
+    assert compute_area(compute_roc([2.0, 3.0], [0.0, 1.0])) == 0.0
 
 
 def test_the_original_looks_at_three_numbers_of_each_chunk() -> None:
@@ -50,22 +58,22 @@ def test_the_original_looks_at_three_numbers_of_each_chunk() -> None:
 
 def test_unusual_chunks_convict_after_twelve_and_the_tokens_are_counted() -> None:
     rows = [replace(ROW, chunks=(NOISY, NOISY)) for _ in range(8)]
-    assert tokens_needed(rows, BOUNDS) == 12 * 32
+    assert count_tokens_needed(rows, BOUNDS) == 12 * 32
     assert score_rows(rows, BOUNDS) == 16.0
     assert find_checks(rows, BOUNDS) == ("exponent_mismatches",)
-    assert tokens_needed([ROW] * 8, BOUNDS) is None
+    assert count_tokens_needed([ROW] * 8, BOUNDS) is None
     broken = [ROW, replace(ROW, chunks=(), proof_problem="modulus")]
-    assert tokens_needed(broken, BOUNDS) == 96
+    assert count_tokens_needed(broken, BOUNDS) == 96
 
 
 def test_a_rate_is_as_sure_as_its_rows_or_its_submissions_make_it() -> None:
     forged = replace(ROW, chunks=(CHUNK._replace(leading_zeros=100),) * 2)
-    found = rate("forged", split([forged] * 80), BOUNDS)
+    found = measure_rate("forged", split_submissions([forged] * 80), BOUNDS)
     assert (found.submissions, found.caught, found.rows_caught, found.tokens) == (10, 10, 80, 512)
     assert found.interval[0] < 0.7
     assert found.sure() > 0.99999
     assert (found.paper, found.deployed) == (0, 0)
-    quiet = rate("honest", split([ROW] * 80), BOUNDS)
+    quiet = measure_rate("honest", split_submissions([ROW] * 80), BOUNDS)
     assert (quiet.caught, quiet.checks, quiet.needed, quiet.sure()) == (0, (), (), 0.0)
     (_, line) = list_rates([found])
     assert (

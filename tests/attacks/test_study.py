@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prime_attacks import full
-from prime_attacks.detection import COMMON_SLOTS, MODEL_ATTACKS
-from prime_attacks.pieces import Pieces
-from prime_attacks.study import (
+from prime_lab.attacks import suite as full
+from prime_lab.attacks.detection import COMMON_SLOTS, MODEL_ATTACKS
+from prime_lab.attacks.study import (
     BFLOAT16,
+    CACHED_SLOTS,
     FLOAT32,
     IMITATED,
-    PIECE_SLOTS,
     ROUNDED,
+    ResultCache,
     Study,
-    Subject,
+    StudySubject,
     open_engine,
-    study,
+    run_study,
 )
-from prime_devnet.tiny_model import make_checkpoint
-from prime_node.engine.seam import Sampling, Text
-from prime_protocol.tolerance import Precision
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_node.engine.interface import Sampling, TokenSequence
+from prime_protocol.proofs.tolerance import Precision
 
 ATTACKS = tuple(attack for attack in MODEL_ATTACKS if attack.name in ("int8-cache", "learned-proof"))
 
@@ -36,10 +36,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(place: Path) -> Subject:
-    return Subject(
+def subject(place: Path) -> StudySubject:
+    return StudySubject(
         name="a model in bfloat16",
-        checkpoint=make_checkpoint(place / "model", vocabulary=512, context=1024),
+        checkpoint=make_tiny_checkpoint(place / "model", vocabulary=512, context=1024),
         precision=Precision.BFLOAT16,
         writer=IMITATED,
         readers=(BFLOAT16,),
@@ -54,9 +54,9 @@ def subject(place: Path) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def found(place: Path, subject: Subject) -> Study:
-    pieces = Pieces(place / "keep" / "0-1", math.inf)
-    return asyncio.run(study(subject, place / "work", pieces, lambda text: None))
+def found(place: Path, subject: StudySubject) -> Study:
+    pieces = ResultCache(place / "keep" / "0-1", math.inf)
+    return asyncio.run(run_study(subject, place / "work", pieces, lambda text: None))
 
 
 def test_an_8_bit_cache_is_seen_by_its_noise_and_only_with_bounds_of_the_models_own(found: Study) -> None:
@@ -70,12 +70,12 @@ def test_an_8_bit_cache_is_seen_by_its_noise_and_only_with_bounds_of_the_models_
 
 
 async def test_what_was_made_is_judged_again_and_what_was_not_is_said_to_be_missing(
-    place: Path, subject: Subject, found: Study, monkeypatch: pytest.MonkeyPatch
+    place: Path, subject: StudySubject, found: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = replace(subject, name="a model that nobody had time for")
     more = replace(subject, honest_chunks=10**6)
 
-    def list_subjects(*_: object, **__: object) -> Iterator[Subject]:
+    def list_subjects(*_: object, **__: object) -> Iterator[StudySubject]:
         yield from (more, never)
 
     monkeypatch.setattr(full, "list_subjects", list_subjects)
@@ -97,25 +97,25 @@ async def test_what_was_made_is_judged_again_and_what_was_not_is_said_to_be_miss
     assert "| int8-cache | 2 of 2 |" in tables
     assert never.name not in tables
     assert (place / "out" / "roc-0.svg").read_text().startswith("<svg")
-    assert full.is_done(found)
-    longer = replace(subject, near_slots=PIECE_SLOTS + 1)
-    late = await study(longer, place / "late", Pieces(place / "keep" / "0-1", -math.inf), said.append)
+    assert full.is_complete(found)
+    longer = replace(subject, near_slots=CACHED_SLOTS + 1)
+    late = await run_study(longer, place / "late", ResultCache(place / "keep" / "0-1", -math.inf), said.append)
     assert [(each.attack, each.submissions) for each in late.rates] == [("int8-cache", 2), ("learned-proof", 1)]
-    assert not full.is_done(late)
+    assert not full.is_complete(late)
 
 
 @pytest.mark.parametrize("precision", [BFLOAT16, IMITATED, ROUNDED])
 def test_every_kind_of_validator_reads_without_rounding_and_knows_its_own_noise(
-    precision: str, subject: Subject
+    precision: str, subject: StudySubject
 ) -> None:
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=96)
     dice = np.random.default_rng(4)
     texts = [
-        Text(number=n, prompt=row[:8], output=row[8:], seed=n)
+        TokenSequence(number=n, prompt=row[:8], output=row[8:], seed=n)
         for n, row in enumerate(dice.integers(0, 512, (8, 104)).astype(np.int32))
     ]
     exact = list(open_engine(FLOAT32, subject.checkpoint).read(texts, sampling))
     for true, reading in zip(exact, open_engine(precision, subject.checkpoint).read(texts, sampling), strict=True):
-        assert reading.own_logprobs is not None
+        assert reading.bf16_logprobs is not None
         assert np.abs(reading.logprobs - true.logprobs).max() < 1e-4
-        assert 1e-3 < np.abs(reading.own_logprobs - true.logprobs).mean() < 0.05
+        assert 1e-3 < np.abs(reading.bf16_logprobs - true.logprobs).mean() < 0.05

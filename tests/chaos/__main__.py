@@ -11,10 +11,9 @@ import tempfile
 from pathlib import Path
 
 from chaos.hosts import find_abilities
-from chaos.play import play
 from chaos.report import describe, result_line
+from chaos.run import play
 from chaos.schedule import Ability, Arena, Kind, first_faults
-
 from prime_protocol.errors import LocalError
 
 

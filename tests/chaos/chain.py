@@ -4,14 +4,14 @@ import secrets
 import signal
 from pathlib import Path
 
-from integration.chain_parts import Anvil, Holder
-
-from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_devnet import on_chain, recipe
-from prime_protocol.ids import NodeId
-from prime_protocol.signing import WalletKey
-from prime_runtime import key_file
-from prime_runtime.chain.contracts import Contracts, find_contracts, run_key
+from prime_coordinator.settlement.files import ChainFiles
+from prime_lab.devnet import chain as on_chain
+from prime_lab.devnet import recipe
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime import keys as key_file
+from prime_runtime.chain.contracts import NetworkContracts, find_contracts, run_key
+from support.processes.anvil import Anvil, Holder
 
 
 class ChaosChain:
@@ -24,7 +24,7 @@ class ChaosChain:
         self._password_file = password_file
         self._bank = WalletKey.from_secret(secrets.token_bytes(32))
         self._bank_file = folder / "bank.key"
-        self._contracts: Contracts | None = None
+        self._contracts: NetworkContracts | None = None
 
     @property
     def rpc(self) -> str:
@@ -35,29 +35,31 @@ class ChaosChain:
         await self._anvil.start()
         password = self._password_file.read_text().strip()
         self._home.mkdir(parents=True)
-        operator = key_file.create(self._home / "key.json", password, secrets.token_bytes)
-        key_file.write(self._bank_file, self._bank, password, secrets.token_bytes)
+        operator = key_file.create_key(self._home / "key.json", password, secrets.token_bytes)
+        key_file.write_key(self._bank_file, self._bank, password, secrets.token_bytes)
         for account in (operator.node, self._bank.node):
             await self._anvil.give(account)
 
     def deploy_words(self) -> list[str]:
-        return on_chain.deploy_words(self._home, self.rpc, self._password_file, self._bank.node)
+        return on_chain.make_deploy_argv(self._home, self.rpc, self._password_file, self._bank.node)
 
     def init_words(self) -> list[str]:
-        return on_chain.settlement_words(self.rpc)
+        return on_chain.make_settlement_flags(self.rpc)
 
     def fund_words(self, run: str) -> list[str]:
-        return on_chain.fund_words(self._home, run, self._bank_file, self._password_file)
+        return on_chain.make_fund_argv(self._home, run, self._bank_file, self._password_file)
 
     def stake_words(self, folder: Path) -> list[str]:
-        return on_chain.stake_words(folder, self.rpc)
+        return on_chain.make_stake_argv(folder, self.rpc)
 
     async def give(self, nodes: list[NodeId]) -> None:
         """Gas and tokens."""
         bank = await Holder.open(self._anvil, await self._find(), self._bank)
         for node in nodes:
             await self._anvil.give(node)
-            await bank.wallet.do("gift", bank.contracts.token, "transfer", node, on_chain.GIFT_TOKENS * recipe.TOKEN)
+            await bank.wallet.send_and_wait(
+                "gift", bank.contracts.token, "transfer", node, on_chain.GIFT_COINS * recipe.COIN_NANO
+            )
 
     async def anchored(self, run: str) -> int:
         """Entries of the log that the chain has seen a head over."""
@@ -67,7 +69,7 @@ class ChaosChain:
         """To workers, in all epochs."""
         return int((await self._anvil.chain.read((await self._find()).pool, "poolOf", run_key(run)))["promised"])
 
-    async def _find(self) -> Contracts:
+    async def _find(self) -> NetworkContracts:
         if self._contracts is None:
             court = NodeId.parse(ChainFiles(self._home).read_deployment()["Court"])
             self._contracts = await find_contracts(self._anvil.chain, court)

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from prime_protocol import entries as e
-from prime_protocol.catalogue import read_letter
-from prime_protocol.codec import decode
-from prime_protocol.entries import Outcome
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.ledger import ENTRY_TYPES
-from prime_protocol.merkle import Tree, leaf_hash, root_of
-from prime_protocol.note import VerifierKey
-from prime_protocol.receipts import receipt_id
-from prime_protocol.treehead import open_tree_head
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
+from prime_protocol.log.tree_head import VerifierKey, open_tree_head
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.typed_data import compute_receipt_id
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class Told:
 def read(leaves: Iterable[bytes]) -> Told:
     told = Told()
     for leaf in leaves:
-        _, letter = read_letter(leaf)
+        _, letter = decode_leaf(leaf)
         take(told, decode(ENTRY_TYPES[letter.kind], letter.body))
     return told
 
@@ -45,7 +44,7 @@ def take(told: Told, entry: Any) -> None:
         case e.LeaseGranted(lease=lease):
             told.leases[lease] = entry
         case e.Submitted(receipt=receipt):
-            told.submitted[receipt_id(receipt)] = receipt.lease
+            told.submitted[compute_receipt_id(receipt)] = receipt.lease
         case e.Settled(submission=name, outcome=outcome):
             told.settled.setdefault(name, []).append(outcome)
         case e.Credited(submission=name):
@@ -88,10 +87,10 @@ def list_shared_slots(told: Told) -> Iterator[str]:
 
 def list_forks(leaves: Sequence[bytes], heads: Iterable[bytes], key: VerifierKey) -> Iterator[str]:
     """Heads that somebody was shown and that are not of this history."""
-    tree = Tree([leaf_hash(leaf) for leaf in leaves])
+    tree = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves])
     for note in heads:
         head = open_tree_head(note, [key])
         if head.size > len(leaves):
             yield f"a head over {head.size} entries was shown, and {len(leaves)} are left"
-        elif head.root != root_of(head.size, tree.get_node):
+        elif head.root != compute_root(head.size, tree.get_node):
             yield f"a head over {head.size} entries was shown that is not of this log"

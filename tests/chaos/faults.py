@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.cast import Stage, port_of
 from chaos.chain import ChaosChain
 from chaos.hosts import Host
-from chaos.keeper import Keeper
+from chaos.parties import Stage, port_of
 from chaos.schedule import Fault, Kind
+from chaos.service_manager import Keeper
 from chaos.services import Bucket, Postgres
 
 THIEF = "import socket,sys,time; s=socket.create_server((sys.argv[1],int(sys.argv[2]))); time.sleep(600)"

@@ -30,7 +30,7 @@ def run(*command: str) -> None:
 
 def find_abilities() -> frozenset[Ability]:
     """Of this user on this machine."""
-    import netns
+    from support import netns
 
     found = set()
     if netns.is_possible():

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.checkers import Told
-from chaos.keeper import Keeper, Weighed
 from chaos.schedule import Fault, Kind
+from chaos.service_manager import Keeper, Weighed
 
 WARM_S = 30.0
 """A process fills its caches first; its memory is compared from this age on."""

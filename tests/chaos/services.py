@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from integration.postgres_server import find_binary, free_port, unprivileged
+
+from support.processes.postgres import find_binary, free_port, unprivileged
 
 OVERRUN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from contract_model import APPEALED, BURNED, EXECUTED, REFUNDED, Model, No
-from contract_scene import EVIDENCE, RUN_KEY, Consent, Scene, key_of, payout_leaf, payout_node
-from contract_world import CHAIN_ID, DAY_S, node_id
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prime_protocol.entries import SlashExecuted, SlashOverturned, SlashProposed
-from prime_protocol.ids import Digest
-from prime_protocol.typed_data import Domain, sign_document
+from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.typed_data import Domain, sign_document
+from support.contracts.evm import CHAIN_ID, DAY_S, node_id
+from support.contracts.model import APPEALED, BURNED, EXECUTED, REFUNDED, Model, No
+from support.contracts.network import EVIDENCE, RUN_KEY, Consent, Scene, key_of, payout_leaf, payout_node
 
 EXAMPLES = int(os.environ.get("CONTRACT_EXAMPLES", "25"))
 WORKERS = ("ann", "bob")

@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from contract_scene import RUN_KEY, Scene, receipt_values, verdict_values
-from contract_world import CHAIN_ID, Chain, node_id
-from ledger_world import BOND, BUDGET, DAY_MS, MINUTE_MS, SLASH, STAKE, START_MS, VALIDATORS, World
 
-from prime_protocol import entries as e
-from prime_protocol.codec import decode
 from prime_protocol.constants import SIGNATURE_BYTES
-from prime_protocol.entries import Outcome, Record, Role, Submitted, VerdictGiven
-from prime_protocol.envelope import Letter
-from prime_protocol.ids import Digest
-from prime_protocol.receipts import receipt_id
-from prime_protocol.typed_data import Domain
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import LogRecord, Outcome, Role, Submitted, VerdictGiven
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.typed_data import Domain, compute_receipt_id
+from support.contracts.evm import CHAIN_ID, Chain, node_id
+from support.contracts.network import RUN_KEY, Scene, receipt_values, verdict_values
+from support.ledger_network import BOND, BUDGET, DAY_MS, MINUTE_MS, SLASH, STAKE, START_MS, VALIDATORS, World
 
 WINDOW_S = 2 * 3600
 
@@ -49,7 +48,7 @@ class Settled:
     def entries(self, kind: type) -> list[tuple[int, Any]]:
         found = []
         for index, leaf in enumerate(self.world.leaves):
-            letter = decode(Letter, decode(Record, leaf).frame[SIGNATURE_BYTES:])
+            letter = decode(Payload, decode(LogRecord, leaf).frame[SIGNATURE_BYTES:])
             if letter.kind == kind.__name__:
                 found.append((index, decode(kind, letter.body)))
         return found
@@ -65,9 +64,9 @@ class Settled:
 
     def propose(self, name: Digest) -> None:
         self.anchor()
-        work = next(entry for _, entry in self.entries(Submitted) if receipt_id(entry.receipt) == name)
+        work = next(entry for _, entry in self.entries(Submitted) if compute_receipt_id(entry.receipt) == name)
         index, entry = self.logged(e.SlashProposed, name)
-        receipt, verdicts = receipt_values(work.receipt, work.signature), self.verdicts(name, [Outcome.HARD])
+        receipt, verdicts = receipt_values(work.receipt, work.signature), self.verdicts(name, [Outcome.FRAUDULENT])
         logged = self.scene.log.entry(index)
         assert self.chain.call(self.chain.court, "propose", RUN_KEY, receipt, verdicts, entry.evidence, logged) == name
 
@@ -82,7 +81,7 @@ class Settled:
         self.anchor()
         appealed, _ = self.logged(e.Appealed, name)
         proposed, _ = self.logged(e.SlashProposed, name)
-        first = [values[0] for values in self.verdicts(name, [Outcome.HARD])]
+        first = [values[0] for values in self.verdicts(name, [Outcome.FRAUDULENT])]
         first = [bytes(node) for node in first if self.spoke_before(bytes(node), proposed)]
         index, _ = self.logged(kind, name)
         others = self.verdicts(name, outcomes, after=appealed)
@@ -140,9 +139,9 @@ def test_appeal_that_others_refuse_costs_stake_and_bond(settled: Settled) -> Non
     name = settled.world.convicted("ann")
     settled.propose(name)
     settled.appeal(name)
-    settled.world.agree(name, Outcome.HARD)
+    settled.world.agree(name, Outcome.FRAUDULENT)
     settled.world.execute(name)
-    settled.judge(name, e.SlashExecuted, [Outcome.HARD])
+    settled.judge(name, e.SlashExecuted, [Outcome.FRAUDULENT])
     assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE - SLASH
     assert settled.chain.call(settled.chain.pool, "held") == SLASH + BOND
     assert settled.chain.call(settled.chain.court, "bonds") == 0
@@ -165,7 +164,7 @@ def test_no_leaf_of_a_real_log_but_its_own_proposes_a_slash(settled: Settled) ->
     settled.anchor()
     work = next(entry for _, entry in settled.entries(Submitted))
     right, entry = settled.logged(e.SlashProposed, name)
-    receipt, verdicts = receipt_values(work.receipt, work.signature), settled.verdicts(name, [Outcome.HARD])
+    receipt, verdicts = receipt_values(work.receipt, work.signature), settled.verdicts(name, [Outcome.FRAUDULENT])
     honest = settled.scene.log.entry(right)
     for index, leaf in enumerate(settled.world.leaves):
         if index == right or entry.submission not in leaf:

@@ -3,28 +3,27 @@
 from typing import Any
 
 import pytest
-from fuzz.harness import assert_survives
 
-from prime_protocol.codec import decode, encode
-from prime_protocol.constants import LOOKS_BYTES
-from prime_protocol.entries import (
+from fuzz.harness import assert_survives
+from prime_protocol.constants import READ_PROOF_BYTES
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.messages import RelayPollReply
+from prime_protocol.ledger.entries import (
     CheckpointPublished,
     Delegated,
     Inspected,
+    InspectedVerdict,
+    LogRecord,
     Metric,
     NodeRegistered,
     Outcome,
-    Record,
     Role,
-    Seen,
     VerdictGiven,
 )
-from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId, RunId, Step
-from prime_protocol.receipts import Delegation, VerdictReceipt
-from prime_protocol.records import Records
-from prime_protocol.signing import Signature, WalletKey
-from prime_protocol.typed_data import EMBEDDED, check_document
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire.signing import Signature, WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, VerdictReceipt, verify_document
 
 pytestmark = pytest.mark.fuzz
 
@@ -39,7 +38,7 @@ RECEIPT = VerdictReceipt(
     evidence=Digest(bytes(32)),
 )
 MESSAGES: list[Any] = [
-    Record(1_800_000_000_000, b"\x00" * 200),
+    LogRecord(1_800_000_000_000, b"\x00" * 200),
     NodeRegistered(roles=(Role.RELAY, Role.WORKER), hardware="one GPU, 24 GB, in Zürich"),
     CheckpointPublished(
         step=Step(70_000),
@@ -53,7 +52,7 @@ MESSAGES: list[Any] = [
         ),
         signature=Signature(b"g" * 65),
     ),
-    Records(
+    RelayPollReply(
         cursor=1_800_000_000_000,
         trainer=KEY.node,
         nodes=12,
@@ -63,14 +62,17 @@ MESSAGES: list[Any] = [
     VerdictGiven(
         receipt=RECEIPT,
         signature=Signature(b"g" * 65),
-        outcome=Outcome.HARD,
+        outcome=Outcome.FRAUDULENT,
         reason="the tokens are not those of the checkpoint",
         metrics=tuple(Metric(name=f"metric_{n}", value=n / 7) for n in range(5)),
-        looks=bytes(range(LOOKS_BYTES)),
+        read_proof=bytes(range(READ_PROOF_BYTES)),
     ),
     Inspected(
         submission=Digest(b"s" * 32),
-        seen=tuple(Seen(reader=NodeId(bytes([n]) * 20), looks=bytes(range(n, n + LOOKS_BYTES))) for n in range(3)),
+        seen=tuple(
+            InspectedVerdict(reader=NodeId(bytes([n]) * 20), read_proof=bytes(range(n, n + READ_PROOF_BYTES)))
+            for n in range(3)
+        ),
     ),
 ]
 
@@ -98,7 +100,7 @@ def test_hostile_receipts_survive_hashing_and_recovery() -> None:
     def parse(raw: bytes) -> None:
         receipt = decode(VerdictReceipt, raw)
         try:
-            check_document(receipt, signature, signer=KEY.node, domain=EMBEDDED)
+            verify_document(receipt, signature, signer=KEY.node, domain=EMBEDDED_DOMAIN)
         except RemoteError as error:
             assert error.field == "VerdictReceipt.signature"
 

@@ -1,18 +1,18 @@
 """Hostile bytes into the envelope and the guard behind it: nothing opens that was not sealed."""
 
 import pytest
-from fuzz.harness import assert_survives
 
-from prime_protocol.envelope import ReplayGuard, open_envelope, seal
-from prime_protocol.ids import NetworkId, RunId
-from prime_protocol.signing import WalletKey
+from fuzz.harness import assert_survives
+from prime_protocol.wire.envelope import ReplayGuard, open_envelope, seal_envelope
+from prime_protocol.wire.ids import NetworkId, RunId
+from prime_protocol.wire.signing import WalletKey
 
 pytestmark = pytest.mark.fuzz
 
 MAIN = NetworkId("main")
 NOW_MS = 1_800_000_000_000
 FRAMES = [
-    seal(
+    seal_envelope(
         WalletKey.from_secret(bytes([number + 1]) * 32),
         kind="heartbeat",
         body=bytes(range(size)),
@@ -30,7 +30,7 @@ def test_envelopes_survive_and_only_what_was_sealed_opens() -> None:
     guard = ReplayGuard(since_ms=0)
 
     def parse(raw: bytes) -> None:
-        letter = open_envelope(raw, network=MAIN).letter
+        letter = open_envelope(raw, network=MAIN).payload
         assert raw in FRAMES
         guard.admit(letter, NOW_MS)
 

@@ -1,12 +1,12 @@
 """Hostile replies and refusals: every input gives a value or a RemoteError."""
 
 import pytest
-from fuzz.harness import assert_survives
 
-from prime_protocol.codec import decode, encode
-from prime_protocol.exchange import Refusal, RefusalCode, ReplyTo, open_reply, seal_reply
-from prime_protocol.ids import Digest, NetworkId
-from prime_protocol.signing import WalletKey
+from fuzz.harness import assert_survives
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.ids import Digest, NetworkId
+from prime_protocol.wire.rpc import Refusal, RefusalCode, ReplyBody, open_reply, seal_reply
+from prime_protocol.wire.signing import WalletKey
 
 NETWORK = NetworkId("test")
 SERVER = WalletKey.from_secret(b"\x01" * 32)
@@ -38,4 +38,4 @@ def test_no_refusal_breaks_the_reader() -> None:
 
 @pytest.mark.fuzz
 def test_no_reply_body_breaks_the_reader() -> None:
-    assert_survives(lambda frame: decode(ReplyTo, frame), [encode(ReplyTo(request=REQUEST, body=REFUSALS[0]))])
+    assert_survives(lambda frame: decode(ReplyBody, frame), [encode(ReplyBody(request=REQUEST, body=REFUSALS[0]))])

@@ -1,8 +1,23 @@
 """Hostile bytes into all that gossip reads: nothing opens that was not sealed, nothing parses that is not printed."""
 
 import pytest
+
 from fuzz.harness import assert_survives
-from gossip_world import (
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.guard import GossipAccepted, GossipRejected
+from prime_protocol.gossip.messages import (
+    CheckpointAnnounced,
+    GossipKind,
+    HeadSeen,
+    PeerRecord,
+    PeersReply,
+    PeersRequest,
+    ServingRecord,
+    open_peer_record,
+)
+from prime_protocol.wire.addresses import PeerAddress, ServerUrl
+from prime_protocol.wire.codec import decode, encode
+from support.gossip_network import (
     ANN,
     NETWORK,
     NOW_MS,
@@ -16,12 +31,6 @@ from gossip_world import (
     serving,
     topic_of,
 )
-
-from prime_protocol.addresses import PeerAddress, ServerUrl
-from prime_protocol.codec import decode, encode
-from prime_protocol.errors import RemoteError
-from prime_protocol.gossip import Announced, GossipKind, HeadSeen, PeerCard, PeersKnown, PeersWanted, Serving, open_card
-from prime_protocol.gossip_guard import Accepted, Rejected
 
 pytestmark = pytest.mark.fuzz
 
@@ -38,10 +47,10 @@ def test_frames_survive_the_guard_and_only_what_was_sealed_is_accepted() -> None
 
     def judge(raw: bytes) -> None:
         for kind in FRAMES:
-            verdict = ours.judge(topic_of(kind), raw, run=RUN, now_ms=NOW_MS)
-            if isinstance(verdict, Accepted):
+            verdict = ours.validate(topic_of(kind), raw, run=RUN, now_ms=NOW_MS)
+            if isinstance(verdict, GossipAccepted):
                 assert raw == FRAMES[kind]
-        if isinstance(verdict, Rejected) and raw not in FRAMES.values():
+        if isinstance(verdict, GossipRejected) and raw not in FRAMES.values():
             raise RemoteError("frame", verdict.reason)
 
     assert_survives(judge, list(FRAMES.values()))
@@ -49,7 +58,7 @@ def test_frames_survive_the_guard_and_only_what_was_sealed_is_accepted() -> None
 
 def test_cards_survive_and_only_what_was_sealed_opens() -> None:
     def parse(raw: bytes) -> None:
-        open_card(raw, network=NETWORK, now_ms=NOW_MS)
+        open_peer_record(raw, network=NETWORK, now_ms=NOW_MS)
         assert raw == CARD
 
     assert_survives(parse, [CARD])
@@ -62,13 +71,13 @@ def test_cards_survive_and_only_what_was_sealed_opens() -> None:
         serving(),
         head_seen(),
         card(ANN),
-        PeersWanted(card=CARD),
-        PeersKnown(cards=(CARD, CARD)),
+        PeersRequest(record=CARD),
+        PeersReply(records=(CARD, CARD)),
     ],
     ids=lambda message: type(message).__name__,
 )
 def test_bodies_survive_and_what_decodes_is_canonical(
-    example: Announced | Serving | HeadSeen | PeerCard | PeersWanted | PeersKnown,
+    example: CheckpointAnnounced | ServingRecord | HeadSeen | PeerRecord | PeersRequest | PeersReply,
 ) -> None:
     def parse(raw: bytes) -> None:
         assert encode(decode(type(example), raw)) == raw

@@ -1,10 +1,10 @@
 """Hostile text and bytes into ids, names, peer ids and signatures."""
 
 import pytest
-from fuzz.harness import assert_survives
 
-from prime_protocol.ids import Digest, NodeId, RunId
-from prime_protocol.signing import Signature, WalletKey, address_of_peer, recover
+from fuzz.harness import assert_survives
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.signing import Signature, WalletKey, compute_peer_address, recover_signer
 
 pytestmark = pytest.mark.fuzz
 
@@ -18,11 +18,11 @@ def text_of(raw: bytes) -> str:
 
 
 def test_peer_ids_survive() -> None:
-    assert_survives(lambda raw: address_of_peer(text_of(raw)), [key.peer_id().encode() for key in KEYS])
+    assert_survives(lambda raw: compute_peer_address(text_of(raw)), [key.peer_id().encode() for key in KEYS])
 
 
 def test_signatures_survive() -> None:
-    assert_survives(lambda raw: recover(DIGEST, Signature(raw)), [key.sign(DIGEST) for key in KEYS])
+    assert_survives(lambda raw: recover_signer(DIGEST, Signature(raw)), [key.sign(DIGEST) for key in KEYS])
 
 
 def test_ids_survive_and_what_parses_prints_the_same() -> None:

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from fuzz.harness import assert_survives
 
-from prime_protocol import keystore
+from fuzz.harness import assert_survives
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.keystore import decrypt_key, encrypt_key
-from prime_protocol.signing import WalletKey
+from prime_protocol.wire import keystore
+from prime_protocol.wire.keystore import decrypt_key, encrypt_key
+from prime_protocol.wire.signing import WalletKey
 
 pytestmark = pytest.mark.fuzz
 

@@ -3,16 +3,16 @@
 from itertools import count
 
 import pytest
-from fuzz.harness import assert_survives
-from ledger_world import MINUTE_MS, NETWORK, World
-from oracle.make_ledger_vectors import tell
 
-from prime_protocol.codec import decode, encode
+from fuzz.harness import assert_survives
+from oracle.make_ledger_vectors import tell
 from prime_protocol.constants import SIGNATURE_BYTES
-from prime_protocol.entries import Record
-from prime_protocol.envelope import Letter, seal
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import RunId
+from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload, seal_envelope
+from prime_protocol.wire.ids import RunId
+from support.ledger_network import MINUTE_MS, NETWORK, World
 
 pytestmark = pytest.mark.fuzz
 
@@ -46,7 +46,7 @@ def test_damaged_entries_of_honest_authors_survive() -> None:
     """Past the signature: the body is damaged before it is sealed, so the rules themselves meet it."""
     told = tell()
     world = told.fork()
-    letters = [decode(Letter, decode(Record, leaf).frame[SIGNATURE_BYTES:]) for leaf in told.leaves]
+    letters = [decode(Payload, decode(LogRecord, leaf).frame[SIGNATURE_BYTES:]) for leaf in told.leaves]
     corpus = [f"{told.names[each.sender]}/{each.kind}/{each.run or ''}/".encode() + each.body for each in letters]
     numbers = count()
 
@@ -56,7 +56,7 @@ def test_damaged_entries_of_honest_authors_survive() -> None:
             raise RemoteError("author", "is nobody here")
         author, kind, run = (part.decode("latin-1") for part in parts[:3])
         number = next(numbers)
-        frame = seal(
+        frame = seal_envelope(
             told.key(author),
             kind=kind,
             body=parts[3],
@@ -67,7 +67,7 @@ def test_damaged_entries_of_honest_authors_survive() -> None:
             life_ms=MINUTE_MS,
         )
         if number >= len(corpus):
-            refusing(world, encode(Record(world.now_ms, frame)), number)
+            refusing(world, encode(LogRecord(world.now_ms, frame)), number)
 
     assert_survives(parse, corpus)
-    assert world.state.books.is_conserved()
+    assert world.state.funds.is_conserved()

@@ -2,28 +2,43 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fuzz.harness import assert_survives
 
+from fuzz.harness import assert_survives
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.merkle import (
-    Tree,
-    consistency_proof,
-    inclusion_proof,
-    leaf_hash,
+from prime_protocol.log.merkle import (
+    MerkleTree,
+    build_consistency_proof,
+    build_inclusion_proof,
+    compute_leaf_hash,
     verify_consistency,
     verify_inclusion,
 )
-from prime_protocol.note import Note, SignatureKind, VerifierKey
-from prime_protocol.tiles import Bundle, Tile, check_tile, decode_bundle, encode_bundle, nodes_from_tiles, parse_path
-from prime_protocol.treehead import TreeHead, cosign_tree_head, open_cosigned_tree_head, sign_tree_head
+from prime_protocol.log.tiles import (
+    EntryBundle,
+    Tile,
+    check_tile,
+    decode_bundle,
+    encode_bundle,
+    make_node_reader,
+    parse_tile_path,
+)
+from prime_protocol.log.tree_head import (
+    SignatureKind,
+    SignedNote,
+    TreeHead,
+    VerifierKey,
+    cosign_tree_head,
+    open_cosigned_tree_head,
+    sign_tree_head,
+)
+from prime_protocol.wire.ids import Digest
 
 pytestmark = pytest.mark.fuzz
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 LOG, WITNESS = VerifierKey.of("log.example", KEY), VerifierKey.of("w", KEY, SignatureKind.COSIGNATURE)
-TREE = Tree(leaf_hash(bytes([number])) for number in range(200))
+TREE = MerkleTree(compute_leaf_hash(bytes([number])) for number in range(200))
 HEADS = [TreeHead("log.example", size, TREE.root()) for size in (1, 200, LOG_ENTRIES_MAX)]
 NOTES = [cosign_tree_head(sign_tree_head(head, KEY), "w", KEY, time_s=head.size) for head in HEADS]
 
@@ -35,7 +50,7 @@ def text_of(raw: bytes) -> str:
 
 def test_notes_survive_and_what_parses_prints_the_same() -> None:
     def parse(raw: bytes) -> None:
-        assert Note.parse(raw).encode() == raw
+        assert SignedNote.parse(raw).encode() == raw
 
     assert_survives(parse, NOTES)
 
@@ -60,9 +75,9 @@ def test_keys_survive_and_what_parses_prints_the_same() -> None:
 
 def test_paths_survive_and_what_parses_prints_the_same() -> None:
     def parse(raw: bytes) -> None:
-        assert parse_path(text_of(raw)).path == text_of(raw)
+        assert parse_tile_path(text_of(raw)).path == text_of(raw)
 
-    places = [Tile(0, 0, 256), Tile(3, 1_234_067, 5), Bundle(0, 255), Bundle(1_234_067, 256)]
+    places = [Tile(0, 0, 256), Tile(3, 1_234_067, 5), EntryBundle(0, 255), EntryBundle(1_234_067, 256)]
     assert_survives(parse, [place.path.encode() for place in places])
 
 
@@ -71,21 +86,24 @@ def test_tiles_survive() -> None:
 
     def parse(raw: bytes) -> None:
         check_tile(tile, raw)
-        nodes_from_tiles(200, lambda _: raw)(3, 7)
+        make_node_reader(200, lambda _: raw)(3, 7)
 
     assert_survives(parse, [b"".join(TREE.get_node(0, index) for index in range(200))])
 
 
 def test_bundles_survive_and_what_parses_prints_the_same() -> None:
     def parse(raw: bytes) -> None:
-        assert encode_bundle(decode_bundle(Bundle(0, 5), raw)) == raw
+        assert encode_bundle(decode_bundle(EntryBundle(0, 5), raw)) == raw
 
     assert_survives(parse, [encode_bundle([b"", b"a", b"bb" * 100, b"\x00" * 50, b"end"])])
 
 
 def test_proofs_survive_and_only_the_honest_ones_verify() -> None:
-    honest = {b"".join(inclusion_proof(77, 200, TREE.get_node)), b"".join(consistency_proof(77, 200, TREE.get_node))}
-    old = Tree(TREE.get_node(0, index) for index in range(77)).root()
+    honest = {
+        b"".join(build_inclusion_proof(77, 200, TREE.get_node)),
+        b"".join(build_consistency_proof(77, 200, TREE.get_node)),
+    }
+    old = MerkleTree(TREE.get_node(0, index) for index in range(77)).root()
     sizes = {"old_size": 77, "old_root": old, "new_size": 200, "new_root": TREE.root()}
 
     def parse(raw: bytes) -> None:

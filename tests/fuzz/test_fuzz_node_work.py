@@ -5,44 +5,44 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+
 from fuzz.harness import assert_survives
-from work_scene import BEACON, KEY, NETWORK, ROOT, RUN, SCENE_TERMS, SEED, digest
-
-from prime_node import public_log
-from prime_node.checks import Flaw
-from prime_node.engine import frame_values as values
+from prime_node.engine import frames as values
 from prime_node.engine.frames import (
-    HEAD_BYTES,
+    HEADER_BYTES,
     CompletionFrame,
-    Done,
-    Failed,
-    Loaded,
-    NumbersFrame,
-    Progress,
-    Ready,
-    pack,
-    read_body,
-    read_head,
+    EngineProgress,
+    EngineReady,
+    JobDone,
+    JobFailed,
+    MeasurementFrame,
+    ModelLoaded,
+    decode_frame_body,
+    decode_frame_header,
+    encode_frame,
 )
-from prime_node.engine.measuring import RowNumbers
-from prime_node.engine.seam import Completion, EngineFacts
-from prime_node.evidence import VERSION, Evidence, open_evidence
-from prime_protocol.codec import encode
-from prime_protocol.entries import Metric, Outcome
+from prime_node.engine.interface import Completion, EngineFacts
+from prime_node.engine.measurement import RowMeasurement
+from prime_node.jobs.examination import EVIDENCE_VERSION, EvidenceBundle, decode_evidence
+from prime_node.jobs.file_checks import Flaw
+from prime_node.log import public_api as public_log
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, Step
-from prime_protocol.json_text import parse_json
-from prime_protocol.messages import AuditTask, StepFacts, Weights
-from prime_protocol.rollouts import Finish
-from prime_protocol.toploc_verify import ChunkReport
-from prime_protocol.weighing import Span
+from prime_protocol.ledger.entries import Metric, Outcome
+from prime_protocol.proofs.evidence import ReplayedChunk
+from prime_protocol.proofs.toploc_verify import ChunkReport
+from prime_protocol.rollouts.rollout import FinishReason
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest, Step
+from prime_protocol.wire.messages import AuditTask, CheckpointRef, StepReply
+from prime_protocol.wire.strict_json import parse_json
+from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SCENE_TERMS, SEED, digest
 
-NUMBERS = RowNumbers(
+NUMBERS = RowMeasurement(
     row=1,
     tokens=40,
     chunks=(ChunkReport(128, 0, 0, 3, 1, 2, 9, 0, 0), ChunkReport(128, 60, 1, 3, 1, 2, 9, 0, 0)),
     proof_problem="",
-    spans=(Span(32, 3.5, 2, 4.0, 0.1, 0, 0.1), Span(8, 0.5, 33, 0.5, 0.05, 34, 0.1)),
+    spans=(ReplayedChunk(32, 3.5, 2, 4.0, 0.1, 0, 0.1), ReplayedChunk(8, 0.5, 33, 0.5, 0.05, 34, 0.1)),
     margin_max=3.5,
     margin_at=2,
     margin_sum=4.5,
@@ -56,13 +56,13 @@ DONE = Completion(
     number=3,
     tokens=np.arange(4, dtype=np.int32),
     logprobs=-np.ones(4, np.float32),
-    finish=Finish.EOS,
+    finish=FinishReason.EOS,
     proofs=bytes(258),
 )
 
 
 def make_evidence(file: bytes) -> bytes:
-    weights = Weights(step=Step(0), root=ROOT, manifest=digest("manifest"), beacon=BEACON)
+    weights = CheckpointRef(step=Step(0), root=ROOT, manifest=digest("manifest"), beacon=BEACON)
     task = AuditTask(
         submission=digest("submission"),
         round=0,
@@ -78,21 +78,21 @@ def make_evidence(file: bytes) -> bytes:
     )
     flaw = Flaw(check="margin", row=1, place=2, value=3.5, limit=0.5, text="margin of row 1, token 2 is 3.5")
     return encode(
-        Evidence(
-            version=VERSION,
+        EvidenceBundle(
+            version=EVIDENCE_VERSION,
             network=NETWORK,
             run=RUN,
             task=task,
-            facts=StepFacts(terms=SCENE_TERMS, beacon=BEACON, weights=weights),
+            facts=StepReply(terms=SCENE_TERMS, beacon=BEACON, weights=weights),
             receipt=None,
             signature=None,
             file=file,
-            outcome=Outcome.HARD,
+            outcome=Outcome.FRAUDULENT,
             reason=flaw.text,
             metrics=(Metric(name="margin_max", value=3.5),),
             flaws=(flaw,),
-            numbers=(values.from_numbers(NUMBERS),),
-            engine=values.from_facts(FACTS),
+            numbers=(values.encode_measurement(NUMBERS),),
+            engine=values.encode_facts(FACTS),
             software=("torch 2.13.0",),
         )
     )
@@ -100,48 +100,53 @@ def make_evidence(file: bytes) -> bytes:
 
 def read_frame(frame: bytes) -> None:
     """As the node reads what its engine writes."""
-    if len(frame) < HEAD_BYTES:
+    if len(frame) < HEADER_BYTES:
         raise RemoteError("frame", "is cut off")
-    kind, length = read_head(frame[:HEAD_BYTES])
-    if length != len(frame) - HEAD_BYTES:
+    kind, length = decode_frame_header(frame[:HEADER_BYTES])
+    if length != len(frame) - HEADER_BYTES:
         raise RemoteError("frame", "is cut off")
-    match read_body(kind, frame[HEAD_BYTES:]):
+    match decode_frame_body(kind, frame[HEADER_BYTES:]):
         case CompletionFrame() as reply:
-            values.to_completion(reply)
-        case NumbersFrame() as reply:
-            values.to_numbers(reply)
-        case Loaded() as reply:
-            values.to_facts(reply)
+            values.decode_completion(reply)
+        case MeasurementFrame() as reply:
+            values.decode_measurement(reply)
+        case ModelLoaded() as reply:
+            values.decode_facts(reply)
 
 
 def read_answers(raw: bytes) -> None:
     answer = parse_json("answer", raw)
-    for make in (public_log.to_submissions, public_log.to_run, public_log.to_reason, public_log.to_slash):
+    for make in (
+        public_log.parse_submissions,
+        public_log.parse_run,
+        public_log.parse_rejection_reason,
+        public_log.parse_slash,
+    ):
         try:
-            public_log.read("answer", answer, make)
+            public_log.parse_answer("answer", answer, make)
             return
         except RemoteError:
             continue
-    public_log.read("answer", answer, lambda given: public_log.to_node(given, RUN))
+    public_log.parse_answer("answer", answer, lambda given: public_log.parse_node(given, RUN))
 
 
 @pytest.mark.fuzz
 def test_no_bundle_breaks_an_audit_that_is_run_again() -> None:
-    assert_survives(open_evidence, [make_evidence(b"a rollout file"), make_evidence(b"")])
+    assert_survives(decode_evidence, [make_evidence(b"a rollout file"), make_evidence(b"")])
 
 
 @pytest.mark.fuzz
 def test_no_frame_of_an_engine_breaks_its_node() -> None:
     replies = (
-        values.from_completion(DONE),
-        values.from_numbers(NUMBERS),
-        values.from_facts(FACTS),
-        Ready(software=("torch 2.13.0",)),
-        Progress(steps=3, tokens=5, rows=1),
-        Done(job=1),
-        Failed(job=1, problem=b"no memory"),
+        values.encode_completion(DONE),
+        values.encode_measurement(NUMBERS),
+        values.encode_facts(FACTS),
+        EngineReady(software=("torch 2.13.0",)),
+        EngineProgress(steps=3, tokens=5, rows=1),
+        JobDone(job=1),
+        JobFailed(job=1, problem=b"no memory"),
     )
-    assert_survives(read_frame, [pack(reply) for reply in replies])
+    assert_survives(read_frame, [encode_frame(reply) for reply in replies])
 
 
 @pytest.mark.fuzz

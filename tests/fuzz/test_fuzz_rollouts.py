@@ -1,12 +1,12 @@
 """Hostile rollout files: whole files, and single pages and footers inside files that are otherwise consistent."""
 
 import pytest
-from fuzz.harness import assert_survives
-from rollout_examples import HEADER, LIMITS, assemble, honest_file, pages_of, rollout, rollouts
 
+from fuzz.harness import assert_survives
 from prime_protocol.errors import RemoteError
-from prime_protocol.rollout_file import read_rollouts, write_rollouts
-from prime_protocol.rollout_layout import COLUMNS, MAGIC
+from prime_protocol.rollouts.file import read_rollouts, write_rollouts
+from prime_protocol.rollouts.layout import COLUMNS, MAGIC
+from support.rollout_examples import HEADER, LIMITS, assemble, honest_file, pages_of, rollout, rollouts
 
 HONEST = honest_file()
 OTHER = write_rollouts(HEADER, [rollout(row.slot, row.sample, prompt=2, output=1, seed=1) for row in rollouts()])

@@ -1,14 +1,14 @@
 """Hostile problem files and task-set texts."""
 
 import pytest
-from fuzz.harness import assert_survives
 
+from fuzz.harness import assert_survives
 from prime_protocol.errors import RemoteError
-from prime_protocol.json_text import parse_json
 from prime_protocol.tasks import examples
+from prime_protocol.tasks.characters import SortDigits
 from prime_protocol.tasks.dataset import parse_code_problems, parse_math_problems
-from prime_protocol.tasks.sort_digits import SortDigits
-from prime_protocol.tasks.spec import Parameters, TaskSetSpec
+from prime_protocol.tasks.family import TaskParameters, TaskSetSpec
+from prime_protocol.wire.strict_json import parse_json
 
 pytestmark = pytest.mark.fuzz
 
@@ -20,7 +20,7 @@ def open_sort_digits(data: bytes) -> SortDigits:
         text = data.decode()
     except UnicodeDecodeError:
         raise RemoteError("task_set", "is not UTF-8") from None
-    parameters = Parameters(TaskSetSpec.parse(text))
+    parameters = TaskParameters(TaskSetSpec.parse(text))
     family = SortDigits.open(parameters, b"")
     parameters.finish()
     family.make(family.size - 1)

@@ -1,21 +1,21 @@
 """Hostile proofs: whatever the bytes are, they are refused or compared; nothing crashes and nothing hangs."""
 
 import pytest
+
 from fuzz.harness import assert_survives
 from oracle.toploc_inputs import make_bits
-
-from prime_protocol.ids import Digest
-from prime_protocol.toploc import build_proofs, parse_proofs
-from prime_protocol.toploc_verify import Fault, Thresholds, judge, verify_proofs
+from prime_protocol.proofs.toploc import build_proofs, parse_proofs
+from prime_protocol.proofs.toploc_verify import ProofFault, ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.wire.ids import Digest
 
 TOKENS, HIDDEN = 65, 64
 MINE = make_bits("gaussian", 1, TOKENS, HIDDEN)
 CORPUS = [build_proofs(make_bits(name, 2, TOKENS, HIDDEN)).blob for name in ("gaussian", "tied", "extreme", "zeros")]
 
 
-def parse_and_verify(blob: bytes) -> list[Fault]:
+def parse_and_verify(blob: bytes) -> list[ProofFault]:
     proofs = parse_proofs(blob, tokens=TOKENS, hidden=HIDDEN)
-    return judge(verify_proofs(proofs, MINE, seed=Digest(bytes(32))), Thresholds())
+    return find_faults(verify_proofs(proofs, MINE, seed=Digest(bytes(32))), ToplocThresholds())
 
 
 @pytest.mark.fuzz

@@ -6,16 +6,16 @@ import struct
 import numpy as np
 import pytest
 import zstandard
-from fuzz.harness import assert_survives
 
-from prime_protocol.codec import decode, encode
+from fuzz.harness import assert_survives
 from prime_protocol.constants import SHARD_BYTES_MIN
-from prime_protocol.delta import HEADER, Mode, encode_record, patch_blocks
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import RunId, Step
-from prime_protocol.manifest import Manifest
-from prime_protocol.manifest_build import SourceFile, build_delta, build_keyframe
-from prime_protocol.safetensors_header import get_head_bytes, parse_header
+from prime_protocol.weights.delta import DELTA_HEADER, BlockMode, encode_record, patch_blocks
+from prime_protocol.weights.manifest import Manifest
+from prime_protocol.weights.manifest_builder import SourceFile, build_delta, build_keyframe
+from prime_protocol.weights.safetensors_header import get_header_bytes, parse_safetensors_header
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.ids import RunId, Step
 
 pytestmark = pytest.mark.fuzz
 SIZE = 3000
@@ -63,8 +63,8 @@ def test_hostile_gaps_and_planes_behind_honest_compression_stay_inside_the_targe
         planes = data[4 + gap_bytes :].ljust(2 * count, b"\x01")
         streams = [gaps, planes[:count], planes[count : 2 * count]]
         frames = b"".join(struct.pack("<I", len(one)) + one for one in map(compressor.compress, streams))
-        block = bytes([Mode.SPARSE]) + struct.pack("<II", count, len(gaps)) + frames
-        return patch_guarded(HEADER.pack(1, 2, SIZE) + block, 2)
+        block = bytes([BlockMode.SPARSE]) + struct.pack("<II", count, len(gaps)) + frames
+        return patch_guarded(DELTA_HEADER.pack(1, 2, SIZE) + block, 2)
 
     near = struct.pack("<HH", 3, 3) + b"\x01\x02\x03" + b"\x01" * 6
     far = struct.pack("<HH", 2, 7) + b"\x00" + b"\xff" * 5 + b"\xde" + b"\x02" * 4
@@ -73,7 +73,7 @@ def test_hostile_gaps_and_planes_behind_honest_compression_stay_inside_the_targe
 
 def test_hostile_headers_end_well() -> None:
     def parse(data: bytes) -> object:
-        return parse_header(data[: get_head_bytes(data)], file_bytes=len(data))
+        return parse_safetensors_header(data[: get_header_bytes(data)], file_bytes=len(data))
 
     assert_survives(parse, [make_file(3), make_file(0)], seed=3)
 
@@ -89,7 +89,7 @@ def make_file(tensors: int) -> bytes:
 
 def test_hostile_manifests_end_well() -> None:
     file = make_file(40)
-    header = parse_header(file[: get_head_bytes(file)], file_bytes=len(file))
+    header = parse_safetensors_header(file[: get_header_bytes(file)], file_bytes=len(file))
     source = SourceFile(name="m.safetensors", header=header, data=file)
     keyframe = build_keyframe(RunId("run"), Step(1), [source], shard_bytes=SHARD_BYTES_MIN)
     same = [(tensor.name, bytes(200), bytes(200)) for tensor in keyframe.tensors]

@@ -15,15 +15,14 @@ import pytest
 import schemathesis
 from aiohttp import web
 from hypothesis import HealthCheck, Phase, given, settings
-from ledger_world import World
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from small_desk import SmallDesk
 
-from prime_coordinator.api import add_json_routes
-from prime_coordinator.config import ReadingConfig
-from prime_coordinator.openapi import describe_api
-from prime_protocol.entries import Outcome
+from prime_coordinator.api.routes import add_json_routes, describe_api
+from prime_coordinator.config import ReadApiConfig
+from prime_protocol.ledger.entries import Outcome
+from support.app_context import SmallDesk
+from support.ledger_network import World
 
 EXAMPLES = 12
 SCHEMA = schemathesis.openapi.from_dict(describe_api("0"))
@@ -46,7 +45,7 @@ async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None
     world.credit(world.settled("ann", Outcome.ACCEPT, 0))
     world.convicted("bob", 1)
     desk = await SmallDesk.open(world, folder)
-    desk.config = replace(desk.config, reading=ReadingConfig(per_second=1e6, burst=10**6))
+    desk.config = replace(desk.config, reading=ReadApiConfig(per_second=1e6, burst=10**6))
     app, stop = web.Application(), asyncio.Event()
     add_json_routes(app, desk)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

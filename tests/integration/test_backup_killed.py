@@ -8,13 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from integration.coordinator_parts import CoordinatorProcess, make_folder, party, running
-from integration.coordinator_process import PASSWORD
 
-from prime_coordinator.home import Home
-from prime_protocol.entries import Role
-from prime_protocol.ids import Digest
-from prime_runtime.objects import content_key
+from prime_coordinator.home import CoordinatorHome
+from prime_protocol.ledger.entries import Role
+from prime_protocol.wire.ids import Digest
+from prime_runtime.objects.store import content_key
+from support.processes.coordinator import CoordinatorProcess, make_folder, party, running
+from support.processes.coordinator_main import PASSWORD
 
 BIN = Path(sys.executable).with_name("prime-coordinator")
 FILES = 2_000
@@ -47,7 +47,7 @@ async def test_a_killed_backup_is_none_and_the_next_one_says_what_is_in_its_way(
     monkeypatch.setenv("PRIME_PASSWORD", PASSWORD)
     target, draft = tmp_path / "backup", tmp_path / "backup.draft"
     async with running(await make_folder(tmp_path / "coordinator")) as process, party(process, "worker") as worker:
-        objects = Home(process.config.folder).objects
+        objects = CoordinatorHome(process.config.folder).objects
         fill(objects, FILES)
         await worker.join(Role.WORKER)
         whole = command(process, "backup", target, "--keys", "--objects")
@@ -66,6 +66,6 @@ async def test_a_killed_backup_is_none_and_the_next_one_says_what_is_in_its_way(
         assert await process.stop() == 0
     restore = [BIN, "restore", target, "--folder", tmp_path / "restored"]
     subprocess.run(restore, check=True, capture_output=True)
-    restored = Home(tmp_path / "restored")
+    restored = CoordinatorHome(tmp_path / "restored")
     assert len(list(restored.objects.glob("files/*/*"))) == 20
     assert os.path.getsize(restored.database) > 0

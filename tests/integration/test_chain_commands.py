@@ -5,18 +5,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from integration.chain_parts import Anvil, anvil, needs_anvil
-from integration.coordinator_parts import NETWORK, PASSWORD, key_of
 
-from prime_coordinator.cli import main as coordinate
-from prime_coordinator.home import Home
-from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_protocol.ids import NodeId
-from prime_protocol.keystore import encrypt_key
-from prime_protocol.signing import checksum_address
+from prime_coordinator.cli.main import main as coordinate
+from prime_coordinator.home import CoordinatorHome
+from prime_coordinator.settlement.files import ChainFiles
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.keystore import encrypt_key
+from prime_protocol.wire.signing import checksum_address
 from prime_runtime.chain.contracts import find_contracts
-from prime_runtime.chain.errors import ChainAway
-from prime_runtime.key_file import write_private
+from prime_runtime.chain.transactions import ChainUnavailable
+from prime_runtime.keys import write_private_file
+from support.processes.anvil import Anvil, anvil, needs_anvil
+from support.processes.coordinator import NETWORK, key_of
+from support.processes.coordinator_main import PASSWORD
 
 pytestmark = needs_anvil
 OPERATOR, NOBODY = key_of("operator"), key_of("nobody").node
@@ -27,9 +28,9 @@ async def chain(tmp_path: Path) -> AsyncIterator[Anvil]:
     async with anvil(tmp_path) as made:
         home = tmp_path / "home"
         home.mkdir()
-        write_private(tmp_path / "password", PASSWORD + "\n")
+        write_private_file(tmp_path / "password", PASSWORD + "\n")
         cheap = encrypt_key(OPERATOR, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2)
-        write_private(Home(home).key, cheap)
+        write_private_file(CoordinatorHome(home).key, cheap)
         yield made
 
 
@@ -59,7 +60,7 @@ async def test_contracts_are_made_only_on_a_chain_and_for_a_token_that_are_there
     assert await operate(tmp_path, "chain", "deploy", *there, "--test-token", "5") == 0
     made = ChainFiles(tmp_path / "home").read_deployment()
     await refused(*there, "--token", made["TestToken"], says="was begun with token a test token")
-    with pytest.raises(ChainAway, match="is not a court of ours"):
+    with pytest.raises(ChainUnavailable, match="is not a court of ours"):
         await find_contracts(chain.chain, NodeId.parse(made["RunRegistry"]))
     capsys.readouterr()
     words = ("init", "--settlement-kind", "evm", "--settlement-rpc", chain.rpc, "--settlement-court", str(NOBODY))

@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
-from integration.chain_network import FUND, UNBONDING_S, Network, network, until
-from integration.chain_parts import needs_anvil
-from integration.coordinator_parts import RUN, Party, publish, terms, until_beacon, until_drawn
-from ledger_world import SLASH, STAKE
 
-from prime_coordinator.settlement.posting import SlashPhase
-from prime_protocol.entries import Outcome, Role, RunFunded
-from prime_protocol.ids import Digest
-from prime_protocol.messages import Purpose
-from prime_protocol.receipts import receipt_id
-from prime_runtime.http_errors import Refused
-from prime_runtime.json_client import open_json_client
+from prime_coordinator.settlement.actions import SlashPhase
+from prime_protocol.ledger.entries import Outcome, Role, RunFunded
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import UploadPurpose
+from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_runtime.http.client import CallRefused
+from prime_runtime.http.coordinator_api import open_json_client
+from support.ledger_network import SLASH, STAKE
+from support.processes.anvil import needs_anvil
+from support.processes.chain_network import FUND, UNBONDING_S, Network, network, until
+from support.processes.coordinator import RUN, Party, publish, terms, until_beacon, until_drawn
 
 pytestmark = needs_anvil
 BOND = 10**9
@@ -30,9 +30,9 @@ async def work(made: Network, worker: Party, root: Digest, found: Outcome) -> Di
     beacon = await until_beacon(worker)
     lease = await worker.lease()
     data, entry = worker.answer(lease, beacon=beacon, root=root, wanted=terms(quorum=1))
-    await worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+    await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
     await worker.write(entry)
-    name = receipt_id(entry.receipt)
+    name = compute_receipt_id(entry.receipt)
     await judge(made, name, found)
     return name
 
@@ -71,13 +71,13 @@ async def test_a_run_is_funded_over_the_chain_once_and_from_no_balance(
     async with network(tmp_path) as (made, _):
         assert await pool_nano(made) == FUND
         with monkeypatch.context() as cut:
-            cut.setattr("prime_coordinator.commands.chain.until_booked", cut_off)
+            cut.setattr("prime_coordinator.cli.chain.until_booked", cut_off)
             with pytest.raises(PowerCut):
                 await made.fund()
         await made.fund()
         assert (await made.pool())["held"] == await pool_nano(made) == 2 * FUND, "the second was not made twice"
         eve = await made.join("eve", Role.WORKER)
-        with pytest.raises(Refused, match="prime-coordinator chain fund"):
+        with pytest.raises(CallRefused, match="prime-coordinator chain fund"):
             await eve.write(RunFunded(amount_nano=1))
         assert await made.operate("run", "fund", RUN, "1") == 1
         assert await pool_nano(made) == 2 * FUND
@@ -103,7 +103,7 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
 
         # Honest work, then a file that is found to be a cheat; the slash is brought before the court after a kill.
         await work(made, ann, root, Outcome.ACCEPT)
-        cheat = await work(made, ann, root, Outcome.HARD)
+        cheat = await work(made, ann, root, Outcome.FRAUDULENT)
         await made.process.kill()
         await made.process.start()
         await until("the slash before the court", lambda: is_slash(made, cheat, SlashPhase.OPEN))
@@ -118,12 +118,12 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         rewrite_url(made, "ann")
         assert await made.command("ann", "appeal", str(cheat), "--reason", "it was the cat") == 0
         assert await tokens(made, ann) == before - BOND
-        await judge(made, cheat, Outcome.HARD)
+        await judge(made, cheat, Outcome.FRAUDULENT)
         await until("the slash executed", lambda: is_slash(made, cheat, SlashPhase.EXECUTED))
 
         # More stake, and a verdict that is wrong; the chain restarts, and the appeal succeeds.
         assert await made.command("ann", "stake", "add", str(SLASH // 10**9)) == 0
-        wronged = await work(made, ann, root, Outcome.HARD)
+        wronged = await work(made, ann, root, Outcome.FRAUDULENT)
         is_up.clear()
         await asyncio.sleep(0.3)
         made.chain.stop()
@@ -145,7 +145,7 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         before = await tokens(made, ann)
         rewrite_url(made, "ann")
         with monkeypatch.context() as cut:
-            cut.setattr("prime_node.commands.chain.send", cut_off)
+            cut.setattr("prime_node.cli.chain.send", cut_off)
             with pytest.raises(PowerCut):
                 await made.command("ann", "claim")
         assert await tokens(made, ann) > before

@@ -4,19 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from integration.chain_parts import Anvil, anvil, needs_anvil
-from integration.coordinator_parts import key_of
 
-from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_coordinator.settlement.deployment import Deployer, Wanted
+from prime_coordinator.settlement.deployment import Deployer, DeploymentPlan
+from prime_coordinator.settlement.files import ChainFiles
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NetworkId
-from prime_runtime.chain.caps import GasConfig
-from prime_runtime.chain.client import Mined
-from prime_runtime.chain.contracts import Contracts
+from prime_protocol.wire.ids import NetworkId
+from prime_runtime.chain.client import MinedTransaction
+from prime_runtime.chain.contracts import NetworkContracts
 from prime_runtime.chain.payments import Payer, Payment
+from prime_runtime.chain.transactions import GasConfig
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
+from support.processes.anvil import Anvil, anvil, needs_anvil
+from support.processes.coordinator import key_of
 
 pytestmark = needs_anvil
 KEY = key_of("payer")
@@ -31,31 +31,31 @@ class PowerCut(Exception):
 class Desk:
     """One run of the command: nothing of the one before is left but its files."""
 
-    def __init__(self, chain: Anvil, at: Contracts, folder: Path) -> None:
+    def __init__(self, chain: Anvil, at: NetworkContracts, folder: Path) -> None:
         self.at = at
         self.wallet = Wallet(
             chain.chain, KEY, SystemClock(), gas=GasConfig(), confirmations=12, book=folder / "book.json"
         )
         self.payer = Payer(chain.chain, self.wallet, at.vault, folder / "deposit.json")
 
-    async def deposit(self) -> Mined:
-        await self.wallet.do("the approval", self.at.token, "approve", self.at.vault.address, UNITS)
-        return await self.wallet.do("the deposit", self.at.vault, "deposit", KEY.node, UNITS)
+    async def deposit(self) -> MinedTransaction:
+        await self.wallet.send_and_wait("the approval", self.at.token, "approve", self.at.vault.address, UNITS)
+        return await self.wallet.send_and_wait("the deposit", self.at.vault, "deposit", KEY.node, UNITS)
 
-    async def deposit_unseen(self) -> Mined:
+    async def deposit_unseen(self) -> MinedTransaction:
         """Sent, and the power goes before it is seen in a block."""
-        await self.wallet.do("the approval", self.at.token, "approve", self.at.vault.address, UNITS)
+        await self.wallet.send_and_wait("the approval", self.at.token, "approve", self.at.vault.address, UNITS)
         await self.wallet.send("the deposit", self.at.vault, "deposit", (KEY.node, UNITS))
         raise PowerCut
 
-    async def deposit_nothing(self) -> Mined:
+    async def deposit_nothing(self) -> MinedTransaction:
         raise PowerCut
 
 
-async def deployed(chain: Anvil, folder: Path) -> Contracts:
+async def deployed(chain: Anvil, folder: Path) -> NetworkContracts:
     await chain.give(KEY.node)
     wallet, files = Wallet(chain.chain, KEY, SystemClock(), gas=GasConfig()), ChainFiles(folder)
-    wanted = Wanted(NetworkId("testnet"), 1_000_000, None, 10**6)
+    wanted = DeploymentPlan(NetworkId("testnet"), 1_000_000, None, 10**6)
     return await Deployer(chain.chain, wallet, files, wanted, lambda line: None).deploy()
 
 
@@ -78,7 +78,7 @@ async def test_the_same_command_again_goes_on_with_a_payment_that_was_begun(tmp_
             assert (told.values["amount"], await staked()) == (UNITS, UNITS), "it was made once"
         with pytest.raises(LocalError, match="was begun and not ended: type that again"):
             await again.payer.pay(replace(WANTED, units=UNITS + 1), again.deposit)
-        again.payer.end()
+        again.payer.mark_logged()
         await again.payer.pay(WANTED, again.deposit)
         assert await staked() == 2 * UNITS, "the log knows of the first: this is another"
 
@@ -102,5 +102,5 @@ async def test_what_was_begun_is_known_until_it_is_crossed_out_and_what_the_chai
             begun = await again.payer.resume()
             assert begun is not None
             assert (begun.units, begun.since_entry) == (UNITS, 7)
-        again.payer.end()
+        again.payer.mark_logged()
         assert await Desk(chain, at, tmp_path).payer.resume() is None

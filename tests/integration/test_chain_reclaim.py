@@ -4,21 +4,22 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from integration.chain_parts import GAS, anvil, needs_anvil
-from integration.coordinator_parts import PASSWORD, RUN, key_of, terms
 
-from prime_coordinator.cli import main as coordinate
-from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_coordinator.settlement.chain_terms import chain_terms
+from prime_coordinator.cli.main import main as coordinate
+from prime_coordinator.settlement.actions import make_chain_terms
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_coordinator.settlement.deployment import Deployer, Wanted
-from prime_protocol.ids import NetworkId
-from prime_protocol.keystore import encrypt_key
+from prime_coordinator.settlement.deployment import Deployer, DeploymentPlan
+from prime_coordinator.settlement.files import ChainFiles
+from prime_protocol.wire.ids import NetworkId
+from prime_protocol.wire.keystore import encrypt_key
 from prime_runtime.chain.contracts import run_key
-from prime_runtime.chain.spending import spend
+from prime_runtime.chain.payments import approve_and_call
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
-from prime_runtime.key_file import write_private
+from prime_runtime.keys import write_private_file
+from support.processes.anvil import GAS, anvil, needs_anvil
+from support.processes.coordinator import RUN, key_of, terms
+from support.processes.coordinator_main import PASSWORD
 
 pytestmark = needs_anvil
 UNBONDING_S = 1_300_000
@@ -30,12 +31,12 @@ async def test_a_funder_of_an_abandoned_run_takes_its_money_back_by_the_chain_al
 ) -> None:
     key = key_of("operator and sponsor")
     cheap = encrypt_key(key, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2)
-    write_private(tmp_path / "key.json", cheap)
-    write_private(tmp_path / "password", PASSWORD + "\n")
+    write_private_file(tmp_path / "key.json", cheap)
+    write_private_file(tmp_path / "password", PASSWORD + "\n")
     async with anvil(tmp_path) as chain:
         await chain.give(key.node)
         wallet = Wallet(chain.chain, key, SystemClock(), gas=GAS)
-        wanted = Wanted(NetworkId("testnet"), UNBONDING_S, None, 10**6)
+        wanted = DeploymentPlan(NetworkId("testnet"), UNBONDING_S, None, 10**6)
         at = await Deployer(chain.chain, wallet, ChainFiles(tmp_path), wanted, lambda line: None).deploy()
         where = ["--rpc", chain.rpc, "--court", str(at.court.address)]
         whose = ["--key", str(tmp_path / "key.json"), "--key-password-file", str(tmp_path / "password")]
@@ -46,9 +47,9 @@ async def test_a_funder_of_an_abandoned_run_takes_its_money_back_by_the_chain_al
             return code, told.out + told.err
 
         assert "the chain has no such run" in (await reclaim())[1]
-        words = chain_terms(terms(), SettlementConfig(), at.scale).words()
-        await wallet.do("the run", at.registry, "createRun", RUN, key.node, words)
-        await spend(chain.chain, wallet, at, "the funding", at.pool, UNITS, ("fund", run_key(RUN), UNITS))
+        words = make_chain_terms(terms(), SettlementConfig(), at.scale).words()
+        await wallet.send_and_wait("the run", at.registry, "createRun", RUN, key.node, words)
+        await approve_and_call(chain.chain, wallet, at, "the funding", at.pool, UNITS, ("fund", run_key(RUN), UNITS))
         code, text = await reclaim()
         assert code == 1
         assert "the run goes on" in text

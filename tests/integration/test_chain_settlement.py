@@ -6,22 +6,21 @@ from typing import Any
 
 import aiohttp
 import pytest
-from integration.chain_parts import Holder, needs_anvil
-from integration.chain_rig import CONFIRMATIONS, EPOCH_S, TERMS, Rig, rig, started
-from ledger_world import HOUR_MS, RUN, SLASH, STAKE, TOKEN
 
-from prime_coordinator.settlement.chain_terms import chain_terms
-from prime_coordinator.settlement.posting import SlashPhase
-from prime_node.appeals import ChainAppeals
+from prime_coordinator.settlement.actions import SlashPhase, make_chain_terms
 from prime_node.config import NodeConfig
-from prime_protocol.entries import NodeStatus, Outcome, Role, RunFunded
+from prime_node.settlement.appeals import ChainAppeals
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.payout_tree import PayoutTree
-from prime_protocol.terms import SlashTo
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunFunded
+from prime_protocol.ledger.payout_tree import PayoutTree
+from prime_protocol.ledger.terms import SlashDestination
+from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.chain.contracts import run_key
-from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 from prime_runtime.clock import SystemClock
+from support.ledger_network import HOUR_MS, RUN, SLASH, STAKE, TOKEN
+from support.processes.anvil import Holder, needs_anvil
+from support.processes.evm_settlement import CONFIRMATIONS, EPOCH_S, TERMS, Rig, rig, started
 
 pytestmark = needs_anvil
 BOND = 10**9
@@ -40,7 +39,7 @@ async def test_a_deposit_comes_into_the_log_once_and_the_log_is_anchored(tmp_pat
         assert size > 0
         made.restart()
         await made.settle()
-        assert made.world.state.books.deposited_nano == STAKE
+        assert made.world.state.funds.deposited_nano == STAKE
         assert await made.anchored() == size, "one anchor an epoch"
         made.world.note_head()
         await made.next_epoch()
@@ -52,7 +51,7 @@ async def test_what_is_in_the_vault_funds_no_run_and_what_is_in_a_pool_is_no_bal
     async with rig(tmp_path) as made:
         await started(made)
         world = made.world
-        assert world.state.books.pools[RUN] == (await made.read("pool", "poolOf", run_key(RUN)))["held"]
+        assert world.state.funds.pools[RUN] == (await made.read("pool", "poolOf", run_key(RUN)))["held"]
         assert (world.balance("sponsor"), world.run.funded) == (0, {world.id("sponsor"): 1000 * TOKEN})
         await (await made.holder("eve")).deposit(STAKE)
         await made.settle()
@@ -60,42 +59,42 @@ async def test_what_is_in_the_vault_funds_no_run_and_what_is_in_a_pool_is_no_bal
         with pytest.raises(RemoteError, match="prime-coordinator chain fund"):
             world.write("eve", RunFunded(amount_nano=STAKE))
         wallet = made.holders["eve"].wallet
-        await wallet.do("unbonding", made.contracts.vault, "unbond", wallet.node, STAKE)
+        await wallet.send_and_wait("unbonding", made.contracts.vault, "unbond", wallet.node, STAKE)
         await made.settle()
-        assert world.state.books.pools[RUN] == 1000 * TOKEN
+        assert world.state.funds.pools[RUN] == 1000 * TOKEN
 
 
 async def test_a_funding_of_a_run_that_the_log_does_not_know_waits_until_it_does(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         world, registry = made.world, made.contracts.registry
-        terms = chain_terms(world.terms(**TERMS), made.config, made.contracts.scale)
+        terms = make_chain_terms(world.terms(**TERMS), made.config, made.contracts.scale)
         values = (str(RUN), world.id("coordinator"), terms.words())
         operator = await Holder.open(made.chain, made.contracts, world.key("coordinator"))
-        await operator.wallet.do("by hand", registry, "createRun", *values)
+        await operator.wallet.send_and_wait("by hand", registry, "createRun", *values)
         await made.fund("sponsor", TOKEN)
-        assert world.state.books.deposited_nano == world.balance("sponsor") == 0
+        assert world.state.funds.deposited_nano == world.balance("sponsor") == 0
         made.restart()
         world.create_run(**TERMS)
         await made.settle()
         assert world.run.funded == {world.id("sponsor"): TOKEN}
         await made.settle()
-        assert world.state.books.deposited_nano == TOKEN, "once"
+        assert world.state.funds.deposited_nano == TOKEN, "once"
 
 
 async def test_slashed_stake_is_in_the_logs_pool_when_the_court_has_brought_it_there(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
-        await started(made, slash_to=SlashTo.POOL)
+        await started(made, slash_to=SlashDestination.POOL)
         world, funded = made.world, 1000 * TOKEN
         name = await convicted(made)
         world.wait(2 * HOUR_MS)
         world.execute(name)
         await made.next_epoch()
-        assert world.state.books.pools[RUN] == funded, "the chain's window is still open"
+        assert world.state.funds.pools[RUN] == funded, "the chain's window is still open"
         await made.chain.pass_time(2 * 3600)
         await made.settle()
-        assert (world.state.books.pools[RUN], world.run.forfeited_nano) == (funded + SLASH, SLASH)
+        assert (world.state.funds.pools[RUN], world.run.forfeited_nano) == (funded + SLASH, SLASH)
         assert (await made.read("pool", "poolOf", run_key(RUN)))["held"] == funded + SLASH
-        assert world.state.books.is_conserved()
+        assert world.state.funds.is_conserved()
 
 
 async def test_what_the_log_paid_is_promised_on_the_chain_and_can_be_claimed_by_anyone_for_its_owner(
@@ -124,7 +123,7 @@ async def claim(made: Rig, name: str, epoch: int) -> None:
     plain = json.loads(made.settlement.payout_file(RUN, epoch).read_bytes())
     tree = PayoutTree({NodeId.parse(key): nano for key, nano in plain["paid_nano"].items()})
     values = (run_key(RUN), epoch, account, tree.cumulative[account], tree.proof(account))
-    await made.holders["bank"].wallet.do("claim", made.contracts.pool, "claim", *values)
+    await made.holders["bank"].wallet.send_and_wait("claim", made.contracts.pool, "claim", *values)
 
 
 async def convicted(made: Rig, node: str = "ann", slot: int = 0) -> Digest:
@@ -138,8 +137,8 @@ async def convicted(made: Rig, node: str = "ann", slot: int = 0) -> Digest:
 
 async def bonded(made: Rig, name: Digest, node: str = "ann") -> None:
     wallet, at = made.holders[node].wallet, made.contracts
-    await wallet.do("approval", at.token, "approve", at.court.address, BOND)
-    await wallet.do("appeal", at.court, "appeal", name)
+    await wallet.send_and_wait("approval", at.token, "approve", at.court.address, BOND)
+    await wallet.send_and_wait("appeal", at.court, "appeal", name)
 
 
 async def appealed(made: Rig, name: Digest, node: str = "ann") -> None:
@@ -189,7 +188,7 @@ async def test_an_appeal_before_the_court_alone_comes_into_the_log_and_is_judged
         assert made.settlement.is_appealable(name), "the log must not end it"
         await made.settle()
         assert made.world.run.slashes[name].appealed_at_ms is not None
-        made.world.agree(name, Outcome.HARD)
+        made.world.agree(name, Outcome.FRAUDULENT)
         made.world.execute(name)
         await made.next_epoch()
         await made.next_epoch()
@@ -197,7 +196,7 @@ async def test_an_appeal_before_the_court_alone_comes_into_the_log_and_is_judged
 
 
 @pytest.mark.parametrize(
-    ("found", "phase"), [(Outcome.HARD, SlashPhase.EXECUTED), (Outcome.ACCEPT, SlashPhase.REFUNDED)]
+    ("found", "phase"), [(Outcome.FRAUDULENT, SlashPhase.EXECUTED), (Outcome.ACCEPT, SlashPhase.REFUNDED)]
 )
 async def test_an_appeal_is_decided_on_the_chain_as_in_the_log_by_other_judges(
     tmp_path: Path, found: Outcome, phase: SlashPhase
@@ -208,7 +207,7 @@ async def test_an_appeal_is_decided_on_the_chain_as_in_the_log_by_other_judges(
         name = await convicted(made)
         await appealed(made, name)
         made.world.agree(name, found)
-        made.world.execute(name) if found is Outcome.HARD else made.world.overturn(name)
+        made.world.execute(name) if found is Outcome.FRAUDULENT else made.world.overturn(name)
         await made.next_epoch()
         await made.next_epoch()
         assert await made.slash_status(name) == phase
@@ -234,12 +233,12 @@ async def test_a_node_appeals_before_the_court_by_itself_as_far_as_its_owner_all
         appeals = ChainAppeals(config, made.world.key("ann"), SystemClock())
         before = await made.tokens(made.world.id("ann"))
         name = made.world.convicted("ann")
-        appeals.ask(name)
-        await appeals.look()
+        appeals.request_appeal(name)
+        await appeals.process_pending()
         assert await made.slash_status(name) == SlashPhase.NONE, "it is not before the court yet"
         await made.next_epoch()
-        await appeals.look()
-        await appeals.look()
+        await appeals.process_pending()
+        await appeals.process_pending()
         assert await made.slash_status(name) == phase
         spent = BOND if phase is SlashPhase.APPEALED else 0
         assert await made.tokens(made.world.id("ann")) == before - spent
@@ -283,7 +282,7 @@ async def test_a_transaction_that_was_written_down_but_not_sent_is_sent_by_the_n
         await made.join("ann", role=Role.WORKER)
         made.world.create_run(appeal_bond_nano=0)
         made.chain.stop()
-        with pytest.raises(ChainAway):
+        with pytest.raises(ChainUnavailable):
             await made.settle(looks=1)
         await made.chain.start()
         made.restart()
@@ -296,7 +295,7 @@ async def test_the_chain_restarts_and_settlement_catches_up(tmp_path: Path) -> N
         await started(made)
         made.chain.stop()
         made.world.note_head()
-        with pytest.raises(ChainAway):
+        with pytest.raises(ChainUnavailable):
             await made.settle(looks=1)
         await made.chain.start()
         await made.next_epoch()
@@ -318,17 +317,17 @@ async def test_what_a_reorganisation_took_out_is_brought_again(tmp_path: Path) -
             if await made.slash_status(name) == SlashPhase.OPEN:
                 break
         assert await made.slash_status(name) == SlashPhase.OPEN
-        assert made.world.state.books.is_conserved()
+        assert made.world.state.funds.is_conserved()
 
 
 async def test_a_reorganisation_deeper_than_believed_is_read_again_and_books_nothing_twice(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         await made.join("ann", role=Role.WORKER)
-        booked = made.world.state.books.deposited_nano
+        booked = made.world.state.funds.deposited_nano
         await made.chain.reorganise(CONFIRMATIONS + 3)
         made.restart()
         await made.settle(looks=6)
-        assert made.world.state.books.deposited_nano == booked
+        assert made.world.state.funds.deposited_nano == booked
 
 
 async def test_a_node_whose_stake_left_the_vault_gets_no_work_until_it_is_back(tmp_path: Path) -> None:
@@ -337,7 +336,7 @@ async def test_a_node_whose_stake_left_the_vault_gets_no_work_until_it_is_back(t
         at, wallet, node = made.contracts, made.holders["ann"].wallet, made.world.id("ann")
         await made.settle()
         assert made.world.state.nodes[node].status is NodeStatus.ACTIVE
-        await wallet.do("unbonding", at.vault, "unbond", node, STAKE)
+        await wallet.send_and_wait("unbonding", at.vault, "unbond", node, STAKE)
         await made.settle()
         assert made.world.state.nodes[node].status is NodeStatus.DRAINED
         await made.holders["ann"].deposit(STAKE)
@@ -348,8 +347,8 @@ async def test_a_node_whose_stake_left_the_vault_gets_no_work_until_it_is_back(t
 async def test_a_refusal_says_which_rule_of_which_contract(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         stranger = await made.holder("ann")
-        with pytest.raises(ChainRefused, match=r"StakeTooSmall\(|NodeNotBound\(node=0x") as refused:
-            await stranger.wallet.do("unbonding", made.contracts.vault, "unbond", stranger.key.node, TOKEN)
+        with pytest.raises(ContractReverted, match=r"StakeTooSmall\(|NodeNotBound\(node=0x") as refused:
+            await stranger.wallet.send_and_wait("unbonding", made.contracts.vault, "unbond", stranger.key.node, TOKEN)
         assert refused.value.name == "NodeNotBound"
 
 

@@ -5,16 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from integration.chain_parts import Anvil, anvil, needs_anvil
-from integration.coordinator_parts import key_of
 
-from prime_protocol.ids import NodeId
-from prime_protocol.signing import checksum_address
-from prime_runtime.chain.caps import GasConfig
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import checksum_address
 from prime_runtime.chain.client import Contract
-from prime_runtime.chain.errors import ChainAway, NonceTaken, NotAllowed
+from prime_runtime.chain.transactions import ChainUnavailable, GasCapExceeded, GasConfig, NonceTaken
 from prime_runtime.chain.wallet import GWEI, Wallet
 from prime_runtime.clock import SystemClock
+from support.processes.anvil import Anvil, anvil, needs_anvil
+from support.processes.coordinator import key_of
 
 pytestmark = needs_anvil
 KEY, TO = key_of("payer"), checksum_address(key_of("payee").node)
@@ -23,9 +22,9 @@ GIFTS = 4
 GIVER = """
 import asyncio, sys
 from pathlib import Path
-from prime_protocol.ids import NodeId
-from prime_protocol.signing import WalletKey
-from prime_runtime.chain.caps import GasConfig
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.chain.transactions import GasConfig
 from prime_runtime.chain.client import Chain, Contract
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
@@ -64,15 +63,15 @@ async def test_what_was_written_down_and_never_sent_is_sent_by_the_next_process(
         first = open_wallet(chain, tmp_path)
 
         async def die(raw: str) -> None:
-            raise ChainAway("the power is gone")
+            raise ChainUnavailable("the power is gone")
 
-        with monkeypatch.context() as power, pytest.raises(ChainAway):
+        with monkeypatch.context() as power, pytest.raises(ChainUnavailable):
             power.setattr(chain.chain, "send_raw", die)
             await first.send_data("a gift", TO, "0x")
         assert await chain.chain.nonce(KEY.node) == 0
         second = open_wallet(chain, tmp_path)
-        mined = await second.finish("a gift")
-        assert mined.is_good
+        mined = await second.wait_for("a gift")
+        assert mined.has_succeeded
         assert await chain.chain.nonce(KEY.node) == 1
 
 
@@ -86,13 +85,13 @@ async def test_one_that_no_miner_takes_is_offered_for_more_and_counts_once(tmp_p
         fees = []
         for _ in range(3):
             clock.late_ms += IMPATIENT.patience_ms
-            await wallet.tend(await chain.chain.newest())
-            fees.append(wallet.book[0].last.fee_wei)
+            await wallet.update_pending(await chain.chain.newest())
+            fees.append(wallet.pending[0].last.fee_wei)
         assert fees == sorted(set(fees)) and fees[-1] <= IMPATIENT.fee_gwei_max * GWEI
         again = open_wallet(chain, tmp_path, clock)
-        assert len(again.book[0].tries) == 4, "every try is remembered: any of them may be the one that counts"
+        assert len(again.pending[0].attempts) == 4, "every try is remembered: any of them may be the one that counts"
         await chain.mine()
-        await again.tend(await chain.chain.newest())
+        await again.update_pending(await chain.chain.newest())
         assert not again.is_busy
         assert await chain.chain.nonce(KEY.node) == 1
 
@@ -103,13 +102,13 @@ async def test_one_that_another_process_has_replaced_is_given_up_and_said_so(tmp
         await chain.chain.ask("evm_setAutomine", False)
         wallet = open_wallet(chain, tmp_path)
         await wallet.send_data("a gift", TO, "0x")
-        await chain.chain.ask("anvil_dropTransaction", wallet.book[0].last.hash)
+        await chain.chain.ask("anvil_dropTransaction", wallet.pending[0].last.hash)
         other = Wallet(chain.chain, KEY, SystemClock(), gas=IMPATIENT)
         await other.send_data("another", checksum_address(KEY.node), "0x")
         await chain.mine()
         with pytest.raises(NonceTaken, match="took the place of a gift"):
-            await wallet.finish("a gift")
-        assert wallet.book == ()
+            await wallet.wait_for("a gift")
+        assert wallet.pending == ()
 
 
 @pytest.mark.parametrize("books", [("one", "one"), ("one", "two")])
@@ -134,7 +133,7 @@ async def test_two_processes_with_one_key_lose_and_double_nothing(tmp_path: Path
 
 async def make_token(chain: Anvil, wallet: Wallet) -> NodeId:
     await wallet.send_data("the token", "", chain.chain.encode_creation("TestToken", "Test token", "TEST", 10**9))
-    made = (await wallet.finish("the token")).contract
+    made = (await wallet.wait_for("the token")).contract
     assert made is not None
     return made
 
@@ -154,7 +153,7 @@ async def test_one_that_the_miners_have_dropped_holds_up_the_next_only_until_it_
         again = open_wallet(chain, tmp_path, clock)
         assert await chain.chain.nonce(KEY.node) == 0, "there is a gap"
         clock.late_ms += IMPATIENT.patience_ms
-        await again.tend(await chain.chain.newest())
+        await again.update_pending(await chain.chain.newest())
         await chain.mine()
         assert await chain.chain.nonce(KEY.node) == 2
 
@@ -164,7 +163,7 @@ async def test_fees_above_the_cap_are_waited_out(tmp_path: Path) -> None:
         await chain.give(KEY.node)
         await chain.chain.ask("anvil_setNextBlockBaseFeePerGas", hex(101 * GWEI))
         await chain.mine()
-        with pytest.raises(ChainAway, match="the cap is 100"):
+        with pytest.raises(ChainUnavailable, match="the cap is 100"):
             await open_wallet(chain, tmp_path).send_data("a gift", TO, "0x")
 
 
@@ -172,7 +171,7 @@ async def test_a_transaction_that_needs_more_gas_than_the_cap_is_not_sent(tmp_pa
     async with anvil(tmp_path) as chain:
         await chain.give(KEY.node)
         wallet = Wallet(chain.chain, KEY, SystemClock(), gas=GasConfig(gas_max=100_000))
-        with pytest.raises(NotAllowed, match="the cap is 100000"):
+        with pytest.raises(GasCapExceeded, match="the cap is 100000"):
             await make_token(chain, wallet)
         assert await chain.chain.nonce(KEY.node) == 0
 
@@ -181,6 +180,6 @@ async def test_what_cannot_be_paid_for_is_not_written_down(tmp_path: Path) -> No
     """Else it would be sent some day, beside what was typed again in the meantime."""
     async with anvil(tmp_path) as chain:
         wallet = open_wallet(chain, tmp_path)
-        with pytest.raises(ChainAway, match="holds 0 wei on the chain, and the gas of a gift"):
+        with pytest.raises(ChainUnavailable, match="holds 0 wei on the chain, and the gas of a gift"):
             await wallet.send_data("a gift", TO, "0x")
-        assert wallet.book == () and not (tmp_path / "book.json").exists()
+        assert wallet.pending == () and not (tmp_path / "book.json").exists()

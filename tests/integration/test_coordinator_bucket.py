@@ -7,7 +7,16 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from integration.coordinator_parts import (
+from moto.server import ThreadedMotoServer
+
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import UPLOAD, UploadPurpose, UploadReply
+from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_runtime.http.client import CallRefused
+from prime_runtime.objects.store import S3Config
+from prime_runtime.redaction import Secret
+from support.processes.coordinator import (
     CoordinatorProcess,
     Party,
     make_folder,
@@ -18,15 +27,6 @@ from integration.coordinator_parts import (
     until_beacon,
     until_drawn,
 )
-from moto.server import ThreadedMotoServer
-
-from prime_protocol.entries import Outcome, Role
-from prime_protocol.ids import Digest
-from prime_protocol.messages import UPLOAD, Purpose, UploadReply
-from prime_protocol.receipts import receipt_id
-from prime_runtime.http_errors import Refused
-from prime_runtime.objects import S3Config
-from prime_runtime.secret import Secret
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def process(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def ask(worker: Party, data: bytes, lease: int) -> UploadReply:
-    reply = await worker.call(UPLOAD, worker.announce(data, Purpose.ROLLOUTS, lease=lease))
+    reply = await worker.call(UPLOAD, worker.announce(data, UploadPurpose.ROLLOUTS, lease=lease))
     assert isinstance(reply, UploadReply)
     return reply
 
@@ -87,20 +87,20 @@ async def test_a_file_goes_straight_to_the_bucket_and_counts_once_it_is_what_was
         lease = await worker.lease()
         data, entry = worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
 
-        with pytest.raises(Refused, match="file"):
+        with pytest.raises(CallRefused, match="file"):
             await worker.write(entry)  # nothing is there yet
         place = await ask(worker, data, lease.lease)
         assert not place.stored
         assert place.url.startswith(f"{endpoint}/rollouts/devnet/")
         await put(place.url, data[:-1] + b"?")
-        with pytest.raises(Refused, match="digest"):
+        with pytest.raises(CallRefused, match="digest"):
             await worker.write(entry)  # of the right size, and another file
         await put((await ask(worker, data + b"!", lease.lease)).url, b"of no use")
         await put(place.url, data)
         logged = await worker.write(entry)
         assert await worker.write(entry) == logged
 
-        ((judge, task),) = await until_drawn([validator], receipt_id(entry.receipt))
+        ((judge, task),) = await until_drawn([validator], compute_receipt_id(entry.receipt))
         assert sha256(await get(process, task.file_digest)).digest() == task.file_digest
         await judge.judge(task, Outcome.ACCEPT)
     assert await process.stop() == 0

@@ -10,21 +10,20 @@ from typing import Any
 
 import aiohttp
 import pytest
-from integration.coordinator_parts import NETWORK, CoordinatorProcess, Party, make_folder, party, running
-from integration.postgres_server import create_database, running_postgres
 
-from prime_coordinator.config import BooksConfig, CoordinatorConfig
+from prime_coordinator.config import CoordinatorConfig, LogWriterConfig
 from prime_coordinator.home import database_url, load_log_key
-from prime_coordinator.store import SILENCE_MS_MAX, open_engine, open_log_store
-from prime_protocol import entries as e
-from prime_protocol.codec import decode
+from prime_coordinator.log.store import UNACKNOWLEDGED_MS_MAX, open_engine, open_log_store
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
-from prime_protocol.entries import Record, Role
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger import replay
-from prime_protocol.merkle import Tree, leaf_hash, root_of
-from prime_protocol.note import VerifierKey
-from prime_protocol.treehead import ORIGIN_PREFIX, open_tree_head
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import LogRecord, Role
+from prime_protocol.ledger.replay import replay
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey, open_tree_head
+from prime_protocol.wire.codec import decode
+from support.processes.coordinator import NETWORK, CoordinatorProcess, Party, make_folder, party, running
+from support.processes.postgres import create_database, running_postgres
 
 WRITERS = 6
 KILLS = {"sqlite": 6, "postgresql": 3}
@@ -66,7 +65,7 @@ async def test_nothing_acknowledged_is_lost_and_no_head_is_taken_back(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     database = create_database(request.getfixturevalue("postgres"), "killed") if kind == "postgresql" else None
-    config = await make_folder(tmp_path / "coordinator", database, BooksConfig(head_ms=50))
+    config = await make_folder(tmp_path / "coordinator", database, LogWriterConfig(head_ms=50))
     dice = random.Random(SEED)
     async with AsyncExitStack() as stack, running(config) as process:
         limits = {"attempts_max": 1, "deadline_ms": 2_000}
@@ -93,10 +92,10 @@ def test_a_server_that_vanishes_without_a_word_is_noticed_in_seconds(postgres: s
         wire: Any = connection.connection.dbapi_connection
         told = wire.info.get_parameters()
     engine.dispose()
-    assert int(told["tcp_user_timeout"]) == SILENCE_MS_MAX
-    assert int(told["connect_timeout"]) <= SILENCE_MS_MAX / 1000
+    assert int(told["tcp_user_timeout"]) == UNACKNOWLEDGED_MS_MAX
+    assert int(told["connect_timeout"]) <= UNACKNOWLEDGED_MS_MAX / 1000
     probes_s = int(told["keepalives_idle"]) + int(told["keepalives_interval"]) * int(told["keepalives_count"])
-    assert probes_s <= SILENCE_MS_MAX / 1000
+    assert probes_s <= UNACKNOWLEDGED_MS_MAX / 1000
 
 
 async def kill_often(process: CoordinatorProcess, kills: int, dice: random.Random) -> None:
@@ -118,16 +117,16 @@ async def check_everything(config: CoordinatorConfig, nodes: list[Party]) -> Non
     assert len(acknowledged) > 20, "the writers hardly got through; the test shows nothing"
     for index, frame in acknowledged:
         assert index < len(leaves), f"entry {index} was acknowledged and is lost (seed {SEED})"
-        kept = decode(Record, leaves[index], bytes_max=LOG_ENTRY_BYTES_MAX).frame
+        kept = decode(LogRecord, leaves[index], bytes_max=LOG_ENTRY_BYTES_MAX).frame
         assert kept == frame, f"entry {index} is another one than was acknowledged (seed {SEED})"
     check_heads(config, leaves, {head for node in nodes for head in node.heads})
 
 
 def check_heads(config: CoordinatorConfig, leaves: list[bytes], heads: set[bytes]) -> None:
     key = VerifierKey.of(ORIGIN_PREFIX + NETWORK, load_log_key(config))
-    tree = Tree([leaf_hash(leaf) for leaf in leaves])
+    tree = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves])
     assert len(heads) > 3, "hardly any heads were shown; the test shows nothing"
     for note in heads:
         head = open_tree_head(note, [key])
         assert head.size <= len(leaves), f"a head over {head.size} entries was shown and taken back (seed {SEED})"
-        assert head.root == root_of(head.size, tree.get_node), f"two histories up to {head.size} (seed {SEED})"
+        assert head.root == compute_root(head.size, tree.get_node), f"two histories up to {head.size} (seed {SEED})"

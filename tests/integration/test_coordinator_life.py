@@ -11,11 +11,22 @@ from typing import Any
 
 import aiohttp
 import pytest
-from integration.coordinator_parts import (
+
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.home import CoordinatorHome
+from prime_coordinator.log.replay import VerifiedLog, verify_log
+from prime_protocol.ledger.entries import Outcome, Role, RunFunded
+from prime_protocol.wire.ids import Digest, Step
+from prime_protocol.wire.messages import UPLOAD, UploadPurpose
+from prime_protocol.wire.rpc import RefusalCode
+from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_runtime.http.client import CallRefused
+from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+from support.ledger_network import STAKE
+from support.processes.coordinator import (
     FUND,
     GIFT,
     RUN,
-    STAKE,
     CoordinatorProcess,
     Party,
     make_folder,
@@ -26,18 +37,7 @@ from integration.coordinator_parts import (
     until_beacon,
     until_drawn,
 )
-from integration.postgres_server import create_database, running_postgres
-
-from prime_coordinator.books_check import CheckedLog, check_log
-from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.home import Home
-from prime_protocol.entries import Outcome, Role, RunFunded
-from prime_protocol.exchange import RefusalCode
-from prime_protocol.ids import Digest, Step
-from prime_protocol.messages import UPLOAD, Purpose
-from prime_protocol.receipts import receipt_id
-from prime_runtime.http_errors import Refused
-from prime_runtime.mirror import read_head, read_leaves, read_tile
+from support.processes.postgres import create_database, running_postgres
 
 VALIDATORS = 3
 
@@ -63,14 +63,14 @@ async def process(config: CoordinatorConfig) -> AsyncIterator[CoordinatorProcess
         yield started
 
 
-def read_books(config: CoordinatorConfig) -> CheckedLog:
-    folder = Home(config.folder).mirror
-    return check_log(
-        read_head(folder), lambda size: read_leaves(folder, size), lambda tile: read_tile(folder, tile), None
+def read_books(config: CoordinatorConfig) -> VerifiedLog:
+    folder = CoordinatorHome(config.folder).mirror
+    return verify_log(
+        read_tree_head(folder), lambda size: read_leaves(folder, size), lambda tile: read_tile(folder, tile), None
     )
 
 
-async def until_books(config: CoordinatorConfig, holds: Callable[[CheckedLog], bool]) -> CheckedLog:
+async def until_books(config: CoordinatorConfig, holds: Callable[[VerifiedLog], bool]) -> VerifiedLog:
     """Read the mirror until it shows what is waited for."""
     while True:
         books = read_books(config)
@@ -107,11 +107,11 @@ async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess
         lease = await cast.worker.lease()
         assert [each.lease for each in (await cast.worker.beat()).leases] == [lease.lease]
         data, entry = cast.worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
-        assert (await cast.worker.upload(data, Purpose.ROLLOUTS, lease=lease.lease)).stored
+        assert (await cast.worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)).stored
         logged = await cast.worker.write(entry)
         assert await cast.worker.write(entry) == logged, "sent again, it is told where it stands"
 
-        name = receipt_id(entry.receipt)
+        name = compute_receipt_id(entry.receipt)
         for validator, task in await until_drawn(cast.validators, name):
             assert await download(process, task.file_digest) == data
             await validator.judge(task, Outcome.ACCEPT)
@@ -119,8 +119,8 @@ async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess
         await publish(cast.trainer, 1, name)
         books = await until_books(process.config, lambda books: is_paid(books))
         state = books.ledger.state
-        assert state.books.balances[cast.worker.node] > GIFT - STAKE, "the worker has earned something"
-        assert state.books.balances[cast.worker.node] <= GIFT - STAKE + terms().step_budget_nano
+        assert state.funds.balances[cast.worker.node] > GIFT - STAKE, "the worker has earned something"
+        assert state.funds.balances[cast.worker.node] <= GIFT - STAKE + terms().step_budget_nano
     assert await process.stop() == 0
     verify_with_command(process.config, books.key)
 
@@ -134,12 +134,12 @@ async def test_a_clean_stop_spares_the_next_start_the_folding(process: Coordinat
         await worker.beat()  # it knows the node
 
 
-def is_settled(books: CheckedLog, name: Digest) -> bool:
+def is_settled(books: VerifiedLog, name: Digest) -> bool:
     submission = books.ledger.state.runs[RUN].submissions.get(name)
     return submission is not None and submission.credited
 
 
-def is_paid(books: CheckedLog) -> bool:
+def is_paid(books: VerifiedLog) -> bool:
     step = books.ledger.state.runs[RUN].steps.get(Step(0))
     return step is None or step.paid
 
@@ -159,8 +159,8 @@ async def status_of(process: CoordinatorProcess, path: str) -> int:
 
 
 def verify_with_command(config: CoordinatorConfig, key: Any) -> None:
-    folder = str(Home(config.folder).mirror)
-    command = [sys.executable, "-m", "prime_coordinator.cli", "log", "verify", folder, "--key", str(key)]
+    folder = str(CoordinatorHome(config.folder).mirror)
+    command = [sys.executable, "-m", "prime_coordinator.cli.main", "log", "verify", folder, "--key", str(key)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -175,23 +175,23 @@ async def test_files_are_taken_only_from_those_they_are_due_from(process: Coordi
         digest = Digest(sha256(data).digest())
 
         stranger = cast.validators[0]
-        with pytest.raises(Refused) as refused:
-            await stranger.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+        with pytest.raises(CallRefused) as refused:
+            await stranger.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
         assert refused.value.refusal.code is RefusalCode.FORBIDDEN
-        with pytest.raises(Refused) as refused:
-            await stranger.upload(data, Purpose.MANIFEST)
+        with pytest.raises(CallRefused) as refused:
+            await stranger.upload(data, UploadPurpose.MANIFEST)
         assert refused.value.refusal.code is RefusalCode.FORBIDDEN
 
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(CallRefused) as refused:
             await cast.worker.write(entry)
         assert refused.value.refusal.field == "receipt.file_digest", "the file comes first"
 
-        announced = cast.worker.announce(data, Purpose.ROLLOUTS, lease=lease.lease)
+        announced = cast.worker.announce(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
         reply = await cast.worker.call(UPLOAD, announced)
         assert (reply.stored, reply.url) == (False, "")
-        with pytest.raises(Refused, match="has digest"):
+        with pytest.raises(CallRefused, match="has digest"):
             await cast.worker.put(announced, bytes(len(data)), digest)
-        with pytest.raises(Refused, match="announced were"):
+        with pytest.raises(CallRefused, match="announced were"):
             await cast.worker.put(announced, data[:-1], digest)
         await cast.worker.put(announced, data, digest)
         assert (await cast.worker.call(UPLOAD, announced)).stored
@@ -208,15 +208,15 @@ async def test_a_bad_file_goes_into_quarantine_and_the_next_one_is_taken(process
         lease = await cast.worker.lease()
         wrong = Digest(bytes(32))
         bad, bad_entry = cast.worker.answer(lease, beacon=wrong, root=published.root, wanted=terms())
-        await cast.worker.upload(bad, Purpose.ROLLOUTS, lease=lease.lease)
-        with pytest.raises(Refused) as refused:
+        await cast.worker.upload(bad, UploadPurpose.ROLLOUTS, lease=lease.lease)
+        with pytest.raises(CallRefused) as refused:
             await cast.worker.write(bad_entry)
         assert refused.value.refusal.field == "rows[0].task"
 
         good, entry = cast.worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
-        await cast.worker.upload(good, Purpose.ROLLOUTS, lease=lease.lease)
+        await cast.worker.upload(good, UploadPurpose.ROLLOUTS, lease=lease.lease)
         await cast.worker.write(entry)
-    objects = Home(process.config.folder).objects
+    objects = CoordinatorHome(process.config.folder).objects
     bad_digest = sha256(bad).hexdigest()
     assert (objects / "quarantine" / bad_digest[:2] / bad_digest).read_bytes() == bad
     assert not (objects / "files" / bad_digest[:2] / bad_digest).exists()
@@ -232,10 +232,10 @@ async def test_the_log_is_served_as_static_files_and_health_and_metrics_are_told
     async with party(process, "worker") as worker:
         await worker.join(Role.WORKER)
     await until_books(process.config, lambda books: books.head.size >= 5)
-    mirror = Home(process.config.folder).mirror
+    mirror = CoordinatorHome(process.config.folder).mirror
     async with aiohttp.ClientSession(process.server.url) as session:
         async with session.get("/log/checkpoint") as response:
-            assert (response.status, await response.read()) == (200, read_head(mirror))
+            assert (response.status, await response.read()) == (200, read_tree_head(mirror))
         bundle = next(path for path in (mirror / "tile/entries").rglob("*") if path.is_file())
         async with session.get(f"/log/{bundle.relative_to(mirror)}") as response:
             assert (response.status, await response.read()) == (200, bundle.read_bytes())

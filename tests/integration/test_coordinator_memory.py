@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from integration.coordinator_parts import party, publish
-from integration.trainer_scene import running_scene
-from process_memory import read_anon_kb
+
+from support.process_memory import read_anon_kb
+from support.processes.coordinator import party, publish
+from support.processes.trainer import running_scene
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -10,16 +10,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
-from integration.coordinator_parts import NETWORK, RUN, CoordinatorProcess, key_of, make_folder, running
-from integration.coordinator_process import PASSWORD
 
-from prime_protocol.entries import NodeRegistered, Role
-from prime_protocol.messages import ENTRY_ENDPOINTS, HEARTBEAT, Activity, Heartbeat
+from prime_protocol.ledger.entries import NodeRegistered, Role
+from prime_protocol.wire.messages import ENTRY_ENDPOINTS, HEARTBEAT, Heartbeat, NodeActivity
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import open_client
-from prime_runtime.http_errors import Unreachable
-from prime_runtime.http_limits import ClientLimits
-from prime_runtime.http_listener import ListenConfig
+from prime_runtime.http.client import Unreachable, open_client
+from prime_runtime.http.config import ClientLimits
+from prime_runtime.http.listener import ListenConfig
+from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, key_of, make_folder, running
+from support.processes.coordinator_main import PASSWORD
 
 BIN = Path(sys.executable).with_name("prime-coordinator")
 
@@ -64,7 +63,7 @@ async def test_a_node_that_trusts_the_authority_registers_and_beats(
     process: CoordinatorProcess, authority: Path
 ) -> None:
     register = next(endpoint for endpoint in ENTRY_ENDPOINTS if endpoint.request is NodeRegistered)
-    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=0, head_size=0)
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=0)
     async with client_of(authority) as client:
         entry = NodeRegistered(roles=(Role.WORKER,), hardware="a laptop")
         await client.call(process.server, register, entry)

@@ -18,7 +18,7 @@ pytestmark = [
 async def play(folder: Path, *words: str) -> dict[str, float]:
     """The numbers of the last line."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "prime_coordinator.cli", "devnet", "--folder", str(folder), "--exit", *words),
+        *(sys.executable, "-m", "prime_coordinator.cli.main", "devnet", "--folder", str(folder), "--exit", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spliced_weights import splice_checkpoint
-from tiny_models import EOS, make_checkpoint
 
-from prime_node.checks import find_model_flaws
-from prime_node.engine.engine_config import EngineConfig, EngineKind
-from prime_node.engine.measuring import Claim
-from prime_node.engine.process import EngineProcess, command_of, environment_of
-from prime_node.engine.seam import Order, Sampling, Text
-from prime_protocol.ids import Digest
-from prime_protocol.tolerance import Precision, Tolerance
+from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
+from prime_node.engine.config import EngineConfig, EngineKind
+from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.measurement import ClaimedRow
+from prime_node.engine.process import EngineProcess, build_command, build_environment
+from prime_node.jobs.file_checks import find_model_flaws
+from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_protocol.wire.ids import Digest
+from support.spliced_weights import splice_checkpoint
 
 VLLM = Path(__file__).parents[2] / ".vllm"
-SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=70)
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=70)
 AUDIT = Digest(bytes(range(32)))
 FLOAT32 = Tolerance(
     precision=Precision.FLOAT32,
@@ -50,7 +50,7 @@ class Kind:
         return EngineConfig(engine=self.engine, device="cpu", python=python, variables=variables)
 
     def command(self) -> list[str]:
-        words = list(command_of(self.config(), Precision.FLOAT32))
+        words = list(build_command(self.config(), Precision.FLOAT32))
         words[words.index("--precision") + 1] = self.precision
         return words
 
@@ -63,27 +63,29 @@ CHANGED = frozenset({"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.we
 """The embedding is the output layer too, and vLLM keeps the other tensor together with its neighbour."""
 
 
-def make_orders(count: int) -> list[Order]:
+def make_orders(count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(11)
     return [
-        Order(number=n, prompt=dice.integers(0, 32, int(dice.integers(1, 50))).astype(np.int32), seed=2**63 + n)
+        GenerateRequest(
+            number=n, prompt=dice.integers(0, 32, int(dice.integers(1, 50))).astype(np.int32), seed=2**63 + n
+        )
         for n in range(count)
     ]
 
 
 async def start(kind: Kind, folder: Path, stack: AsyncExitStack) -> EngineProcess:
     place = folder / f"{kind.engine}-{kind.precision}"
-    environment = environment_of(kind.config(), place)
+    environment = build_environment(kind.config(), place)
     process = await EngineProcess.start(kind.command(), environment, place, start_ms=200_000, stall_ms=100_000)
     stack.push_async_callback(process.close)
     return process
 
 
-async def write(process: EngineProcess, orders: list[Order]) -> list[Claim]:
+async def write(process: EngineProcess, orders: list[GenerateRequest]) -> list[ClaimedRow]:
     done = await process.generate(orders, SAMPLING)
     return [
-        Claim(
-            text=Text(number=order.number, prompt=order.prompt, output=completion.tokens, seed=order.seed),
+        ClaimedRow(
+            text=TokenSequence(number=order.number, prompt=order.prompt, output=completion.tokens, seed=order.seed),
             logprobs=completion.logprobs,
             proofs=completion.proofs,
         )
@@ -93,7 +95,7 @@ async def write(process: EngineProcess, orders: list[Order]) -> list[Claim]:
 
 @pytest.mark.skipif(not (VLLM / "bin/python").exists(), reason="vLLM is not installed: make .vllm/ready")
 async def test_what_one_engine_writes_every_other_one_verifies_before_and_after_new_weights(tmp_path: Path) -> None:
-    first, other = (make_checkpoint(tmp_path / f"{seed}", seed=seed, heads=2, kv_heads=1) for seed in (0, 1))
+    first, other = (make_tiny_checkpoint(tmp_path / f"{seed}", seed=seed, heads=2, kv_heads=1) for seed in (0, 1))
     second = splice_checkpoint(tmp_path / "second", first, other, CHANGED)
     orders = make_orders(24)
     async with AsyncExitStack() as stack:
@@ -111,7 +113,7 @@ async def test_what_one_engine_writes_every_other_one_verifies_before_and_after_
                 assert find_model_flaws(rows, Tolerance()), f"{reader} takes what {writer} wrote with the old weights"
 
 
-async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kind, list[Claim]]) -> None:
+async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kind, list[ClaimedRow]]) -> None:
     for reader, process in processes.items():
         for writer in KINDS:
             rows = await process.check(claims[writer], SAMPLING, AUDIT)

@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from integration.node_parts import Network, Node, running_network
+
+from support.processes.nodes import Network, Node, running_network
 
 VLLM = Path(__file__).parents[2] / ".vllm/bin/python"
 WAIT_S = 900.0

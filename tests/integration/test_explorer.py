@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.coordinator_parts import RUN
-from integration.explorer_parts import CHROMIUM, DRIVER, MARKUP, Stage, open_browser, open_stage, set_screen, wait_for
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from prime_protocol import entries as e
 from prime_protocol.constants import TILE_HASHES
-from prime_protocol.entries import Role
-from prime_protocol.names import friendly_name
-from prime_protocol.tiles import Bundle, Tile
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Role
+from prime_protocol.log.tiles import EntryBundle, Tile
+from prime_protocol.wire.ids import friendly_name
+from support.processes.coordinator import RUN
+from support.processes.explorer import CHROMIUM, DRIVER, MARKUP, Stage, open_browser, open_stage, set_screen, wait_for
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver: apt-get install chromium-driver"
@@ -189,7 +189,7 @@ def tampered(path: Path, place: int) -> Iterator[None]:
 def test_a_tampered_tile_or_entry_fails_visibly(stage: Stage, browser: webdriver.Chrome) -> None:
     size = json.loads(get(stage, "/api/v1/log/head")[2])["size"]
     assert size < TILE_HASHES, "the tests name the one partial tile"
-    tile, bundle = stage.mirror / Tile(0, 0, size).path, stage.mirror / Bundle(0, size).path
+    tile, bundle = stage.mirror / Tile(0, 0, size).path, stage.mirror / EntryBundle(0, size).path
     for path, place in ((tile, 3 * 32), (tile, 0), (bundle, 40)):
         with tampered(path, place):
             browser.get(f"{stage.url}/log/0")
@@ -348,7 +348,7 @@ def test_a_reader_can_choose_dark_and_it_stays(stage: Stage, browser: webdriver.
 
 
 def test_pages_api_and_log_verify_say_the_same_of_every_node(stage: Stage, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prime_coordinator.cli", "log", "verify", str(stage.mirror), "--json"]
+    command = [sys.executable, "-m", "prime_coordinator.cli.main", "log", "verify", str(stage.mirror), "--json"]
     verified = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["nodes"]
     assert len(verified) >= 7
     for address, books in verified.items():

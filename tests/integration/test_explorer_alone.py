@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explorer_rig import KeyedWorld, mirror
-from ledger_world import RUN
 
-from prime_coordinator.cli import main
-from prime_protocol.entries import Outcome, Role
+from prime_coordinator.cli.main import main
+from prime_protocol.ledger.entries import Outcome, Role
+from support.explorer_index import KeyedWorld, mirror
+from support.ledger_network import RUN
 
 WAIT_S = 60.0
 
@@ -27,7 +27,7 @@ WAIT_S = 60.0
 @contextmanager
 def exploring(log: str | Path, keep: Path, *words: str) -> Iterator[str]:
     """The command, until it serves; its address."""
-    command = [sys.executable, "-m", "prime_coordinator.cli", "explorer", "--log", str(log), "--keep", str(keep)]
+    command = [sys.executable, "-m", "prime_coordinator.cli.main", "explorer", "--log", str(log), "--keep", str(keep)]
     process = subprocess.Popen([*command, "--port", "0", *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from integration.coordinator_parts import FUND, party
-from integration.node_parts import TERMS, Network, Node, alter_checkpoint, running_network
-from integration.swarm_parts import run_command, until
 
-from prime_node.journal import PieceState
-from prime_protocol.entries import RunFunded
-from prime_protocol.units import compute_units
+from prime_node.storage.journal import JobState
+from prime_protocol.ledger.entries import RunFunded
+from prime_protocol.ledger.rewards import compute_units
+from support.processes.coordinator import FUND, party
+from support.processes.nodes import TERMS, Network, Node, alter_checkpoint, running_network
+from support.processes.swarm import run_command, until
 
-DONE = (PieceState.CREDITED, PieceState.PAID)
+DONE = (JobState.CREDITED, JobState.PAID)
 
 
 async def ask(network: Network, path: str) -> Any:
@@ -43,7 +43,7 @@ async def test_rollouts_pages_and_log_verify_agree(tmp_path: Path) -> None:
         )
         await network.publish(alter_checkpoint(network.checkpoint, tmp_path / "step-1", share=0.01), 1)
         paid = "a step that is paid"
-        await until(lambda: PieceState.PAID in {piece.state for piece in worker.pieces()}, paid, lambda: "")
+        await until(lambda: JobState.PAID in {piece.state for piece in worker.pieces()}, paid, lambda: "")
         assert await worker.command.stop() == 0
         code, text = await run_command("prime-node", "rollouts", "--json", "--folder", str(worker.folder))
         assert code == 0, text

@@ -5,16 +5,15 @@ import socket
 from contextlib import AsyncExitStack
 
 import pytest
-from gossip_words import NETWORK, RUN, key_of, serving
 
 from prime_protocol.errors import LocalError
-from prime_protocol.gossip import Gossip
-from prime_protocol.gossip_guard import GossipGuard
+from prime_protocol.gossip.guard import GossipGuard
+from prime_protocol.gossip.messages import ReceivedGossip
 from prime_runtime.clock import SystemClock
-from prime_runtime.gossip_half import GossipHalf
-from prime_runtime.gossip_voice import Voice
-from prime_runtime.p2p_config import P2PConfig
-from prime_runtime.sequence import Sequence
+from prime_runtime.gossip.config import P2PConfig
+from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
+from prime_runtime.keys import SequenceCounter
+from support.gossip_examples import NETWORK, RUN, key_of, serving
 
 HERE = "/ip4/127.0.0.1/tcp/0"
 WAIT_S = 60.0
@@ -27,10 +26,12 @@ class Program:
         key, clock = key_of(name), SystemClock()
         guard = GossipGuard(NETWORK, is_trainer=lambda run, node: False)
         config = P2PConfig(enabled=True, listen=listen)
-        self.half = GossipHalf(key, NETWORK, config, clock=clock, guard=guard)
+        self.half = Libp2pTransport(key, NETWORK, config, clock=clock, guard=guard)
         self.half.add_bootstrap(bootstrap)
-        self.voice = Voice(key, NETWORK, guard, clock=clock, sequence=Sequence(), ways=(self.half.pass_on,))
-        self.heard: list[Gossip] = []
+        self.voice = GossipPublisher(
+            key, NETWORK, guard, clock=clock, sequence=SequenceCounter(), ways=(self.half.send,)
+        )
+        self.heard: list[ReceivedGossip] = []
         self.task = asyncio.create_task(self.half.run(self.heard.append, lambda: [RUN]))
 
     async def until_on(self) -> None:
@@ -56,10 +57,10 @@ async def test_what_one_program_says_another_hears_and_both_say_when_they_are_of
         assert second.half.reason == ""
         async with asyncio.timeout(WAIT_S):
             while not first.heard:
-                await second.voice.say(RUN, serving(0))
+                await second.voice.publish(RUN, serving(0))
                 await asyncio.sleep(0.5)
         assert first.heard[0].message == serving(0)
-        assert first.heard[0].letter.sender == key_of("b").node
+        assert first.heard[0].payload.sender == key_of("b").node
         assert second.heard == [], "our own words do not come back"
     assert first.half.status() is None
     assert first.half.reason == "it is starting again"
@@ -73,14 +74,14 @@ async def test_a_taken_port_is_told_and_harms_nobody() -> None:
         with pytest.raises(LocalError) as caught:
             await program.task
     assert program.half.reason == str(caught.value)
-    assert await program.voice.say(RUN, serving(0)) is not None, "there is nobody to tell, and nothing breaks"
+    assert await program.voice.publish(RUN, serving(0)) is not None, "there is nobody to tell, and nothing breaks"
     assert program.voice.failures == {}
 
 
 async def test_a_half_that_is_not_wanted_says_so_and_is_done() -> None:
     key = key_of("a")
     guard = GossipGuard(NETWORK, is_trainer=lambda run, node: False)
-    half = GossipHalf(key, NETWORK, P2PConfig(), clock=SystemClock(), guard=guard)
+    half = Libp2pTransport(key, NETWORK, P2PConfig(), clock=SystemClock(), guard=guard)
     await half.run(lambda gossip: None, lambda: [RUN])
     assert (half.reason, half.status(), half.addresses) == ("p2p.enabled is false", None, ())
 
@@ -89,6 +90,6 @@ def test_a_program_does_not_dial_itself_and_nobody_twice() -> None:
     own, other = key_of("a"), key_of("b")
     guard = GossipGuard(NETWORK, is_trainer=lambda run, node: False)
     peers = [f"/ip4/10.0.0.1/tcp/1/p2p/{key.peer_id()}" for key in (own, other)]
-    half = GossipHalf(own, NETWORK, P2PConfig(bootstrap=(peers[1],)), clock=SystemClock(), guard=guard)
+    half = Libp2pTransport(own, NETWORK, P2PConfig(bootstrap=(peers[1],)), clock=SystemClock(), guard=guard)
     half.add_bootstrap(peers)
     assert half.bootstrap == (peers[1],)

@@ -6,20 +6,19 @@ from hashlib import sha256
 
 import pytest
 import pytest_asyncio
-from integration.sandboxes import survivors
 
 from prime_protocol.tasks import examples
-from prime_protocol.tasks.family import Family, Grade, Reason, SandboxJob
+from prime_protocol.tasks.family import Grade, GradeReason, SandboxJob, TaskFamily, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
-from prime_runtime.sandbox import Sandbox
+from prime_runtime.sandbox.sandbox import Sandbox
+from support.processes.sandboxes import survivors
 
 pytest.importorskip("math_verify")
 pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RIGHT, WRONG = Grade(1.0, Reason.RIGHT), Grade(0.0, Reason.WRONG)
-CRASHED, TIMEOUT = Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.TIMEOUT)
+RIGHT, WRONG = Grade(1.0, GradeReason.RIGHT), Grade(0.0, GradeReason.WRONG)
+CRASHED, TIMEOUT = Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.TIMEOUT)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,7 +28,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         assert survivors(sandbox) == set()
 
 
-def open_example(family: str, data: bytes) -> Family:
+def open_example(family: str, data: bytes) -> TaskFamily:
     return open_family(TaskSetSpec.parse(f"{family}?dataset=0x{sha256(data).hexdigest()}"), data)
 
 
@@ -37,14 +36,14 @@ MATH = open_example("math-answer", examples.MATH)
 CODE = open_example("python-code", examples.CODE)
 
 
-async def grade(sandbox: Sandbox, family: Family, index: int, completion: str) -> Grade:
+async def grade(sandbox: Sandbox, family: TaskFamily, index: int, completion: str) -> Grade:
     """As a validator does it, with less CPU time for what never ends."""
     task = family.make(index)
     found = family.grade(task, "</think>" + completion)
     if isinstance(found, Grade):
         return found
     quick: SandboxJob = replace(found, limits=replace(found.limits, cpu_s=1))
-    return family.conclude(task, await sandbox.run(quick))
+    return family.grade_outcome(task, await sandbox.run(quick))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from integration.http_parts import (
+
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import Digest, NetworkId
+from prime_protocol.wire.rpc import Refusal, RefusalCode, open_reply
+from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.messages import ENVELOPE_TYPE, REFUSAL_TYPE
+from support.processes.signed_http import (
     DOUBLE,
     LANES,
     NETWORK,
@@ -24,15 +31,8 @@ from integration.http_parts import (
     send_raw,
 )
 
-from prime_protocol.codec import decode, encode
-from prime_protocol.envelope import open_envelope
-from prime_protocol.exchange import Refusal, RefusalCode, open_reply
-from prime_protocol.ids import Digest, NetworkId
-from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE
-from prime_runtime.http_client import Server
 
-
-async def post(server: Server, body: Any, path: str = DOUBLE.path, **headers: str) -> tuple[int, Refusal | None]:
+async def post(server: ServerAddress, body: Any, path: str = DOUBLE.path, **headers: str) -> tuple[int, Refusal | None]:
     """Status and refusal; a signed refusal is checked against the request's bytes."""
     async with (
         aiohttp.ClientSession() as session,
@@ -54,7 +54,7 @@ def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(LANES, "express", request.param)
 
 
-async def assert_alive(server: Server) -> None:
+async def assert_alive(server: ServerAddress) -> None:
     async with client_of() as client:
         assert (await client.call(server, DOUBLE, Ask(4))).message == Told(8)
 
@@ -120,7 +120,7 @@ async def test_a_sender_with_too_many_live_envelopes_is_slowed_down() -> None:
 
     async with running_server(sender_burst=10_000, address_burst=10_000) as (made, server):
         for sequence in range(REPLAY_SENDER_ENTRIES_MAX):
-            made._guard.admit(open_envelope(sealed(sequence=sequence), network=NETWORK).letter, START_MS)
+            made._guard.admit(open_envelope(sealed(sequence=sequence), network=NETWORK).payload, START_MS)
         status, refusal = await post(server, sealed(sequence=10**9))
         assert refusal is not None
         assert (status, refusal.code, refusal.retry_after_ms) == (429, RefusalCode.RATE_LIMITED, 10_000)
@@ -264,4 +264,4 @@ async def test_a_caller_who_hangs_up_does_not_stop_the_handler_or_the_server() -
 
 
 def test_the_frame_under_test_is_honest() -> None:
-    assert open_envelope(HONEST, network=NETWORK).letter.sender == NODE_KEY.node
+    assert open_envelope(HONEST, network=NETWORK).payload.sender == NODE_KEY.node

@@ -9,7 +9,17 @@ from hashlib import sha256
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
-from integration.http_parts import (
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.rpc import Refusal, RefusalCode, seal_reply
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable
+from prime_runtime.http.messages import ENVELOPE_TYPE, REFUSAL_TYPE, RefusalError
+from prime_runtime.http.server import Caller
+from support.processes.signed_http import (
     DOUBLE,
     NETWORK,
     NODE_KEY,
@@ -22,17 +32,6 @@ from integration.http_parts import (
     client_of,
     running_server,
 )
-
-from prime_protocol.codec import encode
-from prime_protocol.envelope import open_envelope
-from prime_protocol.errors import RemoteError
-from prime_protocol.exchange import Refusal, RefusalCode, seal_reply
-from prime_protocol.ids import Digest
-from prime_protocol.signing import WalletKey
-from prime_runtime.http_body import ENVELOPE_TYPE, REFUSAL_TYPE, RefuseRequest
-from prime_runtime.http_client import Server
-from prime_runtime.http_errors import Refused, Unreachable
-from prime_runtime.http_server import Caller
 
 Answerer = Callable[[bytes], Awaitable[web.StreamResponse]]
 BUSY = Refusal(code=RefusalCode.OVERLOADED, field="", problem="busy", retry_after_ms=300, now_ms=START_MS)
@@ -57,7 +56,7 @@ def unsigned(refusal: Refusal, status: int = 503) -> web.Response:
 
 
 @asynccontextmanager
-async def scripted(*answers: web.Response | str | None) -> AsyncIterator[tuple[Server, list[bytes]]]:
+async def scripted(*answers: web.Response | str | None) -> AsyncIterator[tuple[ServerAddress, list[bytes]]]:
     """A real server that gives these answers in turn: a response, "good", "drop" (hang up) or "hang" (say nothing)."""
     frames: list[bytes] = []
 
@@ -74,7 +73,7 @@ async def scripted(*answers: web.Response | str | None) -> AsyncIterator[tuple[S
         return good(frames[-1])
 
     async with RawTestServer(answer) as made:
-        yield Server(f"http://127.0.0.1:{made.port}", SERVER_KEY.node), frames
+        yield ServerAddress(f"http://127.0.0.1:{made.port}", SERVER_KEY.node), frames
 
 
 async def test_a_busy_server_is_asked_again_after_the_time_it_named() -> None:
@@ -93,7 +92,7 @@ async def test_a_busy_server_is_asked_again_after_the_time_it_named() -> None:
 async def test_every_attempt_is_sealed_anew() -> None:
     async with scripted(unsigned(BUSY), "good") as (server, frames), client_of() as client:
         await client.call(server, DOUBLE, Ask(21))
-    letters = [open_envelope(frame, network=NETWORK).letter for frame in frames]
+    letters = [open_envelope(frame, network=NETWORK).payload for frame in frames]
     assert len({letter.sequence for letter in letters}) == 2
     assert {letter.sender for letter in letters} == {NODE_KEY.node}
 
@@ -101,7 +100,7 @@ async def test_every_attempt_is_sealed_anew() -> None:
 async def test_the_last_failure_is_raised_when_all_attempts_are_used() -> None:
     clock = TestClock()
     async with scripted(unsigned(BUSY)) as (server, frames), client_of(clock=clock, attempts_max=4) as client:
-        with pytest.raises(Refused, match="busy"):
+        with pytest.raises(CallRefused, match="busy"):
             await client.call(server, DOUBLE, Ask(21))
     assert len(frames) == 4
     assert len(clock.slept_ms) == 3
@@ -114,7 +113,7 @@ async def test_the_wait_grows_up_to_its_bound_and_is_drawn() -> None:
         scripted(unsigned(quick)) as (server, _),
         client_of(clock=clock, attempts_max=9, backoff_ms=100, backoff_ms_max=400) as client,
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             await client.call(server, DOUBLE, Ask(21))
     spans = [100, 200, 400, 400, 400, 400, 400, 400]
     assert all(0 <= slept <= span for slept, span in zip(clock.slept_ms, spans, strict=True))
@@ -125,7 +124,7 @@ async def test_a_server_cannot_make_a_client_wait_for_ever() -> None:
     clock = TestClock()
     later = replace(BUSY, retry_after_ms=10**12)
     async with scripted(unsigned(later)) as (server, frames), client_of(clock=clock, deadline_ms=2**31) as client:
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             await client.call(server, DOUBLE, Ask(21))
     assert (len(frames), clock.slept_ms) == (1, [])
 
@@ -133,7 +132,7 @@ async def test_a_server_cannot_make_a_client_wait_for_ever() -> None:
 async def test_a_wait_past_the_deadline_is_not_begun() -> None:
     clock = TestClock()
     async with scripted(unsigned(BUSY)) as (server, frames), client_of(clock=clock) as client:
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             await client.call(server, DOUBLE, Ask(21), deadline_ms=250)
     assert (len(frames), clock.slept_ms) == (1, [])
 
@@ -155,14 +154,14 @@ async def test_a_handler_that_timed_out_is_asked_again_only_if_twice_is_as_good_
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise RefuseRequest(RefusalCode.TIMED_OUT, "", "late")
+            raise RefusalError(RefusalCode.TIMED_OUT, "", "late")
         return Told(1)
 
     for endpoint, expected in [(DOUBLE, 2), (SPEND, 1)]:
         calls = 0
         async with running_server(handlers={endpoint: first_late}) as (_, server), client_of() as client:
             if expected == 1:
-                with pytest.raises(Refused, match="late"):
+                with pytest.raises(CallRefused, match="late"):
                     await client.call(server, endpoint, Ask(1))
             else:
                 await client.call(server, endpoint, Ask(1))
@@ -217,7 +216,7 @@ async def test_a_server_that_is_not_there_is_explained_and_tried_again() -> None
     clock = TestClock()
     async with client_of(clock=clock, attempts_max=3) as client:
         with pytest.raises(Unreachable, match=r"cannot reach http://127.0.0.1:1: connection refused; is the coord"):
-            await client.call(Server("http://127.0.0.1:1", SERVER_KEY.node), SPEND, Ask(21))
+            await client.call(ServerAddress("http://127.0.0.1:1", SERVER_KEY.node), SPEND, Ask(21))
     assert len(clock.slept_ms) == 2
 
 

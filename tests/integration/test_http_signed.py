@@ -7,7 +7,20 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
-from integration.http_parts import (
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import NetworkId, RunId
+from prime_protocol.wire.rpc import RefusalCode, open_reply
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable
+from prime_runtime.http.config import ServerLimits
+from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.messages import RefusalError
+from prime_runtime.http.server import Caller, HttpServer
+from prime_runtime.metrics import Metrics, RequestMetrics
+from prime_runtime.settings.schema import ConfigError
+from support.processes.signed_http import (
     DOUBLE,
     LANES,
     NETWORK,
@@ -22,20 +35,6 @@ from integration.http_parts import (
     double,
     running_server,
 )
-
-from prime_protocol.envelope import open_envelope
-from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.exchange import RefusalCode, open_reply
-from prime_protocol.ids import NetworkId, RunId
-from prime_protocol.signing import WalletKey
-from prime_runtime.http_body import RefuseRequest
-from prime_runtime.http_client import Server
-from prime_runtime.http_errors import Refused, Unreachable
-from prime_runtime.http_limits import ServerLimits
-from prime_runtime.http_listener import ListenConfig
-from prime_runtime.http_server import Caller, HttpServer
-from prime_runtime.metrics import Metrics, RequestMetrics
-from prime_runtime.settings import ConfigError
 
 
 @pytest.fixture(params=[False, True], ids=["usual", "express"], autouse=True)
@@ -67,10 +66,12 @@ async def test_many_calls_at_once_are_each_answered_with_their_own_reply() -> No
 
 async def test_a_handlers_refusal_reaches_the_caller_whole() -> None:
     async def refuse(caller: Caller, message: Ask) -> Told:
-        raise RefuseRequest(RefusalCode.CONFLICT, "lease.slots[3]", "is\nheld by another", retry_after_ms=1)
+        raise RefusalError(RefusalCode.CONFLICT, "lease.slots[3]", "is\nheld by another", retry_after_ms=1)
 
     async with running_server(handlers={DOUBLE: refuse}) as (_, server), client_of() as client:
-        with pytest.raises(Refused, match=r"refused it \(conflict\): lease.slots\[3\]: is\\nheld by another") as caught:
+        with pytest.raises(
+            CallRefused, match=r"refused it \(conflict\): lease.slots\[3\]: is\\nheld by another"
+        ) as caught:
             await client.call(server, DOUBLE, Ask(1))
     assert caught.value.refusal.code is RefusalCode.CONFLICT
 
@@ -80,7 +81,7 @@ async def test_a_remote_error_of_a_handler_is_the_callers_fault() -> None:
         raise RemoteError("Ask.number", "is odd")
 
     async with running_server(handlers={DOUBLE: check}) as (_, server), client_of() as client:
-        with pytest.raises(Refused, match=r"\(malformed\): Ask.number: is odd"):
+        with pytest.raises(CallRefused, match=r"\(malformed\): Ask.number: is odd"):
             await client.call(server, DOUBLE, Ask(1))
 
 
@@ -93,7 +94,7 @@ async def test_a_bug_shows_as_an_incident_and_never_as_a_trace(caplog: pytest.Lo
 
     async with running_server(handlers={DOUBLE: crash, SPEND: wrong_reply}) as (_, server), client_of() as client:
         for endpoint in (DOUBLE, SPEND):
-            with caplog.at_level(logging.ERROR), pytest.raises(Refused, match="incident") as caught:
+            with caplog.at_level(logging.ERROR), pytest.raises(CallRefused, match="incident") as caught:
                 await client.call(server, endpoint, Ask(1))
             assert "inside" not in str(caught.value)
             incident = caught.value.refusal.problem.split()[-1]
@@ -106,7 +107,7 @@ async def test_a_slow_handler_is_cut_off() -> None:
         raise AssertionError
 
     async with running_server(handlers={SPEND: hang}, handle_ms=20) as (_, server), client_of() as client:
-        with pytest.raises(Refused, match="was not done within 20 ms"):
+        with pytest.raises(CallRefused, match="was not done within 20 ms"):
             await client.call(server, SPEND, Ask(1))
 
 
@@ -115,7 +116,7 @@ async def test_a_slow_handler_is_cut_off() -> None:
 )
 async def test_a_wrong_clock_is_named_with_its_size(shift_ms: int, words: str) -> None:
     async with running_server() as (_, server), client_of(clock=TestClock(START_MS + shift_ms)) as client:
-        with pytest.raises(Refused, match=words) as caught:
+        with pytest.raises(CallRefused, match=words) as caught:
             await client.call(server, DOUBLE, Ask(1))
     assert caught.value.refusal.code is RefusalCode.CLOCK
 
@@ -131,7 +132,7 @@ async def test_a_reply_by_another_key_is_not_believed() -> None:
     other = WalletKey.from_secret(b"\x33" * 32).node
     async with running_server() as (_, server), client_of() as client:
         with pytest.raises(RemoteError, match="expected the server"):
-            await client.call(Server(server.url, other), DOUBLE, Ask(1))
+            await client.call(ServerAddress(server.url, other), DOUBLE, Ask(1))
 
 
 async def test_past_the_limit_requests_are_turned_away_and_not_queued() -> None:
@@ -148,7 +149,7 @@ async def test_past_the_limit_requests_are_turned_away_and_not_queued() -> None:
     ):
         first = asyncio.create_task(client.call(server, SPEND, Ask(1)))
         await inside.wait()
-        with pytest.raises(Refused, match="too many at once") as caught:
+        with pytest.raises(CallRefused, match="too many at once") as caught:
             await client.call(server, SPEND, Ask(2))
         assert caught.value.refusal.retry_after_ms == 1000
         go.set()
@@ -164,7 +165,7 @@ async def test_one_key_cannot_ask_faster_than_its_rate() -> None:
     ):
         for number in range(2):
             await client.call(server, DOUBLE, Ask(number))
-        with pytest.raises(Refused, match="too many from your key"):
+        with pytest.raises(CallRefused, match="too many from your key"):
             await client.call(server, DOUBLE, Ask(3))
         await other.call(server, DOUBLE, Ask(4))
 
@@ -233,7 +234,7 @@ async def test_a_request_on_an_open_connection_of_a_stopping_server_is_told_to_c
         await client.call(server, SPEND, Ask(0))
         stop = asyncio.create_task(made.stop())
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="this server is stopping"):
+        with pytest.raises(CallRefused, match="this server is stopping"):
             await client.call(server, SPEND, Ask(0))
         go.set()
         await first
@@ -265,7 +266,7 @@ async def test_metrics_count_the_answers() -> None:
     made.app.router.add_get("/metrics", metrics.handle)
     port = await made.start(ListenConfig())
     async with client_of(attempts_max=1) as client, aiohttp.ClientSession() as session:
-        server = Server(f"http://127.0.0.1:{port}", SERVER_KEY.node)
+        server = ServerAddress(f"http://127.0.0.1:{port}", SERVER_KEY.node)
         await client.call(server, DOUBLE, Ask(1))
         async with session.post(server.url + DOUBLE.path, data=b"junk") as response:
             assert response.status == 400
@@ -286,7 +287,7 @@ async def test_tls_works_and_a_certificate_that_nobody_vouches_for_is_explained(
     made = HttpServer(SERVER_KEY, NETWORK, clock=TestClock(), limits=ServerLimits())
     made.add(DOUBLE, double)
     port = await made.start(ListenConfig(tls_certificate=certificate, tls_key=key))
-    server = Server(f"https://localhost:{port}", SERVER_KEY.node)
+    server = ServerAddress(f"https://localhost:{port}", SERVER_KEY.node)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     async with client_of(authority=tmp_path / "ca.pem") as client:
         assert (await client.call(server, DOUBLE, Ask(1))).message == Told(2)
@@ -321,7 +322,7 @@ async def test_a_taken_port_and_a_foreign_address_are_explained() -> None:
 )
 def test_a_url_that_is_no_server_is_refused(url: str) -> None:
     with pytest.raises(LocalError, match=r"URL"):
-        Server(url, SERVER_KEY.node)
+        ServerAddress(url, SERVER_KEY.node)
 
 
 def test_a_certificate_without_its_key_is_refused() -> None:

@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from integration.coordinator_parts import key_of
-from integration.node_parts import Network, Node, alter_checkpoint, running_network
-from integration.swarm_parts import run_command, until
-
-from prime_devnet.cheating_child import write_interpreter
-from prime_devnet.cheats import LAZY
-from prime_node.journal import PieceState
+from prime_lab.cheats.engines import LAZY
+from prime_lab.cheats.process import write_interpreter
+from prime_node.storage.journal import JobState
 from prime_protocol.constants import BASIS_POINTS
-from prime_protocol.ids import NodeId
-from prime_protocol.looks import is_refuted
+from prime_protocol.proofs.read_proofs import is_read_proof_refuted
+from prime_protocol.wire.ids import NodeId
+from support.processes.coordinator import key_of
+from support.processes.nodes import Network, Node, alter_checkpoint, running_network
+from support.processes.swarm import run_command, until
 
 STEPS_MAX = 8
 """Until the one that does not read is drawn: each file is judged by one of the two."""
@@ -43,7 +42,7 @@ async def test_who_does_not_read_is_found_out_and_not_paid_for_it(tmp_path: Path
 
 def is_credited(worker: Node, step: int) -> bool:
     pieces = [piece for piece in worker.pieces() if piece.step == step]
-    return bool(pieces) and all(piece.state in (PieceState.CREDITED, PieceState.PAID) for piece in pieces)
+    return bool(pieces) and all(piece.state in (JobState.CREDITED, JobState.PAID) for piece in pieces)
 
 
 async def was_refuted(network: Network, idler: NodeId) -> bool:
@@ -53,7 +52,7 @@ async def was_refuted(network: Network, idler: NodeId) -> bool:
     found = False
     for name, each in seen:
         is_idler = each["reader"] == str(idler)
-        assert is_refuted(read_bytes(given[name]["looks"]), read_bytes(each["looks"])) == is_idler
+        assert is_read_proof_refuted(read_bytes(given[name]["looks"]), read_bytes(each["looks"])) == is_idler
         found = found or is_idler
     return found
 

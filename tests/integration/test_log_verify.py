@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_world import DAY_MS, World
-from mirrors import write_mirror
 
-from prime_protocol import entries as e
-from prime_protocol.entries import Outcome, Role
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.note import VerifierKey
-from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
+from prime_protocol.wire.ids import Digest, NodeId
+from support.ledger_network import DAY_MS, World
+from support.mirrors import write_mirror
 
 COMMAND = Path(sys.executable).with_name("prime-coordinator")
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(sha256(b"log key of this test").digest())
@@ -58,7 +57,7 @@ def test_sound_log_verifies_and_its_books_come_out_as_json(tmp_path: Path) -> No
     books = json.loads(done.stdout)
     assert books["entries"] == world.state.size
     assert books["root"] == str(world.state.frontier.root())
-    assert books["value_nano"]["held"] == world.state.books.held_nano()
+    assert books["value_nano"]["held"] == world.state.funds.total_nano()
     assert books["nodes"][str(world.id("ann"))]["settled"] == {"accept": 1, "soft": 0, "hard": 0}
     shown = verify(tmp_path).stdout
     assert "every signature, author, rule and tile holds" in shown

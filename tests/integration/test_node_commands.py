@@ -19,21 +19,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from integration.coordinator_parts import RUN, key_of
-from integration.swarm_parts import Command, Swarm, running_swarm, until
 
-from prime_node.cli import main
-from prime_node.commands.door import call
+from prime_node.app import run
+from prime_node.cli.context import call_node
+from prime_node.cli.main import main
 from prime_node.config import NodeConfig, NodeRole, PageConfig
-from prime_node.first_contact import FirstContact
-from prime_node.home import Home
-from prime_node.life import run
+from prime_node.joining import CoordinatorDiscovery
+from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
-from prime_protocol.keystore import decrypt_key, encrypt_key
-from prime_runtime import key_file
+from prime_protocol.wire.keystore import decrypt_key, encrypt_key
+from prime_runtime import keys as key_file
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import open_client
-from prime_runtime.http_listener import ListenConfig
+from prime_runtime.http.client import open_client
+from prime_runtime.http.listener import ListenConfig
+from support.processes.coordinator import RUN, key_of
+from support.processes.swarm import Command, Swarm, running_swarm, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BIN = Path(sys.executable).parent / "prime-node"
@@ -68,7 +68,7 @@ class Owner:
         return said
 
     async def status(self) -> dict[str, Any]:
-        return await call(self.folder, "GET", "/status")
+        return await call_node(self.folder, "GET", "/status")
 
 
 async def type_(*words: str | Path, stdin: str = "") -> Said:
@@ -97,12 +97,12 @@ async def owner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Owner
         node = Command((*words, "--coordinator", url), variables={"PRIME_PASSWORD": ""})
         await node.start()
         await until(lambda: any("joined" in line for line in node.lines), "a start", lambda: node.tail)
-        open_fast(Home(folder))
+        open_fast(NodeFolder(folder))
         yield Owner(swarm, node, folder)
         await node.kill()
 
 
-def open_fast(home: Home) -> None:
+def open_fast(home: NodeFolder) -> None:
     """The same key behind a cheap password: its real cost is not what is tested here."""
     password = home.password.read_text().strip()
     key = decrypt_key(home.key.read_text(), password)
@@ -211,7 +211,7 @@ async def test_a_second_start_in_the_folder_names_the_first(owner: Owner) -> Non
     said = await owner.type("start")
     assert said.code == 1
     assert "another node runs in" in said.err
-    assert f"process {json.loads(Home(owner.folder).lock.read_text())['pid']}" in said.err
+    assert f"process {json.loads(NodeFolder(owner.folder).lock.read_text())['pid']}" in said.err
 
 
 # --- Keys and stake -------------------------------------------------------------------------------------------------
@@ -290,9 +290,9 @@ async def test_a_diagnosis_holds_what_helps_and_no_secret(owner: Owner, tmp_path
     assert b"joined" in files["log.jsonl"] or b"node 0x" in files["log.jsonl"]
     assert b"prime-swarm" in files["versions.txt"]
     everything = b"".join(files.values())
-    assert Home(owner.folder).password.read_text().strip().encode() not in everything
-    assert json.loads(Home(owner.folder).lock.read_text())["token"].encode() not in everything
-    assert json.loads(Home(owner.folder).key.read_text())["crypto"]["ciphertext"].encode() not in everything
+    assert NodeFolder(owner.folder).password.read_text().strip().encode() not in everything
+    assert json.loads(NodeFolder(owner.folder).lock.read_text())["token"].encode() not in everything
+    assert json.loads(NodeFolder(owner.folder).key.read_text())["crypto"]["ciphertext"].encode() not in everything
 
 
 async def test_a_service_is_installed_where_systemd_answers(
@@ -358,7 +358,7 @@ async def test_a_wrong_first_start_is_told_what_to_do(owner: Owner, tmp_path: Pa
         assert problem in str(caught.value)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().remove_signal_handler(number)
-    assert not Home(tmp_path / "node").config.exists(), "nothing wrong was written down"
+    assert not NodeFolder(tmp_path / "node").config.exists(), "nothing wrong was written down"
 
 
 class AnHourAhead(SystemClock):
@@ -375,11 +375,11 @@ async def test_a_clock_that_is_an_hour_off_is_named_and_waited_for(owner: Owner,
         run=RUN,
     )
     clock, stop, said = AnHourAhead(), asyncio.Event(), list[str]()
-    contact = FirstContact(config, stop, clock, said.append)
+    contact = CoordinatorDiscovery(config, stop, clock, said.append)
     async with open_client(
         key=key_of("late"), network=config.network_id, clock=clock, dice=random.Random(1), limits=config.client
     ) as client:
-        asking = asyncio.create_task(contact.find_trainer(config, client))
+        asking = asyncio.create_task(contact.resolve_trainer(config, client))
         await until(lambda: bool(said), "a first answer")
         stop.set()
         assert await asking is None
@@ -391,17 +391,17 @@ async def test_a_damaged_key_and_a_wrong_password_are_told_apart(owner: Owner, t
     url, folder = owner.swarm.coordinator.server.url, tmp_path / "node"
     assert (await type_("keys", "new", "--folder", folder)).code == 0
     start = ("start", "--role", "relay", "--folder", folder, "--coordinator", url)
-    key = Home(folder).key
+    key = NodeFolder(folder).key
     whole = key.read_text()
     key.write_text(whole[: len(whole) // 2])
     said = await type_(*start)
     assert (said.code, "key.json does not open: the keystore file is damaged" in said.err) == (1, True), said.err
     assert "keys recover COPY --replace" in said.err
     key.write_text(whole)
-    Home(folder).password.write_text("not the one it was\n")
+    NodeFolder(folder).password.write_text("not the one it was\n")
     said = await type_(*start)
     assert "wrong password" in said.err
-    assert f"the one in {Home(folder).password}" in said.err
+    assert f"the one in {NodeFolder(folder).password}" in said.err
 
 
 async def test_commands_for_a_node_that_does_not_run_exit_with_4(tmp_path: Path) -> None:

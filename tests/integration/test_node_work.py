@@ -14,21 +14,21 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from integration.coordinator_parts import party, terms
-from integration.node_parts import TERMS, Network, Node, alter_checkpoint, running_network
-from integration.swarm_parts import until
 
-from prime_node.evidence import open_evidence
-from prime_node.journal import PieceState
-from prime_protocol.codec import encode
-from prime_protocol.entries import Outcome, Role
-from prime_protocol.ids import Digest
-from prime_protocol.messages import Purpose
-from prime_protocol.receipts import receipt_id
+from prime_node.jobs.examination import decode_evidence
+from prime_node.storage.journal import JobState
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import UploadPurpose
+from prime_protocol.wire.typed_data import compute_receipt_id
+from support.processes.coordinator import party, terms
+from support.processes.nodes import TERMS, Network, Node, alter_checkpoint, running_network
+from support.processes.swarm import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-GOOD = (PieceState.CREDITED, PieceState.PAID)
+GOOD = (JobState.CREDITED, JobState.PAID)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -101,11 +101,11 @@ async def test_a_forged_file_is_rejected_with_evidence_that_anyone_can_run_again
         data, entry = cheat.answer(
             lease, beacon=Digest.parse(row["beacon"]), root=Digest.parse(row["root"]), wanted=terms(**TERMS)
         )
-        await cheat.upload(data, Purpose.ROLLOUTS, lease=lease.lease)
+        await cheat.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
         await cheat.write(entry)
-    name, bundle = receipt_id(entry.receipt), network.folder / "bundle"
-    evidence = open_evidence(await fetch_evidence(network, name, bundle))
-    assert (evidence.task.submission, evidence.receipt, evidence.outcome) == (name, entry.receipt, Outcome.HARD)
+    name, bundle = compute_receipt_id(entry.receipt), network.folder / "bundle"
+    evidence = decode_evidence(await fetch_evidence(network, name, bundle))
+    assert (evidence.task.submission, evidence.receipt, evidence.outcome) == (name, entry.receipt, Outcome.FRAUDULENT)
 
     url, weights = network.coordinator.server.url, ("--weights", str(network.checkpoint))
     code, text = await network.audit(str(name), "--coordinator", url, *weights)

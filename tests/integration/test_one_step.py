@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("one_step.py")
+SCRIPT = Path(__file__).parents[1] / "support/processes/one_step.py"
 
 
 def test_demo_pays_the_honest_slashes_the_cheater_and_names_what_is_missing() -> None:

@@ -22,18 +22,18 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from integration.postgres_server import create_database, running_postgres
 
-from prime_coordinator.cli import main
-from prime_coordinator.home import Home, read_lock
-from prime_protocol.entries import NodeRegistered, Role
-from prime_protocol.ids import NetworkId, NodeId
-from prime_protocol.keystore import decrypt_key, encrypt_key
-from prime_protocol.messages import ENTRY_ENDPOINTS
-from prime_protocol.signing import WalletKey
+from prime_coordinator.cli.main import main
+from prime_coordinator.home import CoordinatorHome, read_lock
+from prime_protocol.ledger.entries import NodeRegistered, Role
+from prime_protocol.wire.ids import NetworkId, NodeId
+from prime_protocol.wire.keystore import decrypt_key, encrypt_key
+from prime_protocol.wire.messages import ENTRY_ENDPOINTS
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_client import Server, open_client
-from prime_runtime.http_limits import ClientLimits
+from prime_runtime.http.client import ServerAddress, open_client
+from prime_runtime.http.config import ClientLimits
+from support.processes.postgres import create_database, running_postgres
 
 BIN = Path(sys.executable).parent / "prime-coordinator"
 PASSWORD = "correct horse"
@@ -86,14 +86,14 @@ class Operator:
     def have(self, made: Path) -> None:
         """A copy of a coordinator that was made before, with a password file of its own."""
         shutil.copytree(made, self.folder)
-        password, config = self.folder.with_name("password"), Home(self.folder).config
+        password, config = self.folder.with_name("password"), CoordinatorHome(self.folder).config
         password.write_text(PASSWORD + "\n")
         config.write_text(f'network = "devnet"\npassword_file = "{password}"\n')
 
 
 def open_fast(folder: Path) -> None:
     """The same key behind a cheap password: its real cost is not what is tested here."""
-    home = Home(folder)
+    home = CoordinatorHome(folder)
     key = decrypt_key(home.key.read_text(), PASSWORD)
     home.key.write_text(encrypt_key(key, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2))
 
@@ -150,7 +150,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
 def register(folder: Path) -> NodeId:
     """A node joins, over the network."""
     endpoint = next(each for each in ENTRY_ENDPOINTS if each.request is NodeRegistered)
-    coordinator = NodeId(bytes.fromhex(json.loads(Home(folder).key.read_text())["address"]))
+    coordinator = NodeId(bytes.fromhex(json.loads(CoordinatorHome(folder).key.read_text())["address"]))
 
     async def call() -> None:
         async with open_client(
@@ -161,7 +161,7 @@ def register(folder: Path) -> NodeId:
             limits=ClientLimits(),
         ) as client:
             entry = NodeRegistered(roles=(Role.WORKER,), hardware="[red]a laptop[/red]")
-            await client.call(Server(str(read_lock(folder)["url"]), coordinator), endpoint, entry)
+            await client.call(ServerAddress(str(read_lock(folder)["url"]), coordinator), endpoint, entry)
 
     asyncio.run(call())
     return NODE_KEY.node
@@ -318,7 +318,7 @@ def test_coordinator_that_does_not_run_is_one_clear_line(operator: Operator, mad
     said = operator.type("nodes")
     refused(said, "is not running", f"prime-coordinator start --folder {operator.folder}", code=4)
     assert len(said.err.splitlines()) == 1
-    Home(operator.folder).lock.write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')  # as a crash leaves it
+    CoordinatorHome(operator.folder).lock.write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')  # as a crash leaves it
     refused(operator.type("nodes"), "is the coordinator running?", code=4)
 
 
@@ -338,12 +338,12 @@ def test_init_chooses_a_port_that_stays_and_says_where_it_will_listen(operator: 
     password = operator.folder.with_name("password")
     password.write_text(PASSWORD + "\n")
     assert "port 8440" in operator.do("init", "--password-file", str(password)).out
-    assert "port = 8440" in Home(operator.folder).config.read_text()
+    assert "port = 8440" in CoordinatorHome(operator.folder).config.read_text()
 
 
 def test_lost_database_is_not_replaced_by_an_empty_one(operator: Operator, made: Path) -> None:
     operator.have(made)
-    database = Home(operator.folder).database
+    database = CoordinatorHome(operator.folder).database
     for path in operator.folder.glob("log.db*"):
         path.unlink()
     done = subprocess.run([BIN, "start", "--folder", operator.folder], capture_output=True, text=True, check=False)
@@ -379,8 +379,8 @@ def test_port_that_is_taken_is_named(operator: Operator) -> None:
 )
 def test_corrupted_settings_are_named(operator: Operator, made: Path, text: str, words: str) -> None:
     operator.have(made)
-    Home(operator.folder).config.chmod(0o644)
-    Home(operator.folder).config.write_text(text)
+    CoordinatorHome(operator.folder).config.chmod(0o644)
+    CoordinatorHome(operator.folder).config.write_text(text)
     refused(operator.type("status"), words)
     refused(operator.type("start"), words)
 
@@ -388,15 +388,15 @@ def test_corrupted_settings_are_named(operator: Operator, made: Path, text: str,
 def test_wrong_password_and_damaged_keys_are_told_apart_from_the_rest(operator: Operator, made: Path) -> None:
     operator.have(made)
     password = operator.folder.with_name("password")
-    Home(operator.folder).lock.write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')
+    CoordinatorHome(operator.folder).lock.write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')
     password.write_text("another horse\n")
     refused(operator.type("status"), "wrong password")
     password.unlink()
     refused(operator.type("status"), "password file")
     password.write_text(PASSWORD)
-    Home(operator.folder).key.write_text("{}")
+    CoordinatorHome(operator.folder).key.write_text("{}")
     refused(operator.type("status"), "keystore file is damaged")
-    Home(operator.folder).log_key.chmod(0o644)
+    CoordinatorHome(operator.folder).log_key.chmod(0o644)
     refused(operator.type("backup", operator.folder.with_name("copy")), "chmod 600")
 
 
@@ -496,7 +496,7 @@ def test_password_is_asked_for_twice_and_never_shown(tmp_path: Path, monkeypatch
     code, seen = at_terminal(["correct horse", "correct horse"], "init", "--folder", tmp_path / "home")
     assert code == 0, seen
     assert "correct horse" not in seen
-    assert decrypt_key(Home(tmp_path / "home").key.read_text(), "correct horse")
+    assert decrypt_key(CoordinatorHome(tmp_path / "home").key.read_text(), "correct horse")
 
 
 def test_simulator_gets_its_own_flags(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import trio
-from gossip_world import NETWORK, RUN, announced, sealed, topic_of, wallet
-from integration.p2p_parts import (
+
+from prime_protocol.gossip.messages import GossipKind
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.gossip.libp2p.node import P2PNode
+from prime_runtime.gossip.libp2p.patches import BUFFERED_BYTES_MAX, STREAMS_MAX
+from support.gossip_network import NETWORK, RUN, announced, sealed, topic_of, wallet
+from support.processes.libp2p import (
     TRAINER,
     Stranger,
     address_of,
@@ -26,11 +31,6 @@ from integration.p2p_parts import (
     varint,
     witnessed,
 )
-
-from prime_protocol.gossip import GossipKind
-from prime_protocol.signing import WalletKey
-from prime_runtime.p2p import P2PNode
-from prime_runtime.p2p.guard import BUFFERED_BYTES_MAX, STREAMS_MAX
 
 MESHSUB = "/meshsub/1.1.0"
 YAMUX = "!BBHII"
@@ -326,10 +326,10 @@ async def test_an_address_that_a_stranger_claims_is_not_dialled(pair: tuple[P2PN
 def test_the_library_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
-    from prime_runtime.p2p.guard import quiet_logs
+    from prime_runtime.gossip.libp2p.patches import silence_library_logs
 
     logging.getLogger("libp2p.network.auto_connector").setLevel(logging.INFO)
-    quiet_logs()
+    silence_library_logs()
     for name in ("libp2p.network.swarm", "libp2p.network.auto_connector"):
         logging.getLogger(name).error("a stranger made me write this")
     assert caplog.records == []

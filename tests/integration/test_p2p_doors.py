@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from gossip_world import wallet
-from integration.p2p_parts import (
+
+from prime_runtime.gossip.libp2p.node import P2PNode
+from support.gossip_network import wallet
+from support.processes.libp2p import (
     TRAINER,
     WAIT_S,
     Stranger,
@@ -21,8 +23,6 @@ from integration.p2p_parts import (
     started,
     witnessed,
 )
-
-from prime_runtime.p2p import P2PNode
 
 FLOODED_S = 10.0
 """Longest that a newcomer may wait while junk comes in; on an idle machine it waits a tenth of a second."""

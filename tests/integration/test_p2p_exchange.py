@@ -3,23 +3,23 @@
 from typing import Any
 
 import trio
-from gossip_world import ANN, BOB, RUN, card, sealed, wallet
-from integration.p2p_parts import TRAINER, Stranger, address_of, eventually, line, make_node, started
 
-from prime_protocol.codec import decode, encode
 from prime_protocol.errors import RemoteError
-from prime_protocol.gossip import PeersKnown, PeersWanted, open_card
+from prime_protocol.gossip.messages import PeersReply, PeersRequest, open_peer_record
+from prime_protocol.wire.codec import decode, encode
 from prime_runtime.clock import SystemClock
-from prime_runtime.p2p import P2PNode
+from prime_runtime.gossip.libp2p.node import P2PNode
+from support.gossip_network import ANN, BOB, RUN, card, sealed, wallet
+from support.processes.libp2p import TRAINER, Stranger, address_of, eventually, line, make_node, started
 
 PEERS = "/prime/peers/1"
 
 
-async def ask(stranger: Stranger, address: str, own: bytes) -> PeersKnown:
+async def ask(stranger: Stranger, address: str, own: bytes) -> PeersReply:
     stream = await stranger.open(address, PEERS)
-    body = encode(PeersWanted(card=own))
+    body = encode(PeersRequest(record=own))
     await stream.write(len(body).to_bytes(4, "big") + body)
-    return decode(PeersKnown, await read_answer(stream))
+    return decode(PeersReply, await read_answer(stream))
 
 
 async def read_answer(stream: Any) -> bytes:
@@ -34,11 +34,11 @@ def own_card(stranger: Stranger, *hosts: str) -> bytes:
     return sealed(card(stranger.key, *hosts), stranger.key, run=None, now_ms=SystemClock().now_ms())
 
 
-def senders(known: PeersKnown) -> set[Any]:
-    from gossip_world import NETWORK
+def senders(known: PeersReply) -> set[Any]:
+    from support.gossip_network import NETWORK
 
     now_ms = SystemClock().now_ms()
-    return {open_card(frame, network=NETWORK, now_ms=now_ms).letter.sender for frame in known.cards}
+    return {open_peer_record(frame, network=NETWORK, now_ms=now_ms).payload.sender for frame in known.records}
 
 
 async def test_an_answer_holds_the_answerers_card_and_those_it_learned_but_not_the_askers() -> None:
@@ -94,8 +94,8 @@ async def test_who_asks_without_end_is_turned_away() -> None:
 async def test_a_host_that_answers_nonsense_is_blamed_and_teaches_nothing() -> None:
     """Cards that are none, cards for other places than their owner's, and a length without end."""
     answers = [
-        PeersKnown(cards=(b"no card",)),
-        PeersKnown(cards=(sealed(card(BOB), ANN, run=None, now_ms=SystemClock().now_ms()),)),
+        PeersReply(records=(b"no card",)),
+        PeersReply(records=(sealed(card(BOB), ANN, run=None, now_ms=SystemClock().now_ms()),)),
     ]
     bodies = [encode(answer) for answer in answers]
     frames = [len(body).to_bytes(4, "big") + body for body in bodies] + [b"\xff\xff\xff\xff"]
@@ -125,7 +125,7 @@ async def test_a_host_that_answers_nonsense_is_blamed_and_teaches_nothing() -> N
 
 
 def test_a_question_and_an_answer_are_bounded() -> None:
-    for kind, raw in ((PeersWanted, encode(PeersKnown(cards=()))), (PeersKnown, encode(PeersWanted(card=b"")))):
+    for kind, raw in ((PeersRequest, encode(PeersReply(records=()))), (PeersReply, encode(PeersRequest(record=b"")))):
         try:
             decode(kind, raw)
         except RemoteError:

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 import trio
-from gossip_world import announced, sealed, topic_of, wallet
-from integration.p2p_parts import Stranger, address_of, assert_unharmed, port_of, varint, witnessed
 
-from prime_protocol.gossip import GossipKind
-from prime_runtime.p2p import P2PNode
-from prime_runtime.p2p.exchange import FAILURES
+from prime_protocol.gossip.messages import GossipKind
+from prime_runtime.gossip.libp2p.node import P2PNode
+from prime_runtime.gossip.libp2p.protocols import STREAM_FAILURES
+from support.gossip_network import announced, sealed, topic_of, wallet
+from support.processes.libp2p import Stranger, address_of, assert_unharmed, port_of, varint, witnessed
 
 SESSIONS_MAX = 60
 FRAMES_PER_SESSION = 8
@@ -136,7 +136,7 @@ async def fuzz_once(dice: Random, number: int, victim: P2PNode) -> None:
     async with Stranger(wallet(10_000 + number)) as stranger:
         try:
             await stranger.do(attack)
-        except FAILURES:
+        except STREAM_FAILURES:
             pass  # cut off in the middle
 
 

@@ -7,8 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-from gossip_world import ANN, NETWORK, NOW_MS, RUN, announced, head_seen, is_trainer, sealed, serving, topic_of, wallet
-from integration.p2p_parts import (
+
+from prime_protocol.errors import LocalError
+from prime_protocol.gossip.messages import GossipKind, get_topic, seal_gossip
+from prime_protocol.wire.ids import RunId
+from prime_runtime.clock import SystemClock
+from prime_runtime.gossip.libp2p.node import P2PNode
+from prime_runtime.gossip.libp2p.patches import QUEUE_MAX
+from support.gossip_network import (
+    ANN,
+    NETWORK,
+    NOW_MS,
+    RUN,
+    announced,
+    head_seen,
+    is_trainer,
+    sealed,
+    serving,
+    topic_of,
+    wallet,
+)
+from support.processes.libp2p import (
     TRAINER,
     Stranger,
     address_of,
@@ -23,13 +42,6 @@ from integration.p2p_parts import (
     varint,
 )
 
-from prime_protocol.errors import LocalError
-from prime_protocol.gossip import GossipKind, seal_gossip, topic
-from prime_protocol.ids import RunId
-from prime_runtime.clock import SystemClock
-from prime_runtime.p2p import P2PNode
-from prime_runtime.p2p.guard import QUEUE_MAX
-
 Figures = Callable[[str], None]
 
 
@@ -37,7 +49,7 @@ async def test_two_nodes_hear_every_kind_of_message_from_each_other() -> None:
     async with line(TRAINER, 2) as (trainer, other):
         frame = await trainer.publish(RUN, announced())
         gossip = await other.receive()
-        assert (gossip.message, gossip.frame, gossip.letter.sender) == (announced(), frame, wallet(TRAINER).node)
+        assert (gossip.message, gossip.frame, gossip.payload.sender) == (announced(), frame, wallet(TRAINER).node)
         for message in (serving(), head_seen()):
             await other.publish(RUN, message)
             assert (await trainer.receive()).message == message
@@ -90,12 +102,14 @@ async def join_and_starve(stranger: Stranger, address: str, name: str) -> None:
 
 async def test_a_peer_that_hardly_reads_does_not_hold_up_the_others(figures: Figures) -> None:
     elsewhere = RunId("elsewhere")
-    name = topic(NETWORK, elsewhere, GossipKind.ANNOUNCED)
+    name = get_topic(NETWORK, elsewhere, GossipKind.ANNOUNCED)
     async with line(TRAINER, 2) as (trainer, other), Stranger(wallet(66)) as miser:
         await trainer.join(elsewhere)
         half = trainer._session.gossiping
         await miser.do(join_and_starve, address_of(trainer), name)
-        await eventually(lambda: half.router.mesh[name] and miser.key.peer_id() in half.speakers(), "a mesh with it")
+        await eventually(
+            lambda: half.router.mesh[name] and miser.key.peer_id() in half.list_gossiping_peers(), "a mesh with it"
+        )
 
         async def fill() -> None:
             for _ in range(QUEUE_MAX):
@@ -259,7 +273,7 @@ async def test_one_run_does_not_hear_another() -> None:
         await eventually(lambda: all_meshes(trainer) == 6, "a mesh for both runs")
         await trainer.publish(elsewhere, record)
         gossip = await other.receive()
-        assert (gossip.letter.run, gossip.message) == (elsewhere, record)
+        assert (gossip.payload.run, gossip.message) == (elsewhere, record)
 
 
 def all_meshes(node: P2PNode) -> int:

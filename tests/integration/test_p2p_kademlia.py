@@ -4,8 +4,13 @@ import os
 from collections.abc import Callable
 
 import trio
-from gossip_world import wallet
-from integration.p2p_parts import (
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from multiaddr import Multiaddr
+
+from prime_runtime.gossip.libp2p.node import P2PNode
+from prime_runtime.gossip.libp2p.protocols import Kademlia
+from support.gossip_network import wallet
+from support.processes.libp2p import (
     TRAINER,
     Stranger,
     address_of,
@@ -18,11 +23,6 @@ from integration.p2p_parts import (
     started,
     varint,
 )
-from libp2p.kad_dht.pb.kademlia_pb2 import Message
-from multiaddr import Multiaddr
-
-from prime_runtime.p2p import P2PNode
-from prime_runtime.p2p.kademlia import Kademlia
 
 KADEMLIA = "/ipfs/kad/1.0.0"
 OLD_S = 10_000

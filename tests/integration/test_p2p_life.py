@@ -16,8 +16,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from gossip_world import RUN, announced, serving, wallet
-from integration.p2p_parts import (
+
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import RunId
+from prime_runtime.gossip.libp2p import patches as guard
+from prime_runtime.gossip.libp2p.node import P2PNode
+from support.gossip_network import RUN, announced, serving, wallet
+from support.processes.libp2p import (
     HERE,
     TRAINER,
     WAIT_S,
@@ -31,10 +36,6 @@ from integration.p2p_parts import (
     started,
 )
 
-from prime_protocol.errors import LocalError
-from prime_protocol.ids import RunId
-from prime_runtime.p2p import P2PNode, guard
-
 TESTS = Path(__file__).parents[1]
 
 
@@ -43,7 +44,7 @@ async def process(number: int, bootstrap: str) -> AsyncIterator[asyncio.subproce
     """A connected node in another process, ended at the end whatever became of it."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(TESTS / "integration/p2p_process.py"),
+        str(TESTS / "support/processes/libp2p_main.py"),
         str(number),
         bootstrap,
         stdout=subprocess.PIPE,
@@ -132,7 +133,7 @@ async def test_a_wrong_key_behind_an_address_is_not_taken_for_the_right_one() ->
         second = make_node(2, f"{place}/p2p/{wallet(9).peer_id()}", call_ms=2_000)
         async with started(second):
             table = second._lasting.table
-            await eventually(lambda: table.book.peers[wallet(9).peer_id()].places[0].failures > 0, "a failed dial")
+            await eventually(lambda: table.book.peers[wallet(9).peer_id()].targets[0].failures > 0, "a failed dial")
             assert second.status().connected == 0
 
 
@@ -284,9 +285,9 @@ def test_importing_without_the_library_says_what_to_install() -> None:
 import importlib.util as u, sys
 found = u.find_spec
 u.find_spec = lambda name, *more: None if name == "libp2p" else found(name, *more)
-import prime_runtime.p2p_config
+import prime_runtime.gossip.config
 try:
-    import prime_runtime.p2p
+    import prime_runtime.gossip.libp2p
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -295,7 +296,7 @@ except Exception as error:
 
 
 def test_importing_the_package_loads_neither_trio_nor_libp2p() -> None:
-    script = "import sys, prime_runtime.p2p; print('trio' in sys.modules, 'libp2p' in sys.modules)"
+    script = "import sys, prime_runtime.gossip.libp2p; print('trio' in sys.modules, 'libp2p' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["False", "False"]
     assert HERE.endswith("/0")

@@ -10,25 +10,34 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from gossip_words import announced, head_seen, key_of, sealed, serving
-from integration.coordinator_parts import NETWORK, RUN, CoordinatorProcess, Party, make_folder, party, running
 
-from prime_coordinator.config import BooksConfig
-from prime_protocol.entries import NodeRegistered, Role
-from prime_protocol.envelope import open_envelope
-from prime_protocol.exchange import RefusalCode
-from prime_protocol.gossip import GossipKind, read_gossip, topic
-from prime_protocol.ids import RunId
-from prime_protocol.records import RECORDS, SHARE, Records, RecordsWanted, Share, Shared
+from prime_coordinator.config import LogWriterConfig
+from prime_protocol.gossip.messages import (
+    RELAY_POLL,
+    RELAY_PUBLISH,
+    GossipKind,
+    RelayPoll,
+    RelayPollReply,
+    RelayPublish,
+    RelayPublishReply,
+    decode_gossip,
+    get_topic,
+)
+from prime_protocol.ledger.entries import NodeRegistered, Role
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_errors import Refused
+from prime_runtime.http.client import CallRefused
+from support.gossip_examples import announced, head_seen, key_of, sealed, serving
+from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, Party, make_folder, party, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CoordinatorProcess]:
-    config = await make_folder(tmp_path_factory.mktemp("records") / "coordinator", books=BooksConfig(head_ms=100))
+    config = await make_folder(tmp_path_factory.mktemp("records") / "coordinator", books=LogWriterConfig(head_ms=100))
     async with running(config) as started:
         yield started
 
@@ -41,19 +50,19 @@ async def register(node: Party) -> None:
     await node.write(NodeRegistered(roles=(Role.RELAY,), hardware=""))
 
 
-async def share(node: Party, frame: bytes) -> Shared:
-    return await node.call(SHARE, Share(frame=frame))
+async def share(node: Party, frame: bytes) -> RelayPublishReply:
+    return await node.call(RELAY_PUBLISH, RelayPublish(frame=frame))
 
 
-async def ask(node: Party, seen: int = 0, wait_ms: int = 0) -> Records:
-    return await node.call(RECORDS, RecordsWanted(seen=seen, wait_ms=wait_ms))
+async def ask(node: Party, seen: int = 0, wait_ms: int = 0) -> RelayPollReply:
+    return await node.call(RELAY_POLL, RelayPoll(seen=seen, wait_ms=wait_ms))
 
 
-def words(records: Records) -> list[Any]:
+def words(records: RelayPollReply) -> list[Any]:
     found = []
     for frame in records.frames:
-        kind = GossipKind(open_envelope(frame, network=NETWORK).letter.kind)
-        found.append(read_gossip(topic(NETWORK, RUN, kind), frame, network=NETWORK, run=RUN).message)
+        kind = GossipKind(open_envelope(frame, network=NETWORK).payload.kind)
+        found.append(decode_gossip(get_topic(NETWORK, RUN, kind), frame, network=NETWORK, run=RUN).message)
     return found
 
 
@@ -80,7 +89,9 @@ async def test_what_one_node_hands_in_another_hears_at_once_and_in_the_right_ord
         heard = await waiting
         assert words(heard) == [serving(0, depth=0)], "the first who serves it is told at once"
         assert heard.nodes == 1
-        assert await share(node, frame) == Shared(is_new=False, reason="known"), "handed in by another, again"
+        assert await share(node, frame) == RelayPublishReply(is_new=False, reason="known"), (
+            "handed in by another, again"
+        )
         assert set(map(type, words(await ask(node)))) >= {type(announced(0)), type(serving(0))}, "from the start: all"
 
 
@@ -104,7 +115,7 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
     async with AsyncExitStack() as stack:
         node, stranger = [await stack.enter_async_context(party(process, name)) for name in ("node", "stranger")]
         await register(node)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(CallRefused) as refused:
             await share(stranger, frame_of("stranger", serving(0)))
         assert (refused.value.refusal.code, refused.value.refusal.field) == (RefusalCode.FORBIDDEN, "node")
         cases = {
@@ -114,13 +125,13 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
             "Letter": b"x" * 100,
         }
         for problem, frame in cases.items():
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(CallRefused) as refused:
                 await share(node, frame)
             assert refused.value.refusal.code is RefusalCode.MALFORMED
             assert problem in str(refused.value), problem
-        with pytest.raises(Refused, match="was not created here"):
-            await node.call(SHARE, Share(frame=frame_of("node", serving(0))), run=RunId("other"))
-        with pytest.raises(Refused, match="wait_ms"):
+        with pytest.raises(CallRefused, match="was not created here"):
+            await node.call(RELAY_PUBLISH, RelayPublish(frame=frame_of("node", serving(0))), run=RunId("other"))
+        with pytest.raises(CallRefused, match="wait_ms"):
             await ask(node, wait_ms=20_001)
         began = time.monotonic()
         assert (await ask(stranger, 2**60, 20_000)).trainer == key_of("trainer").node
@@ -141,7 +152,7 @@ async def test_metrics_tell_what_is_on_the_board_who_waits_and_what_was_handed_i
         before = await scrape(process)
         frame = frame_of("counted", serving(7))
         assert [(await share(node, frame)).is_new for _ in range(3)] == [True, False, False]
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             await share(node, frame_of("counted", announced(0)))
         heard = await ask(node)
         waiting = asyncio.create_task(ask(node, heard.cursor, 20_000))
@@ -163,11 +174,11 @@ async def test_metrics_tell_what_is_on_the_board_who_waits_and_what_was_handed_i
 
 
 async def test_the_coordinator_tells_its_own_heads_and_stops_at_once_while_nodes_wait(tmp_path: Path) -> None:
-    config = await make_folder(tmp_path / "coordinator", books=BooksConfig(head_ms=100))
+    config = await make_folder(tmp_path / "coordinator", books=LogWriterConfig(head_ms=100))
     async with running(config) as process, party(process, "node") as node:
         await register(node)
         assert (await share(node, frame_of("node", head_seen(3)))).is_new
-        while process.node not in [open_envelope(f, network=NETWORK).letter.sender for f in (await ask(node)).frames]:
+        while process.node not in [open_envelope(f, network=NETWORK).payload.sender for f in (await ask(node)).frames]:
             await asyncio.sleep(0.1)
         cursor = (await ask(node)).cursor
         waiting = asyncio.create_task(ask(node, cursor, 20_000))

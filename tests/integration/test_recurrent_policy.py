@@ -9,25 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from trainer_parts import make_learner
 from transformers import AutoModelForCausalLM
 
-from prime_devnet.recurrent_model import make_recurrent_checkpoint
-from prime_devnet.tiny_model import EOS
-from prime_node.engine.seam import Completion, Order, Sampling, Text
-from prime_node.engine.torch_engine import TorchEngine
-from prime_protocol.ids import Digest, Step
-from prime_protocol.toploc import parse_proofs
-from prime_protocol.toploc_verify import Thresholds, judge, verify_proofs
-from prime_trainer.checkpoints import Position, save
-from prime_trainer.packing import Layout, Sample
-from prime_trainer.publication import make_copy
-from prime_trainer.ranks import Ranks
+from prime_lab.devnet.tiny_models import EOS_TOKEN, make_recurrent_checkpoint
+from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.torch.engine import TorchEngine
+from prime_protocol.proofs.toploc import parse_proofs
+from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.wire.ids import Digest, Step
+from prime_trainer.checkpoints import TrainState, save_checkpoint
+from prime_trainer.data.packing import PackLayout, Sample
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.publish.publisher import make_bf16_copy
+from support.training_samples import make_learner
 
 HIDDEN = 32
-SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=12)
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=12)
 ORDERS = [
-    Order(number=number, prompt=np.arange(1, 4 + number % 3, dtype=np.int32), seed=number) for number in range(12)
+    GenerateRequest(number=number, prompt=np.arange(1, 4 + number % 3, dtype=np.int32), seed=number)
+    for number in range(12)
 ]
 
 
@@ -44,14 +44,16 @@ def generate(engine: TorchEngine) -> list[Completion]:
 def count_good(engine: TorchEngine, made: Sequence[Completion]) -> int:
     """Completions that another machine finds no fault with."""
     texts = [
-        Text(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed)
+        TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed)
         for order, each in zip(ORDERS, made, strict=True)
     ]
     readings = sorted(engine.read(texts, SAMPLING), key=lambda reading: reading.number)
     good = 0
     for each, reading in zip(made, readings, strict=True):
         proofs = parse_proofs(each.proofs, tokens=len(each.tokens), hidden=HIDDEN)
-        is_proven = not judge(verify_proofs(proofs, reading.hidden_bits, seed=Digest(bytes(32))), Thresholds())
+        is_proven = not find_faults(
+            verify_proofs(proofs, reading.hidden_bits, seed=Digest(bytes(32))), ToplocThresholds()
+        )
         good += is_proven and bool(reading.margins.max() < 1e-3)
     return good
 
@@ -63,17 +65,17 @@ def test_what_it_generates_passes_the_audit_is_learnt_from_and_makes_the_next_ch
     assert count_good(open_engine(first), made) == len(made)
 
     learner = make_learner(first)
-    assert learner.policy.layout is Layout.STACKED
+    assert learner.policy.layout is PackLayout.STACKED
     samples = [
         Sample(order.prompt, each.tokens, each.logprobs, 1.0 if order.number % 2 else -1.0, 1.0)
         for order, each in zip(ORDERS, made, strict=True)
     ]
-    facts = learner.learn(samples, 1)
+    facts = learner.train_step(samples, 1)
     assert facts["is_applied"]
     assert facts["mismatch_kl"] < 1e-6, "the trainer gives each token the log-prob that the worker drew it with"
-    position = Position(step=Step(1), updates=learner.updates)
-    saved = save(tmp_path, first, learner.policy.model, learner.optimizer, position, Ranks(), keep=2)
-    second = make_copy(saved / "model", tmp_path / "second")
+    position = TrainState(step=Step(1), updates=learner.updates)
+    saved = save_checkpoint(tmp_path, first, learner.policy.model, learner.optimizer, position, RankGroup(), keep=2)
+    second = make_bf16_copy(saved / "model", tmp_path / "second")
 
     again = generate(open_engine(second))
     assert count_good(open_engine(second), again) == len(again)

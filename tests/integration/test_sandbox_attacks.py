@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from integration.sandboxes import QUICK, job, survivors
 
-from prime_protocol.tasks.family import End, SandboxOutcome
-from prime_runtime.sandbox import Guarantee, Sandbox
+from prime_protocol.tasks.family import JobEnd, SandboxOutcome
+from prime_runtime.sandbox.sandbox import Guarantee, Sandbox
+from support.processes.sandboxes import QUICK, job, survivors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,7 +72,7 @@ for _ in range(60):
 print(made, flush=True)
 """
     outcome = await attack(sandbox, source)
-    assert outcome.end is End.EXIT
+    assert outcome.end is JobEnd.EXIT
     assert 0 < int(outcome.stdout) <= QUICK.processes
 
 
@@ -89,7 +89,7 @@ os.wait()
 print("left")
 """
     outcome = await attack(sandbox, source)
-    assert (outcome.end, outcome.code, outcome.stdout) == (End.EXIT, 0, b"left\n")
+    assert (outcome.end, outcome.code, outcome.stdout) == (JobEnd.EXIT, 0, b"left\n")
 
 
 async def test_a_secret_outside_cannot_be_read(sandbox: Sandbox, secret: Path) -> None:
@@ -157,7 +157,7 @@ async def test_memory_ends_at_the_limit(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("stream", ["1", "2", "3"])
 async def test_endless_output_is_cut_and_its_writer_killed(sandbox: Sandbox, stream: str) -> None:
     outcome = await attack(sandbox, f"import os\nfor _ in range(10**6): os.write({stream}, b'x' * 4096)")
-    assert outcome.end is End.OUTPUT
+    assert outcome.end is JobEnd.OUTPUT
     assert max(map(len, (outcome.stdout, outcome.stderr, outcome.result))) == QUICK.output_bytes
 
 
@@ -173,14 +173,14 @@ while True:
     pass
 """
     outcome = await sandbox.run(job(source, limits=replace(QUICK, wall_ms=600)))
-    assert outcome.end is End.TIMEOUT
+    assert outcome.end is JobEnd.TIMEOUT
     assert survivors(sandbox) == set()
 
 
 async def test_sleeping_runs_into_the_wall_clock(sandbox: Sandbox) -> None:
     limits = replace(QUICK, wall_ms=300)
     outcome = await sandbox.run(job("import time; print('a', flush=True); time.sleep(60)", limits=limits))
-    assert (outcome.end, outcome.stdout) == (End.TIMEOUT, b"a\n")
+    assert (outcome.end, outcome.stdout) == (JobEnd.TIMEOUT, b"a\n")
 
 
 async def test_files_end_at_the_limit(sandbox: Sandbox) -> None:
@@ -240,7 +240,7 @@ for name, call in calls.items():
         pass
 """
     outcome = await attack(sandbox, source, Guarantee.SYSCALLS)
-    assert (outcome.end, outcome.stdout) == (End.EXIT, b"")
+    assert (outcome.end, outcome.stdout) == (JobEnd.EXIT, b"")
 
 
 async def test_limits_cannot_be_raised(sandbox: Sandbox) -> None:
@@ -261,12 +261,12 @@ for name in ("AS", "CPU", "FSIZE", "NPROC", "NOFILE", "CORE"):
 
 async def test_closing_every_descriptor_hurts_only_oneself(sandbox: Sandbox) -> None:
     outcome = await attack(sandbox, "import os; os.closerange(0, 1024); os._exit(0)")
-    assert (outcome.end, outcome.code, outcome.result) == (End.EXIT, 0, b"")
+    assert (outcome.end, outcome.code, outcome.result) == (JobEnd.EXIT, 0, b"")
 
 
 async def test_a_printed_verdict_is_not_a_result(sandbox: Sandbox) -> None:
     outcome = await attack(sandbox, "print('exit 0'); print('1'); import sys; print('1', file=sys.stderr); sys.exit(7)")
-    assert (outcome.end, outcome.code, outcome.result) == (End.EXIT, 7, b"")
+    assert (outcome.end, outcome.code, outcome.result) == (JobEnd.EXIT, 7, b"")
 
 
 async def test_the_next_job_is_served_after_every_attack(sandbox: Sandbox) -> None:

@@ -4,14 +4,13 @@ import tarfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from integration.coordinator_parts import key_of, make_folder, running
-from integration.coordinator_process import PASSWORD
-from integration.swarm_parts import Swarm, run_command
-
-from prime_coordinator.home import Home
-from prime_node.home import read_lock
-from prime_runtime.lock import read_facts
+from prime_coordinator.home import CoordinatorHome
+from prime_node.storage.node_folder import read_lock
+from prime_runtime.lock import read_lock_info
 from prime_runtime.logs import LogLevel
+from support.processes.coordinator import key_of, make_folder, running
+from support.processes.coordinator_main import PASSWORD
+from support.processes.swarm import Swarm, run_command
 
 PUBLIC_MODE = 0o077
 
@@ -38,7 +37,7 @@ async def test_no_secret_leaves_a_running_node_or_coordinator(tmp_path: Path) ->
         bundle = tmp_path / "diagnosis.tar.gz"
         code, said = await run_command("prime-node", "diagnose", "--folder", str(node.folder), "--out", str(bundle))
         assert code == 0, said
-        processes = [int(facts["pid"]), int(read_facts(Home(config.folder).lock)["pid"])]
+        processes = [int(facts["pid"]), int(read_lock_info(CoordinatorHome(config.folder).lock)["pid"])]
         shown = {
             "its log": "\n".join(node.command.lines).encode() + (node.folder / "node.log").read_bytes(),
             "the coordinator's log": "\n".join(coordinator.lines).encode(),

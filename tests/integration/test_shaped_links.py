@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-import netns
 import pytest
-from shaped_swarm import run_broadcast
-from shard_hosts import make_tensors, write_checkpoint
+
+from prime_lab.attacks.relay_attacks import write_checkpoint
+from support import netns
+from support.shaped_swarm import run_broadcast
+from support.shard_hosts import make_tensors
 
 
 @pytest.mark.skipif(not netns.is_possible(), reason="network namespaces with shaped links need root and iproute2")

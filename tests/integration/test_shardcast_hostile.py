@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from shard_hosts import OPEN, TRAINER, ShardHost, announce, make_tensors, obtain_all, read_checkpoint, write_checkpoint
 
-from prime_node.shardcast.landing import land_in_file
-from prime_protocol.codec import decode
-from prime_protocol.shard_messages import Full, Have
-from prime_protocol.signed_manifest import SignedManifest
-from prime_runtime.http_limits import ServerLimits
-from prime_runtime.shardcast import sending
-from prime_runtime.shardcast.slots import SLOTS, UploadLimits
+from prime_lab.attacks.relay_attacks import TRAINER, UNLIMITED, ShardHost, write_checkpoint
+from prime_node.weights.fetcher import open_file_writer
+from prime_protocol.weights.manifest import SignedManifest
+from prime_protocol.weights.transfer import ShardAvailability, ShardServerFull
+from prime_protocol.wire.codec import decode
+from prime_runtime.http.config import ServerLimits
+from prime_runtime.shardcast import server as sending
+from prime_runtime.shardcast.upload_slots import SLOTS, UploadLimits
+from support.shard_hosts import announce, make_tensors, obtain_all, read_checkpoint
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ async def get(host: ShardHost, path: str, *headers: str) -> tuple[int, bytes, by
 async def fetch_once(origin: ShardHost, signed: SignedManifest, folder: Path, name: str) -> float:
     """An honest node takes everything from the origin; how long that took."""
     node = ShardHost(folder, name)
-    node.fetcher.tell(announce(origin, signed))
-    node.fetcher.tell(origin.record(signed))
+    node.fetcher.handle_gossip(announce(origin, signed))
+    node.fetcher.handle_gossip(origin.record(signed))
     began = time.monotonic()
     await obtain_all([node], signed)
     took_s = time.monotonic() - began
@@ -134,7 +135,7 @@ async def test_ranges_are_served_and_nonsense_ranges_refused(origin: ShardHost, 
 
 async def test_bitmaps_and_manifests_are_told(origin: ShardHost, signed: SignedManifest) -> None:
     status, _, body = await get(origin, f"/have/{signed.digest}")
-    have = decode(Have, body)
+    have = decode(ShardAvailability, body)
     assert status == 200
     assert int.from_bytes(have.held, "little").bit_count() == len(signed.manifest.shards)
     assert (await get(origin, f"/manifests/{signed.digest}"))[2] == signed.frame
@@ -154,10 +155,10 @@ async def test_a_shard_that_never_comes_is_waited_for_only_so_long(
     assert 0.25 < time.monotonic() - began < 5
     waiting = asyncio.create_task(get(node, path, "Prime-Wait-Ms: 20000"))
     await asyncio.sleep(0)
-    with land_in_file(*stock.place(0)) as landing:
-        landing.take(origin.store.stocks[signed.digest].view(0))
-    stock.mark(0)
-    assert (await waiting)[2] == bytes(origin.store.stocks[signed.digest].view(0))
+    with open_file_writer(*stock.locate(0)) as landing:
+        landing.take(origin.store.shard_sets[signed.digest].view(0))
+    stock.mark_held(0)
+    assert (await waiting)[2] == bytes(origin.store.shard_sets[signed.digest].view(0))
     await node.stop()
 
 
@@ -175,7 +176,7 @@ async def test_one_address_never_holds_every_slot_and_a_refusal_says_when_to_com
     status, head, body = await get(origin, path)
     assert status == 503
     assert b"Retry-After" in head
-    assert decode(Full, body).retry_ms > 0
+    assert decode(ShardServerFull, body).retry_ms > 0
     assert origin.server.offer().slots_free == 2
     for writer in held:
         writer.transport.abort()
@@ -244,7 +245,7 @@ async def _take_politely(host: ShardHost, path: str) -> float:
     began = time.monotonic()
     async with asyncio.timeout(30):
         while (answer := await get(host, path))[0] != 200:
-            await asyncio.sleep(decode(Full, answer[2]).retry_ms / 1000)
+            await asyncio.sleep(decode(ShardServerFull, answer[2]).retry_ms / 1000)
     assert len(answer[2]) == 16 * 2**20
     return time.monotonic() - began
 
@@ -360,10 +361,10 @@ async def test_a_server_at_its_connection_limit_lets_others_in_when_the_idle_are
     limits = ServerLimits(
         connections_max=20,
         idle_ms=16_000,
-        requests_per_address_max=OPEN.requests_per_address_max,
-        transfers_per_address_max=OPEN.transfers_per_address_max,
-        address_rate=OPEN.address_rate,
-        address_burst=OPEN.address_burst,
+        requests_per_address_max=UNLIMITED.requests_per_address_max,
+        transfers_per_address_max=UNLIMITED.transfers_per_address_max,
+        address_rate=UNLIMITED.address_rate,
+        address_burst=UNLIMITED.address_burst,
     )
     host = ShardHost(tmp_path, "origin", key=TRAINER, limits=limits)
     await host.start()

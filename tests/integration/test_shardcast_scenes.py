@@ -9,28 +9,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from shard_hosts import (
-    SHARD_BYTES,
-    TRAINER,
-    ShardHost,
-    announce,
-    change,
-    introduce,
-    make_tensors,
-    obtain_all,
-    read_checkpoint,
-    write_checkpoint,
-)
 
-from prime_node.shardcast.limits import FetchLimits
-from prime_node.shardcast.links import Links
-from prime_node.shardcast.paths import Paths
+from prime_lab.attacks.relay_attacks import SHARD_BYTES, TRAINER, ShardHost, write_checkpoint
+from prime_node.weights.connection import ConnectionPool
+from prime_node.weights.events import FetchLimits
+from prime_node.weights.manifests import ManifestResolver
 from prime_protocol.errors import LocalError
-from prime_protocol.manifest import Kind
-from prime_protocol.signed_manifest import SignedManifest
+from prime_protocol.weights.manifest import ManifestKind, SignedManifest
 from prime_runtime.clock import SystemClock
-from prime_runtime.shardcast.room import count_bytes
-from prime_runtime.shardcast.slots import UploadLimits
+from prime_runtime.shardcast.checkpoint_files import count_folder_bytes
+from prime_runtime.shardcast.upload_slots import UploadLimits
+from support.shard_hosts import announce, change, introduce, make_tensors, obtain_all, read_checkpoint
 
 Make = Callable[..., ShardHost]
 
@@ -71,9 +60,9 @@ class Steps:
         """Announcements of these steps, and where the origin is."""
         named = [signed for step in steps for signed in self.made[step]]
         for signed in named:
-            host.fetcher.tell(announce(self.origin, signed))
+            host.fetcher.handle_gossip(announce(self.origin, signed))
         everything = [signed for made in self.made for signed in made]
-        host.fetcher.tell(self.origin.record(*everything[-8:]))
+        host.fetcher.handle_gossip(self.origin.record(*everything[-8:]))
 
 
 @pytest.fixture
@@ -99,17 +88,17 @@ async def test_one_corrupted_shard_costs_one_shard(make: Make, steps: Steps) -> 
     relay, node = await start(make("relay", is_relay=True, fetch=exact)), await start(make("node", fetch=exact))
     steps.tell(relay, 0)
     await obtain_all([relay], signed)
-    stock = relay.store.stocks[signed.digest]
+    stock = relay.store.shard_sets[signed.digest]
     stock.folder.joinpath("model.safetensors").write_bytes(
         _flip(stock.folder.joinpath("model.safetensors").read_bytes(), 3 * SHARD_BYTES + 7)
     )
-    node.fetcher.tell(announce(steps.origin, signed))
-    node.fetcher.tell(relay.record())
-    task = asyncio.create_task(node.fetcher.obtain(signed.root))
+    node.fetcher.handle_gossip(announce(steps.origin, signed))
+    node.fetcher.handle_gossip(relay.record())
+    task = asyncio.create_task(node.fetcher.ensure_checkpoint(signed.root))
     async with asyncio.timeout(20):
-        while not node.fetcher.transfers() or node.fetcher.transfers()[0].corrupt == 0:
+        while not node.fetcher.list_transfers() or node.fetcher.list_transfers()[0].corrupt == 0:
             await asyncio.sleep(0.01)
-    node.fetcher.tell(steps.origin.record(signed))
+    node.fetcher.handle_gossip(steps.origin.record(signed))
     async with asyncio.timeout(20):
         await task
     assert node.fetcher.corrupt == 1
@@ -128,11 +117,11 @@ async def test_a_late_joiner_is_served_by_peers_after_the_origin_has_gone(make: 
     steps.tell(early, 0)
     await obtain_all([early], signed)
     await steps.origin.http.stop()
-    late.fetcher.tell(announce(steps.origin, signed))
-    late.fetcher.tell(early.record())
+    late.fetcher.handle_gossip(announce(steps.origin, signed))
+    late.fetcher.handle_gossip(early.record())
     await obtain_all([late], signed)
     assert read_checkpoint(late, signed) == read_checkpoint(early, signed)
-    assert late.store.stocks[signed.digest].depth == 2
+    assert late.store.shard_sets[signed.digest].depth == 2
 
 
 async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: Steps) -> None:
@@ -141,18 +130,18 @@ async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: St
     steps.origin.server.slots._limits = slow
     node = await start(make("node"))
     steps.tell(node, 0)
-    task = asyncio.create_task(node.fetcher.obtain(signed.root))
+    task = asyncio.create_task(node.fetcher.ensure_checkpoint(signed.root))
     async with asyncio.timeout(20):
-        while not node.store.stocks or len(node.store.stocks[signed.digest].list_held()) < 4:
+        while not node.store.shard_sets or len(node.store.shard_sets[signed.digest].list_held()) < 4:
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    held = len(node.store.stocks[signed.digest].list_held())
+    held = len(node.store.shard_sets[signed.digest].list_held())
     assert held < shards_of(signed)
     steps.origin.server.slots._limits = UploadLimits(slots=8, address_slots=8)
     before = steps.origin.server.sent_shards
     again = await start(make("node"))
-    assert await again.fetcher.look() == 0
+    assert await again.fetcher.verify_store_once() == 0
     steps.tell(again, 0)
     await obtain_all([again], signed)
     assert steps.origin.server.sent_shards - before <= shards_of(signed) - held + 1
@@ -162,11 +151,11 @@ async def test_a_restarted_node_fetches_only_what_it_lacks(make: Make, steps: St
 async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_when_nobody_waits(
     make: Make, steps: Steps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "prime_node.shardcast.paths")
+    caplog.set_level("INFO", "prime_node.weights.manifests")
     signed = steps.publish()
     node, is_wanted, looks = await start(make("node")), True, 0
-    node.fetcher._links = Links(allow_private=False)
-    node.fetcher._paths = Paths(node.store, node.directory, node.fetcher._links, random.Random(1))
+    node.fetcher._links = ConnectionPool(allow_private=False)
+    node.fetcher._paths = ManifestResolver(node.store, node.directory, node.fetcher._links, random.Random(1))
 
     class Watch(SystemClock):
         async def sleep_ms(self, duration_ms: int) -> None:
@@ -176,10 +165,10 @@ async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_whe
 
     node.fetcher._clock = Watch()
     steps.tell(node, 0)
-    task = asyncio.create_task(node.fetcher.obtain(signed.root, None, lambda: is_wanted))
+    task = asyncio.create_task(node.fetcher.ensure_checkpoint(signed.root, None, lambda: is_wanted))
     async with asyncio.timeout(20):
         while looks < 5:
-            node.fetcher.tell(steps.origin.record(signed))
+            node.fetcher.handle_gossip(steps.origin.record(signed))
             await asyncio.sleep(0.001)
     told = [record.message for record in caplog.records if "no manifest from" in record.message]
     assert len(told) == 1, "once, and not once for every piece of news"
@@ -200,17 +189,19 @@ async def test_deltas_may_be_heard_of_in_any_order(make: Make, steps: Steps) -> 
     await obtain_all([node], steps.made[0][0])
     steps.publish()
     last = steps.publish()
-    assert last.manifest.kind is Kind.DELTA
-    node.fetcher.tell(announce(steps.origin, last))
-    node.fetcher.tell(steps.origin.record(last))
-    task = asyncio.create_task(node.fetcher.obtain(last.root))
+    assert last.manifest.kind is ManifestKind.DELTA
+    node.fetcher.handle_gossip(announce(steps.origin, last))
+    node.fetcher.handle_gossip(steps.origin.record(last))
+    task = asyncio.create_task(node.fetcher.ensure_checkpoint(last.root))
     done, _ = await asyncio.wait([task], timeout=0.3)
     assert not done, "there is no way there yet"
     steps.tell(node, 1)
     async with asyncio.timeout(20):
         await task
     assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
-    assert not any(stock.manifest.kind is Kind.KEYFRAME and stock.manifest.step for stock in node.store.stocks.values())
+    assert not any(
+        stock.manifest.kind is ManifestKind.KEYFRAME and stock.manifest.step for stock in node.store.shard_sets.values()
+    )
 
 
 async def test_without_the_base_a_keyframe_is_fetched(make: Make, steps: Steps) -> None:
@@ -220,7 +211,7 @@ async def test_without_the_base_a_keyframe_is_fetched(make: Make, steps: Steps) 
     node = await start(make("node"))
     steps.tell(node, 2)
     await obtain_all([node], last)
-    assert [stock.manifest.kind for stock in node.store.stocks.values()] == [Kind.KEYFRAME]
+    assert [stock.manifest.kind for stock in node.store.shard_sets.values()] == [ManifestKind.KEYFRAME]
     assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
 
 
@@ -231,7 +222,7 @@ async def test_a_late_joiner_takes_the_keyframe_and_the_deltas_after_it(make: Ma
     steps.tell(node, 0, 1, 2)
     await obtain_all([node], last)
     assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
-    assert len(node.store.stocks) == 3
+    assert len(node.store.shard_sets) == 3
 
 
 async def test_without_announcements_the_way_is_found_from_what_servers_have(make: Make, steps: Steps) -> None:
@@ -239,11 +230,11 @@ async def test_without_announcements_the_way_is_found_from_what_servers_have(mak
         last = steps.publish()
     late, relay = await start(make("late")), await start(make("relay", is_relay=True))
     for host in (late, relay):
-        host.fetcher.tell(steps.origin.record())
+        host.fetcher.handle_gossip(steps.origin.record())
         async with asyncio.timeout(30):
-            await host.fetcher.obtain(last.root, last.digest)
+            await host.fetcher.ensure_checkpoint(last.root, last.digest)
     assert read_checkpoint(late, last) == read_checkpoint(steps.origin, last)
-    assert len(relay.store.stocks) == 3, "it can serve all of the way"
+    assert len(relay.store.shard_sets) == 3, "it can serve all of the way"
 
 
 async def test_a_damaged_base_is_found_by_the_tensor_digests_and_a_keyframe_mends_it(make: Make, steps: Steps) -> None:
@@ -269,7 +260,7 @@ async def test_a_damaged_checkpoint_is_found_at_the_next_start(make: Make, steps
     path = node.store.checkpoint_path(signed.root) / "model.safetensors"
     path.write_bytes(_flip(path.read_bytes(), 500_000))  # linked: the shard is damaged with it
     again = await start(make("node"))
-    assert await again.fetcher.look() == 2
+    assert await again.fetcher.verify_store_once() == 2
     steps.tell(again, 0)
     await obtain_all([again], signed)
     assert read_checkpoint(again, signed) == read_checkpoint(steps.origin, signed)
@@ -277,14 +268,14 @@ async def test_a_damaged_checkpoint_is_found_at_the_next_start(make: Make, steps
 
 async def test_an_origin_sends_nothing_that_rotted_and_stays_a_good_name(make: Make, steps: Steps) -> None:
     first = steps.publish()
-    path = steps.origin.store.stocks[first.digest].folder / "model.safetensors"
+    path = steps.origin.store.shard_sets[first.digest].folder / "model.safetensors"
     await steps.origin.stop()
     path.write_bytes(_flip(path.read_bytes(), 500_000))
     steps.origin = await start(make("origin", key=TRAINER))
     node = await start(make("node"))
     steps.tell(node, 0)
-    task = asyncio.create_task(node.fetcher.obtain(first.root))
-    stock = steps.origin.store.stocks[first.digest]
+    task = asyncio.create_task(node.fetcher.ensure_checkpoint(first.root))
+    stock = steps.origin.store.shard_sets[first.digest]
     async with asyncio.timeout(20):
         while stock.is_complete:
             await asyncio.sleep(0.01)
@@ -311,7 +302,7 @@ async def test_nothing_damaged_is_handed_out_after_a_start(make: Make, steps: St
     again = await start(make("node"))
     for step in (0, 1):
         steps.tell(again, step)
-    async with asyncio.timeout(20), again.fetcher.using(last.root) as folder:
+    async with asyncio.timeout(20), again.fetcher.hold_checkpoint(last.root) as folder:
         whole = steps.origin.store.checkpoint_path(last.root)
         for each in ("model.safetensors", "config.json"):
             assert (folder / each).read_bytes() == (whole / each).read_bytes()
@@ -336,7 +327,7 @@ async def test_two_that_want_one_checkpoint_do_not_write_over_each_other(
 
     monkeypatch.setattr(node.fetcher.assembler, "build", build_slowly)
     async with asyncio.timeout(20):
-        await asyncio.gather(*(node.fetcher.obtain(last.root) for _ in range(3)))
+        await asyncio.gather(*(node.fetcher.ensure_checkpoint(last.root) for _ in range(3)))
     assert read_checkpoint(node, last) == read_checkpoint(steps.origin, last)
 
 
@@ -347,9 +338,9 @@ async def test_a_slow_parent_is_left_for_a_faster_one(make: Make, steps: Steps) 
     steps.tell(slow, 0)
     await obtain_all([slow], signed)
     node = await start(make("node", fetch=limits))
-    node.fetcher.tell(announce(steps.origin, signed))
-    node.fetcher.tell(slow.record())
-    node.fetcher.tell(steps.origin.record(signed))
+    node.fetcher.handle_gossip(announce(steps.origin, signed))
+    node.fetcher.handle_gossip(slow.record())
+    node.fetcher.handle_gossip(steps.origin.record(signed))
     await obtain_all([node], signed, timeout_s=20)
     assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
 
@@ -362,7 +353,7 @@ async def test_a_full_parent_names_its_children_and_the_tree_grows(make: Make, s
     for node in nodes:
         steps.tell(node, 0)
         # The origin hears of its children, as by gossip; they do not hear of each other.
-        steps.origin.fetcher.tell(node.record(signed))
+        steps.origin.fetcher.handle_gossip(node.record(signed))
     await obtain_all(nodes, signed, timeout_s=40)
     for node in nodes:
         assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
@@ -387,7 +378,7 @@ async def test_everybody_gets_every_step_and_old_versions_go(make: Make, steps: 
 
 
 def steps_of(host: ShardHost) -> set[int]:
-    return {stock.manifest.step for stock in host.store.stocks.values()}
+    return {stock.manifest.step for stock in host.store.shard_sets.values()}
 
 
 async def test_a_node_that_follows_thirty_steps_holds_five_and_serves_no_others(make: Make, steps: Steps) -> None:
@@ -396,10 +387,10 @@ async def test_a_node_that_follows_thirty_steps_holds_five_and_serves_no_others(
         signed = steps.publish(keyframe=step % 10 == 0)
         steps.tell(node, step)
         await obtain_all([node], signed)
-        assert len(node.store.stocks) <= 5, "a delta each, and no keyframe but the first"
+        assert len(node.store.shard_sets) <= 5, "a delta each, and no keyframe but the first"
         assert len(node.store.checkpoints()) <= 2
     assert steps_of(node) == {25, 26, 27, 28, 29}
-    assert set(node.server.offer().manifests) == set(node.store.stocks)
+    assert set(node.server.offer().manifests) == set(node.store.shard_sets)
     assert len(list((node.store.folder / "transport").iterdir())) == 5
     assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
 
@@ -417,7 +408,7 @@ async def test_a_node_that_dropped_the_way_finds_it_again_when_its_checkpoints_a
     for root in node.store.checkpoints():
         node.store.remove_checkpoint(root)
     await steps.origin.http.stop()
-    node.fetcher.tell(relay.record())
+    node.fetcher.handle_gossip(relay.record())
     await obtain_all([node], signed)
     assert read_checkpoint(node, signed) == read_checkpoint(steps.origin, signed)
     assert min(steps_of(node)) == 3, "what it took to get there went again"
@@ -435,11 +426,11 @@ async def test_what_is_being_built_of_is_not_retired_by_whoever_finishes_first(
     old, build = steps.made[2][0], node.fetcher.assembler.build
 
     def build_while_others_retire(path: Sequence[SignedManifest]) -> None:
-        node.fetcher._retire()
+        node.fetcher._remove_old()
         build(path)
 
     monkeypatch.setattr(node.fetcher.assembler, "build", build_while_others_retire)
-    async with asyncio.timeout(20), node.fetcher.using(old.root) as folder:
+    async with asyncio.timeout(20), node.fetcher.hold_checkpoint(old.root) as folder:
         whole = steps.folder / "step2"
         assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
@@ -451,10 +442,12 @@ async def test_a_disk_budget_is_kept_and_said(make: Make, steps: Steps) -> None:
     steps.tell(node, 0)
     with pytest.raises(LocalError, match=r"weights.disk_bytes_max = 1000 .* set it to \d+ or more$") as raised:
         await obtain_all([node], signed)
-    assert node.store.stocks == {}
+    assert node.store.shard_sets == {}
     node.fetcher._disk_bytes_max = int(str(raised.value).split()[-3])
     await obtain_all([node], signed)
-    assert count_bytes(node.store.folder) < 1.05 * node.fetcher._disk_bytes_max, "manifests and notes are not foretold"
+    assert count_folder_bytes(node.store.folder) < 1.05 * node.fetcher._disk_bytes_max, (
+        "manifests and notes are not foretold"
+    )
 
 
 async def test_a_disk_budget_counts_checkpoints_and_holds_through_any_number_of_steps(make: Make, steps: Steps) -> None:
@@ -466,7 +459,7 @@ async def test_a_disk_budget_counts_checkpoints_and_holds_through_any_number_of_
         signed = steps.publish()
         steps.tell(node, step)
         await obtain_all([node], signed)
-        assert count_bytes(node.store.folder) <= node.fetcher._disk_bytes_max
+        assert count_folder_bytes(node.store.folder) <= node.fetcher._disk_bytes_max
     await node.fetcher.close()
     node.fetcher._disk_bytes_max = 2 * whole
     last = steps.publish()

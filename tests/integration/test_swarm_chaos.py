@@ -4,7 +4,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from integration.swarm_parts import (
+from support.processes.swarm import (
     HERE,
     SHARD_BYTES,
     Command,

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from integration.swarm_parts import Command, Published, Relay, Swarm, make_checkpoint, running_swarm
+from support.processes.swarm import Command, Published, Relay, Swarm, make_checkpoint, running_swarm
 
 NODE = ("--weights-build", "--upload-slots", "8", "--upload-address-slots", "8")
 """It builds what it fetches, and serves it."""

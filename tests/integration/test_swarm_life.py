@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-from integration.coordinator_parts import RUN, key_of
-from integration.postgres_server import free_port
-from integration.swarm_parts import (
+from prime_coordinator.config import OriginConfig
+from support.processes.coordinator import RUN, key_of
+from support.processes.postgres import free_port
+from support.processes.swarm import (
     ANY_URL,
     HERE,
     Command,
@@ -15,8 +16,6 @@ from integration.swarm_parts import (
     running_swarm,
     until,
 )
-
-from prime_coordinator.config import OriginConfig
 
 P2P = ("--p2p-enabled", "--p2p-listen", HERE)
 

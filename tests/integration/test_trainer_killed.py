@@ -7,26 +7,25 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from integration.coordinator_parts import RUN
-from integration.swarm_parts import WAIT_S
-from integration.trainer_child import get_server, run
-from integration.trainer_scene import Scene, running_scene
-from trainer_parts import flip_bit
-
-from prime_protocol.ids import Step
-from prime_trainer.checkpoints import find_newest
-from prime_trainer.publication import make_copy
-from prime_trainer.weights import open_checkpoint
+from prime_protocol.wire.ids import Step
+from prime_trainer.checkpoints import find_newest_checkpoint
+from prime_trainer.publish.checkpoint_delta import open_checkpoint
+from prime_trainer.publish.publisher import make_bf16_copy
+from support.processes.coordinator import RUN
+from support.processes.killable_trainer import get_server, run
+from support.processes.swarm import WAIT_S
+from support.processes.trainer import Scene, running_scene
+from support.training_samples import flip_bit
 
 PLACES = [
     "prime_trainer.train:save:before:1",  # the first checkpoint of all: nothing is on disk
     "prime_trainer.train:save:after:1",  # it is on disk, and nobody knows
-    "prime_trainer.publishing:fill_store:after:1",  # it is in the store, not in the log
+    "prime_trainer.publish.publisher:fill_store:after:1",  # it is in the store, not in the log
     "prime_trainer.train:save:before:1",  # a step was learnt, nothing of it is on disk
     "prime_trainer.checkpoints:sync_tree:before:1",  # its checkpoint is half written
     "prime_trainer.train:save:after:1",
-    "prime_trainer.publishing:send_file:after:1",  # the manifest is there, the entry is not
-    "prime_trainer.publishing:announce:before:2",  # the entry is there, and the trainer has not heard so
+    "prime_trainer.publish.publisher:send_file:after:1",  # the manifest is there, the entry is not
+    "prime_trainer.publish.publisher:announce:before:2",  # the entry is there, and the trainer has not heard so
 ]
 RANDOM_KILLS = 2
 SEED = 20_260_616
@@ -46,25 +45,25 @@ async def check_disk(scene: Scene, where: str) -> int:
     """What is on disk is whole, and the log is at its step or at the one before."""
     published = [entry["step"] for entry in await scene.entries("CheckpointPublished")]
     assert published == list(range(len(published))), f"{where}: {published}"
-    saved = find_newest(scene.trainer / "checkpoints").saved
+    saved = find_newest_checkpoint(scene.trainer / "checkpoints").saved
     if saved is None:
         assert published == [], where
         return -1
-    assert saved.position.step in (len(published) - 1, len(published)), f"{where}: {saved.position.step}, {published}"
-    return saved.position.step
+    assert saved.state.step in (len(published) - 1, len(published)), f"{where}: {saved.state.step}, {published}"
+    return saved.state.step
 
 
 async def check_end(scene: Scene) -> None:
     entries = await scene.entries("CheckpointPublished")
-    saved = find_newest(scene.trainer / "checkpoints").saved
+    saved = find_newest_checkpoint(scene.trainer / "checkpoints").saved
     assert saved is not None
-    assert [entry["step"] for entry in entries] == list(range(saved.position.step + 1))
+    assert [entry["step"] for entry in entries] == list(range(saved.state.step + 1))
     trained = [name for entry in entries for name in entry["trained_on"]]
     assert len(set(trained)) == len(trained)
-    copy = make_copy(saved.model, scene.folder / "copy")
-    root = open_checkpoint(copy, RUN, Step(saved.position.step)).manifest.root
+    copy = make_bf16_copy(saved.model, scene.folder / "copy")
+    root = open_checkpoint(copy, RUN, Step(saved.state.step)).manifest.root
     assert entries[-1]["root"] == str(root), "what stands in the log is what can be gone on from"
-    assert [facts["step"] for facts in scene.steps()] == list(range(1, saved.position.step + 1)), "each once"
+    assert [facts["step"] for facts in scene.steps()] == list(range(1, saved.state.step + 1)), "each once"
 
 
 async def test_trainer_may_be_killed_anywhere(tmp_path: Path) -> None:
@@ -98,8 +97,8 @@ async def test_trainer_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_b
     server, log = get_server(), tmp_path / "trainer.log"
     async with running_scene(tmp_path) as scene:
         for place, damaged in (
-            ("prime_trainer.publishing:fill_store:after:3", "step-00000002/optimizer.safetensors"),
-            ("prime_trainer.publishing:announce:before:2", "step-00000003/model/model.safetensors"),
+            ("prime_trainer.publish.publisher:fill_store:after:3", "step-00000002/optimizer.safetensors"),
+            ("prime_trainer.publish.publisher:announce:before:2", "step-00000003/model/model.safetensors"),
         ):
             process = server.Process(target=run, args=(scene.words(), log, place))
             process.start()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from integration.swarm_parts import Command, run_command, until
-from integration.trainer_scene import Scene, running_scene
 
-from prime_runtime.lock import read_facts
+from prime_runtime.lock import read_lock_info
+from support.processes.swarm import Command, run_command, until
+from support.processes.trainer import Scene, running_scene
 
 HELD_OUT = (
     *("--evaluation-task-set", "sort-digits?seed=1", "--evaluation-every", "2"),
@@ -73,7 +73,7 @@ async def test_trainer_learns_publishes_answers_and_goes_on_where_it_was(tmp_pat
         assert report["step"] >= 3
         assert report["submissions_refused"] == {"prompt_tokens": 1}
         async with aiohttp.ClientSession() as session:
-            url = read_facts(scene.trainer / "lock")["url"]
+            url = read_lock_info(scene.trainer / "lock")["url"]
             async with session.get(f"{url}/metrics") as response:
                 assert "prime_trainer_last_mismatch_kl" in await response.text()
             async with session.post(f"{url}/stop") as response:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.trainer_child import get_server, run
-from integration.trainer_scene import Scene, running_scene
-from process_memory import read_anon_kb
 
-from prime_trainer import notes
-from prime_trainer.life import THREADS
+from prime_trainer import metrics as notes
+from prime_trainer.app import WORKER_THREADS
+from support.process_memory import read_anon_kb
+from support.processes.killable_trainer import get_server, run
+from support.processes.trainer import Scene, running_scene
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -36,9 +36,9 @@ FLAGS = (*HELD_OUT, "--steps", str(STEPS), "--batch-groups", str(GROUPS))
 
 def run_weighed(words: tuple[str, ...], log: Path, out: Path) -> None:
     """The command, writing down after every step what the process holds."""
-    write = notes.Notes.write
+    write = notes.MetricsLog.write_step
 
-    def weigh(self: notes.Notes, facts: dict[str, Any]) -> None:
+    def weigh(self: notes.MetricsLog, facts: dict[str, Any]) -> None:
         write(self, facts)
         gc.collect()
         workers = sum(thread.name.startswith("trainer") for thread in threading.enumerate())
@@ -51,7 +51,7 @@ def run_weighed(words: tuple[str, ...], log: Path, out: Path) -> None:
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    notes.Notes.write = weigh  # type: ignore[method-assign]
+    notes.MetricsLog.write_step = weigh  # type: ignore[method-assign]
     run(words, log)
 
 
@@ -78,4 +78,4 @@ async def test_memory_of_a_trainer_does_not_grow_with_its_steps(tmp_path: Path) 
     for name, limit in (("objects", OBJECTS_MAX), ("anon_mb", ANON_MB_MAX)):
         grown = min(row[name] for row in last) - min(row[name] for row in warm)
         assert grown <= limit, f"{grown} more {name} after {STEPS - WARM} steps: {warm[-1]}, {last[-1]}"
-    assert max(row["workers"] for row in rows.values()) <= THREADS
+    assert max(row["workers"] for row in rows.values()) <= WORKER_THREADS

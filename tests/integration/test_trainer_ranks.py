@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from integration.test_trainer_killed import check_end, finish
-from integration.trainer_child import get_server, run_rank
-from integration.trainer_ranks import STEPS, learn_and_resume, learn_in_rank
-from integration.trainer_scene import running_scene
 from safetensors.torch import load_file
-from tiny_models import make_checkpoint
 
-from prime_trainer.ranks import Ranks
+from integration.test_trainer_killed import check_end, finish
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_trainer.model.distributed import RankGroup
+from support.processes.killable_trainer import get_server, run_rank
+from support.processes.trainer import running_scene
+from support.processes.trainer_ranks import STEPS, learn_and_resume, learn_in_rank
 
 SAME = ("tokens", "loss", "entropy", "mismatch_kl", "kl", "gradient_norm", "clipped")
 
@@ -26,14 +26,14 @@ def find_port() -> int:
 
 
 async def test_two_ranks_learn_what_one_learns_and_resume_as_one_does(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "model", hidden=32, layers=2)
+    make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=2)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     server, port = get_server(), find_port()
     pair = [server.Process(target=learn_in_rank, args=(tmp_path / "two", rank, 2, port)) for rank in range(2)]
     for process in pair:
         process.start()
-    alone = learn_and_resume(tmp_path / "one", Ranks())
+    alone = learn_and_resume(tmp_path / "one", RankGroup())
     for process in pair:
         assert await finish(process) == 0
     together = json.loads((tmp_path / "two" / "facts.json").read_text())

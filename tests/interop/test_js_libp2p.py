@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gossip_world import RUN, announced, is_trainer, sealed, serving, topic_of, wallet
-from integration.p2p_parts import TRAINER, WAIT_S, address_of, eventually, make_node, started
 
-from prime_protocol.gossip import TOPIC_KINDS, GossipKind
+from prime_protocol.gossip.messages import TOPIC_KINDS, GossipKind
 from prime_runtime.clock import SystemClock
+from support.gossip_network import RUN, announced, is_trainer, sealed, serving, topic_of, wallet
+from support.processes.libp2p import TRAINER, WAIT_S, address_of, eventually, make_node, started
 
 HERE = Path(__file__).parent
 JS = 77

@@ -11,16 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ledger_world import BOND, DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World
-
-from prime_protocol import entries as e
-from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
-from prime_protocol.ledger import Ledger
-from prime_protocol.rewards import refund_nano
-from prime_protocol.terms import SlashTo
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.ledger.replay import Ledger
+from prime_protocol.ledger.rewards import compute_refund_nano
+from prime_protocol.ledger.terms import SlashDestination
+from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 def tell() -> World:
@@ -65,7 +64,7 @@ def tell() -> World:
     world.credit(world.settled("key", ACCEPT))
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
-    world.write("sponsor", e.PoolReturned(amount_nano=world.state.books.pools[RUN]))
+    world.write("sponsor", e.PoolReturned(amount_nano=world.state.funds.pools[RUN]))
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
     world.write("owner", e.Unbonded(node=world.id("key"), amount_nano=BOND))
     world.wait(world.state.unbonding_ms)
@@ -76,7 +75,7 @@ def tell() -> World:
 
 def tell_on_chain() -> World:
     """Two funders of a pool on a chain, a slash that the court brings into it, pay, and what each funder has back."""
-    world = World.started(domain=ON_CHAIN, slash_to=SlashTo.POOL)
+    world = World.started(domain=ON_CHAIN, slash_to=SlashDestination.POOL)
     world.fund("friend", 333 * TOKEN)
     world.credit(world.settled("ann", ACCEPT))
     bad = world.convicted("bob", 1)
@@ -87,14 +86,14 @@ def tell_on_chain() -> World:
     world.pay_out(0)
     world.set_run(RunStatus.CLOSED)
     for name in ("friend", "sponsor"):
-        world.write(name, e.PoolReturned(amount_nano=refund_nano(world.state, RUN, world.id(name))))
+        world.write(name, e.PoolReturned(amount_nano=compute_refund_nano(world.state, RUN, world.id(name))))
     return world
 
 
 def summarise(ledger: Ledger) -> dict[str, Any]:
     """The numbers that a second implementation must reach."""
     state = ledger.state
-    run, books = state.runs[RUN], state.books
+    run, books = state.runs[RUN], state.funds
     return {
         "entries": state.size,
         "root": str(state.frontier.root()),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle.toploc_inputs import Bits, disturb, make_bits
 from toploc import ProofPoly, build_proofs_bytes, verify_proofs_bytes
+
+from oracle.toploc_inputs import Bits, disturb, make_bits
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "toploc.json"
 CHUNK, K = 32, 128

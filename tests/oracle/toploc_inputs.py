@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_protocol import toploc_plain
+from prime_protocol.proofs import toploc_numpy as toploc_plain
 
 Bits = NDArray[np.uint16]
 

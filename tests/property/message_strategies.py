@@ -10,27 +10,27 @@ from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_typ
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from prime_protocol.codec import HIDDEN, Range, Size
-from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX, LOOKS_BYTES
-from prime_protocol.entries import (
+from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX, READ_PROOF_BYTES
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.messages import RelayPollReply, RelayPublish
+from prime_protocol.ledger.entries import (
     OUTCOME_NUMBER,
     Inspected,
+    InspectedVerdict,
     Metric,
     NodeRegistered,
     Outcome,
-    Seen,
     StepMeasured,
     VerdictGiven,
 )
-from prime_protocol.envelope import Letter
-from prime_protocol.errors import RemoteError
-from prime_protocol.ids import FixedBytes, Name
-from prime_protocol.receipts import Delegation
-from prime_protocol.records import Records, Share
-from prime_protocol.terms import RunTerms
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.codec import UNPRINTABLE, Range, Size
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import FixedBytes, Name
+from prime_protocol.wire.typed_data import Delegation
 
 ITEMS_SHOWN = 4
-CHARACTERS = st.characters(codec="utf-8").filter(lambda character: not HIDDEN.match(character))
+CHARACTERS = st.characters(codec="utf-8").filter(lambda character: not UNPRINTABLE.match(character))
 NAMES = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
 
 
@@ -97,12 +97,12 @@ def shorten_life(life_ms_max: int) -> Callable[[dict[str, Any]], dict[str, Any]]
 
 
 REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    Letter: shorten_life(ENVELOPE_LIFE_MS_MAX),
+    Payload: shorten_life(ENVELOPE_LIFE_MS_MAX),
     Delegation: shorten_life(DELEGATION_LIFE_MS_MAX),
     Inspected: lambda drawn: drawn | {"seen": sort_seen(drawn["seen"])},
     NodeRegistered: lambda drawn: drawn | {"roles": tuple(sorted(set(drawn["roles"])))},
-    Records: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
-    Share: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
+    RelayPollReply: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
+    RelayPublish: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
     RunTerms: lambda drawn: (
         drawn
         | {
@@ -121,13 +121,13 @@ def sort_metrics(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
     return tuple(sorted({metric.name: metric for metric in metrics}.values(), key=lambda metric: metric.name))
 
 
-def sort_seen(seen: tuple[Seen, ...]) -> tuple[Seen, ...]:
+def sort_seen(seen: tuple[InspectedVerdict, ...]) -> tuple[InspectedVerdict, ...]:
     return tuple(sorted({each.reader: each for each in seen}.values(), key=lambda each: each.reader))
 
 
 def whole_looks(drawn: bytes) -> bytes:
     """None, or all of them."""
-    return drawn.ljust(LOOKS_BYTES, b"\x00")[:LOOKS_BYTES] if drawn else b""
+    return drawn.ljust(READ_PROOF_BYTES, b"\x00")[:READ_PROOF_BYTES] if drawn else b""
 
 
 def outcome_of(number: int) -> Outcome:

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prime_protocol.beacon import KeyedPermutation, draw_validators, slot_task
 from prime_protocol.constants import PERMUTATION_SIZE_MAX
-from prime_protocol.ids import Digest, NodeId, Slot
+from prime_protocol.ledger.randomness import KeyedPermutation, compute_slot_task, draw_validators
+from prime_protocol.wire.ids import Digest, NodeId, Slot
 
 KEYS = st.binary(min_size=32, max_size=32).map(Digest)
 
@@ -32,7 +32,7 @@ def test_inverse_undoes_the_permutation_at_any_size(key: Digest, size: int, inde
 @given(KEYS, st.integers(1, 40), st.integers(0, 5))
 def test_every_epoch_covers_the_task_set(beacon: Digest, tasks_total: int, epoch: int) -> None:
     slots = range(epoch * tasks_total, (epoch + 1) * tasks_total)
-    assert sorted(slot_task(beacon, Slot(slot), tasks_total) for slot in slots) == list(range(tasks_total))
+    assert sorted(compute_slot_task(beacon, Slot(slot), tasks_total) for slot in slots) == list(range(tasks_total))
 
 
 @settings(deadline=None)

@@ -7,19 +7,28 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.messages import RelayPoll, RelayPollReply, RelayPublish, RelayPublishReply
+from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.replay import ENTRY_RULES
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.rpc import Refusal, ReplyBody
+from prime_protocol.wire.typed_data import Delegation, SubmissionReceipt, VerdictReceipt
 from property.message_strategies import messages
 
-from prime_protocol.codec import decode, encode
-from prime_protocol.entries import Record
-from prime_protocol.envelope import Letter
-from prime_protocol.errors import RemoteError
-from prime_protocol.exchange import Refusal, ReplyTo
-from prime_protocol.ledger import RULES
-from prime_protocol.receipts import Delegation, SubmissionReceipt, VerdictReceipt
-from prime_protocol.records import Records, RecordsWanted, Share, Shared
-
-ENVELOPED: list[Any] = [Letter, Record, Refusal, ReplyTo, Share, Shared, RecordsWanted, Records]
-KINDS: list[Any] = [*RULES, Delegation, SubmissionReceipt, VerdictReceipt, *ENVELOPED]
+ENVELOPED: list[Any] = [
+    Payload,
+    LogRecord,
+    Refusal,
+    ReplyBody,
+    RelayPublish,
+    RelayPublishReply,
+    RelayPoll,
+    RelayPollReply,
+]
+KINDS: list[Any] = [*ENTRY_RULES, Delegation, SubmissionReceipt, VerdictReceipt, *ENVELOPED]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 quick = settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
 

@@ -6,16 +6,16 @@ It raises nothing but RemoteError, the ledger takes everything it writes, and in
 from collections import Counter
 
 import pytest
-from core_mob import CoreMob, try_event
-from core_scene import SECOND_MS
-from ledger_world import NETWORK
 
-from prime_protocol import entries as e
-from prime_protocol.codec import decode
-from prime_protocol.entries import Record
-from prime_protocol.envelope import open_envelope
-from prime_protocol.ids import Digest
-from prime_protocol.ledger import ENTRY_TYPES, Ledger, replay
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import Digest
+from support.core_crowd import CoreMob, try_event
+from support.core_network import SECOND_MS
+from support.ledger_network import NETWORK
 
 SEEDS = 16
 EVENTS = 400
@@ -34,7 +34,7 @@ class Watch:
         self.kinds: Counter[str] = Counter()
 
     def read(self, leaf: bytes) -> None:
-        letter = open_envelope(decode(Record, leaf).frame, network=NETWORK).letter
+        letter = open_envelope(decode(LogRecord, leaf).frame, network=NETWORK).payload
         entry = decode(ENTRY_TYPES[letter.kind], letter.body)
         self.kinds[letter.kind] += 1
         self.ledger.apply(leaf)
@@ -83,7 +83,7 @@ def test_whatever_the_crowd_does_everything_ends_and_nothing_is_credited_twice()
             assert not watch.slashes, "a slash never ended"
             run = mob.scene.run
             assert all(step.paid for step in run.steps.values()), "a step was never paid"
-            assert mob.scene.state.books.is_conserved()
+            assert mob.scene.state.funds.is_conserved()
         except Exception as error:  # boundary: the seed belongs in the story of every failure
             raise AssertionError(f"seed {seed}") from error
         kinds += watch.kinds

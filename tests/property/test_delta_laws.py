@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prime_protocol.constants import SHARD_BYTES_MIN
-from prime_protocol.delta import encode_record, patch_blocks, record_bytes_max
-from prime_protocol.delta_lanes import get_kernels, scan_native, scan_numpy, scatter_numpy
-from prime_protocol.dtypes import Dtype
-from prime_protocol.ids import Digest
-from prime_protocol.manifest import compute_digest, cut_shards
-from prime_protocol.manifest_build import RangeHasher
-from prime_protocol.manifest_path import Link, plan_path
+from prime_protocol.weights.delta import compute_record_bytes_max, encode_record, patch_blocks
+from prime_protocol.weights.delta_lanes import get_kernels, scan_native, scan_numpy, scatter_numpy
+from prime_protocol.weights.manifest import compute_blake3, cut_shards
+from prime_protocol.weights.manifest_builder import RangeHasher
+from prime_protocol.weights.safetensors_header import Dtype
+from prime_protocol.weights.transfer import ManifestLink, plan_manifest_path
+from prime_protocol.wire.ids import Digest
 
 KERNELS = get_kernels()
 WIDTHS = st.sampled_from([1, 2, 4])
@@ -39,7 +39,7 @@ def pairs(draw: st.DrawFn) -> tuple[int, bytes, bytes]:
 def test_old_and_record_give_new(pair: tuple[int, bytes, bytes]) -> None:
     width, old, new = pair
     record = b"".join(encode_record(old, new, width))
-    assert len(record) <= record_bytes_max(len(new), width)
+    assert len(record) <= compute_record_bytes_max(len(new), width)
     target = np.frombuffer(bytearray(old), np.uint8)
     made = b"".join(
         block.tobytes() for block in patch_blocks(record, len(new), width, lambda start, stop: target[start:stop])
@@ -89,19 +89,21 @@ def test_range_digests_do_not_depend_on_the_chunks(data: bytes, spans: list[tupl
         rest = rest[cut:]
     hasher.feed(rest)
     assert hasher.finish() == [
-        compute_digest(data[start : start + size]) for start, size in ranges if start < len(data)
+        compute_blake3(data[start : start + size]) for start, size in ranges if start < len(data)
     ]
 
 
 @st.composite
-def link_sets(draw: st.DrawFn) -> list[Link]:
+def link_sets(draw: st.DrawFn) -> list[ManifestLink]:
     roots = st.integers(0, 5).map(lambda number: Digest(bytes([number]) * 32))
     return draw(
-        st.lists(st.builds(Link, root=roots, base=st.none() | roots, transport_bytes=st.integers(1, 9)), max_size=14)
+        st.lists(
+            st.builds(ManifestLink, root=roots, base=st.none() | roots, transport_bytes=st.integers(1, 9)), max_size=14
+        )
     )
 
 
-def cheapest(wanted: Digest, held: set[Digest], links: list[Link], left: int) -> float:
+def cheapest(wanted: Digest, held: set[Digest], links: list[ManifestLink], left: int) -> float:
     """The least bytes, by trying every chain of at most `left` links."""
     if wanted in held:
         return 0
@@ -114,10 +116,10 @@ def cheapest(wanted: Digest, held: set[Digest], links: list[Link], left: int) ->
 
 @given(link_sets(), st.sets(st.integers(0, 5), max_size=2))
 @settings(deadline=None)
-def test_a_plan_is_a_chain_from_what_is_held_and_none_is_cheaper(links: list[Link], held: set[int]) -> None:
+def test_a_plan_is_a_chain_from_what_is_held_and_none_is_cheaper(links: list[ManifestLink], held: set[int]) -> None:
     wanted = Digest(bytes(32))
     holding = {Digest(bytes([number]) * 32) for number in held}
-    path = plan_path(wanted, holding, links)
+    path = plan_manifest_path(wanted, holding, links)
     best = cheapest(wanted, holding, links, 6)
     if path is None:
         assert best == float("inf")

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property.message_strategies import NAMES
 
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX, ENVELOPE_LIFE_MS_MAX
-from prime_protocol.envelope import BUCKET_MS, Letter, ReplayGuard, open_envelope, seal
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import NetworkId, NodeId, RunId
-from prime_protocol.signing import WalletKey
+from prime_protocol.wire.envelope import BUCKET_MS, Payload, ReplayGuard, open_envelope, seal_envelope
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.signing import WalletKey
+from property.message_strategies import NAMES
 
 KEY = WalletKey.from_secret(b"k" * 32)
 MAIN = NetworkId("main")
 START_MS = 1_800_000_000_000
-FRAME = seal(
+FRAME = seal_envelope(
     KEY, kind="test", body=b"some body", network=MAIN, run=RunId("r"), sequence=9, issued_at_ms=START_MS, life_ms=1000
 )
 
@@ -38,8 +38,8 @@ def test_every_sealed_letter_opens_to_what_was_sealed(
     key = WalletKey.from_secret(b"\x01" + secret[1:])
     times = {"issued_at_ms": issued_at_ms, "life_ms": life_ms}
     where = {"network": NetworkId(network), "run": None if run is None else RunId(run)}
-    frame = seal(key, kind=kind, body=body, sequence=sequence, **where, **times)
-    letter = open_envelope(frame, network=NetworkId(network)).letter
+    frame = seal_envelope(key, kind=kind, body=body, sequence=sequence, **where, **times)
+    letter = open_envelope(frame, network=NetworkId(network)).payload
     assert (letter.sender, letter.kind, letter.body, letter.sequence) == (key.node, kind, body, sequence)
     assert (letter.network, letter.run) == (network, run)
     assert (letter.issued_at_ms, letter.expires_at_ms) == (issued_at_ms, issued_at_ms + life_ms)
@@ -89,9 +89,9 @@ stories = st.lists(
 forward_stories = stories.map(lambda story: sorted(story, key=lambda move: move.at_ms))
 
 
-def letter_of(sequence: int, move: Move, now_ms: int) -> Letter:
+def letter_of(sequence: int, move: Move, now_ms: int) -> Payload:
     issued_at_ms = now_ms + move.ahead_ms
-    return Letter(
+    return Payload(
         version=1,
         network=MAIN,
         run=None,
@@ -104,9 +104,9 @@ def letter_of(sequence: int, move: Move, now_ms: int) -> Letter:
     )
 
 
-def run_guard(guard: ReplayGuard, story: list[Move]) -> tuple[list[Letter], int]:
+def run_guard(guard: ReplayGuard, story: list[Move]) -> tuple[list[Payload], int]:
     """Play a story; every letter passes at most once. Returns those that passed, and the clock."""
-    passed: list[Letter] = []
+    passed: list[Payload] = []
     now_ms = START_MS
     for sequence, move in enumerate(story):
         now_ms = START_MS + move.at_ms

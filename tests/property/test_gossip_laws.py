@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from gossip_world import ANN, BOB, NETWORK, NOW_MS, RUN, guard, judged, sealed, serving, topic_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prime_protocol.addresses import PeerAddress, ServerUrl
-from prime_protocol.codec import decode, encode
 from prime_protocol.errors import RemoteError
-from prime_protocol.gossip import Announced, GossipKind, Serving, open_gossip
-from prime_protocol.gossip_guard import Accepted
-from prime_protocol.ids import Digest, Step
-from prime_protocol.manifest import Kind
+from prime_protocol.gossip.guard import GossipAccepted
+from prime_protocol.gossip.messages import CheckpointAnnounced, GossipKind, ServingRecord, open_gossip
+from prime_protocol.weights.manifest import ManifestKind
+from prime_protocol.wire.addresses import PeerAddress, ServerUrl
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.ids import Digest, Step
+from support.gossip_network import ANN, BOB, NETWORK, NOW_MS, RUN, guard, judged, sealed, serving, topic_of
 
 digests = st.binary(min_size=32, max_size=32).map(Digest)
 labels = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
@@ -22,7 +22,7 @@ hosts = st.ip_addresses(v=4).filter(lambda ip: not (ip.is_link_local or ip.is_mu
 ) | st.lists(labels, min_size=1, max_size=4).map(".".join)
 urls = st.builds("{}://{}:{}".format, st.sampled_from(["http", "https"]), hosts, ports)
 records = st.builds(
-    Serving,
+    ServingRecord,
     urls=st.lists(urls, max_size=8, unique=True).map(tuple),
     depth=st.integers(0, 64),
     slots_free=st.integers(0, 4096),
@@ -31,14 +31,14 @@ records = st.builds(
 
 
 @st.composite
-def announcements(draw: st.DrawFn) -> Announced:
+def announcements(draw: st.DrawFn) -> CheckpointAnnounced:
     base = draw(st.none() | digests)
-    return Announced(
+    return CheckpointAnnounced(
         step=Step(draw(st.integers(0, 2**63 - 1))),
         root=draw(digests),
         manifest=draw(digests),
         manifest_bytes=draw(st.integers(1, 4 * 2**20)),
-        kind=Kind.KEYFRAME if base is None else Kind.DELTA,
+        kind=ManifestKind.KEYFRAME if base is None else ManifestKind.DELTA,
         base=base,
         transport_bytes=draw(st.integers(1, 2**40)),
     )
@@ -46,11 +46,11 @@ def announcements(draw: st.DrawFn) -> Announced:
 
 @settings(deadline=None)
 @given(records | announcements())
-def test_every_message_survives_the_envelope_and_has_one_encoding(message: Serving | Announced) -> None:
-    kind = GossipKind.SERVING if isinstance(message, Serving) else GossipKind.ANNOUNCED
+def test_every_message_survives_the_envelope_and_has_one_encoding(message: ServingRecord | CheckpointAnnounced) -> None:
+    kind = GossipKind.SERVING if isinstance(message, ServingRecord) else GossipKind.ANNOUNCED
     gossip = open_gossip(topic_of(kind), sealed(message), network=NETWORK, run=RUN, now_ms=NOW_MS)
     assert gossip.message == message
-    assert encode(decode(type(message), gossip.letter.body)) == gossip.letter.body
+    assert encode(decode(type(message), gossip.payload.body)) == gossip.payload.body
 
 
 @given(urls)
@@ -109,8 +109,8 @@ def test_no_frame_is_accepted_twice_and_numbers_only_rise(story: list[Hearing]) 
             frame = sealed(serving(), key, sequence=hearing.sequence, now_ms=now_ms)
         heard.append(frame)
         verdict = judged(ours, frame, GossipKind.SERVING, now_ms=now_ms)
-        if isinstance(verdict, Accepted):
-            letter = verdict.gossip.letter
+        if isinstance(verdict, GossipAccepted):
+            letter = verdict.gossip.payload
             alive = [
                 sequence
                 for (sender, sequence), expires_ms in accepted.items()

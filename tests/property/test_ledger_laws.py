@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_mob import crowd, try_act, wind_down
-from ledger_world import NETWORK, ON_CHAIN, RUN, World
 
-from prime_protocol import entries as e
-from prime_protocol.books import Books, Position
-from prime_protocol.codec import decode, encode
-from prime_protocol.constants import LOOK_ERROR_MAX, REFUTED_VERDICTS, SIGNATURE_BYTES
-from prime_protocol.entries import Outcome, Record
-from prime_protocol.envelope import Letter
+from prime_protocol.constants import READ_PROOF_ERROR_MAX, REFUTED_VERDICTS, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.ledger import RULES, Ledger, replay
-from prime_protocol.merkle import Tree, leaf_hash
-from prime_protocol.plants import plant_seal
-from prime_protocol.rewards import step_shares
-from prime_protocol.terms import RunTerms, SlashTo
-from prime_protocol.typed_data import EMBEDDED
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import LogRecord, Outcome
+from prime_protocol.ledger.funds import Funds, StakeKey
+from prime_protocol.ledger.plants import plant_seal
+from prime_protocol.ledger.replay import ENTRY_RULES, Ledger, replay
+from prime_protocol.ledger.rewards import compute_step_shares
+from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
+from support.ledger_crowd import crowd, try_act, wind_down
+from support.ledger_network import NETWORK, ON_CHAIN, RUN, World
 
 SEEDS = 24
 ACTS = 300
 
 
-def money(books: Books) -> Counter[Any]:
+def money(books: Funds) -> Counter[Any]:
     """Every account of the books, one number each."""
     found: Counter[Any] = Counter()
     found.update({("balance", name): amount for name, amount in books.balances.items()})
@@ -53,7 +53,7 @@ def are_apart(said: bytes, found: bytes) -> bool:
     if not said:
         return True
     steps = [one - other for one, other in zip(*(struct.unpack("<16h", each) for each in (said, found)), strict=True)]
-    return (sum(step * step for step in steps) / len(steps)) ** 0.5 / 1024 > LOOK_ERROR_MAX
+    return (sum(step * step for step in steps) / len(steps)) ** 0.5 / 1024 > READ_PROOF_ERROR_MAX
 
 
 @dataclass
@@ -84,7 +84,11 @@ class Case:
         """Recounted; `unasked` owners of validators could still be drawn."""
         votes: Counter[Outcome] = sum(self.votes[first:], Counter())
         quorum = self.terms.quorum
-        for outcome, lead in ((Outcome.HARD, quorum), (Outcome.SOFT, quorum), (Outcome.ACCEPT, 2 * quorum - 1)):
+        for outcome, lead in (
+            (Outcome.FRAUDULENT, quorum),
+            (Outcome.INVALID, quorum),
+            (Outcome.ACCEPT, 2 * quorum - 1),
+        ):
             if votes[outcome] - (votes.total() - votes[outcome]) >= lead:
                 return outcome
         votes = sum(self.votes, Counter())
@@ -97,18 +101,18 @@ class Witness:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.before = money(world.state.books)
+        self.before = money(world.state.funds)
         self.cases: dict[Digest, Case] = {}
         self.leases: dict[int, tuple[e.LeaseGranted, NodeId, RunTerms]] = {}
         self.step_terms: dict[int, RunTerms] = {}
         self.credited: set[tuple[int, int]] = set()
         self.earners: set[NodeId] = set()
         self.kinds: Counter[type] = Counter()
-        self.is_embedded = world.state.domain == EMBEDDED
+        self.is_embedded = world.state.domain == EMBEDDED_DOMAIN
         self.funded = Counter(world.run.funded)
-        self.debts: Counter[Position] = Counter()
-        self.credited_to: set[Position] = set()
-        self.shown: dict[int, Counter[Position]] = {}
+        self.debts: Counter[StakeKey] = Counter()
+        self.credited_to: set[StakeKey] = set()
+        self.shown: dict[int, Counter[StakeKey]] = {}
         """What each unpaid step would pay, before the entry."""
 
     def apply(self, leaf: bytes) -> None:
@@ -116,7 +120,9 @@ class Witness:
         owners = dict(self.world.state.owners)
         before = self.world.snapshot()
         steps = self.world.run.steps.items()
-        self.shown = {number: step_shares(self.world.state, RUN, step) for number, step in steps if not step.paid}
+        self.shown = {
+            number: compute_step_shares(self.world.state, RUN, step) for number, step in steps if not step.paid
+        }
         try:
             World.apply(self.world, leaf)
         except RemoteError:
@@ -126,13 +132,13 @@ class Witness:
 
     def check(self, leaf: bytes, owners: dict[NodeId, NodeId]) -> None:
         """`owners` as they were before the entry."""
-        record = decode(Record, leaf)
+        record = decode(LogRecord, leaf)
         # The ledger has opened the envelope; its letter is read here only for what it says.
-        letter = decode(Letter, record.frame[SIGNATURE_BYTES:])
-        entry = decode(next(kind for kind in RULES if kind.__name__ == letter.kind), letter.body)
+        letter = decode(Payload, record.frame[SIGNATURE_BYTES:])
+        entry = decode(next(kind for kind in ENTRY_RULES if kind.__name__ == letter.kind), letter.body)
         self.kinds[type(entry)] += 1
-        after = money(self.world.state.books)
-        assert self.world.state.books.is_conserved()
+        after = money(self.world.state.funds)
+        assert self.world.state.funds.is_conserved()
         assert min(after.values()) >= 0
         moved = {
             name: after[name] - self.before[name] for name in after | self.before if after[name] != self.before[name]
@@ -175,7 +181,10 @@ class Witness:
                 moves = {("balance", self.cases[name].owner): -bond, ("escrow", name): bond}
             case e.SlashExecuted(submission=name):
                 held = self.before[("escrow", name)]
-                to = {SlashTo.BURN: "burned", SlashTo.POOL: ("pool", RUN) if self.is_embedded else "withdrawn"}
+                to = {
+                    SlashDestination.BURN: "burned",
+                    SlashDestination.POOL: ("pool", RUN) if self.is_embedded else "withdrawn",
+                }
                 moves = {("escrow", name): -held, to[self.cases[name].terms.slash_to]: held}
             case e.SlashOverturned(submission=name):
                 case = self.cases[name]
@@ -214,7 +223,7 @@ class Witness:
                 self.earners |= {owners[node] for node in validators}
                 case.owners |= {node: owners[node] for node in validators}
                 case.votes.append(Counter())
-            case e.VerdictGiven(receipt=receipt, outcome=outcome, looks=looks):
+            case e.VerdictGiven(receipt=receipt, outcome=outcome, read_proof=looks):
                 case = self.cases[receipt.submission]
                 assert author in case.draws[-1]
                 case.votes[-1][outcome] += 1
@@ -228,8 +237,8 @@ class Witness:
                 case.outcome = outcome
                 undrawn = case.draws == [()]
                 decided = case.decided(unasked=self.unasked(case, at_ms))
-                assert outcome in (Outcome.ACCEPT if undrawn else decided, Outcome.SOFT)
-                assert outcome is Outcome.SOFT or not case.is_planted
+                assert outcome in (Outcome.ACCEPT if undrawn else decided, Outcome.INVALID)
+                assert outcome is Outcome.INVALID or not case.is_planted
             case e.PlantRevealed(submission=name, outcome=outcome, salt=salt):
                 case = self.cases[name]
                 assert author == case.node
@@ -246,7 +255,7 @@ class Witness:
         case.inspectors.add(author)
         for seen in entry.seen:
             assert seen.reader in case.looks.keys() - {author}
-            if seen.reader not in case.refuted and are_apart(case.looks[seen.reader], seen.looks):
+            if seen.reader not in case.refuted and are_apart(case.looks[seen.reader], seen.read_proof):
                 case.refuted.add(seen.reader)
                 self.debts[(case.owners[seen.reader], seen.reader)] += REFUTED_VERDICTS
         assert self.world.submission(entry.submission).refuted == case.refuted
@@ -289,8 +298,8 @@ class Witness:
             case e.PoolReturned(amount_nano=amount):
                 assert amount <= self.funded.pop(author), "a funder has got what others lost"
             case e.SlashProposed(submission=name):
-                assert self.cases[name].outcome is Outcome.HARD
-                assert self.cases[name].decided(unasked=0) is Outcome.HARD
+                assert self.cases[name].outcome is Outcome.FRAUDULENT
+                assert self.cases[name].decided(unasked=0) is Outcome.FRAUDULENT
                 self.cases[name].proposed_ms = at_ms
             case e.Appealed(submission=name):
                 case = self.cases[name]
@@ -301,13 +310,13 @@ class Witness:
                 if case.appealed_after is None:
                     assert at_ms >= case.proposed_ms + case.terms.appeal_ms
                 else:
-                    assert case.decided(case.appealed_after, unasked=0) is Outcome.HARD
+                    assert case.decided(case.appealed_after, unasked=0) is Outcome.FRAUDULENT
             case e.SlashOverturned(submission=name):
                 case = self.cases[name]
                 assert case.appealed_after is not None
                 found = case.decided(case.appealed_after, unasked=self.unasked(case, at_ms))
-                assert found is not Outcome.HARD
-                case.outcome = found or Outcome.SOFT
+                assert found is not Outcome.FRAUDULENT
+                case.outcome = found or Outcome.INVALID
 
 
 def run_mob(seed: int) -> tuple[World, Witness]:
@@ -320,7 +329,7 @@ def run_mob(seed: int) -> tuple[World, Witness]:
 
 
 def root(leaves: list[bytes]) -> Digest:
-    return Tree([leaf_hash(leaf) for leaf in leaves]).root()
+    return MerkleTree([compute_leaf_hash(leaf) for leaf in leaves]).root()
 
 
 def restored(leaves: list[bytes]) -> Ledger:
@@ -337,8 +346,8 @@ def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None
         try:
             world, witness = run_mob(seed)
             wind_down(world)
-            left_nano = world.state.books.held_nano()
-            assert left_nano == world.state.books.pools[RUN], "value is locked for ever"
+            left_nano = world.state.funds.total_nano()
+            assert left_nano == world.state.funds.pools[RUN], "value is locked for ever"
             assert left_nano <= world.run.forfeited_nano, "what was funded can leave; what was slashed stays"
             again = replay(NETWORK, world.leaves, coordinator=world.id("coordinator"))
             assert again.state == world.state
@@ -347,7 +356,7 @@ def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None
         except Exception as error:  # boundary: the seed belongs in the story of every failure
             raise AssertionError(f"seed {seed}") from error
         kinds += witness.kinds
-    missing = set(RULES) - set(kinds) - {e.NetworkCreated, e.RunCreated}
+    missing = set(ENTRY_RULES) - set(kinds) - {e.NetworkCreated, e.RunCreated}
     assert not missing, f"the mob never got through: {missing}"
 
 
@@ -370,17 +379,17 @@ def states(story: World) -> list[bytes]:
 @given(data=st.data())
 def test_a_leaf_with_a_flipped_bit_is_refused(story: World, states: list[bytes], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(story.leaves) - 1))
-    honest = decode(Record, story.leaves[index])
+    honest = decode(LogRecord, story.leaves[index])
     frame = bytearray(honest.frame)
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     ledger = Ledger(NETWORK)
     ledger.state = pickle.loads(states[index])
     with pytest.raises(RemoteError):
-        ledger.apply(encode(Record(honest.at_ms, bytes(frame))))
+        ledger.apply(encode(LogRecord(honest.at_ms, bytes(frame))))
 
 
 def test_the_time_of_intake_is_bound_by_the_root_alone(story: World) -> None:
     """The author signs before it is known. A mirror that changes it shows another root."""
-    late = decode(Record, story.leaves[-1])
-    forged = [*story.leaves[:-1], encode(Record(late.at_ms + 1, late.frame))]
+    late = decode(LogRecord, story.leaves[-1])
+    forged = [*story.leaves[:-1], encode(LogRecord(late.at_ms + 1, late.frame))]
     assert replay(NETWORK, forged).state.frontier.root() != root(story.leaves)

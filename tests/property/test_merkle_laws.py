@@ -7,39 +7,40 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prime_protocol.constants import (
-    COSIGNATURE_TIME_S_MAX,
-    LOG_ENTRIES_MAX,
-    TILE_HASHES,
-    TILE_HEIGHT,
-    TILE_LEVEL_MAX,
-)
+from prime_protocol.constants import COSIGNATURE_TIME_S_MAX, LOG_ENTRIES_MAX, TILE_HASHES, TILE_HEIGHT, TILE_LEVEL_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.merkle import (
+from prime_protocol.log.merkle import (
     Frontier,
-    Tree,
-    consistency_proof,
-    inclusion_proof,
-    leaf_hash,
-    root_of,
+    MerkleTree,
+    build_consistency_proof,
+    build_inclusion_proof,
+    compute_leaf_hash,
+    compute_root,
     verify_consistency,
     verify_inclusion,
 )
-from prime_protocol.note import Note, SignatureKind, VerifierKey
-from prime_protocol.tiles import (
-    Bundle,
+from prime_protocol.log.tiles import (
+    EntryBundle,
     Tile,
     decode_bundle,
     encode_bundle,
     encode_tile,
-    nodes_from_tiles,
-    parse_path,
+    make_node_reader,
+    parse_tile_path,
 )
-from prime_protocol.treehead import TreeHead, cosign_tree_head, open_cosigned_tree_head, sign_tree_head
+from prime_protocol.log.tree_head import (
+    SignatureKind,
+    SignedNote,
+    TreeHead,
+    VerifierKey,
+    cosign_tree_head,
+    open_cosigned_tree_head,
+    sign_tree_head,
+)
+from prime_protocol.wire.ids import Digest
 
-LEAVES = [leaf_hash(number.to_bytes(2, "big")) for number in range(600)]
-TREE = Tree(LEAVES)
+LEAVES = [compute_leaf_hash(number.to_bytes(2, "big")) for number in range(600)]
+TREE = MerkleTree(LEAVES)
 NAIVE: dict[tuple[int, int], bytes] = {}
 
 
@@ -97,12 +98,12 @@ def growths(draw: st.DrawFn, steps: int = 2) -> list[int]:
 
 
 def get_root(size: int) -> Digest:
-    return root_of(size, TREE.get_node)
+    return compute_root(size, TREE.get_node)
 
 
 @given(st.lists(st.integers(0, 40), max_size=12))
 def test_frontier_tree_and_the_definition_agree_however_leaves_arrive(batches: list[int]) -> None:
-    frontier, tree = Frontier(), Tree()
+    frontier, tree = Frontier(), MerkleTree()
     for number, batch in enumerate(batches):
         leaves = LEAVES[tree.size : tree.size + batch]
         if number % 2:
@@ -119,7 +120,7 @@ def test_frontier_tree_and_the_definition_agree_however_leaves_arrive(batches: l
 @given(places())
 def test_an_inclusion_proof_is_the_definitions_and_verifies(place: tuple[int, int]) -> None:
     index, size = place
-    proof = inclusion_proof(index, size, TREE.get_node)
+    proof = build_inclusion_proof(index, size, TREE.get_node)
     assert list(proof) == naive_path(index, 0, size)
     verify_inclusion(LEAVES[index], proof, index=index, size=size, root=get_root(size))
 
@@ -127,7 +128,7 @@ def test_an_inclusion_proof_is_the_definitions_and_verifies(place: tuple[int, in
 @given(growths())
 def test_a_consistency_proof_is_the_definitions_and_verifies(growth: list[int]) -> None:
     old, new = growth
-    proof = consistency_proof(old, new, TREE.get_node)
+    proof = build_consistency_proof(old, new, TREE.get_node)
     assert list(proof) == naive_subproof(old, 0, new, True)
     verify_consistency(proof, old_size=old, old_root=get_root(old), new_size=new, new_root=get_root(new))
 
@@ -135,7 +136,7 @@ def test_a_consistency_proof_is_the_definitions_and_verifies(growth: list[int]) 
 @given(places(), st.data())
 def test_a_damaged_inclusion_proof_is_refused(place: tuple[int, int], data: st.DataObject) -> None:
     index, size = place
-    damaged = damage(data, list(inclusion_proof(index, size, TREE.get_node)))
+    damaged = damage(data, list(build_inclusion_proof(index, size, TREE.get_node)))
     with pytest.raises(RemoteError):
         verify_inclusion(LEAVES[index], damaged, index=index, size=size, root=get_root(size))
 
@@ -143,7 +144,7 @@ def test_a_damaged_inclusion_proof_is_refused(place: tuple[int, int], data: st.D
 @given(growths(), st.data())
 def test_a_damaged_consistency_proof_is_refused(growth: list[int], data: st.DataObject) -> None:
     old, new = growth
-    damaged = damage(data, list(consistency_proof(old, new, TREE.get_node)))
+    damaged = damage(data, list(build_consistency_proof(old, new, TREE.get_node)))
     with pytest.raises(RemoteError):
         verify_consistency(damaged, old_size=old, old_root=get_root(old), new_size=new, new_root=get_root(new))
 
@@ -170,7 +171,7 @@ def damage(data: st.DataObject, proof: list[Digest]) -> list[Digest]:
 @given(places(), sizes, st.integers(0, len(LEAVES)))
 def test_an_inclusion_proof_holds_for_its_own_place_only(place: tuple[int, int], size: int, index: int) -> None:
     honest_index, honest_size = place
-    proof = inclusion_proof(honest_index, honest_size, TREE.get_node)
+    proof = build_inclusion_proof(honest_index, honest_size, TREE.get_node)
     if index != honest_index:
         with pytest.raises(RemoteError):
             verify_inclusion(LEAVES[honest_index], proof, index=index, size=honest_size, root=get_root(honest_size))
@@ -182,7 +183,7 @@ def test_an_inclusion_proof_holds_for_its_own_place_only(place: tuple[int, int],
 @given(growths(4))
 def test_a_consistency_proof_holds_for_its_own_roots_only(growth: list[int]) -> None:
     first, second, third, fourth = growth
-    proof = consistency_proof(second, third, TREE.get_node)
+    proof = build_consistency_proof(second, third, TREE.get_node)
     for old, new in [(first, third), (second, fourth)]:
         if (old, new) != (second, third):
             with pytest.raises(RemoteError):
@@ -196,18 +197,18 @@ def test_two_consistent_steps_make_one(growth: list[int]) -> None:
     for old, new in [(0, 1), (1, 2), (0, 2)]:
         sizes = {"old_size": growth[old], "new_size": growth[new]}
         roots = {"old_root": get_root(growth[old]), "new_root": get_root(growth[new])}
-        verify_consistency(consistency_proof(growth[old], growth[new], TREE.get_node), **sizes, **roots)
+        verify_consistency(build_consistency_proof(growth[old], growth[new], TREE.get_node), **sizes, **roots)
 
 
 @given(growths(), st.integers(0, 255))
 def test_a_rewritten_history_has_no_consistency_proof(growth: list[int], at: int) -> None:
     old, new = growth
     rewritten = LEAVES[:new]
-    rewritten[at % old] = leaf_hash(b"rewritten")
-    fork = Tree(rewritten)
+    rewritten[at % old] = compute_leaf_hash(b"rewritten")
+    fork = MerkleTree(rewritten)
     with pytest.raises(RemoteError):
         verify_consistency(
-            consistency_proof(old, new, fork.get_node),
+            build_consistency_proof(old, new, fork.get_node),
             old_size=old,
             old_root=get_root(old),
             new_size=new,
@@ -219,7 +220,7 @@ def test_a_rewritten_history_has_no_consistency_proof(growth: list[int], at: int
 def test_a_node_from_tiles_is_the_trees_node(size: int, data: st.DataObject) -> None:
     level = data.draw(st.integers(0, size.bit_length() - 1))
     index = data.draw(st.integers(0, (size >> level) - 1))
-    get_node = nodes_from_tiles(size, lambda tile: encode_tile(tile, TREE.get_node))
+    get_node = make_node_reader(size, lambda tile: encode_tile(tile, TREE.get_node))
     assert get_node(level, index) == TREE.get_node(level, index)
 
 
@@ -228,13 +229,13 @@ def test_every_tile_of_every_log_has_one_path(level: int, entry: int, whole: boo
     count = LOG_ENTRIES_MAX >> TILE_HEIGHT * level
     index, rest = divmod(entry % count, TILE_HASHES)
     width = TILE_HASHES if whole and (index + 1) * TILE_HASHES <= count else rest + 1
-    for place in (Tile(level, index, width), Bundle(index, width)):
-        assert parse_path(place.path) == place
+    for place in (Tile(level, index, width), EntryBundle(index, width)):
+        assert parse_tile_path(place.path) == place
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=TILE_HASHES))
 def test_every_bundle_round_trips(entries: list[bytes]) -> None:
-    assert decode_bundle(Bundle(0, len(entries)), encode_bundle(entries)) == entries
+    assert decode_bundle(EntryBundle(0, len(entries)), encode_bundle(entries)) == entries
 
 
 # Letters of one to four UTF-8 bytes, and the ones that mean something elsewhere in a note.
@@ -254,7 +255,7 @@ def test_every_signed_and_cosigned_head_opens_and_prints_the_same(
     raw = cosign_tree_head(sign_tree_head(head, key), name, key, time_s=time_s)
     opened, (cosignature,) = open_cosigned_tree_head(raw, [log, witness])
     assert (opened, cosignature.witness, cosignature.time_s) == (head, witness, time_s)
-    assert Note.parse(raw).encode() == raw
+    assert SignedNote.parse(raw).encode() == raw
     assert VerifierKey.parse(str(witness)) == witness
 
 

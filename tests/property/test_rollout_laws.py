@@ -3,14 +3,20 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_examples import pyarrow_table
 
-from prime_protocol.ids import Digest, NodeId, RunId, Sample, Slot, Step
-from prime_protocol.rollout_file import read_rollouts, write_rollouts
-from prime_protocol.rollout_layout import levels
-from prime_protocol.rollout_pages import read_lengths
-from prime_protocol.rollout_root import rollout_root
-from prime_protocol.rollouts import Finish, Rollout, RolloutFile, RolloutHeader, RolloutLimits, proofs_size
+from prime_protocol.rollouts.file import decode_list_lengths, read_rollouts, write_rollouts
+from prime_protocol.rollouts.layout import encode_levels
+from prime_protocol.rollouts.rollout import (
+    FinishReason,
+    Rollout,
+    RolloutFile,
+    RolloutHeader,
+    RolloutLimits,
+    compute_proofs_bytes,
+    compute_rollout_root,
+)
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step
+from support.rollout_examples import pyarrow_table
 
 UINT64 = st.integers(0, 2**64 - 1)
 HEADERS = st.builds(
@@ -36,11 +42,11 @@ def rows_of(draw: st.DrawFn, slots: int, samples: int) -> list[Rollout]:
                 task=draw(st.integers(0, 2**40 - 1)),
                 temperature=draw(st.just(0.0) | st.floats(0.001, 100.0)),
                 target_length=draw(st.none() | st.integers(1, 2**20)),
-                finish=draw(st.sampled_from(Finish)),
+                finish=draw(st.sampled_from(FinishReason)),
                 prompt_tokens=dice.integers(0, 2**20, prompt, dtype=np.int32),
                 output_tokens=dice.integers(0, 2**20, output, dtype=np.int32),
                 output_logprobs=-dice.exponential(size=output).astype(np.float32),
-                proofs=dice.bytes(proofs_size(output)),
+                proofs=dice.bytes(compute_proofs_bytes(output)),
             )
         )
     return rows
@@ -64,7 +70,7 @@ def test_a_file_reads_back_to_the_same_bytes_and_root(
     file = read_rollouts(encoded, limits)
     assert file.header == header
     assert write_rollouts(file.header, file.rows) == encoded
-    assert rollout_root(file) == rollout_root(RolloutFile(header, tuple(rows)))
+    assert compute_rollout_root(file) == compute_rollout_root(RolloutFile(header, tuple(rows)))
     table = pyarrow_table(encoded)
     assert table["output_tokens"].to_pylist() == [row.output_tokens.tolist() for row in rows]
     assert table["temperature"].to_pylist() == [row.temperature for row in rows]
@@ -74,4 +80,4 @@ def test_a_file_reads_back_to_the_same_bytes_and_root(
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 3) | st.integers(1, 2**30), min_size=1, max_size=50))
 def test_levels_give_the_lengths_back(lengths: list[int]) -> None:
-    assert read_lengths("x", memoryview(levels(lengths)), len(lengths)) == lengths
+    assert decode_list_lengths("x", memoryview(encode_levels(lengths)), len(lengths)) == lengths

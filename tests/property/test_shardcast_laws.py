@@ -5,32 +5,31 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prime_node.shardcast.events import (
-    Cancel,
-    Drop,
-    Effect,
-    Event,
+from prime_node.weights.download import Download
+from prime_node.weights.events import (
+    CancelTransfer,
+    DownloadEffect,
+    DownloadEvent,
+    DownloadFinished,
+    DownloadTick,
+    DropParent,
     FailReason,
-    Fetch,
-    Finished,
-    HaveTold,
+    FetchLimits,
+    FetchShard,
     ParentFound,
     ParentFull,
     ParentLost,
-    Poll,
+    PollAnswered,
     PollFailed,
-    Progressed,
+    PollParent,
     ShardArrived,
     ShardCorrupt,
     ShardFailed,
-    Tick,
+    TransferProgressed,
 )
-from prime_node.shardcast.limits import FetchLimits
-from prime_node.shardcast.parents import Parents
-from prime_node.shardcast.rarity import Rarity, draw_bit, list_bits
-from prime_node.shardcast.tree import Download
-from prime_protocol.ids import Digest, NodeId
-from prime_runtime.shardcast.slots import Admitted, Ticket, UploadLimits, UploadSlots
+from prime_node.weights.parents import ParentScores, RarityCounts, draw_bit, list_bits
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_runtime.shardcast.upload_slots import UploadAdmitted, UploadLimits, UploadSlots, UploadTicket
 
 LIMITS = FetchLimits()
 SHARD_BYTES = 50_000
@@ -43,7 +42,7 @@ def node(number: int) -> NodeId:
 
 @given(st.lists(bitmaps, max_size=20), st.lists(st.integers(0, 19), max_size=10), bitmaps)
 def test_planes_count_like_a_list_of_counters(added: list[int], removed: list[int], candidates: int) -> None:
-    rarity, kept = Rarity(), list(added)
+    rarity, kept = RarityCounts(), list(added)
     for bitmap in added:
         rarity.add(bitmap)
     for index in removed:
@@ -69,7 +68,7 @@ class Hostile:
         self.dice = Random(seed)
         self.shards = shards
         self.parents = [node(number) for number in range(1, parents + 1)]
-        self.tree = Download([SHARD_BYTES] * shards, (), Parents(), Random(seed + 1), LIMITS)
+        self.tree = Download([SHARD_BYTES] * shards, (), ParentScores(), Random(seed + 1), LIMITS)
         self.now_ms = 0
         self.polls: set[NodeId] = set()
         self.fetches: set[tuple[NodeId, int]] = set()
@@ -77,32 +76,32 @@ class Hostile:
         self.arrived: set[int] = set()
         self.finished = 0
 
-    def carry_out(self, effects: list[Effect]) -> None:
+    def carry_out(self, effects: list[DownloadEffect]) -> None:
         for effect in effects:
             assert not self.finished, "Finished is the last word"
             match effect:
-                case Poll(parent):
+                case PollParent(parent):
                     assert parent not in self.polls, "two polls at once"
                     self.polls.add(parent)
-                case Fetch(parent, shard):
+                case FetchShard(parent, shard):
                     assert (parent, shard) not in self.fetches
                     assert shard not in self.arrived, "fetches what it has"
                     self.fetches.add((parent, shard))
-                case Cancel(parent, shard):
+                case CancelTransfer(parent, shard):
                     assert (parent, shard) in self.fetches - self.cancelled
                     self.cancelled.add((parent, shard))
-                case Finished():
+                case DownloadFinished():
                     assert len(self.arrived) == self.shards
                     self.finished += 1
-                case Drop():
+                case DropParent():
                     pass
         assert len(self.fetches) <= LIMITS.transfers_max
         assert len(self.polls) <= LIMITS.neighbours_max
         assert len(self.tree._neighbours) <= LIMITS.candidates_max
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: DownloadEvent) -> None:
         self.carry_out(self.tree.handle(event, self.now_ms))
-        assert self.tree.wake_ms > self.now_ms or isinstance(event, Progressed), "a Tick would never be over"
+        assert self.tree.wake_ms > self.now_ms or isinstance(event, TransferProgressed), "a Tick would never be over"
 
     def step(self) -> None:
         self.now_ms += self.dice.choice((0, 1, 50, 700, 4_000, 20_000))
@@ -116,7 +115,7 @@ class Hostile:
         elif act in (2, 3) and self.fetches:
             self.answer_fetch(*self.dice.choice(sorted(self.fetches)))
         else:
-            self.tell(Tick())
+            self.tell(DownloadTick())
 
     def answer_poll(self, parent: NodeId) -> None:
         self.polls.discard(parent)
@@ -124,12 +123,12 @@ class Hostile:
             self.tell(PollFailed(parent))
             return
         held, coming = self.dice.randbytes(3), self.dice.randbytes(3)
-        self.tell(HaveTold(parent, held, coming, self.dice.randrange(5), self.dice.randrange(9)))
+        self.tell(PollAnswered(parent, held, coming, self.dice.randrange(5), self.dice.randrange(9)))
 
     def answer_fetch(self, parent: NodeId, shard: int) -> None:
         draw = self.dice.random()
         if draw < 0.2 and (parent, shard) not in self.cancelled:
-            self.tell(Progressed(parent, shard, self.dice.randrange(SHARD_BYTES)))
+            self.tell(TransferProgressed(parent, shard, self.dice.randrange(SHARD_BYTES)))
             return
         was_cancelled = (parent, shard) in self.cancelled
         self.fetches.discard((parent, shard))
@@ -180,7 +179,7 @@ def test_after_any_trouble_one_honest_parent_is_enough(seed: int, shards: int) -
         for parent in sorted(rim.polls):
             rim.polls.discard(parent)
             is_honest = parent == honest
-            rim.tell(HaveTold(parent, everything, b"", 6, 0) if is_honest else PollFailed(parent))
+            rim.tell(PollAnswered(parent, everything, b"", 6, 0) if is_honest else PollFailed(parent))
         for parent, shard in sorted(rim.fetches):
             rim.fetches.discard((parent, shard))
             rim.cancelled.discard((parent, shard))
@@ -191,14 +190,14 @@ def test_after_any_trouble_one_honest_parent_is_enough(seed: int, shards: int) -
                 rim.tell(ShardFailed(parent, shard, FailReason.BROKEN))
         if not rim.finished:
             rim.now_ms = min(rim.tree.wake_ms, rim.now_ms + 60_000)
-            rim.tell(Tick())
+            rim.tell(DownloadTick())
     raise AssertionError(f"seed {seed}: {len(rim.arrived)} of {shards} after a long time")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 6))
 def test_slots_are_never_overdrawn_and_always_come_back(seed: int, total: int, each: int) -> None:
-    dice, open_tickets, now_ms = Random(seed), list[Ticket](), 0
+    dice, open_tickets, now_ms = Random(seed), list[UploadTicket](), 0
     limits = UploadLimits(slots=total, address_slots=min(each, total))
     slots = UploadSlots(limits)
     for _ in range(300):
@@ -207,8 +206,8 @@ def test_slots_are_never_overdrawn_and_always_come_back(seed: int, total: int, e
             slots.finish(open_tickets.pop(dice.randrange(len(open_tickets))), dice.randrange(9), now_ms)
         else:
             number = dice.randrange(8)
-            answer = slots.ask(node(number), f"10.0.0.{number}", Digest(bytes(32)), now_ms)
-            if isinstance(answer, Admitted):
+            answer = slots.request_slot(node(number), f"10.0.0.{number}", Digest(bytes(32)), now_ms)
+            if isinstance(answer, UploadAdmitted):
                 open_tickets.append(answer.ticket)
             else:
                 assert 0 < answer.retry_ms <= 5_000

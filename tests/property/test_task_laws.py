@@ -4,12 +4,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.tasks.completion import after_thinking, last_boxed, last_program, last_tagged
-from prime_protocol.tasks.dice import Dice
-from prime_protocol.tasks.family import Grade
+from prime_protocol.tasks.characters import HashRandom
+from prime_protocol.tasks.family import (
+    Grade,
+    TaskSetSpec,
+    extract_boxed,
+    extract_program,
+    extract_tagged,
+    strip_thinking,
+)
 from prime_protocol.tasks.python_code import is_same_result, is_same_text
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
 
 REWARDS = st.sampled_from(["exact", "shaped"])
 SEEDS = st.integers(0, 99)
@@ -43,9 +48,9 @@ def test_same_index_same_task_and_only_its_key_is_right(text: str, index: int, c
 
 @given(st.text(max_size=20), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(1, 2**64))
 def test_draws_stay_below_their_bound(name: str, seed: int, index: int, bound: int) -> None:
-    draw = Dice(name, seed, index).below(bound)
+    draw = HashRandom(name, seed, index).below(bound)
     assert 0 <= draw < bound
-    assert draw == Dice(name, seed, index).below(bound)
+    assert draw == HashRandom(name, seed, index).below(bound)
 
 
 @given(
@@ -61,16 +66,16 @@ def test_a_spec_that_is_read_is_printed_the_same(text: str) -> None:
 
 @given(TEXTS)
 def test_an_answer_found_is_a_part_of_the_text(text: str) -> None:
-    for answer in (last_boxed(text), last_tagged(text), after_thinking(text, required=True)):
+    for answer in (extract_boxed(text), extract_tagged(text), strip_thinking(text, required=True)):
         assert answer is None or answer in text
-    program = last_program(text)
+    program = extract_program(text)
     assert program is None or program == "\n" or program[:-1] in text
 
 
 @settings(max_examples=50)
 @given(TEXTS.filter(lambda text: "\\" not in text and "{" not in text and "}" not in text), TEXTS)
 def test_the_last_boxed_answer_is_the_one_that_counts(answer: str, before: str) -> None:
-    assert last_boxed(before + "\\boxed{" + answer + "}") == answer.strip()
+    assert extract_boxed(before + "\\boxed{" + answer + "}") == answer.strip()
 
 
 @given(st.text(), st.text())

@@ -3,15 +3,15 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.toploc_inputs import Bits, make_bits
 
-from prime_protocol import toploc_plain
+from oracle.toploc_inputs import Bits, make_bits
 from prime_protocol.constants import TOPLOC_PRIME
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.toploc import build_proofs, parse_proofs
-from prime_protocol.toploc_kernels import NativeKernels, get_kernels, get_native_kernels
-from prime_protocol.toploc_verify import Thresholds, judge, verify_proofs
+from prime_protocol.proofs import toploc_numpy as toploc_plain
+from prime_protocol.proofs.toploc import build_proofs, parse_proofs
+from prime_protocol.proofs.toploc_kernels import NativeToplocKernels, get_kernels, get_native_kernels
+from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.wire.ids import Digest
 
 digests = st.binary(min_size=32, max_size=32).map(Digest)
 distributions = st.sampled_from(
@@ -40,7 +40,7 @@ def test_an_honest_proof_survives_the_wire_and_fits_exactly(bits: Bits, seed: Di
 @settings(deadline=None, max_examples=40)
 @given(activations(st.sampled_from(["gaussian", "heavy", "massive", "uniform"])), digests)
 def test_an_honest_proof_of_varied_activations_has_no_fault(bits: Bits, seed: Digest) -> None:
-    assert judge(verify_proofs(build_proofs(bits), bits, seed=seed), Thresholds()) == []
+    assert find_faults(verify_proofs(build_proofs(bits), bits, seed=seed), ToplocThresholds()) == []
 
 
 @settings(deadline=None, max_examples=40)
@@ -50,7 +50,7 @@ def test_every_kernel_builds_the_same_bytes_and_sees_the_same_numbers(bits: Bits
     mine = np.resize(other, bits.shape)
     numbers = verify_proofs(plain, mine, seed=seed, kernels=toploc_plain)
     compiled = get_native_kernels()
-    narrow = compiled and NativeKernels(compiled.selection, compiled.field, wide=False)
+    narrow = compiled and NativeToplocKernels(compiled.selection, compiled.field, wide=False)
     for kernels in filter(None, (compiled, narrow)):
         assert build_proofs(bits, kernels) == plain
         assert verify_proofs(plain, mine, seed=seed, kernels=kernels) == numbers

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.ledger import RULES
+from prime_protocol.ledger.replay import ENTRY_RULES
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,6 @@ def apply_patch(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [module for name, module in sys.modules.items() if name.startswith("prime_")]:
         if vars(module).get(patch.name) is function:
             monkeypatch.setattr(module, patch.name, mutant)
-    for kind, rule in RULES.items():
+    for kind, rule in ENTRY_RULES.items():
         if rule.apply is function:
-            monkeypatch.setitem(RULES, kind, replace(rule, apply=mutant))
+            monkeypatch.setitem(ENTRY_RULES, kind, replace(rule, apply=mutant))

@@ -7,14 +7,23 @@ from functools import cache
 from typing import Any
 
 import pytest
-from sim.mutations import Patch, apply_patch
 
-from prime_coordinator import audits, core, payouts, slashes, slots, standing
-from prime_node import assignments
-from prime_protocol import books, envelope, judgement, ledger, rewards, work
-from prime_simulator import host
-from prime_simulator.plan import Plan
-from prime_simulator.simulation import simulate
+from prime_coordinator import core
+from prime_coordinator import core as payouts
+from prime_coordinator.audits import cases as slashes
+from prime_coordinator.audits import scheduler as audits
+from prime_coordinator.scheduling import capacity as slots
+from prime_coordinator.scheduling import eligibility as standing
+from prime_lab.simulator import coordinator_host as host
+from prime_lab.simulator.plan import SimulationPlan
+from prime_lab.simulator.simulation import simulate
+from prime_node.agent import assignments
+from prime_protocol.ledger import audits as judgement
+from prime_protocol.ledger import funds as books
+from prime_protocol.ledger import replay as ledger
+from prime_protocol.ledger import rewards, work
+from prime_protocol.wire import envelope
+from sim.mutations import Patch, apply_patch
 
 SEEDS = range(1, 21)
 
@@ -25,7 +34,7 @@ HOLDER = (
 TWICE_CREDITED = (
     Patch(rewards, "credit", "taken = step.credited.intersection(submission.slots)", "taken = set()"),
     Patch(
-        audits.AuditDesk,
+        audits.AuditScheduler,
         "_conclude",
         "is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)",
         "is_creditable = True",
@@ -136,7 +145,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             ),
             Patch(slashes, "slash_end", "now_ms >= slash.appeal_until_ms", "True"),
             Patch(
-                audits.AuditDesk,
+                audits.AuditScheduler,
                 "_conclude",
                 "self._look_again(case, case.slash.appeal_until_ms)",
                 "self._look_again(case, now_ms)",
@@ -169,7 +178,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "no_envelope_is_logged_twice",
     ),
     "a refund pays twice": (
-        (Patch(books.Books, "refund", "+= held.amount_nano", "+= 2 * held.amount_nano"),),
+        (Patch(books.Funds, "refund", "+= held.amount_nano", "+= 2 * held.amount_nano"),),
         FORGERY_RING,
         "the_log_replays",
     ),
@@ -177,7 +186,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (
             Patch(rewards, "pay_out", "if step is None or step.paid:", "if step is None:"),
             Patch(
-                payouts.PayDesk,
+                payouts.PayoutScheduler,
                 "_pay",
                 "is_over and not step.paid and not step.pending",
                 "is_over and not step.pending",
@@ -205,19 +214,19 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "nothing_breaks",
     ),
     "callers are answered before the disk": (
-        (Patch(host.Host, "_finish", "if self._fresh or self._batch is not None:", "if False:"),),
+        (Patch(host.CoordinatorHost, "_finish", "if self._fresh or self._batch is not None:", "if False:"),),
         {"host_crashes": 20},
         "every_acknowledged_entry_stays",
     ),
     "a node forgets what it has answered": (
         (
             Patch(
-                assignments.Assignments,
+                assignments.LeaseAssignments,
                 "accept",
                 "if lease.lease not in self.answers and lease.lease not in self.open",
                 "if lease.lease not in self.open",
             ),
-            Patch(assignments.Assignments, "finish", "assert number not in self.answers", "pass"),
+            Patch(assignments.LeaseAssignments, "finish", "assert number not in self.answers", "pass"),
         ),
         {"loss": 0.3, "node_crashes": 60},
         "parties_saw_nothing_wrong",
@@ -226,7 +235,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
 
 
 @cache
-def find_complaints(plan: Plan) -> tuple[str, ...]:
+def find_complaints(plan: SimulationPlan) -> tuple[str, ...]:
     """With every rule in place; several mutations share a plan."""
     return simulate(plan).complaints
 
@@ -236,7 +245,7 @@ def test_a_missing_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -
     patches, options, checker = MUTATIONS[rule]
     seen: set[str] = set()
     for seed in SEEDS:
-        plan = Plan(**{"seed": seed, "nodes": 24, "steps": 2, **options})
+        plan = SimulationPlan(**{"seed": seed, "nodes": 24, "steps": 2, **options})
         with monkeypatch.context() as mutated:
             for patch in patches:
                 apply_patch(patch, mutated)

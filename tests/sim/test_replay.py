@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from prime_simulator.cli import main, make_parser, parse_args, replay_command
-from prime_simulator.plan import draw_plan
-from prime_simulator.simulation import simulate
+from prime_lab.simulator.cli import main, make_parser, parse_args, replay_command
+from prime_lab.simulator.plan import draw_plan
+from prime_lab.simulator.simulation import simulate
 
-COMMAND = ["-m", "prime_simulator", "--seed", "11", "--nodes", "24", "--steps", "2"]
+COMMAND = ["-m", "prime_lab.simulator", "--seed", "11", "--nodes", "24", "--steps", "2"]
 
 
 def run_process(hash_seed: str) -> str:
@@ -45,7 +45,7 @@ def test_the_replay_command_names_the_same_plan() -> None:
 
 
 def test_a_failing_seed_is_named_and_ends_with_1(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("prime_simulator.checkers.CHECKERS", (lambda scene: iter(["the sky is green"]),))
+    monkeypatch.setattr("prime_lab.simulator.invariants.CHECKERS", (lambda scene: iter(["the sky is green"]),))
     assert main(["--seed", "4", "--nodes", "16", "--steps", "1"]) == 1
     shown = capsys.readouterr().out
     assert "seed 4: FAILED" in shown

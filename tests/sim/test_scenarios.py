@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from prime_simulator.liar_kinds import NAMES
-from prime_simulator.plan import Plan, draw_plan
-from prime_simulator.simulation import Report, simulate
+from prime_lab.simulator.plan import SimulationPlan, draw_plan
+from prime_lab.simulator.rare_adversaries import ADVERSARY_NAMES
+from prime_lab.simulator.simulation import SimulationReport, simulate
 
 
-def run(seed: int, **options: Any) -> Report:
-    report = simulate(Plan(seed=seed, **{"nodes": 24, "steps": 2, **options}))
+def run(seed: int, **options: Any) -> SimulationReport:
+    report = simulate(SimulationPlan(seed=seed, **{"nodes": 24, "steps": 2, **options}))
     assert not report.complaints, f"{report.plan}\n" + "\n".join(report.complaints)
     assert report.steps == report.plan.steps
     return report
@@ -45,7 +45,7 @@ def test_work_goes_on_when_nodes_crash_and_come_back(seed: int) -> None:
     run(seed, node_crashes=40, audit_crash=0.1)
 
 
-@pytest.mark.parametrize("liar", NAMES)
+@pytest.mark.parametrize("liar", ADVERSARY_NAMES)
 def test_each_kind_of_liar_alone_breaks_nothing(liar: str) -> None:
     run(3, liars=(liar,), malicious=0.25)
 
@@ -66,12 +66,12 @@ def test_lying_validators_in_the_minority_slash_no_honest_node() -> None:
 
 
 def test_an_honest_slash_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
-    plan = Plan(seed=2, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
+    plan = SimulationPlan(seed=2, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
     assert any(complaint.startswith("no_honest_node_is_slashed") for complaint in simulate(plan).complaints)
 
 
 def test_an_accepted_forgery_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
-    plan = Plan(seed=1, nodes=24, steps=1, quorum=1, liars=("forger", "lazy"), malicious=0.6)
+    plan = SimulationPlan(seed=1, nodes=24, steps=1, quorum=1, liars=("forger", "lazy"), malicious=0.6)
     assert any(complaint.startswith("drawn_forgeries_are_rejected") for complaint in simulate(plan).complaints)
 
 

@@ -1,23 +1,110 @@
-"""`prime-trainer`: the command that owns the weights. It parses, then imports, then runs.
+"""Commands about a model alone, without a run: a warm start, a test, the choice of tasks worth training on.
+
+`prime-trainer`: the command that owns the weights. It parses, then imports, then runs.
 
 Exit codes: 0 done, or stopped as asked, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do
 not match, 4 the trainer is not running, or does not answer, 130 interrupted.
 """
 
 import argparse
+import asyncio
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-CLEAR = "\x1b[H\x1b[2J"
+from prime_protocol.errors import LocalError
+
+Say = Callable[[str], None]
+
+MODEL_COMMANDS = {
+    "sft": "learn examples by heart, so that some answers are right before reinforcement begins",
+    "eval": "try a model on tasks and print its mean reward",
+    "filter": "write down the tasks that a model gets right sometimes: neither too easy nor hopeless",
+}
+
+
+def add_model_commands(commands: Any, command: str) -> None:
+    """Flags are made for the command that is meant only: they need more imports than `--help` should."""
+    for name, text in MODEL_COMMANDS.items():
+        parser = commands.add_parser(name, help=text, description=text)
+        if name != "sft":
+            parser.add_argument("--json", action="store_true", help="print JSON")
+        if name == "filter":
+            parser.add_argument("--low", type=float, default=0.1, help="least mean reward (default 0.1)")
+            parser.add_argument("--high", type=float, default=0.9, help="most mean reward (default 0.9)")
+            parser.add_argument("--out", type=Path, required=True, help="file for the numbers of the tasks, one a line")
+        if command == name:
+            from prime_runtime.settings.loader import add_flags
+
+            parser.add_argument("--config", type=Path, help="TOML file with settings; flags overrule it")
+            add_flags(parser, _get_config_type(name))
+
+
+def _get_config_type(name: str) -> type:
+    from prime_trainer.config import EvalConfig, SftConfig
+
+    return SftConfig if name == "sft" else EvalConfig
+
+
+def run_model_command(args: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
+    from prime_runtime.settings.loader import load_config, read_flags
+
+    kind = _get_config_type(args.command)
+    config: Any = load_config(kind, read_flags(args, kind), environ, args.config)
+    return {"sft": run_sft, "eval": run_eval, "filter": run_filter}[args.command](args, config, say)
+
+
+def run_sft(args: argparse.Namespace, config: Any, say: Say) -> int:
+    from prime_trainer.sft import train_sft
+
+    every = max(1, config.steps // 10)
+
+    def tell(step: int, loss: float) -> None:
+        if step % every == 0:
+            say(f"step {step} of {config.steps}: loss {loss:.4f}")
+
+    train_sft(config, tell)
+    say(f"written to {config.out}")
+    return 0
+
+
+def run_eval(args: argparse.Namespace, config: Any, say: Say) -> int:
+    from prime_trainer.evaluate import evaluate
+
+    scored = asyncio.run(evaluate(config))
+    mean = sum(each.mean for each in scored) / len(scored)
+    answers = len(scored) * config.samples
+    if args.json:
+        say(json.dumps({"reward_mean": mean, "tasks": len(scored), "answers": answers}))
+    else:
+        say(f"mean reward {mean:.4f} over {answers} answers to {len(scored)} tasks of {config.task_set}")
+    return 0
+
+
+def run_filter(args: argparse.Namespace, config: Any, say: Say) -> int:
+    from prime_trainer.evaluate import choose_tasks, evaluate
+
+    if not 0 <= args.low <= args.high <= 1:
+        raise LocalError(f"--low {args.low} and --high {args.high} must be from 0 to 1, in this order")
+    scored = asyncio.run(evaluate(config))
+    chosen = choose_tasks(scored, low=args.low, high=args.high)
+    args.out.write_text("".join(f"{task}\n" for task in chosen))
+    if args.json:
+        say(json.dumps({"tasks": len(scored), "chosen": len(chosen)}))
+    else:
+        say(f"{len(chosen)} of {len(scored)} tasks have a mean reward from {args.low} to {args.high}: {args.out}")
+    return 0
+
+
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), "")
-    from prime_trainer.model_commands import add_model_commands
 
     parser = argparse.ArgumentParser(prog="prime-trainer", description="Learn from verified rollouts, publish weights.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -38,7 +125,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
     add_model_commands(commands, command)
     add_start(commands, with_settings=command == "start")
-    add_local(commands)
+    add_status_and_stop(commands)
     add_publish(commands, with_settings=command == "publish")
     add_origin(commands, with_settings=command == "origin")
     return parser.parse_args(words)
@@ -50,13 +137,13 @@ def add_start(commands: Any, *, with_settings: bool) -> None:
     )
     start = commands.add_parser("start", help=text, description=text)
     if with_settings:
-        from prime_runtime.settings import add_flags
-        from prime_trainer.train_config import TrainConfig
+        from prime_runtime.settings.loader import add_flags
+        from prime_trainer.config import TrainConfig
 
         add_settings(start, add_flags, TrainConfig)
 
 
-def add_local(commands: Any) -> None:
+def add_status_and_stop(commands: Any) -> None:
     status = commands.add_parser("status", help="what the running trainer does, waits for and has learnt")
     status.add_argument("--json", action="store_true", help="print JSON instead of text")
     status.add_argument("--watch", action="store_true", help="keep showing it, every second, until interrupted")
@@ -80,7 +167,7 @@ def add_publish(commands: Any, *, with_settings: bool) -> None:
     )
     publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it learnt from")
     if with_settings:
-        from prime_runtime.settings import add_flags
+        from prime_runtime.settings.loader import add_flags
         from prime_trainer.config import PublishConfig
 
         add_settings(publish, add_flags, PublishConfig)
@@ -90,10 +177,10 @@ def add_origin(commands: Any, *, with_settings: bool) -> None:
     text = "serve the published weights and announce them, until interrupted"
     origin = commands.add_parser("origin", help=text, description=text)
     if with_settings:
-        from prime_runtime.settings import add_flags
-        from prime_trainer.config import OriginConfig
+        from prime_runtime.settings.loader import add_flags
+        from prime_trainer.config import OriginServerConfig
 
-        add_settings(origin, add_flags, OriginConfig)
+        add_settings(origin, add_flags, OriginServerConfig)
 
 
 def add_settings(parser: argparse.ArgumentParser, add_flags: Any, config: type) -> None:
@@ -104,13 +191,13 @@ def add_settings(parser: argparse.ArgumentParser, add_flags: Any, config: type) 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from prime_protocol.errors import LocalError, RemoteError
-    from prime_runtime.door import NotRunning
+    from prime_runtime.http.control_api import ProgramNotRunning
 
     try:
         return COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130
-    except NotRunning as error:
+    except ProgramNotRunning as error:
         print(f"prime-trainer: {error}", file=sys.stderr)
         return 4
     except LocalError as error:
@@ -125,8 +212,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_weights(args: argparse.Namespace) -> int:
-    from prime_protocol.ids import RunId, Step
-    from prime_trainer import weights
+    from prime_protocol.wire.ids import RunId, Step
+    from prime_trainer.publish import checkpoint_delta as weights
 
     run, step = RunId(args.run), Step(args.step)
     if args.action == "root":
@@ -137,24 +224,24 @@ def run_weights(args: argparse.Namespace) -> int:
         share = manifest.transport_bytes / new.manifest.transport_bytes
         print(f"{manifest.transport_bytes} bytes, {share:.2%} of the full checkpoint\nroot {manifest.root}")
     else:
-        print(f"root {weights.patch(args.base, args.delta, args.out, run, step).root}")
+        print(f"root {weights.apply_delta(args.base, args.delta, args.out, run, step).root}")
     return 0
 
 
 def run_publish(args: argparse.Namespace) -> int:
     import asyncio
 
-    from prime_protocol.ids import Step
+    from prime_protocol.wire.ids import Step
     from prime_runtime.clock import SystemClock
-    from prime_runtime.settings import load_config, read_flags
-    from prime_trainer import publishing
+    from prime_runtime.settings.loader import load_config, read_flags
     from prime_trainer.config import PublishConfig
+    from prime_trainer.publish import publisher as publishing
 
     config = load_config(PublishConfig, read_flags(args, PublishConfig), os.environ, args.config)
     step, trained_on = Step(args.step), publishing.read_trained_on(args.trained_on)
     keyframe = publishing.choose_keyframe(step, forced=args.keyframe, every=config.keyframe_every)
     done = asyncio.run(
-        publishing.publish(
+        publishing.publish_step(
             config,
             config.load_key(),
             args.checkpoint,
@@ -179,43 +266,43 @@ def run_publish(args: argparse.Namespace) -> int:
 def run_origin(args: argparse.Namespace) -> int:
     import asyncio
 
-    from prime_runtime.logs import set_up_logs
-    from prime_runtime.settings import list_secrets, load_config, read_flags
-    from prime_trainer import origin
-    from prime_trainer.config import OriginConfig
+    from prime_runtime.logs import configure_logging
+    from prime_runtime.settings.loader import list_secrets, load_config, read_flags
+    from prime_trainer.config import OriginServerConfig
+    from prime_trainer.publish import origin
 
-    config = load_config(OriginConfig, read_flags(args, OriginConfig), os.environ, args.config)
-    set_up_logs(config.log, stream=sys.stderr, secrets=list_secrets(config))
-    return asyncio.run(origin.run(config))
+    config = load_config(OriginServerConfig, read_flags(args, OriginServerConfig), os.environ, args.config)
+    configure_logging(config.log, stream=sys.stderr, secrets=list_secrets(config))
+    return asyncio.run(origin.run_origin(config))
 
 
 def run_start(args: argparse.Namespace) -> int:
     import logging
 
-    from prime_runtime.logs import set_up_logs
-    from prime_runtime.settings import describe, list_secrets, read_flags, resolve_config
-    from prime_trainer.train_config import TrainConfig
+    from prime_runtime.logs import configure_logging
+    from prime_runtime.settings.loader import describe_config, list_secrets, read_flags, resolve_config
+    from prime_trainer.config import TrainConfig
 
     resolved = resolve_config(TrainConfig, read_flags(args, TrainConfig), os.environ, args.config)
-    set_up_logs(resolved.config.log, stream=sys.stderr, secrets=list_secrets(resolved.config))
+    configure_logging(resolved.config.log, stream=sys.stderr, secrets=list_secrets(resolved.config))
     if os.environ.get("RANK", "0") == "0":
         # The first of those that torchrun started, or the only one.
-        refuse_second(resolved.config.folder)
-    for line in describe(resolved):
+        check_not_running(resolved.config.folder)
+    for line in describe_config(resolved):
         level = logging.DEBUG if line.endswith("(default)") else logging.INFO
         logging.getLogger(__name__).log(level, "setting %s", line)
-    from prime_trainer.life import start
+    from prime_trainer.app import run_trainer
 
-    return start(resolved.config)
+    return run_trainer(resolved.config)
 
 
-def refuse_second(folder: Path) -> None:
+def check_not_running(folder: Path) -> None:
     """Before torch is loaded; life.py takes the lock."""
-    from prime_runtime.lock import lock_file
-    from prime_trainer.train_config import LOCK_NAME
+    from prime_runtime.lock import hold_process_lock
+    from prime_trainer.config import TRAINER_LOCK_NAME
 
-    if (folder / LOCK_NAME).exists():
-        with lock_file(folder / LOCK_NAME, "trainer", advice="give --folder a folder"):
+    if (folder / TRAINER_LOCK_NAME).exists():
+        with hold_process_lock(folder / TRAINER_LOCK_NAME, "trainer", advice="give --folder a folder"):
             return
 
 
@@ -224,13 +311,15 @@ def run_status(args: argparse.Namespace) -> int:
     import json
     import time
 
-    from prime_runtime.door import call_door
-    from prime_trainer.view import render
+    from prime_runtime.http.control_api import call_control_api
+    from prime_trainer.status import render_status
 
     while True:
-        report = asyncio.run(call_door(find_lock(args), "trainer", "GET", "/status", start="prime-trainer start"))
-        text = json.dumps(report, indent=None if args.watch else 2) if args.json else render(report)
-        print(CLEAR + text if args.watch and not args.json else text, flush=True)
+        report = asyncio.run(
+            call_control_api(get_lock_path(args), "trainer", "GET", "/status", start="prime-trainer start")
+        )
+        text = json.dumps(report, indent=None if args.watch else 2) if args.json else render_status(report)
+        print(CLEAR_SCREEN + text if args.watch and not args.json else text, flush=True)
         if not args.watch:
             return 0
         time.sleep(1)
@@ -239,29 +328,28 @@ def run_status(args: argparse.Namespace) -> int:
 def run_stop(args: argparse.Namespace) -> int:
     import asyncio
 
-    from prime_runtime.door import call_door, wait_until_gone
+    from prime_runtime.http.control_api import call_control_api, wait_until_stopped
 
     async def stop() -> None:
-        await call_door(find_lock(args), "trainer", "POST", "/stop", start="prime-trainer start")
-        await wait_until_gone(find_lock(args), "trainer", int(args.wait_s * 1000))
+        await call_control_api(get_lock_path(args), "trainer", "POST", "/stop", start="prime-trainer start")
+        await wait_until_stopped(get_lock_path(args), "trainer", int(args.wait_s * 1000))
 
     asyncio.run(stop())
     print("stopped")
     return 0
 
 
-def find_lock(args: argparse.Namespace) -> Path:
+def get_lock_path(args: argparse.Namespace) -> Path:
     from prime_protocol.errors import LocalError
-    from prime_trainer.train_config import LOCK_NAME
+    from prime_trainer.config import TRAINER_LOCK_NAME
 
     folder = args.folder or os.environ.get("PRIME_FOLDER")
     if not folder:
         raise LocalError("which trainer? give its --folder, or set PRIME_FOLDER")
-    return Path(folder).absolute() / LOCK_NAME
+    return Path(folder).absolute() / TRAINER_LOCK_NAME
 
 
 def run_model(args: argparse.Namespace) -> int:
-    from prime_trainer.model_commands import run_model_command
 
     return run_model_command(args, os.environ, lambda text: print(text, flush=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from prime_trainer.train_config import LossConfig
+from prime_trainer.config import LossConfig
 
 Tensor = Any
 
@@ -31,7 +31,7 @@ def bounded_exp(log_T: Tensor, *, high: float = LOG_RATIO_MAX) -> Tensor:
     return (log_T - (log_T - log_T.clamp(-LOG_RATIO_MAX, high)).detach()).exp()
 
 
-def policy_loss(
+def compute_policy_loss(
     logp_T: Tensor, start_logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, rule: LossConfig
 ) -> Tensor:
     """The clipped surrogate of each token, to be made small. `start` is the policy before the step's first update."""
@@ -40,7 +40,7 @@ def policy_loss(
     return -weight_T * torch.minimum(ratio_T * advantage_T, clipped_T * advantage_T)
 
 
-def staleness_weight(start_logp_T: Tensor, sampled_logp_T: Tensor, rule: LossConfig) -> Tensor:
+def compute_staleness_weight(start_logp_T: Tensor, sampled_logp_T: Tensor, rule: LossConfig) -> Tensor:
     """How much likelier each token is at the start of the step than for the worker that drew it. No gradient.
 
     The worker's log-probs were verified with its submission, so they can be divided by.
@@ -50,14 +50,14 @@ def staleness_weight(start_logp_T: Tensor, sampled_logp_T: Tensor, rule: LossCon
     return bounded_exp((start_logp_T - sampled_logp_T).detach(), high=math.log(rule.ratio_max))
 
 
-def kl_to_reference(logp_T: Tensor, reference_logp_T: Tensor) -> Tensor:
+def compute_kl_to_reference(logp_T: Tensor, reference_logp_T: Tensor) -> Tensor:
     """Distance from the reference by the estimator r - 1 - log r, which is never negative. The gradient is logp's."""
     log_ratio_T = reference_logp_T - logp_T
     return bounded_exp(log_ratio_T, high=math.log(KL_RATIO_MAX)) - log_ratio_T - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class LossInputs:
     """What the loss is made of, for the trained tokens of one pack."""
 
     logp_T: Tensor
@@ -67,33 +67,33 @@ class Tokens:
     sampled_logp_T: Tensor
     """Of the policy that the worker drew from, up to the run's lag older."""
     advantage_T: Tensor
-    counts_T: Tensor
+    mask_T: Tensor
     """1, or 0 for what only fills a rank's turn."""
     reference_logp_T: Tensor | None = None
 
 
-def total_loss(tokens: Tokens, rule: LossConfig) -> Tensor:
+def compute_loss(tokens: LossInputs, rule: LossConfig) -> Tensor:
     """The sum over a pack's tokens."""
-    weight_T = staleness_weight(tokens.start_logp_T, tokens.sampled_logp_T, rule)
-    loss_T = policy_loss(tokens.logp_T, tokens.start_logp_T, tokens.advantage_T, weight_T, rule)
+    weight_T = compute_staleness_weight(tokens.start_logp_T, tokens.sampled_logp_T, rule)
+    loss_T = compute_policy_loss(tokens.logp_T, tokens.start_logp_T, tokens.advantage_T, weight_T, rule)
     loss_T = loss_T - rule.entropy_weight * tokens.entropy_T
     if tokens.reference_logp_T is not None:
-        loss_T = loss_T + rule.kl_weight * kl_to_reference(tokens.logp_T, tokens.reference_logp_T)
-    return (loss_T * tokens.counts_T).sum()
+        loss_T = loss_T + rule.kl_weight * compute_kl_to_reference(tokens.logp_T, tokens.reference_logp_T)
+    return (loss_T * tokens.mask_T).sum()
 
 
-SUMS = ("tokens", "loss", "entropy", "mismatch_kl", "tail", "clipped", "truncated", "kl")
+LOSS_STATS = ("tokens", "loss", "entropy", "mismatch_kl", "tail", "clipped", "truncated", "kl")
 """What `observe` adds up; divided by `tokens` they are means and shares."""
 
 
-def observe(tokens: Tokens, loss: Tensor, rule: LossConfig) -> Tensor:
+def compute_loss_stats(tokens: LossInputs, loss: Tensor, rule: LossConfig) -> Tensor:
     """Sums over a pack, in the order of SUMS, for the monitors."""
     with torch.no_grad():
-        return _observe(tokens, loss, rule)
+        return _compute_loss_stats(tokens, loss, rule)
 
 
-def _observe(tokens: Tokens, loss: Tensor, rule: LossConfig) -> Tensor:
-    counts_T, advantage_T = tokens.counts_T, tokens.advantage_T
+def _compute_loss_stats(tokens: LossInputs, loss: Tensor, rule: LossConfig) -> Tensor:
+    counts_T, advantage_T = tokens.mask_T, tokens.advantage_T
     moved_T = tokens.start_logp_T - tokens.sampled_logp_T
     ratio_T = bounded_exp(tokens.logp_T - tokens.start_logp_T)
     clipped_T = ((advantage_T > 0) & (ratio_T > 1 + rule.clip_high)) | (
@@ -107,7 +107,9 @@ def _observe(tokens: Tokens, loss: Tensor, rule: LossConfig) -> Tensor:
         (moved_T.abs() > TAIL_LOG_RATIO) * counts_T,
         clipped_T * counts_T,
         (moved_T > math.log(rule.ratio_max)) * counts_T,
-        torch.zeros_like(counts_T) if reference is None else kl_to_reference(tokens.logp_T, reference) * counts_T,
+        torch.zeros_like(counts_T)
+        if reference is None
+        else compute_kl_to_reference(tokens.logp_T, reference) * counts_T,
     ]
     sums = [part.sum(dtype=torch.float64) for part in parts]
     return torch.stack([sums[0], loss.double(), *sums[1:]])

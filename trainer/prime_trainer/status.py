@@ -1,28 +1,86 @@
-"""What a trainer tells its owner: one report, the same for the terminal, for JSON and for tests."""
+"""A report as lines for a terminal. Pure: what is shown follows from the report alone.
+
+What a trainer tells its owner: one report, the same for the terminal, for JSON and for tests.
+"""
 
 from typing import Any
 
-from prime_runtime.supervision import Part
-from prime_trainer.collecting import Collector
-from prime_trainer.measuring import Measurer
-from prime_trainer.notes import Notes
-from prime_trainer.publication import Publisher
-from prime_trainer.train_config import TrainConfig
+from prime_runtime.formatting import format_duration
+from prime_runtime.supervisor import SupervisedTask
+from prime_trainer.config import TrainConfig
+from prime_trainer.data.collector import RolloutCollector
+from prime_trainer.evaluate import MetricsReporter
+from prime_trainer.metrics import MetricsLog
+from prime_trainer.publish.publisher import CheckpointPublisher
+
+SPARKLINE_BARS = " ▁▂▃▄▅▆▇█"
 
 
-class Report:
+def draw_sparkline(values: list[float]) -> str:
+    """One character for each value, from the least to the greatest."""
+    low, high = min(values), max(values)
+    steps = len(SPARKLINE_BARS) - 1
+    return "".join(
+        SPARKLINE_BARS[round((value - low) / (high - low) * steps) if high > low else steps // 2] for value in values
+    )
+
+
+def format_number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def render_status(report: dict[str, Any]) -> str:
+    """For a terminal. Pure."""
+    up = format_duration(report["now_ms"] - report["started_ms"])
+    lines = [f"run         {report['run']} of {report['network']}, {report['state']}, up {up}"]
+    if "step" not in report:
+        return "\n".join(lines)
+    lines.append(f"step        {report['step']}, published {report['published']}")
+    lines.append(f"groups      {report['groups_waiting']} of {report['groups_wanted']} that make a step")
+    if report["submissions_refused"]:
+        reasons = ", ".join(f"{count} for {field}" for field, count in report["submissions_refused"].items())
+        lines.append(f"left out    {reasons}")
+    if report["submissions_expired"]:
+        lines.append(f"too old     {report['submissions_expired']} submissions")
+    if report["problem"]:
+        lines.append(f"PROBLEM     {report['problem']}")
+    if report["held_out"]:
+        curve = [reward for _, reward in report["held_out"]]
+        lines.append(
+            f"held-out    {draw_sparkline(curve)}  {curve[0]:.3f} to {curve[-1]:.3f}, step {report['held_out'][-1][0]}"
+        )
+    last = report["last"]
+    if last:
+        lines.append(
+            f"last step   reward {last['reward_mean']:.3f}, {last['tokens']} tokens of {last['samples']} samples, "
+            f"lag {last['lag_mean']:.1f}, entropy {format_number(last['entropy'])},"
+            f" mismatch {format_number(last['mismatch_kl'])}"
+        )
+        lines.append(f"            waited {last['waited_s']:.1f} s, learnt {last['learnt_s']:.1f} s")
+        if last["problem"]:
+            lines.append(f"            not applied: {last['problem']}")
+        for name, values in report["curves"].items():
+            lines.append(
+                f"{name:<12}{draw_sparkline(values)}  {min(values):.3g} to {max(values):.3g}, now {values[-1]:.3g}"
+            )
+    return "\n".join(lines)
+
+
+class TrainerStatus:
     """Made from the parts of a running trainer, as far as it has come."""
 
     def __init__(self, config: TrainConfig, started_ms: int) -> None:
         self._config = config
         self._started_ms = started_ms
-        self._followed: tuple[Collector, Publisher, Measurer, Notes] | None = None
-        self.parts: tuple[Part, ...] = ()
+        self._followed: tuple[RolloutCollector, CheckpointPublisher, MetricsReporter, MetricsLog] | None = None
+        self.parts: tuple[SupervisedTask, ...] = ()
 
-    def follow(self, collector: Collector, publisher: Publisher, measurer: Measurer, notes: Notes) -> None:
+    def attach(
+        self, collector: RolloutCollector, publisher: CheckpointPublisher, measurer: MetricsReporter, notes: MetricsLog
+    ) -> None:
         self._followed = (collector, publisher, measurer, notes)
 
-    def make(self, now_ms: int) -> dict[str, Any]:
+    def build(self, now_ms: int) -> dict[str, Any]:
         config = self._config
         report: dict[str, Any] = {
             "state": "starting",
@@ -40,10 +98,10 @@ class Report:
             "state": collector.state,
             "step": collector.step,
             "published": publisher.published,
-            "groups_waiting": collector.harvest.groups,
+            "groups_waiting": collector.buffer.groups,
             "groups_wanted": config.batch.groups,
             "submissions_refused": dict(collector.refused),
-            "submissions_expired": collector.harvest.expired,
+            "submissions_expired": collector.buffer.expired,
             "problem": "; ".join(filter(None, [collector.problem, publisher.problem, measurer.problem, *problems])),
             "held_out": [list(pair) for pair in notes.held_out],
             "last": notes.last,

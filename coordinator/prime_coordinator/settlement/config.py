@@ -5,16 +5,17 @@ from enum import StrEnum
 from typing import Annotated
 
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.ids import NodeId
-from prime_runtime.chain.caps import GasConfig
-from prime_runtime.secret import Secret
-from prime_runtime.settings import Between, ConfigError, check_parsed
+from prime_protocol.wire.ids import NodeId
+from prime_runtime.chain.transactions import GasConfig
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import check_parsed
+from prime_runtime.settings.schema import Between, ConfigError
 
 DAY_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
 
 
-class Kind(StrEnum):
+class SettlementKind(StrEnum):
     """Who holds the value."""
 
     EMBEDDED = "embedded"
@@ -25,7 +26,7 @@ class Kind(StrEnum):
 class SettlementConfig:
     """The section [settlement]: who holds stake and pay. Fixed when the network is created."""
 
-    kind: Kind = Kind.EMBEDDED
+    kind: SettlementKind = SettlementKind.EMBEDDED
     """embedded: value lives in the log alone. evm: stake and pay are held by contracts on a chain."""
     rpc: str = ""
     """evm: URL of a node of the chain: http://host:port."""
@@ -56,7 +57,7 @@ class SettlementConfig:
     gas: GasConfig = field(default_factory=GasConfig)
 
     def __post_init__(self) -> None:
-        if self.kind is Kind.EMBEDDED:
+        if self.kind is SettlementKind.EMBEDDED:
             return
         if not self.rpc.startswith(("http://", "https://")):
             raise ConfigError("settlement.rpc must be the URL of a node of the chain: http://host:port")
@@ -65,7 +66,7 @@ class SettlementConfig:
 
     @property
     def is_evm(self) -> bool:
-        return self.kind is Kind.EVM
+        return self.kind is SettlementKind.EVM
 
     @property
     def court_address(self) -> NodeId:

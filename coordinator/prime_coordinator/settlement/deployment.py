@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prime_coordinator.settlement.chain_files import ChainFiles
+from prime_coordinator.settlement.files import ChainFiles
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NetworkId, NodeId
-from prime_runtime.chain.client import TOKEN, Chain, Contract
-from prime_runtime.chain.contracts import Contracts, find_contracts, read_scale
+from prime_protocol.wire.ids import NetworkId, NodeId
+from prime_runtime.chain.client import TOKEN, ChainClient, Contract
+from prime_runtime.chain.contracts import NetworkContracts, find_contracts, read_scale
 from prime_runtime.chain.wallet import Wallet
 
 GAS_NEEDED = 15_000_000
 """Of all contracts together, rounded up."""
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeploymentPlan:
     """What is to be deployed."""
 
     network: NetworkId
@@ -33,7 +33,9 @@ class Wanted:
 class Deployer:
     """One deployment by the coordinator's own key, which gets no right by it that it would not have anyway."""
 
-    def __init__(self, chain: Chain, wallet: Wallet, files: ChainFiles, wanted: Wanted, say: Say) -> None:
+    def __init__(
+        self, chain: ChainClient, wallet: Wallet, files: ChainFiles, wanted: DeploymentPlan, say: PrintLine
+    ) -> None:
         self._chain = chain
         self._wallet = wallet
         self._files = files
@@ -41,7 +43,7 @@ class Deployer:
         self._say = say
         self._made: dict[str, Any] = files.read_deployment()
 
-    async def deploy(self) -> Contracts:
+    async def deploy(self) -> NetworkContracts:
         """All of it; what was made before is not made again."""
         wanted = self._wanted
         named = {
@@ -60,7 +62,9 @@ class Deployer:
         token = wanted.token or await self._make(TOKEN, "Test token", "TEST", wanted.supply)
         if wanted.token is None and wanted.supply_to is not None and "supplied" not in self._made:
             there = Contract(TOKEN, token)
-            await self._wallet.do("the supply of test tokens", there, "transfer", wanted.supply_to, wanted.supply)
+            await self._wallet.send_and_wait(
+                "the supply of test tokens", there, "transfer", wanted.supply_to, wanted.supply
+            )
             self._note(supplied=str(wanted.supply_to))
         registry = await self._make("RunRegistry", str(wanted.network), self._wallet.node, wanted.unbonding_s)
         anchor = await self._make("LogAnchor", registry)
@@ -88,9 +92,9 @@ class Deployer:
     async def _make(self, name: str, *values: Any) -> NodeId:
         if name in self._made:
             return NodeId.parse(self._made[name])
-        if not any(sent.purpose == name for sent in self._wallet.book):
+        if not any(sent.purpose == name for sent in self._wallet.pending):
             await self._wallet.send_data(name, "", self._chain.encode_creation(name, *values))
-        mined = await self._wallet.finish(name)
+        mined = await self._wallet.wait_for(name)
         assert mined.contract is not None
         self._note(**{name: str(mined.contract)})
         self._say(f"{name} is at {mined.contract}")
@@ -98,4 +102,4 @@ class Deployer:
 
     def _note(self, **facts: Any) -> None:
         self._made.update(facts)
-        self._files.keep_deployment(self._made)
+        self._files.write_deployment(self._made)

@@ -9,37 +9,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prime_coordinator.settlement import Order
-from prime_coordinator.settlement.chain_files import ChainFiles
-from prime_coordinator.settlement.config import SettlementConfig
-from prime_coordinator.settlement.ledger_view import Books
-from prime_coordinator.settlement.poster import Poster
-from prime_coordinator.settlement.vault_events import (
-    Followed,
-    Income,
-    find_strays,
-    find_unbacked,
-    find_unheard,
-    is_income,
-    list_missing,
-    read_income,
-    run_text,
+from prime_coordinator.settlement.chain_events import (
+    ChainDeposit,
+    FollowedChain,
+    find_unassigned,
+    find_unlogged_appeals,
+    format_run_key,
+    is_deposit,
+    list_backing_changes,
+    list_missing_deposits,
+    read_deposit,
 )
+from prime_coordinator.settlement.config import SettlementConfig
+from prime_coordinator.settlement.files import ChainFiles
+from prime_coordinator.settlement.interface import SettlementEntry
+from prime_coordinator.settlement.reader import LedgerView
+from prime_coordinator.settlement.sender import ActionSender
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.entries import Appealed, Deposited
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest, NodeId, RunId
-from prime_protocol.signing import WalletKey
-from prime_protocol.state import State
-from prime_runtime.chain.client import Block, Chain, Event
-from prime_runtime.chain.contracts import Contracts, deposit_reference, find_contracts, run_key
-from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_protocol.ledger.entries import Appealed, Deposited
+from prime_protocol.ledger.state import LedgerState
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.chain.client import ChainBlock, ChainClient, ChainEvent
+from prime_runtime.chain.contracts import NetworkContracts, deposit_reference, find_contracts, run_key
+from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-AWAY_MS_MAX = 60_000
+UNREACHABLE_PAUSE_MS_MAX = 60_000
 """Longest pause between two looks for a chain that is away."""
 QUIET_BLOCKS_MAX = 100
 """Blocks that told us nothing and are only remembered: writing the place down waits for the disk, reading them again
@@ -55,7 +55,7 @@ class EvmSettlement:
         self._key = key
         self._clock = clock
         self._files = ChainFiles(folder)
-        self._chain = Chain(config.rpc, bearer=config.rpc_bearer.reveal() if config.rpc_bearer else None)
+        self._chain = ChainClient(config.rpc, bearer=config.rpc_bearer.reveal() if config.rpc_bearer else None)
         self._wallet = Wallet(
             self._chain,
             key,
@@ -68,41 +68,41 @@ class EvmSettlement:
         self._kept_block = self._followed.block
         self._waiting: list[Deposited] = []
         """Deposits on the chain that the log does not have yet."""
-        self._contracts: Contracts | None = None
-        self._poster: Poster | None = None
+        self._contracts: NetworkContracts | None = None
+        self._sender: ActionSender | None = None
         self._is_current = False
         """Whether every block that lies deep enough was followed."""
-        self._is_hastened = False
+        self._is_anchor_requested = False
         self._head = 0
         self._problem = "it was not looked at yet"
 
     # --- For the server ---------------------------------------------------------------------------------------------
 
-    def welcome(self, state: State, node: NodeId) -> list[Deposited]:
+    def get_welcome_deposits(self, state: LedgerState, node: NodeId) -> list[Deposited]:
         """Nothing is given: who wants stake puts it into the vault."""
         return []
 
-    async def collect(self, state: State) -> list[Order]:
+    async def collect(self, state: LedgerState) -> list[SettlementEntry]:
         """Deposits of the chain, and nodes whose stake has left it."""
-        room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
-        orders: list[Order] = []
+        room_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
+        orders: list[SettlementEntry] = []
         for deposit in self._waiting:
             if deposit.reference not in state.references and deposit.amount_nano <= room_nano:
                 room_nano -= deposit.amount_nano
                 orders.append(deposit)
         if self._is_current and self._contracts is not None and not orders:
-            orders += find_unbacked(state, self._followed.stakes, self._contracts.scale)
+            orders += list_backing_changes(state, self._followed.stakes, self._contracts.scale)
         return orders
 
-    def appeals(self, state: State) -> list[tuple[RunId, Appealed]]:
+    def appeals(self, state: LedgerState) -> list[tuple[RunId, Appealed]]:
         """Those that the court has taken, and the log does not know of."""
-        return find_unheard(state, self._followed.appealed)
+        return find_unlogged_appeals(state, self._followed.appealed)
 
     def is_appealable(self, submission: Digest) -> bool:
         """As long as the court may hear an appeal, or may have heard one that does not lie deep enough."""
-        return self._poster is None or self._poster.is_appealable(submission)
+        return self._sender is None or self._sender.is_appealable(submission)
 
-    async def run(self, books: Books) -> None:
+    async def run(self, books: LedgerView) -> None:
         """As long as the coordinator. Nothing that happens on the chain ends it."""
         wait_ms = self._config.poll_ms
         while True:
@@ -110,17 +110,17 @@ class EvmSettlement:
                 await self.settle(books)
                 self._note("")
                 wait_ms = self._config.poll_ms
-            except (ChainAway, ChainRefused) as error:
+            except (ChainUnavailable, ContractReverted) as error:
                 self._note(str(error))
-                wait_ms = min(max(AWAY_MS_MAX, self._config.poll_ms), 2 * wait_ms)
+                wait_ms = min(max(UNREACHABLE_PAUSE_MS_MAX, self._config.poll_ms), 2 * wait_ms)
             await self._clock.sleep_ms(wait_ms)
 
     async def close(self) -> None:
         await self._chain.close()
 
-    def hasten(self) -> None:
+    def request_anchor(self) -> None:
         """Anchor at the next look, whatever the epoch."""
-        self._is_hastened = True
+        self._is_anchor_requested = True
 
     def describe(self) -> dict[str, Any]:
         contracts = self._contracts
@@ -132,8 +132,8 @@ class EvmSettlement:
             "head": self._head,
             "followed": self._followed.block,
             "problem": self._problem,
-            "on_their_way": [sent.purpose for sent in self._wallet.book if sent.mined_in is None],
-            "put_off": dict(self._poster.trouble) if self._poster else {},
+            "on_their_way": [sent.purpose for sent in self._wallet.pending if sent.mined_in is None],
+            "put_off": dict(self._sender.refusals) if self._sender else {},
             "anchors": self._followed.anchors[::-1],
             "promises": self._followed.promises[::-1],
         }
@@ -144,32 +144,32 @@ class EvmSettlement:
 
     # --- One look at the chain --------------------------------------------------------------------------------------
 
-    async def settle(self, books: Books) -> None:
+    async def settle(self, books: LedgerView) -> None:
         """Follow, look after what was sent, and send what is due. ChainAway where the chain is."""
-        poster = self._poster or await self._connect(books.core.state)
+        poster = self._sender or await self._connect(books.core.state)
         head = await self._chain.newest()
         self._head = head.number
         await self._follow(books, head)
-        await self._wallet.tend(head)
-        if self._is_hastened:
-            poster.hastened |= set(books.core.state.runs)
-            self._is_hastened = False
+        await self._wallet.update_pending(head)
+        if self._is_anchor_requested:
+            poster.anchor_requested |= set(books.core.state.runs)
+            self._is_anchor_requested = False
         if self._is_current:
             await poster.post(books, self._followed, head)
 
-    async def _connect(self, state: State) -> Poster:
+    async def _connect(self, state: LedgerState) -> ActionSender:
         contracts = await find_contracts(self._chain, self._config.court_address)
         if contracts.domain != state.domain:
-            raise ChainAway(
+            raise ChainUnavailable(
                 f"this is chain {contracts.chain_id} with the court {contracts.court.address}, and the network was"
                 f" created on chain {state.domain.chain_id} with {state.domain.contract}: is settlement.rpc right?"
             )
         self._contracts = contracts
-        self._poster = Poster(self._chain, contracts, self._wallet, self._key, self._files, self._config)
+        self._sender = ActionSender(self._chain, contracts, self._wallet, self._key, self._files, self._config)
         log.info("settling on chain %d, court %s", contracts.chain_id, contracts.court.address)
-        return self._poster
+        return self._sender
 
-    async def _follow(self, books: Books, head: Block) -> None:
+    async def _follow(self, books: LedgerView, head: ChainBlock) -> None:
         """Take in what lies deep enough. The place is kept when the log has it all on disk."""
         await self._check_history()
         if self._followed.strays and not await self._book_strays(books):
@@ -178,19 +178,19 @@ class EvmSettlement:
             self._is_current = False
             last = await self._chain.block(span[-1])
             assert self._contracts is not None
-            events = await self._chain.events(self._contracts.told, span[0], span[-1])
+            events = await self._chain.events(self._contracts.watched, span[0], span[-1])
             if last is None:
                 return  # the chain became shorter while we looked
-            found = await self._read_incomes([event for event in events if is_income(event)])
-            runs = name_runs(books.core.state)
+            found = await self._read_incomes([event for event in events if is_deposit(event)])
+            runs = get_runs_by_key(books.core.state)
             if not await self._book(books, found, runs):
                 return  # the log will have them at the next look
             for event in events:
                 self._followed.take(event)
-            self._set_aside(find_strays(found, runs))
+            self._set_aside(find_unassigned(found, runs))
             self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
             if events or last.number - self._kept_block >= QUIET_BLOCKS_MAX:
-                self._files.keep_followed(self._followed)
+                self._files.write_followed(self._followed)
                 self._kept_block = last.number
         self._is_current = True
 
@@ -208,36 +208,36 @@ class EvmSettlement:
             followed.block,
             self._config.confirmations,
         )
-        self._followed = Followed(block=self._config.start_block - 1)
+        self._followed = FollowedChain(block=self._config.start_block - 1)
         self._kept_block = self._followed.block
 
-    async def _read_incomes(self, events: list[Event]) -> list[Income]:
+    async def _read_incomes(self, events: list[ChainEvent]) -> list[ChainDeposit]:
         assert self._contracts is not None
         found = []
         for event in events:
             mined = await self._chain.mined(event.transaction)
             if mined is None:
-                raise ChainAway(f"transaction {event.transaction} is gone again")
+                raise ChainUnavailable(f"transaction {event.transaction} is gone again")
             at = self._contracts
             source = at.vault if event.contract == "StakeVault" else at.pool
             place = event.index - mined.first_event
             reference = deposit_reference(at.chain_id, source.address, event.transaction, place)
-            found.append(read_income(event, reference, at.scale, at.court.address))
+            found.append(read_deposit(event, reference, at.scale, at.court.address))
         return found
 
-    async def _book_strays(self, books: Books) -> bool:
+    async def _book_strays(self, books: LedgerView) -> bool:
         """Whether the log has those on disk whose runs it has come to know."""
-        strays, runs = self._followed.strays, name_runs(books.core.state)
+        strays, runs = self._followed.strays, get_runs_by_key(books.core.state)
         if not await self._book(books, strays, runs):
             return False
-        self._followed.strays = find_strays(strays, runs)
+        self._followed.strays = find_unassigned(strays, runs)
         return True
 
-    async def _book(self, books: Books, found: list[Income], runs: Mapping[str, RunId]) -> bool:
+    async def _book(self, books: LedgerView, found: list[ChainDeposit], runs: Mapping[str, RunId]) -> bool:
         """Whether the log has on disk what is no stray; what it lacks is told to `collect`."""
         state = books.core.state
-        room_nano = AMOUNT_NANO_MAX - state.books.deposited_nano
-        missing = list_missing(found, runs, state.references)
+        room_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
+        missing = list_missing_deposits(found, runs, state.references)
         self._waiting = [deposit for deposit in missing if deposit.amount_nano <= room_nano]
         if self._waiting:
             return False
@@ -246,7 +246,7 @@ class EvmSettlement:
         await books.commit()
         return True
 
-    def _set_aside(self, strays: list[Income]) -> None:
+    def _set_aside(self, strays: list[ChainDeposit]) -> None:
         """They are no balance meanwhile: what a pool holds must not be spent elsewhere."""
         for stray in strays:
             log.error(
@@ -265,9 +265,9 @@ class EvmSettlement:
         self._problem = problem
 
 
-def name_runs(state: State) -> dict[str, RunId]:
+def get_runs_by_key(state: LedgerState) -> dict[str, RunId]:
     """The runs of the log, by the names that the chain has for them."""
-    return {run_text(run_key(name)): name for name in state.runs}
+    return {format_run_key(run_key(name)): name for name in state.runs}
 
 
 def open_evm(config: SettlementConfig, key: WalletKey, folder: Path, clock: Clock) -> EvmSettlement:

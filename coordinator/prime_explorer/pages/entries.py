@@ -6,23 +6,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prime_explorer.constants import ROWS
-from prime_explorer.folding import to_json
-from prime_explorer.live import ChainAnchor
-from prime_explorer.pages.tables import EntryRow, Rows, cut, read_rows
-from prime_explorer.reading import Db, as_row
-from prime_protocol.catalogue import list_subjects, read_letter
-from prime_protocol.codec import decode
+from prime_explorer.config import ROWS_PER_PAGE
+from prime_explorer.index.fold import encode_json
+from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.tables import EntrySummary, Rows, cut_page, read_rows
+from prime_explorer.sources import ChainAnchor
 from prime_protocol.constants import SIGNATURE_BYTES, TILE_HASHES
-from prime_protocol.entries import Record
-from prime_protocol.ids import NodeId, RunId
-from prime_protocol.ledger import ENTRY_TYPES
-from prime_protocol.merkle import leaf_hash
-from prime_protocol.note import Note
-from prime_protocol.tiles import Bundle
-from prime_runtime.mirror import read_bundle
+from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.entry_index import decode_leaf, list_subjects
+from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.log.merkle import compute_leaf_hash
+from prime_protocol.log.tiles import EntryBundle
+from prime_protocol.log.tree_head import SignedNote
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.ids import NodeId, RunId
+from prime_runtime.log_files import read_bundle
 
-KINDS = {name: (kind.__doc__ or "").partition(".")[0] for name, kind in sorted(ENTRY_TYPES.items())}
+ENTRY_KINDS = {name: (kind.__doc__ or "").partition(".")[0] for name, kind in sorted(ENTRY_TYPES.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class EntriesView:
     run: str
     about: str
     author: str
-    entries: Rows[EntryRow]
+    entries: Rows[EntrySummary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
     """One entry, opened."""
 
-    summary: EntryRow
+    summary: EntrySummary
     meaning: str
     """What such an entry says, in the protocol's words."""
     body: dict[str, Any]
@@ -60,7 +60,7 @@ class EntryView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadRow:
+class TreeHeadSummary:
     """A signed tree head."""
 
     size: int
@@ -75,8 +75,8 @@ class HeadRow:
 class HeadsView:
     """Signed heads, newest first, and those that the log itself notes."""
 
-    heads: Rows[HeadRow]
-    noted: Rows[EntryRow]
+    heads: Rows[TreeHeadSummary]
+    noted: Rows[EntrySummary]
     log_key: str
     is_key_given: bool
     """False: the key is the one that the log names itself."""
@@ -88,14 +88,14 @@ class HeadsView:
 
 
 def read_entries(
-    db: Db,
+    db: ReadTransaction,
     *,
     kind: str = "",
     run: RunId | None = None,
     about: bytes | None = None,
     author: NodeId | None = None,
     before: int | None = None,
-) -> Rows[EntryRow]:
+) -> Rows[EntrySummary]:
     """Newest first. What an entry speaks of, and its author, are looked for by themselves."""
     if about is not None:
         found = db.rows(
@@ -103,30 +103,30 @@ def read_entries(
             " WHERE subject=? AND mentions.idx<? ORDER BY mentions.idx DESC LIMIT ?",
             about,
             2**62 if before is None else before,
-            ROWS + 1,
+            ROWS_PER_PAGE + 1,
         )
-        return cut(tuple(as_row(EntryRow, row) for row in found), ROWS)
+        return cut_page(tuple(make_row(EntrySummary, row) for row in found), ROWS_PER_PAGE)
     if author is not None:
-        return read_rows(db, EntryRow, before=before, index="entries_by_author", author=author)
+        return read_rows(db, EntrySummary, before=before, index="entries_by_author", author=author)
     index = {(True, True): "entries_by_run_and_kind", (True, False): "entries_by_run", (False, True): "entries_by_kind"}
     chosen = index.get((run is not None, bool(kind)), "")
-    return read_rows(db, EntryRow, before=before, index=chosen, run=run, kind=kind or None)
+    return read_rows(db, EntrySummary, before=before, index=chosen, run=run, kind=kind or None)
 
 
-def read_entry(db: Db, mirror: Path, idx: int) -> EntryView | None:
-    row, facts = db.row("SELECT * FROM entries WHERE idx=?", idx), db.facts()
+def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
+    row, facts = db.row("SELECT * FROM entries WHERE idx=?", idx), db.read_meta()
     if row is None:
         return None
     leaf = read_leaf(mirror, idx, facts["signed_size"])
-    _, letter = read_letter(leaf)
+    _, letter = decode_leaf(leaf)
     entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
     return EntryView(
-        summary=as_row(EntryRow, row),
+        summary=make_row(EntrySummary, row),
         meaning=" ".join((type(entry).__doc__ or "").split()),
-        body=json.loads(to_json(asdict(entry))),
-        leaf_hash=str(leaf_hash(leaf)),
+        body=json.loads(encode_json(asdict(entry))),
+        leaf_hash=str(compute_leaf_hash(leaf)),
         leaf_bytes=len(leaf),
-        signature="0x" + decode(Record, leaf).frame[:SIGNATURE_BYTES].hex(),
+        signature="0x" + decode(LogRecord, leaf).frame[:SIGNATURE_BYTES].hex(),
         version=letter.version,
         sequence=letter.sequence,
         issued_at_ms=letter.issued_at_ms,
@@ -140,17 +140,17 @@ def read_entry(db: Db, mirror: Path, idx: int) -> EntryView | None:
 def read_leaf(mirror: Path, idx: int, size: int) -> bytes:
     """From the bundle that holds it in the tree of this size."""
     bundle, place = divmod(idx, TILE_HASHES)
-    return read_bundle(mirror, Bundle(bundle, min(TILE_HASHES, size - bundle * TILE_HASHES)))[place]
+    return read_bundle(mirror, EntryBundle(bundle, min(TILE_HASHES, size - bundle * TILE_HASHES)))[place]
 
 
-def read_heads(db: Db, before: int | None) -> HeadsView:
-    facts = db.facts()
+def read_heads(db: ReadTransaction, before: int | None) -> HeadsView:
+    facts = db.read_meta()
     last = 2**62 if before is None else before
-    found = db.rows("SELECT * FROM heads WHERE size<? ORDER BY size DESC LIMIT ?", last, ROWS + 1)
-    heads = tuple(map(_head_row, found[:ROWS]))
+    found = db.rows("SELECT * FROM heads WHERE size<? ORDER BY size DESC LIMIT ?", last, ROWS_PER_PAGE + 1)
+    heads = tuple(map(_make_head_summary, found[:ROWS_PER_PAGE]))
     return HeadsView(
-        heads=Rows(heads, str(heads[-1].size) if len(found) > ROWS else None),
-        noted=read_rows(db, EntryRow, limit=10, index="entries_by_kind", kind="HeadNoted"),
+        heads=Rows(heads, str(heads[-1].size) if len(found) > ROWS_PER_PAGE else None),
+        noted=read_rows(db, EntrySummary, limit=10, index="entries_by_kind", kind="HeadNoted"),
         log_key=facts.get("log_key", ""),
         is_key_given=bool(facts.get("is_key_given")),
         chain_id=facts.get("chain_id", 0),
@@ -160,8 +160,8 @@ def read_heads(db: Db, before: int | None) -> HeadsView:
     )
 
 
-def _head_row(row: sqlite3.Row) -> HeadRow:
-    note = Note.parse(row["note"])
+def _make_head_summary(row: sqlite3.Row) -> TreeHeadSummary:
+    note = SignedNote.parse(row["note"])
     origin = note.text.partition("\n")[0]
     cosigners = tuple(dict.fromkeys(each.name for each in note.signatures if each.name != origin))
-    return as_row(HeadRow, row, note=row["note"].decode(), cosigners=cosigners)
+    return make_row(TreeHeadSummary, row, note=row["note"].decode(), cosigners=cosigners)

@@ -1,31 +1,35 @@
-"""Nodes: the table of all, and everything about one."""
+"""Nodes: the table of all, and everything about one.
+
+An address that is no node: a coordinator, a trainer, an owner, a sponsor. What the books and the log say of it.
+"""
 
 import json
 import sqlite3
 from dataclasses import dataclass
+from typing import ClassVar
 
-from prime_explorer.constants import ROWS, STEPS_CHARTED
-from prime_explorer.live import Presence, RefusedFile
-from prime_explorer.pages.checkpoints import ContributionRow
-from prime_explorer.pages.tables import Rows, SlashRow, SubmissionRow, VerdictRow, read_rows
-from prime_explorer.reading import Db, as_row
-from prime_protocol.entries import NodeStatus, Role
-from prime_protocol.ids import NodeId
+from prime_explorer.config import ROWS_PER_PAGE, SEARCH_RESULTS_MAX, STEPS_CHARTED
+from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.runs import ContributionRow
+from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, VerdictSummary, read_rows
+from prime_explorer.sources import NodePresence, RefusedFile
+from prime_protocol.ledger.entries import NodeStatus, Role
+from prime_protocol.wire.ids import NodeId
 
-ORDERS = {
+NODE_ORDERS = {
     "units": "verified units",
     "accepted": "accepted submissions",
     "earned": "earnings",
     "stake": "stake",
 }
-COLUMNS = {"units": "units", "accepted": "accepted", "earned": "earned_nano", "stake": "stake_nano"}
+ORDER_COLUMNS = {"units": "units", "accepted": "accepted", "earned": "earned_nano", "stake": "stake_nano"}
 RUNS_SHOWN = 10
-ROLES = {str(role): f"is_{role}" for role in Role}
-STATUSES = {str(status): str(status) for status in NodeStatus}
+ROLE_COLUMNS = {str(role): f"is_{role}" for role in Role}
+NODE_STATUSES = {str(status): str(status) for status in NodeStatus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeCard:
     """A node in one line."""
 
     node: str
@@ -57,8 +61,8 @@ class NodesView:
     status: str
     owner: str
     query: str
-    nodes: Rows[NodeRow]
-    presence: dict[str, Presence] | None
+    nodes: Rows[NodeCard]
+    presence: dict[str, NodePresence] | None
     """By address; null where this explorer does not know who is there."""
     uptime: dict[str, float]
     """By address: share of the minutes since it was first seen that it was online, as far as this explorer looked."""
@@ -67,7 +71,7 @@ class NodesView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StakeRow:
+class StakeChange:
     """What stood behind a node after an entry."""
 
     idx: int
@@ -78,7 +82,7 @@ class StakeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayoutRow:
+class NodePayout:
     """What a node was paid with a step."""
 
     idx: int
@@ -90,7 +94,7 @@ class PayoutRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnansweredRow:
+class UnansweredLease:
     """A lease that ended without a submission."""
 
     idx: int
@@ -107,7 +111,7 @@ class UnansweredRow:
 class NodeView:
     """A node."""
 
-    summary: NodeRow
+    summary: NodeCard
     reason: str
     version: int
     hardware: str
@@ -120,42 +124,42 @@ class NodeView:
     submitted: int
     first_idx: int
     first_ms: int
-    presence: Presence | None
+    presence: NodePresence | None
     sent_bytes: int | None
     """Weights passed on since it was started, by its own word; null where that is not known."""
     uptime: float | None
     """Share of the minutes since it was first seen that it was online; null where nobody looked."""
     contributions: tuple[ContributionRow, ...]
     """Newest steps, oldest first."""
-    submissions: Rows[SubmissionRow]
-    unanswered: tuple[UnansweredRow, ...]
+    submissions: Rows[SubmissionSummary]
+    unanswered: tuple[UnansweredLease, ...]
     refused: tuple[RefusedFile, ...] | None
     """Files that intake refused; null where this explorer cannot know."""
-    verdicts: Rows[VerdictRow]
-    slashes: Rows[SlashRow]
-    stakes: tuple[StakeRow, ...]
-    payouts: tuple[PayoutRow, ...]
+    verdicts: Rows[VerdictSummary]
+    slashes: Rows[SlashSummary]
+    stakes: tuple[StakeChange, ...]
+    payouts: tuple[NodePayout, ...]
 
 
-def node_row(row: sqlite3.Row) -> NodeRow:
-    return as_row(NodeRow, row, roles=tuple(role for role, column in ROLES.items() if row[column]))
+def make_node_card(row: sqlite3.Row) -> NodeCard:
+    return make_row(NodeCard, row, roles=tuple(role for role, column in ROLE_COLUMNS.items() if row[column]))
 
 
 def read_nodes(
-    db: Db,
+    db: ReadTransaction,
     *,
     order: str,
     role: str,
     status: str,
     owner: NodeId | None,
     after: tuple[int, bytes] | None,
-) -> Rows[NodeRow]:
+) -> Rows[NodeCard]:
     """Those with the most first."""
-    column = COLUMNS[order]
+    column = ORDER_COLUMNS[order]
     conditions = ["1"]
     values: list[object] = []
     if role:
-        conditions.append(f"{ROLES[role]}=1")
+        conditions.append(f"{ROLE_COLUMNS[role]}=1")
     for name, value in (("status", status), ("owner", owner)):
         if value:
             conditions.append(f"{name}=?")
@@ -164,50 +168,52 @@ def read_nodes(
         conditions.append(f"({column}, node) < (?, ?)")
         values += after
     query = f"SELECT * FROM nodes WHERE {' AND '.join(conditions)} ORDER BY {column} DESC, node DESC LIMIT ?"
-    found = db.rows(query, *values, ROWS + 1)
-    rows = tuple(map(node_row, found[:ROWS]))
-    last = f"{found[ROWS - 1][column]}.{rows[-1].node}" if len(found) > ROWS else None
+    found = db.rows(query, *values, ROWS_PER_PAGE + 1)
+    rows = tuple(map(make_node_card, found[:ROWS_PER_PAGE]))
+    last = f"{found[ROWS_PER_PAGE - 1][column]}.{rows[-1].node}" if len(found) > ROWS_PER_PAGE else None
     return Rows(rows, last)
 
 
-def read_node(db: Db, node: NodeId) -> NodeView | None:
+def read_node(db: ReadTransaction, node: NodeId) -> NodeView | None:
     row = db.row("SELECT * FROM nodes WHERE node=?", node)
     if row is None:
         return None
-    stakes = db.rows("SELECT * FROM stakes WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS)
-    payouts = db.rows("SELECT * FROM payouts WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS)
+    stakes = db.rows("SELECT * FROM stakes WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS_PER_PAGE)
+    payouts = db.rows("SELECT * FROM payouts WHERE node=? ORDER BY idx DESC LIMIT ?", node, ROWS_PER_PAGE)
     ended = db.rows("SELECT * FROM leases WHERE node=? AND state='ended' ORDER BY idx DESC LIMIT ?", node, 10)
-    return as_row(
+    return make_row(
         NodeView,
         row,
-        summary=node_row(row),
+        summary=make_node_card(row),
         addresses=tuple(json.loads(row["addresses"])),
         owner_balance_nano=db.value("SELECT balance_nano FROM accounts WHERE account=?", row["owner"]) or 0,
         submitted=row["submissions"],
         presence=None,
         sent_bytes=None,
         uptime=None,
-        contributions=read_contributions(db, node),
-        submissions=read_rows(db, SubmissionRow, limit=10, node=node),
-        unanswered=tuple(as_row(UnansweredRow, each) for each in ended),
+        contributions=read_node_contributions(db, node),
+        submissions=read_rows(db, SubmissionSummary, limit=10, node=node),
+        unanswered=tuple(make_row(UnansweredLease, each) for each in ended),
         refused=None,
-        verdicts=read_rows(db, VerdictRow, limit=10, validator=node),
-        slashes=read_rows(db, SlashRow, limit=5, node=node),
-        stakes=tuple(as_row(StakeRow, each) for each in stakes),
-        payouts=tuple(as_row(PayoutRow, each) for each in payouts),
+        verdicts=read_rows(db, VerdictSummary, limit=10, validator=node),
+        slashes=read_rows(db, SlashSummary, limit=5, node=node),
+        stakes=tuple(make_row(StakeChange, each) for each in stakes),
+        payouts=tuple(make_row(NodePayout, each) for each in payouts),
     )
 
 
-def read_contributions(db: Db, node: NodeId) -> tuple[ContributionRow, ...]:
+def read_node_contributions(db: ReadTransaction, node: NodeId) -> tuple[ContributionRow, ...]:
     """Newest steps of the newest runs, oldest first."""
     found: list[ContributionRow] = []
     for run in db.rows("SELECT run FROM runs ORDER BY idx DESC LIMIT ?", RUNS_SHOWN):
         query = "SELECT * FROM contributions WHERE node=? AND run=? ORDER BY step DESC LIMIT ?"
-        found += [as_row(ContributionRow, row) for row in db.rows(query, node, run["run"], STEPS_CHARTED - len(found))]
+        found += [
+            make_row(ContributionRow, row) for row in db.rows(query, node, run["run"], STEPS_CHARTED - len(found))
+        ]
     return tuple(reversed(found))
 
 
-def read_names(db: Db, text: str, limit: int) -> tuple[NodeRow, ...]:
+def find_nodes_by_name(db: ReadTransaction, text: str, limit: int) -> tuple[NodeCard, ...]:
     """Nodes whose name, or a word of it, begins so."""
     low, high = text, text + "\U0010ffff"
     found = db.rows(
@@ -216,4 +222,39 @@ def read_names(db: Db, text: str, limit: int) -> tuple[NodeRow, ...]:
         high,
         limit,
     )
-    return tuple(node_row(row) for row in found)
+    return tuple(make_node_card(row) for row in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountView:
+    """An address with a balance, or with a part in some run."""
+
+    TEMPLATE: ClassVar[str] = "account.html"
+
+    account: str
+    balance_nano: int
+    is_coordinator: bool
+    trains: tuple[str, ...]
+    """Runs whose trainer it is."""
+    nodes: tuple[NodeCard, ...]
+    """Nodes that it owns, those with the most units first."""
+    entries: Rows[EntrySummary]
+    """What it wrote, newest first."""
+
+
+def read_account(db: ReadTransaction, account: NodeId) -> AccountView | None:
+    balance = db.value("SELECT balance_nano FROM accounts WHERE account=?", account)
+    runs = db.rows(
+        "SELECT run FROM runs WHERE json_extract(terms, '$.trainer')=? LIMIT ?", str(account), SEARCH_RESULTS_MAX
+    )
+    owned = db.rows("SELECT * FROM nodes WHERE owner=? ORDER BY units DESC, node LIMIT ?", account, SEARCH_RESULTS_MAX)
+    if balance is None and not runs and not owned:
+        return None
+    return AccountView(
+        account=str(account),
+        balance_nano=balance or 0,
+        is_coordinator=db.read_meta().get("coordinator") == bytes(account),
+        trains=tuple(row["run"] for row in runs),
+        nodes=tuple(map(make_node_card, owned)),
+        entries=read_rows(db, EntrySummary, limit=10, index="entries_by_author", author=account),
+    )

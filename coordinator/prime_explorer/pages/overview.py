@@ -1,12 +1,16 @@
-"""The first page: the network at a glance."""
+"""The first page: the network at a glance.
+
+Who serves weights, and how far from the origin, as far as the nodes themselves say it.
+"""
 
 import json
 import sqlite3
 from dataclasses import dataclass
 
-from prime_explorer.live import Attendance
-from prime_explorer.pages.tables import EntryRow, Rows, SlashRow, SubmissionRow, read_rows
-from prime_explorer.reading import Db, as_row
+from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, read_rows
+from prime_explorer.sources import OnlineCounts, ServingNode
+from prime_protocol.wire.ids import NodeId, RunId
 
 RUNS_SHOWN = 12
 
@@ -36,7 +40,7 @@ class Overview:
     """The network."""
 
     nodes: int
-    attendance: Attendance | None
+    attendance: OnlineCounts | None
     entries: int
     newest_ms: int
     rollouts: int
@@ -46,13 +50,13 @@ class Overview:
     staked_nano: int
     burned_nano: int
     runs: tuple[RunCard, ...]
-    submissions: Rows[SubmissionRow]
-    slashes: Rows[SlashRow]
-    newest: Rows[EntryRow]
+    submissions: Rows[SubmissionSummary]
+    slashes: Rows[SlashSummary]
+    newest: Rows[EntrySummary]
 
 
-def read_overview(db: Db, attendance: Attendance | None) -> Overview:
-    facts = db.facts()
+def read_overview(db: ReadTransaction, attendance: OnlineCounts | None) -> Overview:
+    facts = db.read_meta()
     found = db.rows("SELECT * FROM runs ORDER BY idx DESC LIMIT ?", RUNS_SHOWN)
     work = db.row("SELECT total(rollouts) AS rollouts, total(tokens) AS tokens FROM runs")
     assert work is not None, "an aggregate has a row"
@@ -66,17 +70,17 @@ def read_overview(db: Db, attendance: Attendance | None) -> Overview:
         deposited_nano=facts.get("deposited_nano", 0),
         staked_nano=facts.get("staked_nano", 0),
         burned_nano=facts.get("burned_nano", 0),
-        runs=tuple(read_card(db, row) for row in found),
-        submissions=read_rows(db, SubmissionRow, limit=8),
-        slashes=read_rows(db, SlashRow, limit=5),
-        newest=read_rows(db, EntryRow, limit=8),
+        runs=tuple(read_run_card(db, row) for row in found),
+        submissions=read_rows(db, SubmissionSummary, limit=8),
+        slashes=read_rows(db, SlashSummary, limit=5),
+        newest=read_rows(db, EntrySummary, limit=8),
     )
 
 
-def read_card(db: Db, row: sqlite3.Row) -> RunCard:
+def read_run_card(db: ReadTransaction, row: sqlite3.Row) -> RunCard:
     terms = json.loads(row["terms"])
     step = db.row("SELECT * FROM steps WHERE run=? AND step=?", row["run"], row["latest_step"])
-    return as_row(
+    return make_row(
         RunCard,
         row,
         model=terms["model"],
@@ -85,4 +89,55 @@ def read_card(db: Db, row: sqlite3.Row) -> RunCard:
         slots_done=step["slots_done"] if step else 0,
         slots_held=step["slots_held"] if step else 0,
         nodes=step["nodes"] if step else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkView:
+    """The tree of one run."""
+
+    run: str
+    runs: tuple[str, ...]
+    serving: tuple[ServingNode, ...] | None
+    """Null where this explorer cannot know: it reads a copy of the log."""
+    ahead: int
+    """Of those who serve: who has the newest weights."""
+    latest_step: int
+    latest_manifest: str | None
+    registered: int
+    relays: int
+    """Nodes that registered as relays."""
+    trainer: str | None
+
+
+def read_network(db: ReadTransaction, run: RunId | None) -> NetworkView | None:
+    """Of the run that is asked for, or of the newest."""
+    runs = tuple(row["run"] for row in db.rows("SELECT run FROM runs ORDER BY idx DESC LIMIT 20"))
+    name = run or (RunId(runs[0]) if runs else None)
+    if name is None:
+        return NetworkView(
+            run="",
+            runs=(),
+            serving=(),
+            ahead=0,
+            latest_step=-1,
+            latest_manifest=None,
+            registered=0,
+            relays=0,
+            trainer=None,
+        )
+    row = db.row("SELECT latest_step, json_extract(terms, '$.trainer') AS trainer FROM runs WHERE run=?", name)
+    if row is None:
+        return None
+    manifest = db.value("SELECT manifest FROM steps WHERE run=? AND step=?", name, row["latest_step"])
+    return NetworkView(
+        run=name,
+        runs=runs,
+        serving=None,
+        ahead=0,
+        latest_step=row["latest_step"],
+        latest_manifest="0x" + manifest.hex() if manifest else None,
+        registered=db.read_meta().get("nodes", 0),
+        relays=db.value("SELECT count(*) FROM nodes WHERE is_relay=1"),
+        trainer=str(NodeId.parse(row["trainer"])),
     )

@@ -1,4 +1,7 @@
-"""A run: how far it is, what it made, who waits for whom, and what is known of what it learns."""
+"""A run: how far it is, what it made, who waits for whom, and what is known of what it learns.
+
+A checkpoint: what it was trained on and by whom, how it travels, and what became of its step's work.
+"""
 
 import json
 import sqlite3
@@ -7,16 +10,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from prime_explorer.constants import ROWS, STEPS_CHARTED, STEPS_DRAWN
-from prime_explorer.live import Attendance
-from prime_explorer.pages.overview import RunCard, read_card
-from prime_explorer.pages.tables import EntryRow, Rows, read_rows
-from prime_explorer.reading import Db, as_row
-from prime_protocol.ids import RunId
+from prime_explorer.config import LINEAGE_NODES_DRAWN, ROWS_PER_PAGE, STEPS_CHARTED, STEPS_DRAWN
+from prime_explorer.index.store import ReadTransaction, format_id, make_row
+from prime_explorer.pages.overview import RunCard, read_run_card
+from prime_explorer.pages.tables import EntrySummary, Rows, SubmissionSummary, read_rows
+from prime_explorer.sources import ManifestFacts, OnlineCounts
+from prime_protocol.wire.ids import RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepSummary:
     """One step, from its checkpoint to its payout. A time is null where that has not happened."""
 
     step: int
@@ -61,7 +64,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class RunRates:
     """Shares of a run's submissions; null before the first."""
 
     audited: float | None
@@ -72,7 +75,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upgrade:
+class PlannedUpgrade:
     """A planned protocol version."""
 
     version_min: int
@@ -81,7 +84,7 @@ class Upgrade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class WaitTimes:
     """Where the time between checkpoints went, over some steps, as far as the log tells."""
 
     steps: int
@@ -94,7 +97,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsRow:
+class CheckpointSize:
     """How a checkpoint travels, from its manifest."""
 
     step: int
@@ -109,8 +112,8 @@ class RunView:
 
     summary: RunCard
     terms: dict[str, Any]
-    upgrade: Upgrade | None
-    attendance: Attendance | None
+    upgrade: PlannedUpgrade | None
+    attendance: OnlineCounts | None
     submissions: int
     accepted: int
     soft: int
@@ -126,29 +129,29 @@ class RunView:
     submissions_open: int
     slashes: int
     slashes_open: int
-    rates: Rates
-    drawn: tuple[StepRow, ...]
+    rates: RunRates
+    drawn: tuple[StepSummary, ...]
     """Newest steps, oldest first."""
-    waits: Waits | None
+    waits: WaitTimes | None
     """Over the drawn steps; null before the second of them that was trained on anything."""
-    charted: tuple[StepRow, ...]
-    weights: tuple[WeightsRow, ...]
+    charted: tuple[StepSummary, ...]
+    weights: tuple[CheckpointSize, ...]
     """Of the newest checkpoints whose manifests this explorer could read."""
-    steps: Rows[StepRow]
-    notices: Rows[EntryRow]
+    steps: Rows[StepSummary]
+    notices: Rows[EntrySummary]
     """When the run was created, changed, paused."""
 
 
-def read_run(db: Db, run: RunId, before: int | None, attendance: Attendance | None) -> RunView | None:
+def read_run(db: ReadTransaction, run: RunId, before: int | None, attendance: OnlineCounts | None) -> RunView | None:
     row = db.row("SELECT * FROM runs WHERE run=?", run)
     if row is None:
         return None
     terms = json.loads(row["terms"])
     charted = tuple(reversed(read_steps(db, run, None, STEPS_CHARTED).rows))
-    return as_row(
+    return make_row(
         RunView,
         row,
-        summary=read_card(db, row),
+        summary=read_run_card(db, row),
         terms=terms,
         upgrade=find_upgrade(terms),
         attendance=attendance,
@@ -157,40 +160,40 @@ def read_run(db: Db, run: RunId, before: int | None, attendance: Attendance | No
         drawn=charted[-STEPS_DRAWN:],
         waits=compute_waits(charted[-STEPS_DRAWN:]),
         weights=(),
-        steps=read_steps(db, run, before, ROWS),
+        steps=read_steps(db, run, before, ROWS_PER_PAGE),
         notices=_read_notices(db, run),
     )
 
 
-def _read_notices(db: Db, run: RunId) -> Rows[EntryRow]:
+def _read_notices(db: ReadTransaction, run: RunId) -> Rows[EntrySummary]:
     found = [
         row
         for kind in ("RunCreated", "RunUpdated", "RunStatusSet")
-        for row in read_rows(db, EntryRow, limit=5, index="entries_by_run_and_kind", run=run, kind=kind).rows
+        for row in read_rows(db, EntrySummary, limit=5, index="entries_by_run_and_kind", run=run, kind=kind).rows
     ]
     return Rows(tuple(sorted(found, key=lambda row: row.idx, reverse=True)[:5]))
 
 
-def read_steps(db: Db, run: RunId, before: int | None, limit: int) -> Rows[StepRow]:
+def read_steps(db: ReadTransaction, run: RunId, before: int | None, limit: int) -> Rows[StepSummary]:
     """Newest first."""
     last = 2**62 if before is None else before
     found = db.rows("SELECT * FROM steps WHERE run=? AND step<? ORDER BY step DESC LIMIT ?", run, last, limit + 1)
-    rows = tuple(step_row(row) for row in found[:limit])
+    rows = tuple(make_step_summary(row) for row in found[:limit])
     return Rows(rows, str(rows[-1].step) if len(found) > limit else None)
 
 
-def step_row(row: sqlite3.Row) -> StepRow:
-    return as_row(
-        StepRow,
+def make_step_summary(row: sqlite3.Row) -> StepSummary:
+    return make_row(
+        StepSummary,
         row,
         reward=row["reward_sum"] / row["rewards"] if row["rewards"] else None,
         lag_mean=row["lag_sum"] / row["trained_on"] if row["trained_on"] else None,
     )
 
 
-def compute_rates(row: sqlite3.Row) -> Rates:
+def compute_rates(row: sqlite3.Row) -> RunRates:
     settled = row["accepted"] + row["soft"] + row["hard"]
-    return Rates(
+    return RunRates(
         audited=_share(row["audited"], row["audited"] + row["undrawn"]),
         soft=_share(row["soft"], settled),
         hard=_share(row["hard"], settled),
@@ -198,12 +201,12 @@ def compute_rates(row: sqlite3.Row) -> Rates:
     )
 
 
-def compute_waits(steps: Sequence[StepRow]) -> Waits | None:
+def compute_waits(steps: Sequence[StepSummary]) -> WaitTimes | None:
     pairs = [(step, later) for step, later in pairwise(steps) if later.ready_ms is not None]
     if not pairs:
         return None
     ready = [(step, later, max(step.published_ms, later.ready_ms or 0)) for step, later in pairs]
-    return Waits(
+    return WaitTimes(
         steps=len(pairs),
         for_work_ms=sum(at - step.published_ms for step, _, at in ready),
         for_trainer_ms=sum(later.published_ms - at for _, later, at in ready),
@@ -215,9 +218,108 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def find_upgrade(terms: dict[str, Any]) -> Upgrade | None:
+def find_upgrade(terms: dict[str, Any]) -> PlannedUpgrade | None:
     if not terms["upgrade_by_ms"]:
         return None
-    return Upgrade(
+    return PlannedUpgrade(
         version_min=terms["version_min"], version_next=terms["version_next"], upgrade_by_ms=terms["upgrade_by_ms"]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRow:
+    """What one node gave to a checkpoint."""
+
+    node: str
+    submissions: int
+    rollouts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionRow:
+    """What one node did in a step."""
+
+    node: str
+    run: str
+    step: int
+    submissions: int
+    accepted: int
+    soft: int
+    hard: int
+    rollouts: int
+    tokens: int
+    units: int
+    paid_nano: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView:
+    """A checkpoint."""
+
+    run: str
+    model: str
+    trainer: str
+    step: StepSummary
+    metrics: dict[str, float]
+    """The trainer's numbers of the step; empty before it has published them."""
+    measured_idx: int | None
+    """The entry that has them."""
+    beacon: str | None
+    previous_root: str | None
+    is_latest: bool
+    lineage: tuple[LineageRow, ...]
+    """All nodes whose work it was trained on, those with the most rollouts first."""
+    trained: Rows[SubmissionSummary]
+    """The submissions it was trained on."""
+    contributions: tuple[ContributionRow, ...]
+    """Work of this step: made with this checkpoint, trained into later ones."""
+    manifest: ManifestFacts | None
+    """What the manifest says, where this explorer could read it."""
+
+
+def read_checkpoint(db: ReadTransaction, run: RunId, step: int, before: int | None) -> CheckpointView | None:
+    row = db.row("SELECT * FROM steps WHERE run=? AND step=?", run, step)
+    if row is None:
+        return None
+    owner = db.row("SELECT terms, latest_step FROM runs WHERE run=?", run)
+    assert owner is not None, "a step has a run"
+    terms: dict[str, Any] = json.loads(owner["terms"])
+    return CheckpointView(
+        run=run,
+        model=terms["model"],
+        trainer=terms["trainer"],
+        step=make_step_summary(row),
+        metrics=json.loads(row["metrics"] or "{}"),
+        measured_idx=row["measured_idx"],
+        beacon=format_id(row["beacon"]),
+        previous_root=format_id(db.value("SELECT root FROM steps WHERE run=? AND step=?", run, step - 1)),
+        is_latest=owner["latest_step"] == step,
+        lineage=_read_lineage(db, run, step),
+        trained=read_rows(
+            db, SubmissionSummary, before=before, index="submissions_by_checkpoint", run=run, trained_into=step
+        ),
+        contributions=read_step_contributions(db, run, step),
+        manifest=None,
+    )
+
+
+def _read_lineage(db: ReadTransaction, run: RunId, step: int) -> tuple[LineageRow, ...]:
+    """A checkpoint names at most 1,500 submissions."""
+    found = db.rows(
+        "SELECT node, count(*) AS submissions, sum(slots*samples) AS rollouts, sum(output_tokens) AS tokens"
+        " FROM submissions WHERE run=? AND trained_into=? GROUP BY node ORDER BY rollouts DESC, node",
+        run,
+        step,
+    )
+    return tuple(make_row(LineageRow, row) for row in found)
+
+
+def read_step_contributions(db: ReadTransaction, run: RunId, step: int) -> tuple[ContributionRow, ...]:
+    found = db.rows(
+        "SELECT * FROM contributions WHERE run=? AND step=? ORDER BY units DESC, node LIMIT ?",
+        run,
+        step,
+        4 * LINEAGE_NODES_DRAWN,
+    )
+    return tuple(make_row(ContributionRow, row) for row in found)

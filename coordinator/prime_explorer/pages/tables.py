@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from prime_explorer.constants import ROWS
-from prime_explorer.reading import Db, as_row
+from prime_explorer.config import ROWS_PER_PAGE
+from prime_explorer.index.store import ReadTransaction, make_row
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Rows(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryRow:
+class EntrySummary:
     """An entry of the log in one line."""
 
     idx: int
@@ -32,7 +32,7 @@ class EntryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmissionRow:
+class SubmissionSummary:
     """A submission in one line."""
 
     idx: int
@@ -58,7 +58,7 @@ class SubmissionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow:
+class VerdictSummary:
     """A verdict, whether it stood, and whether its author had read the file."""
 
     idx: int
@@ -79,7 +79,7 @@ class VerdictRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlashRow:
+class SlashSummary:
     """A slash in one line."""
 
     idx: int
@@ -94,31 +94,38 @@ class SlashRow:
     ended_ms: int | None
 
 
-TABLES: dict[type, str] = {
-    EntryRow: "entries",
-    SubmissionRow: "submissions",
-    VerdictRow: "verdicts",
-    SlashRow: "slashes",
+ROW_TABLES: dict[type, str] = {
+    EntrySummary: "entries",
+    SubmissionSummary: "submissions",
+    VerdictSummary: "verdicts",
+    SlashSummary: "slashes",
 }
 
 
 def read_rows(
-    db: Db, row: type[T], /, *, before: int | None = None, limit: int = ROWS, index: str = "", **where: Any
+    db: ReadTransaction,
+    row: type[T],
+    /,
+    *,
+    before: int | None = None,
+    limit: int = ROWS_PER_PAGE,
+    index: str = "",
+    **where: Any,
 ) -> Rows[T]:
     """Newest first, those that have all of these values. `index` is what SQLite is to walk along."""
     given = {name: value for name, value in where.items() if value is not None}
     conditions = [f"{name}=?" for name in given] + (["idx<?"] if before is not None else [])
     values = [*given.values(), *([before] if before is not None else [])]
-    query = f"SELECT * FROM {TABLES[row]}"
+    query = f"SELECT * FROM {ROW_TABLES[row]}"
     if index:
         query += f" INDEXED BY {index}"
     if conditions:
         query += " WHERE " + " AND ".join(conditions)
     found = db.rows(f"{query} ORDER BY idx DESC LIMIT ?", *values, limit + 1)
-    return cut(tuple(as_row(row, each) for each in found), limit)
+    return cut_page(tuple(make_row(row, each) for each in found), limit)
 
 
-def cut(rows: tuple[T, ...], limit: int) -> Rows[T]:
+def cut_page(rows: tuple[T, ...], limit: int) -> Rows[T]:
     """One more than wanted was read, to see whether there is a next page."""
     shown = rows[:limit]
     return Rows(shown, str(shown[-1].idx) if len(rows) > limit else None)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Any
 SIZE = 512
 
 
-def check(device: str) -> dict[str, Any]:
+def check_device(device: str) -> dict[str, Any]:
     """What is installed, which GPUs torch sees, and how this device multiplies."""
     found: dict[str, Any] = {"torch": "", "vllm": _version("vllm"), "gpus": [], "problem": ""}
     try:
@@ -54,4 +54,4 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(check(sys.argv[1])) + "\n")
+    sys.stdout.write(json.dumps(check_device(sys.argv[1])) + "\n")

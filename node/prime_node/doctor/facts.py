@@ -71,7 +71,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSeen:
+class EngineInstallFacts:
     """What the interpreter of the engine has installed, and how its devices fared."""
 
     python: str
@@ -83,7 +83,7 @@ class EngineSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineFacts:
+class CoordinatorFacts:
     """The coordinator, asked."""
 
     url: str
@@ -128,14 +128,14 @@ class PortFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class MachineReport:
     """Everything; None where it was not asked for."""
 
     cpu: CpuFacts
     memory: MemoryFacts
     disk: DiskFacts
-    listing: GpuListing
-    engine: EngineSeen | None
-    line: LineFacts | None
+    gpu_listing: GpuListing
+    engine: EngineInstallFacts | None
+    coordinator: CoordinatorFacts | None
     sources: SourceFacts | None
     port: PortFacts

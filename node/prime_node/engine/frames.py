@@ -3,45 +3,54 @@
 A frame is the number of its kind (1 byte), its length (4 bytes, big-endian) and the canonical msgpack of one message.
 Arrays travel as their bytes; see frame_values.py. The engine reads strangers' text, so what it answers is parsed like a
 stranger's.
+
+The values of the engine's seam as the messages of frames.py, there and back. Arrays are little-endian bytes.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from prime_protocol.codec import Range, Size, decode, encode
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_protocol.constants import (
-    LOOKS_BYTES,
     OUTPUT_TOKENS_MAX,
-    READERS_TOLD_MAX,
+    READ_PROOF_BYTES,
+    READERS_MAX,
     ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
     VOCAB_SIZE_MAX,
 )
-from prime_protocol.envelope import Uint
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.rollouts import Finish
+from prime_protocol.proofs.evidence import ReplayedChunk
+from prime_protocol.proofs.toploc_verify import ChunkReport
+from prime_protocol.rollouts.rollout import FinishReason
+from prime_protocol.wire.codec import Range, Size, decode, encode
+from prime_protocol.wire.envelope import Uint
+from prime_protocol.wire.ids import Digest, NodeId
 
 PIPE_BYTES_MAX = 2 * ROLLOUT_FILE_BYTES_MAX
 """Longest frame: all rows of the largest rollout file, and room."""
-HEAD_BYTES = 5
+HEADER_BYTES = 5
 TENSORS_MAX = 2**14
 PROBLEM_BYTES_MAX = 4096
 
-Array = Annotated[bytes, Size(0, PIPE_BYTES_MAX)]
-Seed = Annotated[bytes, Size(8, 8)]
-Note = Annotated[bytes, Size(0, PROBLEM_BYTES_MAX)]
+ArrayBytes = Annotated[bytes, Size(0, PIPE_BYTES_MAX)]
+SeedBytes = Annotated[bytes, Size(8, 8)]
+TextBytes = Annotated[bytes, Size(0, PROBLEM_BYTES_MAX)]
 """Text for people. As bytes, since an engine's last words may hold anything."""
-Job = Uint
+JobNumber = Uint
 
 
 # --- The node asks --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWanted:
-    job: Job
-    folder: Note
+class LoadJob:
+    job: JobNumber
+    folder: TextBytes
     """Path, as the file system has it."""
     changed: Annotated[tuple[str, ...], Size(0, TENSORS_MAX)] | None
 
@@ -54,58 +63,58 @@ class SamplingFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderFrame:
+class RequestFrame:
     number: Uint
-    prompt: Array
-    seed: Seed
+    prompt: ArrayBytes
+    seed: SeedBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateWanted:
-    job: Job
+class GenerateJob:
+    job: JobNumber
     sampling: SamplingFrame
-    orders: Annotated[tuple[OrderFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
+    requests: Annotated[tuple[RequestFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFrame:
     number: Uint
-    prompt: Array
-    output: Array
-    seed: Seed
-    logprobs: Array
-    proofs: Array
+    prompt: ArrayBytes
+    output: ArrayBytes
+    seed: SeedBytes
+    logprobs: ArrayBytes
+    proofs: ArrayBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckWanted:
-    job: Job
+class CheckRowsJob:
+    job: JobNumber
     sampling: SamplingFrame
     seed: Digest
     """Decoys come from it."""
     claims: Annotated[tuple[ClaimFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
     submission: Digest
-    readers: Annotated[tuple[NodeId, ...], Size(0, READERS_TOLD_MAX)]
+    readers: Annotated[tuple[NodeId, ...], Size(0, READERS_MAX)]
     """Whose looks at this submission to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonWanted:
+class CancelJob:
     """Nobody waits for the rest of this job."""
 
-    job: Job
+    job: JobNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopWanted:
-    job: Job
+class StopEngine:
+    job: JobNumber
 
 
 # --- The engine answers ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class EngineReady:
     """The process runs and can be asked."""
 
     software: Annotated[tuple[str, ...], Size(0, 32)]
@@ -113,7 +122,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class ModelLoaded:
     engine: str
     device: str
     precision: str
@@ -123,7 +132,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class EngineProgress:
     """The engine has got further."""
 
     steps: Uint
@@ -136,21 +145,21 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionFrame:
     number: Uint
-    tokens: Array
-    logprobs: Array
-    finish: Annotated[int, Range(0, max(Finish))]
-    proofs: Array
+    tokens: ArrayBytes
+    logprobs: ArrayBytes
+    finish: Annotated[int, Range(0, max(FinishReason))]
+    proofs: ArrayBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumbersFrame:
+class MeasurementFrame:
     row: Uint
     tokens: Uint
-    reports: Array
+    reports: ArrayBytes
     """Chunk reports, as 32-bit integers."""
-    spans: Array
+    spans: ArrayBytes
     """What the tokens of each chunk gave, as 64-bit floats."""
-    proof_problem: Note
+    proof_problem: TextBytes
     margin_max: float
     margin_at: Uint
     margin_sum: float
@@ -161,61 +170,193 @@ class NumbersFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LooksFrame:
+class ReadProofFrame:
     """A reader's looks at the claims, when all of them were read."""
 
     reader: NodeId
-    looks: Annotated[bytes, Size(0, LOOKS_BYTES)]
+    read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    job: Job
+class JobDone:
+    job: JobNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class JobFailed:
     """The job cannot be done here; whether the process goes on is for it to show."""
 
-    job: Job
-    problem: Note
+    job: JobNumber
+    problem: TextBytes
 
 
-Request = LoadWanted | GenerateWanted | CheckWanted | AbandonWanted | StopWanted
-Reply = Ready | Loaded | Progress | CompletionFrame | NumbersFrame | LooksFrame | Done | Failed
-KINDS: tuple[type[Any], ...] = (
-    LoadWanted,
-    GenerateWanted,
-    CheckWanted,
-    AbandonWanted,
-    StopWanted,
-    Ready,
-    Loaded,
-    Progress,
+EngineCommand = LoadJob | GenerateJob | CheckRowsJob | CancelJob | StopEngine
+EngineReply = (
+    EngineReady
+    | ModelLoaded
+    | EngineProgress
+    | CompletionFrame
+    | MeasurementFrame
+    | ReadProofFrame
+    | JobDone
+    | JobFailed
+)
+FRAME_KINDS: tuple[type[Any], ...] = (
+    LoadJob,
+    GenerateJob,
+    CheckRowsJob,
+    CancelJob,
+    StopEngine,
+    EngineReady,
+    ModelLoaded,
+    EngineProgress,
     CompletionFrame,
-    NumbersFrame,
-    LooksFrame,
-    Done,
-    Failed,
+    MeasurementFrame,
+    ReadProofFrame,
+    JobDone,
+    JobFailed,
 )
 
 
-def pack(message: Request | Reply) -> bytes:
+def encode_frame(message: EngineCommand | EngineReply) -> bytes:
     """The frame of a message."""
     body = encode(message)
     assert len(body) <= PIPE_BYTES_MAX, "the rows of a rollout file fit into a frame"
-    return bytes([KINDS.index(type(message))]) + len(body).to_bytes(HEAD_BYTES - 1, "big") + body
+    return bytes([FRAME_KINDS.index(type(message))]) + len(body).to_bytes(HEADER_BYTES - 1, "big") + body
 
 
-def read_head(head: bytes) -> tuple[type[Any], int]:
+def decode_frame_header(head: bytes) -> tuple[type[Any], int]:
     """Kind and length of the frame that follows."""
     number, length = head[0], int.from_bytes(head[1:], "big")
-    if number >= len(KINDS):
+    if number >= len(FRAME_KINDS):
         raise RemoteError("frame", f"has the unknown kind {number}")
     if length > PIPE_BYTES_MAX:
         raise RemoteError("frame", f"is {length} bytes, the limit is {PIPE_BYTES_MAX}")
-    return KINDS[number], length
+    return FRAME_KINDS[number], length
 
 
-def read_body(kind: type[Any], body: bytes) -> Any:
+def decode_frame_body(kind: type[Any], body: bytes) -> Any:
     return decode(kind, body, bytes_max=PIPE_BYTES_MAX)
+
+
+T = TypeVar("T", bound=np.generic)
+REPORT_INTS, SPAN_FLOATS = len(ChunkReport._fields), len(ReplayedChunk._fields)
+TABLE_FIELDS = ("reports", "spans")
+"""What a frame holds as bytes of many numbers."""
+INT32, FLOAT32, FLOAT64 = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
+
+
+def encode_array(array: NDArray[Any], dtype: "np.dtype[Any]") -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def decode_array(field: str, data: bytes, dtype: "np.dtype[T]") -> NDArray[T]:
+    if len(data) % dtype.itemsize:
+        raise RemoteError(field, f"has {len(data)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(data, dtype)
+
+
+def encode_sampling(sampling: Sampling) -> SamplingFrame:
+    eos = tuple(sorted(sampling.eos))
+    return SamplingFrame(temperature=float(sampling.temperature), eos=eos, tokens_max=sampling.tokens_max)
+
+
+def decode_sampling(frame: SamplingFrame) -> Sampling:
+    return Sampling(temperature=frame.temperature, eos=frozenset(frame.eos), tokens_max=frame.tokens_max)
+
+
+def encode_request(order: GenerateRequest) -> RequestFrame:
+    return RequestFrame(
+        number=order.number, prompt=encode_array(order.prompt, INT32), seed=order.seed.to_bytes(8, "big")
+    )
+
+
+def decode_request(frame: RequestFrame) -> GenerateRequest:
+    seed = int.from_bytes(frame.seed, "big")
+    return GenerateRequest(number=frame.number, prompt=decode_array("prompt", frame.prompt, INT32), seed=seed)
+
+
+def encode_claim(claim: ClaimedRow) -> ClaimFrame:
+    text = claim.text
+    return ClaimFrame(
+        number=text.number,
+        prompt=encode_array(text.prompt, INT32),
+        output=encode_array(text.output, INT32),
+        seed=text.seed.to_bytes(8, "big"),
+        logprobs=encode_array(claim.logprobs, FLOAT32),
+        proofs=claim.proofs,
+    )
+
+
+def decode_claim(frame: ClaimFrame) -> ClaimedRow:
+    text = TokenSequence(
+        number=frame.number,
+        prompt=decode_array("prompt", frame.prompt, INT32),
+        output=decode_array("output", frame.output, INT32),
+        seed=int.from_bytes(frame.seed, "big"),
+    )
+    return ClaimedRow(text=text, logprobs=decode_array("logprobs", frame.logprobs, FLOAT32), proofs=frame.proofs)
+
+
+def encode_facts(facts: EngineFacts) -> ModelLoaded:
+    return ModelLoaded(**{name: getattr(facts, name) for name in EngineFacts.__slots__})
+
+
+def decode_facts(frame: ModelLoaded) -> EngineFacts:
+    return EngineFacts(**{name: getattr(frame, name) for name in EngineFacts.__slots__})
+
+
+def encode_completion(done: Completion) -> CompletionFrame:
+    return CompletionFrame(
+        number=done.number,
+        tokens=encode_array(done.tokens, INT32),
+        logprobs=encode_array(done.logprobs, FLOAT32),
+        finish=int(done.finish),
+        proofs=done.proofs,
+    )
+
+
+def decode_completion(frame: CompletionFrame) -> Completion:
+    return Completion(
+        number=frame.number,
+        tokens=decode_array("tokens", frame.tokens, INT32),
+        logprobs=decode_array("logprobs", frame.logprobs, FLOAT32),
+        finish=FinishReason(frame.finish),
+        proofs=frame.proofs,
+    )
+
+
+def encode_measurement(numbers: RowMeasurement) -> MeasurementFrame:
+    plain = {name: getattr(numbers, name) for name in MeasurementFrame.__slots__ if name not in TABLE_FIELDS}
+    reports = np.array(numbers.chunks, np.int32).reshape(len(numbers.chunks), REPORT_INTS)
+    plain["proof_problem"] = numbers.proof_problem.encode()[:PROBLEM_BYTES_MAX]
+    spans = np.array(numbers.spans, np.float64).reshape(len(numbers.spans), SPAN_FLOATS)
+    return MeasurementFrame(reports=encode_array(reports, INT32), spans=encode_array(spans, FLOAT64), **plain)
+
+
+def decode_measurement(frame: MeasurementFrame) -> RowMeasurement:
+    chunks = decode_table("reports", frame.reports, INT32, REPORT_INTS)
+    spans = decode_table("spans", frame.spans, FLOAT64, SPAN_FLOATS)
+    if not np.isfinite(spans).all() or (spans < 0).any() or (spans[:, :1] < 1).any():
+        raise RemoteError("spans", "has a number that is not finite, below 0, or counts no token")
+    plain = {name: getattr(frame, name) for name in MeasurementFrame.__slots__ if name not in TABLE_FIELDS}
+    plain["proof_problem"] = frame.proof_problem.decode(errors="replace")
+    return RowMeasurement(
+        chunks=tuple(map(ChunkReport._make, chunks.tolist())),
+        spans=tuple(map(decode_span, spans.tolist())),
+        **plain,
+    )
+
+
+def decode_span(values: list[float]) -> ReplayedChunk:
+    found = ReplayedChunk._make(values)
+    return found._replace(
+        tokens=int(found.tokens), margin_at=int(found.margin_at), logprob_error_at=int(found.logprob_error_at)
+    )
+
+
+def decode_table(field: str, data: bytes, dtype: "np.dtype[T]", columns: int) -> NDArray[T]:
+    flat = decode_array(field, data, dtype)
+    if len(flat) % columns:
+        raise RemoteError(field, f"has {len(flat)} numbers, not a multiple of {columns}")
+    return flat.reshape(-1, columns)

@@ -16,55 +16,55 @@ from pathlib import Path
 import prime_node
 import prime_protocol
 import prime_runtime
-from prime_node.engine import frame_values as values
-from prime_node.engine.engine_config import EngineConfig
+from prime_node.engine import frames as values
+from prime_node.engine.config import EngineConfig
 from prime_node.engine.frames import (
-    HEAD_BYTES,
-    AbandonWanted,
-    CheckWanted,
+    HEADER_BYTES,
+    CancelJob,
+    CheckRowsJob,
     CompletionFrame,
-    Done,
-    Failed,
-    GenerateWanted,
-    Loaded,
-    LoadWanted,
-    LooksFrame,
-    NumbersFrame,
-    Progress,
-    Ready,
-    Reply,
-    Request,
-    StopWanted,
-    pack,
-    read_body,
-    read_head,
+    EngineCommand,
+    EngineProgress,
+    EngineReady,
+    EngineReply,
+    GenerateJob,
+    JobDone,
+    JobFailed,
+    LoadJob,
+    MeasurementFrame,
+    ModelLoaded,
+    ReadProofFrame,
+    StopEngine,
+    decode_frame_body,
+    decode_frame_header,
+    encode_frame,
 )
-from prime_node.engine.measuring import Claim, RowNumbers
-from prime_node.engine.seam import Completion, EngineFacts, Order, Sampling
+from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest, Sampling
+from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.looks import NOBODY, Onlookers
-from prime_protocol.tolerance import Precision
+from prime_protocol.proofs.read_proofs import NO_READ_PROOFS, ReadProofRequest
+from prime_protocol.proofs.tolerance import Precision
+from prime_protocol.wire.ids import Digest, NodeId
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 400
 """What is kept of the engine's last words."""
-ABANDON_MS = 5_000
+CANCEL_MS = 5_000
 """How long an engine may take to let go of a job, or to leave when told to."""
 
 READ_BYTES = 2**20
 """Buffered of what the engine writes, so that a long frame comes in few pieces."""
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[EngineProgress], None]
 
 
 class EngineDied(LocalError):
     """The engine's process ended, or was ended, before its job was done."""
 
 
-def command_of(config: EngineConfig, precision: Precision) -> list[str]:
+def build_command(config: EngineConfig, precision: Precision) -> list[str]:
     return [
         str(config.python or sys.executable),
         *("-m", "prime_node.engine.child"),
@@ -74,7 +74,7 @@ def command_of(config: EngineConfig, precision: Precision) -> list[str]:
     ]
 
 
-def environment_of(config: EngineConfig, folder: Path) -> dict[str, str]:
+def build_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
     """Nothing of the node's own: its password may be there. Caches go into the node's folder."""
     return {
         "PATH": os.defpath,
@@ -117,7 +117,7 @@ class EngineProcess:
         self._job = 0
         self.software: tuple[str, ...] = ()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._listening = asyncio.create_task(self._listen(process.stderr))
+        self._stderr_task = asyncio.create_task(self._collect_stderr(process.stderr))
 
     @classmethod
     async def start(
@@ -144,8 +144,8 @@ class EngineProcess:
         except BaseException:  # boundary: whatever ends the start must end the process too
             await engine.kill()
             raise
-        if not isinstance(reply, Ready):
-            why = text_of(reply) if isinstance(reply, Failed) else f"it began with {type(reply).__name__}"
+        if not isinstance(reply, EngineReady):
+            why = decode_problem(reply) if isinstance(reply, JobFailed) else f"it began with {type(reply).__name__}"
             await engine.kill()
             raise LocalError(f"the engine does not start: {why}")
         engine.software = reply.software
@@ -158,102 +158,104 @@ class EngineProcess:
         names = None if changed is None else tuple(sorted(changed))
         found: list[EngineFacts] = []
 
-        def take(reply: Reply) -> None:
-            if isinstance(reply, Loaded):
-                found.append(values.to_facts(reply))
+        def take(reply: EngineReply) -> None:
+            if isinstance(reply, ModelLoaded):
+                found.append(values.decode_facts(reply))
 
-        await self._ask(LoadWanted(job=self._next(), folder=os.fsencode(folder), changed=names), self._load_ms, take)
+        await self._run_job(LoadJob(job=self._next(), folder=os.fsencode(folder), changed=names), self._load_ms, take)
         if len(found) != 1:
-            raise await self._mourn("it loaded a checkpoint and did not say what it is")
+            raise await self._kill_and_describe("it loaded a checkpoint and did not say what it is")
         return found[0]
 
     async def generate(
-        self, orders: Sequence[Order], sampling: Sampling, on_progress: OnProgress = lambda progress: None
+        self, orders: Sequence[GenerateRequest], sampling: Sampling, on_progress: OnProgress = lambda progress: None
     ) -> list[Completion]:
         """All completions, in their order. When the caller is cancelled the engine is made to stop first."""
-        wanted = GenerateWanted(
+        wanted = GenerateJob(
             job=self._next(),
-            sampling=values.from_sampling(sampling),
-            orders=tuple(values.from_order(order) for order in orders),
+            sampling=values.encode_sampling(sampling),
+            requests=tuple(values.encode_request(order) for order in orders),
         )
         found: dict[int, Completion] = {}
 
-        def take(reply: Reply) -> None:
+        def take(reply: EngineReply) -> None:
             if isinstance(reply, CompletionFrame):
-                found[reply.number] = values.to_completion(reply)
-            elif isinstance(reply, Progress):
+                found[reply.number] = values.decode_completion(reply)
+            elif isinstance(reply, EngineProgress):
                 on_progress(reply)
 
-        await self._ask(wanted, self._stall_ms, take)
+        await self._run_job(wanted, self._stall_ms, take)
         if found.keys() != {order.number for order in orders}:
-            raise await self._mourn(f"it made {len(found)} of {len(orders)} completions")
+            raise await self._kill_and_describe(f"it made {len(found)} of {len(orders)} completions")
         return [found[order.number] for order in orders]
 
-    async def check(self, claims: Sequence[Claim], sampling: Sampling, seed: Digest) -> list[RowNumbers]:
+    async def check(self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest) -> list[RowMeasurement]:
         """The numbers of every claim, in its order."""
-        numbers, _ = await self.look(claims, sampling, seed, NOBODY)
+        numbers, _ = await self.check_with_read_proofs(claims, sampling, seed, NO_READ_PROOFS)
         return numbers
 
-    async def look(
-        self, claims: Sequence[Claim], sampling: Sampling, seed: Digest, onlookers: Onlookers
-    ) -> tuple[list[RowNumbers], dict[NodeId, bytes]]:
+    async def check_with_read_proofs(
+        self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest, onlookers: ReadProofRequest
+    ) -> tuple[list[RowMeasurement], dict[NodeId, bytes]]:
         """The numbers of every claim, in its order, and everybody's looks at them all."""
-        wanted = CheckWanted(
+        wanted = CheckRowsJob(
             job=self._next(),
-            sampling=values.from_sampling(sampling),
+            sampling=values.encode_sampling(sampling),
             seed=seed,
-            claims=tuple(values.from_claim(claim) for claim in claims),
+            claims=tuple(values.encode_claim(claim) for claim in claims),
             submission=onlookers.submission,
             readers=onlookers.readers,
         )
-        found: dict[int, RowNumbers] = {}
+        found: dict[int, RowMeasurement] = {}
         looks: dict[NodeId, bytes] = {}
 
-        def take(reply: Reply) -> None:
-            if isinstance(reply, NumbersFrame):
-                found[reply.row] = values.to_numbers(reply)
-            elif isinstance(reply, LooksFrame):
-                looks[reply.reader] = reply.looks
+        def take(reply: EngineReply) -> None:
+            if isinstance(reply, MeasurementFrame):
+                found[reply.row] = values.decode_measurement(reply)
+            elif isinstance(reply, ReadProofFrame):
+                looks[reply.reader] = reply.read_proof
 
-        await self._ask(wanted, self._stall_ms, take)
+        await self._run_job(wanted, self._stall_ms, take)
         if found.keys() != {claim.text.number for claim in claims}:
-            raise await self._mourn(f"it read {len(found)} of {len(claims)} rows")
+            raise await self._kill_and_describe(f"it read {len(found)} of {len(claims)} rows")
         if looks.keys() != set(onlookers.readers):
-            raise await self._mourn(f"it took the looks of {len(looks)} of {len(onlookers.readers)} readers")
+            raise await self._kill_and_describe(
+                f"it took the looks of {len(looks)} of {len(onlookers.readers)} readers"
+            )
         return [found[claim.text.number] for claim in claims], looks
 
     def _next(self) -> int:
         self._job += 1
         return self._job
 
-    async def _ask(self, request: Request, stall_ms: int, take: Callable[[Reply], None]) -> None:
+    async def _run_job(self, request: EngineCommand, stall_ms: int, take: Callable[[EngineReply], None]) -> None:
         """Hand over replies up to the end of the job. Nothing for `stall_ms` is a stall: the process is ended."""
         try:
-            self._input.write(pack(request))
+            self._input.write(encode_frame(request))
             async with asyncio.timeout(stall_ms / 1000):
                 await self._input.drain()
-            while not isinstance(reply := await self._read(stall_ms), Done):
-                if isinstance(reply, Failed):
-                    raise LocalError(f"the engine cannot do this: {text_of(reply)}")
+            while not isinstance(reply := await self._read(stall_ms), JobDone):
+                if isinstance(reply, JobFailed):
+                    raise LocalError(f"the engine cannot do this: {decode_problem(reply)}")
                 take(reply)
         except asyncio.CancelledError:
-            await self._abandon(request.job)
+            await self._cancel_job(request.job)
             raise
         except RemoteError as error:
-            raise await self._mourn(f"it wrote nonsense: {error}") from None
+            raise await self._kill_and_describe(f"it wrote nonsense: {error}") from None
         except (TimeoutError, OSError):
-            raise await self._mourn("it takes no more requests") from None
+            raise await self._kill_and_describe("it takes no more requests") from None
 
-    async def _read(self, stall_ms: int) -> Reply:
+    async def _read(self, stall_ms: int) -> EngineReply:
         try:
             async with asyncio.timeout(stall_ms / 1000):
-                kind, length = read_head(await self._output.readexactly(HEAD_BYTES))
-                reply: Reply = read_body(kind, await self._output.readexactly(length))
+                kind, length = decode_frame_header(await self._output.readexactly(HEADER_BYTES))
+                reply: EngineReply = decode_frame_body(kind, await self._output.readexactly(length))
                 return reply
         except TimeoutError:
-            raise await self._mourn(f"it showed no progress for {stall_ms} ms and was ended") from None
+            raise await self._kill_and_describe(f"it showed no progress for {stall_ms} ms and was ended") from None
         except (asyncio.IncompleteReadError, OSError):
-            raise await self._mourn("it ended") from None
+            raise await self._kill_and_describe("it ended") from None
 
     # --- Ending -----------------------------------------------------------------------------------------------------
 
@@ -265,20 +267,20 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def _abandon(self, job: int) -> None:
+    async def _cancel_job(self, job: int) -> None:
         """Make it let go of the job, or end it."""
         try:
-            self._input.write(pack(AbandonWanted(job=job)))
-            async with asyncio.timeout(ABANDON_MS / 1000):
-                while not isinstance(await self._read(ABANDON_MS), Done | Failed):
+            self._input.write(encode_frame(CancelJob(job=job)))
+            async with asyncio.timeout(CANCEL_MS / 1000):
+                while not isinstance(await self._read(CANCEL_MS), JobDone | JobFailed):
                     pass
         except (LocalError, RemoteError, OSError, TimeoutError):
             await self.kill()
         except asyncio.CancelledError:
-            self._signal()
+            self._kill_process_group()
             raise
 
-    async def _mourn(self, what: str) -> EngineDied:
+    async def _kill_and_describe(self, what: str) -> EngineDied:
         """End it, and put its last words together."""
         await self.kill()
         code, tail = self._process.returncode, " | ".join(self._tail)
@@ -288,8 +290,8 @@ class EngineProcess:
     async def close(self) -> None:
         """Ask it to leave, then make it."""
         try:
-            self._input.write(pack(StopWanted(job=self._next())))
-            async with asyncio.timeout(ABANDON_MS / 1000):
+            self._input.write(encode_frame(StopEngine(job=self._next())))
+            async with asyncio.timeout(CANCEL_MS / 1000):
                 await self._process.wait()
         except (OSError, TimeoutError):
             pass
@@ -297,19 +299,19 @@ class EngineProcess:
 
     async def kill(self) -> None:
         """Gone when this returns, with everything it said."""
-        self._signal()
+        self._kill_process_group()
         await self._process.wait()
-        await self._listening
+        await self._stderr_task
         self._input.close()
 
-    def _signal(self) -> None:
+    def _kill_process_group(self) -> None:
         """To all of its session: an engine may have workers of its own."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
-    async def _listen(self, stream: asyncio.StreamReader) -> None:
+    async def _collect_stderr(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(2**16):
             for line in chunk.decode(errors="replace").splitlines():
                 if line.strip():
@@ -317,5 +319,5 @@ class EngineProcess:
                     self._tail.append(line.strip()[:TAIL_LINE_BYTES])
 
 
-def text_of(reply: Failed) -> str:
+def decode_problem(reply: JobFailed) -> str:
     return reply.problem.decode(errors="replace")

@@ -1,7 +1,7 @@
 """Problem files: JSON lines, named by their SHA-256 digest, read strictly. One bad line refuses the file.
 
     {"prompt": "What is 6 times 7?", "answers": ["42"]}
-    {"prompt": "...", "kind": "stdin", "tests": [{"input": "1 2\\n", "output": "3\\n"}]}
+    {"prompt": "...", "kind": "stdin", "tests": [{"input": "1 2\n", "output": "3\n"}]}
     {"prompt": "...", "kind": "call", "function": "add", "tests": [{"arguments": [1, 2], "result": 3}]}
 
 What makes a completion right is not decided here; see math_answer.py and python_code.py.
@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.json_text import Json, parse_json
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.strict_json import Json, parse_json
 
 FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(?:\.[A-Za-z_][A-Za-z0-9_]{0,63})?", re.ASCII)
 """A function, or a method of a class that is made without arguments."""
@@ -43,7 +43,7 @@ class CodeProblem:
     tests: tuple[tuple[str, str], ...]
 
 
-def check_digest(data: bytes, digest: Digest) -> None:
+def verify_dataset_digest(data: bytes, digest: Digest) -> None:
     """The file is the one that the run names."""
     found = Digest(sha256(data).digest())
     if found != digest:

@@ -1,17 +1,129 @@
-"""What a task is, and the two ways to its reward: at once, or by way of a job that the rim runs in its sandbox.
+"""The text that names a task set in a run's configuration: a family and its parameters, one spelling per set.
+
+    sort-digits?digits=5&reward=shaped&size=100000
+
+Names come in ascending order. What a parameter may be is the family's to say; it takes them out of `Parameters` one by
+one, and whatever is left over is refused by name.
+
+What a task is, and the two ways to its reward: at once, or by way of a job that the rim runs in its sandbox.
 
 Only the shapes live here; each family has a file of its own. A family decides everything about a task from its index,
 so that a worker and a validator who never met see the same prompt and reach the same reward.
+
+Where the answer is in a completion. The last one counts, and only what comes after the thinking.
+
+Every function looks at each character a bounded number of times: a completion of a million brackets costs no more than
+one of a million letters.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, Self
 
 from prime_protocol import constants
+from prime_protocol.constants import (
+    ANSWER_CHARS_MAX,
+    COMPLETION_CHARS_MAX,
+    TASK_PARAMETER_CHARS_MAX,
+    TASK_PARAMETERS_MAX,
+    TASK_SET_CHARS_MAX,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.ids import Digest
+
+FAMILY_NAME = re.compile(r"[a-z][a-z-]{0,39}")
+PARAMETER_NAME = re.compile(rf"[a-z][a-z0-9_.]{{0,{TASK_PARAMETER_CHARS_MAX - 1}}}")
+PARAMETER_VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{TASK_PARAMETER_CHARS_MAX}}}")
+NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
-class Reason(StrEnum):
+@dataclass(frozen=True, slots=True)
+class TaskSetSpec:
+    """A family and its parameters, as written."""
+
+    family: str
+    parameters: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Accept exactly what `str` prints."""
+        if len(text) > TASK_SET_CHARS_MAX:
+            raise RemoteError("task_set", f"is {len(text)} characters, the limit is {TASK_SET_CHARS_MAX}")
+        family, mark, rest = text.partition("?")
+        if not FAMILY_NAME.fullmatch(family):
+            raise RemoteError("task_set.family", "must be lower-case letters and dashes")
+        pairs = tuple(parse_pair(pair) for pair in rest.split("&")) if mark else ()
+        if len(pairs) > TASK_PARAMETERS_MAX:
+            raise RemoteError("task_set", f"has {len(pairs)} parameters, the limit is {TASK_PARAMETERS_MAX}")
+        names = [name for name, _ in pairs]
+        for before, after in pairwise(names):
+            if before >= after:
+                raise RemoteError(f"task_set.{after}", "parameters must be in ascending order, each once")
+        return cls(family, pairs)
+
+    @property
+    def problem_file(self) -> Digest | None:
+        """Digest of the file that the problems come from; None for families that make their own.
+
+        `dataset` is a digest where it is written as one; reasoning-gym's is the name of a generator.
+        """
+        dataset = dict(self.parameters).get("dataset", "")
+        return Digest.parse(dataset) if dataset.startswith("0x") else None
+
+    def __str__(self) -> str:
+        return (
+            self.family + "?" * bool(self.parameters) + "&".join(f"{name}={value}" for name, value in self.parameters)
+        )
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not PARAMETER_NAME.fullmatch(name):
+        raise RemoteError("task_set", "a parameter's name must be lower-case letters, digits, dots and underscores")
+    if not PARAMETER_VALUE.fullmatch(value):
+        raise RemoteError(
+            f"task_set.{name}", "a value must be letters, digits, dots, dashes, plus signs or underscores"
+        )
+    return name, value
+
+
+class TaskParameters:
+    """A spec's parameters while a family reads them. Each is taken once; `finish` refuses what nobody took."""
+
+    def __init__(self, spec: TaskSetSpec) -> None:
+        self.left = dict(spec.parameters)
+
+    def take_integer(self, name: str, default: int, *, low: int, high: int) -> int:
+        text = self.left.pop(name, str(default))
+        if not NUMBER.fullmatch(text) or not low <= int(text) <= high:
+            raise RemoteError(f"task_set.{name}", f"must be a whole number from {low} to {high}")
+        return int(text)
+
+    def take_choice(self, name: str, options: tuple[str, ...]) -> str:
+        """One of the options; the first is the default."""
+        text = self.left.pop(name, options[0])
+        if text not in options:
+            raise RemoteError(f"task_set.{name}", f"must be one of {', '.join(options)}")
+        return text
+
+    def take_text(self, name: str) -> str:
+        if name not in self.left:
+            raise RemoteError(f"task_set.{name}", "is missing")
+        return self.left.pop(name)
+
+    def take_prefixed(self, prefix: str) -> tuple[tuple[str, str], ...]:
+        """All parameters whose names start with `prefix`, without it."""
+        taken = sorted(name for name in self.left if name.startswith(prefix))
+        return tuple((name.removeprefix(prefix), self.left.pop(name)) for name in taken)
+
+    def finish(self) -> None:
+        for name in self.left:
+            raise RemoteError(f"task_set.{name}", "this family has no such parameter")
+
+
+class GradeReason(StrEnum):
     """Why a completion got its reward."""
 
     RIGHT = "right"
@@ -25,7 +137,7 @@ class Reason(StrEnum):
     TIMEOUT = "out of time"
 
 
-MACHINE_DEPENDENT = frozenset({Reason.CRASHED, Reason.TIMEOUT})
+MACHINE_DEPENDENT = frozenset({GradeReason.CRASHED, GradeReason.TIMEOUT})
 """Another machine may see another end: faster, or with more memory. No ground for a charge of fraud on its own."""
 
 
@@ -44,14 +156,14 @@ class Grade:
     """The reward of one completion, 0 to 1, before any length reward, which is the trainer's."""
 
     reward: float
-    reason: Reason
+    reason: GradeReason
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.reward <= 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What a job may use. Each is per process but the wall clock, the output and the number of processes."""
 
     wall_ms: int = constants.JOB_WALL_MS
@@ -69,7 +181,7 @@ class SandboxJob:
 
     source: str
     stdin: bytes
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
     prepare: str = ""
     """Trusted code of ours that loads libraries and fills their caches, run once for all jobs that name the same.
 
@@ -77,7 +189,7 @@ class SandboxJob:
     """
 
 
-class End(StrEnum):
+class JobEnd(StrEnum):
     """How a job ended."""
 
     EXIT = "exit"
@@ -90,7 +202,7 @@ class End(StrEnum):
 class SandboxOutcome:
     """What is left of a job. `code` is the exit code or the signal number, 0 where there is neither."""
 
-    end: End
+    end: JobEnd
     code: int
     stdout: bytes
     stderr: bytes
@@ -98,7 +210,7 @@ class SandboxOutcome:
     """What was written to descriptor 3. A grader reports there, so that no print can pass for a grade."""
 
 
-class Family(Protocol):
+class TaskFamily(Protocol):
     """A family of tasks with its parameters: everything about task `index` for 0 <= index < size."""
 
     @property
@@ -115,17 +227,78 @@ class Family(Protocol):
         """The grade, or the job to run and hand to `conclude`."""
         ...
 
-    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+    def grade_outcome(self, task: Task, outcome: SandboxOutcome) -> Grade:
         """The grade that a job's outcome means."""
         ...
 
 
 def grade_failure(outcome: SandboxOutcome) -> Grade | None:
     """The grade of a job that did not end well by itself; None if it did."""
-    if outcome.end is End.EXIT:
-        return None if outcome.code == 0 else Grade(0.0, Reason.CRASHED)
-    if outcome.end is End.OUTPUT:
-        return Grade(0.0, Reason.OUTPUT)
-    if outcome.end is End.SIGNAL and outcome.code != constants.SIGNAL_CPU_TIME:
-        return Grade(0.0, Reason.CRASHED)
-    return Grade(0.0, Reason.TIMEOUT)
+    if outcome.end is JobEnd.EXIT:
+        return None if outcome.code == 0 else Grade(0.0, GradeReason.CRASHED)
+    if outcome.end is JobEnd.OUTPUT:
+        return Grade(0.0, GradeReason.OUTPUT)
+    if outcome.end is JobEnd.SIGNAL and outcome.code != constants.SIGNAL_CPU_TIME:
+        return Grade(0.0, GradeReason.CRASHED)
+    return Grade(0.0, GradeReason.TIMEOUT)
+
+
+THINK_END = "</think>"
+BOXED = "\\boxed{"
+FENCE = "```"
+PYTHON_FENCES = ("```python", "```py", "```python3")
+ANSWER_START, ANSWER_END = "<answer>", "</answer>"
+THINKING = ("required", "optional")
+"""What a family's `thinking` parameter may be: whether a completion without the closing tag has an answer at all."""
+
+
+def strip_thinking(completion: str, *, required: bool) -> str | None:
+    """What comes after the last closing think tag; all of it where the tag is optional and absent."""
+    if len(completion) > COMPLETION_CHARS_MAX:
+        return None
+    _, tag, rest = completion.rpartition(THINK_END)
+    return rest if tag or not required else None
+
+
+def extract_boxed(text: str) -> str | None:
+    """What stands in the last \\boxed{...}, nested braces included. None if there is none or it does not close."""
+    start = text.rfind(BOXED)
+    if start < 0:
+        return None
+    first = start + len(BOXED)
+    end = min(len(text), first + ANSWER_CHARS_MAX)
+    depth, place = 1, first
+    while place < end:
+        character = text[place]
+        if character == "\\":
+            place += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[first:place].strip()
+        place += 1
+    return None
+
+
+def extract_program(text: str) -> str | None:
+    """The last fenced python block that closes."""
+    program: str | None = None
+    lines: list[str] | None = None
+    for line in text.split("\n"):
+        bare = line.strip()
+        if lines is None:
+            lines = [] if bare.lower() in PYTHON_FENCES else None
+        elif bare == FENCE:
+            program, lines = "\n".join(lines) + "\n", None
+        else:
+            lines.append(line)
+    return program
+
+
+def extract_tagged(text: str) -> str | None:
+    """What stands between the last <answer> and the </answer> after it."""
+    _, tag, rest = text.rpartition(ANSWER_START)
+    answer, end, _ = rest.partition(ANSWER_END)
+    return answer.strip() if tag and end else None

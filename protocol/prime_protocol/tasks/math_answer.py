@@ -9,20 +9,30 @@ from dataclasses import dataclass
 from typing import Self
 
 from prime_protocol.constants import GRADER_CPU_S, MATH_ANSWER_CHARS_MAX
-from prime_protocol.ids import Digest
-from prime_protocol.tasks.completion import THINKING, after_thinking, last_boxed
-from prime_protocol.tasks.dataset import MathProblem, check_digest, parse_math_problems
-from prime_protocol.tasks.family import Grade, Limits, Reason, SandboxJob, SandboxOutcome, Task, grade_failure
-from prime_protocol.tasks.spec import Parameters
+from prime_protocol.tasks.dataset import MathProblem, parse_math_problems, verify_dataset_digest
+from prime_protocol.tasks.family import (
+    THINKING,
+    Grade,
+    GradeReason,
+    SandboxJob,
+    SandboxLimits,
+    SandboxOutcome,
+    Task,
+    TaskParameters,
+    extract_boxed,
+    grade_failure,
+    strip_thinking,
+)
+from prime_protocol.wire.ids import Digest
 
 INSTRUCTION = "\n\nThink step by step, then put the final answer in \\boxed{}."
 
-LIMITS = Limits(cpu_s=GRADER_CPU_S)
+LIMITS = SandboxLimits(cpu_s=GRADER_CPU_S)
 
-DROPPED = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "$", " ", "\t", "\n", "\u00a0")
-SAME = (("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("^{\\circ}", ""), ("^\\circ", ""))
+IGNORED_LATEX = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "$", " ", "\t", "\n", "\u00a0")
+EQUIVALENT_LATEX = (("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("^{\\circ}", ""), ("^\\circ", ""))
 
-READ = """
+MATH_READER = """
 import math_verify
 
 config = [math_verify.LatexExtractionConfig()]
@@ -31,12 +41,12 @@ def read(answer):
     return math_verify.parse("\\\\boxed{" + answer + "}", extraction_config=config, parsing_timeout=None)
 """
 
-PREPARE = f"""{READ}
+PREPARE = f"""{MATH_READER}
 math_verify.verify(read("\\\\frac{{1}}{{2}}+x"), read("(x+0.5)^2"), timeout_seconds=None)
 """
 """The parser builds its tables at the first call, which takes a third of a second."""
 
-GRADER = f"""{READ}
+GRADER = f"""{MATH_READER}
 import json, os, sys
 
 request = json.load(sys.stdin)
@@ -64,8 +74,8 @@ class MathAnswer:
     name: str = "math-answer"
 
     @classmethod
-    def open(cls, parameters: Parameters, dataset: bytes) -> Self:
-        check_digest(dataset, Digest.parse(parameters.take_text("dataset")))
+    def open(cls, parameters: TaskParameters, dataset: bytes) -> Self:
+        verify_dataset_digest(dataset, Digest.parse(parameters.take_text("dataset")))
         thinking = parameters.take_choice("thinking", THINKING) == "required"
         return cls(problems=parse_math_problems(dataset), thinking=thinking)
 
@@ -78,38 +88,38 @@ class MathAnswer:
         return Task(self.name, index, problem.prompt + INSTRUCTION, json.dumps(problem.answers))
 
     def grade(self, task: Task, completion: str) -> Grade | SandboxJob:
-        text = after_thinking(completion, required=self.thinking)
-        answer = last_boxed(text) if text is not None else None
+        text = strip_thinking(completion, required=self.thinking)
+        answer = extract_boxed(text) if text is not None else None
         if not answer:
-            return Grade(0.0, Reason.NO_ANSWER)
+            return Grade(0.0, GradeReason.NO_ANSWER)
         if len(answer) > MATH_ANSWER_CHARS_MAX:
-            return Grade(0.0, Reason.TOO_LONG)
+            return Grade(0.0, GradeReason.TOO_LONG)
         answers: list[str] = json.loads(task.key)
         if any(normalise(answer) == normalise(right) for right in answers):
-            return Grade(1.0, Reason.RIGHT)
+            return Grade(1.0, GradeReason.RIGHT)
         # Printable ASCII is all that LaTeX needs. The parser takes digits of other scripts for the same numbers.
         if not (answer.isascii() and answer.replace("\n", " ").isprintable()):
-            return Grade(0.0, Reason.MALFORMED)
+            return Grade(0.0, GradeReason.MALFORMED)
         request = json.dumps({"answer": answer, "answers": answers}).encode()
         return SandboxJob(GRADER, request, LIMITS, prepare=PREPARE)
 
-    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+    def grade_outcome(self, task: Task, outcome: SandboxOutcome) -> Grade:
         failure = grade_failure(outcome)
         if failure is not None:
             return failure
         match outcome.result:
             case b"1":
-                return Grade(1.0, Reason.RIGHT)
+                return Grade(1.0, GradeReason.RIGHT)
             case b"0":
-                return Grade(0.0, Reason.WRONG)
+                return Grade(0.0, GradeReason.WRONG)
             case _:
-                return Grade(0.0, Reason.CRASHED)
+                return Grade(0.0, GradeReason.CRASHED)
 
 
 def normalise(answer: str) -> str:
     """The answer without what only changes how it looks."""
-    for text in DROPPED:
+    for text in IGNORED_LATEX:
         answer = answer.replace(text, "")
-    for text, same in SAME:
+    for text, same in EQUIVALENT_LATEX:
         answer = answer.replace(text, same)
     return answer.rstrip(".")

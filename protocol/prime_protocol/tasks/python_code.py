@@ -12,16 +12,28 @@ from typing import Self
 
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.json_text import Json, parse_json
-from prime_protocol.tasks.completion import THINKING, after_thinking, last_program
-from prime_protocol.tasks.dataset import CodeProblem, check_digest, parse_code_problems
-from prime_protocol.tasks.family import Grade, Limits, Reason, SandboxJob, SandboxOutcome, Task, grade_failure
-from prime_protocol.tasks.spec import Parameters
+from prime_protocol.tasks.dataset import CodeProblem, parse_code_problems, verify_dataset_digest
+from prime_protocol.tasks.family import (
+    THINKING,
+    Grade,
+    GradeReason,
+    SandboxJob,
+    SandboxLimits,
+    SandboxOutcome,
+    Task,
+    TaskParameters,
+    extract_program,
+    grade_failure,
+    strip_thinking,
+)
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.strict_json import Json, parse_json
 
 INSTRUCTION = "\n\nAnswer with a complete Python program in one ```python block."
 
-LIMITS = Limits(cpu_s=constants.TEST_CPU_S, wall_ms=constants.CODE_WALL_MS, output_bytes=constants.CODE_OUTPUT_BYTES)
+LIMITS = SandboxLimits(
+    cpu_s=constants.TEST_CPU_S, wall_ms=constants.CODE_WALL_MS, output_bytes=constants.CODE_OUTPUT_BYTES
+)
 
 DRIVER = """
 import json, os, sys, traceback, types
@@ -91,8 +103,8 @@ class PythonCode:
     name: str = "python-code"
 
     @classmethod
-    def open(cls, parameters: Parameters, dataset: bytes) -> Self:
-        check_digest(dataset, Digest.parse(parameters.take_text("dataset")))
+    def open(cls, parameters: TaskParameters, dataset: bytes) -> Self:
+        verify_dataset_digest(dataset, Digest.parse(parameters.take_text("dataset")))
         thinking = parameters.take_choice("thinking", THINKING) == "required"
         return cls(problems=parse_code_problems(dataset), thinking=thinking)
 
@@ -105,34 +117,34 @@ class PythonCode:
         return Task(self.name, index, problem.prompt + INSTRUCTION, "")
 
     def grade(self, task: Task, completion: str) -> Grade | SandboxJob:
-        text = after_thinking(completion, required=self.thinking)
-        program = last_program(text) if text is not None else None
+        text = strip_thinking(completion, required=self.thinking)
+        program = extract_program(text) if text is not None else None
         if program is None:
-            return Grade(0.0, Reason.NO_ANSWER)
+            return Grade(0.0, GradeReason.NO_ANSWER)
         if len(program) > constants.PROGRAM_CHARS_MAX:
-            return Grade(0.0, Reason.TOO_LONG)
+            return Grade(0.0, GradeReason.TOO_LONG)
         problem = self.problems[task.index]
         given = [test for test, _ in problem.tests]
         cases = [json.loads(test) for test in given] if problem.function else given
         request = {"program": program, "function": problem.function, "cases": cases}
         return SandboxJob(DRIVER, json.dumps(request).encode(), LIMITS)
 
-    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+    def grade_outcome(self, task: Task, outcome: SandboxOutcome) -> Grade:
         failure = grade_failure(outcome)
         if failure is not None:
             return failure
         if outcome.stdout == OUT_OF_TIME:
-            return Grade(0.0, Reason.TIMEOUT)
+            return Grade(0.0, GradeReason.TIMEOUT)
         problem = self.problems[task.index]
         try:
             outputs = parse_json("result", outcome.result)
         except RemoteError:
-            return Grade(0.0, Reason.CRASHED)
+            return Grade(0.0, GradeReason.CRASHED)
         if not isinstance(outputs, list) or len(outputs) != len(problem.tests):
-            return Grade(0.0, Reason.CRASHED)
+            return Grade(0.0, GradeReason.CRASHED)
         same = is_same_result if problem.function else is_same_text
         passed = all(same(wanted, output) for (_, wanted), output in zip(problem.tests, outputs, strict=True))
-        return Grade(1.0, Reason.RIGHT) if passed else Grade(0.0, Reason.WRONG)
+        return Grade(1.0, GradeReason.RIGHT) if passed else Grade(0.0, GradeReason.WRONG)
 
 
 def is_same_text(wanted: str, given: Json) -> bool:

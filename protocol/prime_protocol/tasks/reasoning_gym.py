@@ -13,9 +13,20 @@ from typing import Any, Self
 
 from prime_protocol.constants import ANSWER_CHARS_MAX, GRADER_CPU_S, TASKS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.tasks.completion import THINKING, after_thinking, last_tagged
-from prime_protocol.tasks.family import Grade, Limits, Reason, SandboxJob, SandboxOutcome, Task, grade_failure
-from prime_protocol.tasks.spec import NUMBER, Parameters
+from prime_protocol.tasks.family import (
+    NUMBER,
+    THINKING,
+    Grade,
+    GradeReason,
+    SandboxJob,
+    SandboxLimits,
+    SandboxOutcome,
+    Task,
+    TaskParameters,
+    extract_tagged,
+    grade_failure,
+    strip_thinking,
+)
 
 INSTRUCTION = "\n\nThink first, then give the final answer between <answer> and </answer>."
 PACKAGE = "reasoning-gym"
@@ -78,7 +89,7 @@ FORMULA_WORDS = frozenset(
 )
 """Names in a formula beside single letters. Sympy would run any builtin function by its name."""
 
-LIMITS = Limits(cpu_s=GRADER_CPU_S)
+LIMITS = SandboxLimits(cpu_s=GRADER_CPU_S)
 PREPARE = "import reasoning_gym"
 GRADER = """
 import json, os, sys
@@ -109,7 +120,7 @@ class ReasoningGym:
     name: str = PACKAGE
 
     @classmethod
-    def open(cls, parameters: Parameters, dataset: bytes) -> Self:
+    def open(cls, parameters: TaskParameters, dataset: bytes) -> Self:
         name = parameters.take_text("dataset")
         if name in REFUSED:
             raise RemoteError("task_set.dataset", f"{name} cannot be used: {REFUSED[name]}")
@@ -132,16 +143,16 @@ class ReasoningGym:
         return Task(self.name, index, entry["question"] + INSTRUCTION, str(entry["answer"]))
 
     def grade(self, task: Task, completion: str) -> Grade | SandboxJob:
-        text = after_thinking(completion, required=self.thinking)
-        answer = last_tagged(text) if text is not None else None
+        text = strip_thinking(completion, required=self.thinking)
+        answer = extract_tagged(text) if text is not None else None
         if not answer:
-            return Grade(0.0, Reason.NO_ANSWER)
+            return Grade(0.0, GradeReason.NO_ANSWER)
         if len(answer) > ANSWER_CHARS_MAX:
-            return Grade(0.0, Reason.TOO_LONG)
+            return Grade(0.0, GradeReason.TOO_LONG)
         if answer == task.key:
-            return Grade(1.0, Reason.RIGHT)
+            return Grade(1.0, GradeReason.RIGHT)
         if not is_harmless(self.dataset, answer):
-            return Grade(0.0, Reason.MALFORMED)
+            return Grade(0.0, GradeReason.MALFORMED)
         request = {
             "dataset": self.dataset,
             "config": parse_config(self.config),
@@ -152,18 +163,18 @@ class ReasoningGym:
         }
         return SandboxJob(GRADER, json.dumps(request).encode(), LIMITS, prepare=PREPARE)
 
-    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+    def grade_outcome(self, task: Task, outcome: SandboxOutcome) -> Grade:
         failure = grade_failure(outcome)
         if failure is not None:
             return failure
         score = parse_score(outcome.result)
         if score is None:
-            return Grade(0.0, Reason.CRASHED)
+            return Grade(0.0, GradeReason.CRASHED)
         if score == 1.0:
-            return Grade(1.0, Reason.RIGHT)
+            return Grade(1.0, GradeReason.RIGHT)
         if self.exact or score == 0.0:
-            return Grade(0.0, Reason.WRONG)
-        return Grade(score, Reason.PARTLY)
+            return Grade(0.0, GradeReason.WRONG)
+        return Grade(score, GradeReason.PARTLY)
 
 
 def is_harmless(dataset: str, answer: str) -> bool:

@@ -3,15 +3,13 @@
 from collections.abc import Callable
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.tasks.arithmetic import Arithmetic
-from prime_protocol.tasks.family import Family
+from prime_protocol.tasks.characters import Arithmetic, SortDigits
+from prime_protocol.tasks.family import TaskFamily, TaskParameters, TaskSetSpec
 from prime_protocol.tasks.math_answer import MathAnswer
 from prime_protocol.tasks.python_code import PythonCode
 from prime_protocol.tasks.reasoning_gym import ReasoningGym
-from prime_protocol.tasks.sort_digits import SortDigits
-from prime_protocol.tasks.spec import Parameters, TaskSetSpec
 
-FAMILIES: dict[str, Callable[[Parameters, bytes], Family]] = {
+FAMILIES: dict[str, Callable[[TaskParameters, bytes], TaskFamily]] = {
     "arithmetic": Arithmetic.open,
     "math-answer": MathAnswer.open,
     "python-code": PythonCode.open,
@@ -20,11 +18,11 @@ FAMILIES: dict[str, Callable[[Parameters, bytes], Family]] = {
 }
 
 
-def open_family(spec: TaskSetSpec, dataset: bytes = b"") -> Family:
+def open_family(spec: TaskSetSpec, dataset: bytes = b"") -> TaskFamily:
     """The family with these parameters. `dataset` is the problem file, for the families that name one."""
     if spec.family not in FAMILIES:
         raise RemoteError("task_set.family", f"there is no family {spec.family}")
-    parameters = Parameters(spec)
+    parameters = TaskParameters(spec)
     family = FAMILIES[spec.family](parameters, dataset)
     parameters.finish()
     return family

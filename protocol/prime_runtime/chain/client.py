@@ -14,11 +14,10 @@ import aiohttp
 
 from prime_protocol.abi import load
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NodeId
-from prime_protocol.signing import WalletKey, checksum_address
-from prime_runtime.chain.errors import ChainAway, ChainRefused
-from prime_runtime.chain.refusals import list_errors, name_refusal
-from prime_runtime.chain.views import list_views
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_runtime.chain.abi import decode_contract_error, list_errors, list_functions
+from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 
 try:
     from eth_abi.exceptions import DecodingError
@@ -41,7 +40,7 @@ TOKEN = "TestToken"
 CONTRACTS = (TOKEN, "RunRegistry", "LogAnchor", "Court", "StakeVault", "RewardPool")
 SCHEMES = ("http://", "https://")
 TIMEOUT_S = 20.0
-KEPT_S = 2.0
+KEEP_ALIVE_S = 2.0
 """How long a connection is kept for the next question: shorter than the nodes of public chains keep theirs."""
 NEWEST = "latest"
 BATCH_MAX = 50
@@ -62,12 +61,12 @@ class Contract:
     address: NodeId
 
 
-Question = tuple[Contract, str, tuple[Any, ...]]
+ViewCall = tuple[Contract, str, tuple[Any, ...]]
 """A view of a contract: which, its function and the values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ChainBlock:
     number: int
     hash: str
     time_s: int
@@ -75,7 +74,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ChainEvent:
     """One event of a contract of ours."""
 
     contract: str
@@ -89,19 +88,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Mined:
+class MinedTransaction:
     """A transaction in a block."""
 
     transaction: str
     block: int
-    is_good: bool
+    has_succeeded: bool
     first_event: int
     """Index in the block of its first event."""
     contract: NodeId | None
     """That it made."""
 
 
-class Chain:
+class ChainClient:
     """One chain, by the RPC address of a node that follows it."""
 
     def __init__(self, rpc: str, *, bearer: str | None = None) -> None:
@@ -117,7 +116,7 @@ class Chain:
         self._rpc = rpc
         self._abis = {name: load(name)["abi"] for name in CONTRACTS}
         self._errors = list_errors(self._abis.values())
-        self._views = {name: list_views(abi) for name, abi in self._abis.items()}
+        self._views = {name: list_functions(abi) for name, abi in self._abis.items()}
         self._events: dict[Contract, dict[str, Any]] = {}
         self._is_open = False
         self._takes_batches = True
@@ -132,7 +131,7 @@ class Chain:
         async with self._asked():
             return int(await self._web3.eth.chain_id)
 
-    async def block(self, number: int | str = NEWEST) -> Block | None:
+    async def block(self, number: int | str = NEWEST) -> ChainBlock | None:
         """None where the chain has no such block."""
         async with self._asked():
             try:
@@ -140,12 +139,12 @@ class Chain:
             except BlockNotFound:
                 return None
             fee = int(found.get("baseFeePerGas", 0))
-            return Block(int(found["number"]), _hex(found["hash"]), int(found["timestamp"]), fee)
+            return ChainBlock(int(found["number"]), _hex(found["hash"]), int(found["timestamp"]), fee)
 
-    async def newest(self) -> Block:
+    async def newest(self) -> ChainBlock:
         found = await self.block()
         if found is None:
-            raise ChainAway(f"the chain at {self._rpc} has no block yet")
+            raise ChainUnavailable(f"the chain at {self._rpc} has no block yet")
         return found
 
     async def balance_wei(self, account: NodeId) -> int:
@@ -164,11 +163,11 @@ class Chain:
     async def read(self, contract: Contract, function: str, *values: Any) -> Any:
         """What a view says at the newest block. A struct comes as a mapping of its fields."""
         (answer,) = await self.read_all([(contract, function, values)])
-        if isinstance(answer, ChainRefused):
+        if isinstance(answer, ContractReverted):
             raise answer
         return answer
 
-    async def read_all(self, questions: Sequence[Question]) -> list[Any]:
+    async def read_all(self, questions: Sequence[ViewCall]) -> list[Any]:
         """What several views say, in one request where the node allows it. A refusal stands in its answer's place."""
         found = []
         for start in range(0, len(questions), BATCH_MAX):
@@ -178,7 +177,7 @@ class Chain:
                 found += [self._open_reply(each, reply) for each, reply in zip(asked, replies, strict=True)]
         return found
 
-    async def _call(self, questions: Sequence[Question]) -> list[Any]:
+    async def _call(self, questions: Sequence[ViewCall]) -> list[Any]:
         provider: Any = self._web3.provider
         calls = [
             ("eth_call", [{"to": checksum_address(at.address), "data": self.encode(at, function, *values)}, NEWEST])
@@ -196,20 +195,20 @@ class Chain:
             self._takes_batches = False
         return [await provider.make_request(*call) for call in calls]
 
-    def _open_reply(self, question: Question, reply: Any) -> Any:
+    def _open_reply(self, question: ViewCall, reply: Any) -> Any:
         """The answer, or the contract's refusal; ChainAway where it is neither."""
         at, function, _ = question
         if (error := reply.get("error")) is not None:
             if REVERTED not in str(error).lower():
-                raise ChainAway(f"the chain at {self._rpc} answers: {error.get('message', error)}")
+                raise ChainUnavailable(f"the chain at {self._rpc} answers: {error.get('message', error)}")
             return self._explain(error.get("data"), str(error.get("message")))
         try:
             return self._views[at.name][function].decode(self._web3.codec, _bytes(reply["result"]))
         except DecodingError:
             what = "token" if at.name == TOKEN else f"{at.name} of ours"
-            raise ChainAway(f"there is no {what} at {at.address} on the chain at {self._rpc}") from None
+            raise ChainUnavailable(f"there is no {what} at {at.address} on the chain at {self._rpc}") from None
 
-    async def mined(self, transaction: str) -> Mined | None:
+    async def mined(self, transaction: str) -> MinedTransaction | None:
         """None while it is in no block."""
         async with self._asked():
             try:
@@ -218,7 +217,7 @@ class Chain:
                 return None
             made = found.get("contractAddress")
             events = found["logs"]
-            return Mined(
+            return MinedTransaction(
                 transaction,
                 int(found["blockNumber"]),
                 int(found["status"]) == 1,
@@ -226,7 +225,7 @@ class Chain:
                 NodeId(_bytes(made)) if made else None,
             )
 
-    async def events(self, contracts: Sequence[Contract], first: int, last: int) -> list[Event]:
+    async def events(self, contracts: Sequence[Contract], first: int, last: int) -> list[ChainEvent]:
         """All that these contracts have told in the blocks `first` to `last`, in order."""
         by_address = {contract.address: contract for contract in contracts}
         wanted: Any = {
@@ -274,7 +273,7 @@ class Chain:
         async with self._asked():
             answer = await self._web3.provider.make_request(method, list(values))
         if "error" in answer:
-            raise ChainAway(f"{method} is refused: {answer['error']}")
+            raise ChainUnavailable(f"{method} is refused: {answer['error']}")
         return answer["result"]
 
     # --- Small parts ------------------------------------------------------------------------------------------------
@@ -286,11 +285,11 @@ class Chain:
             self._events[contract] = {_hex(event().topic): event for event in made.events}
         return self._events[contract]
 
-    def _decode(self, contract: Contract, raw: Any) -> Event | None:
+    def _decode(self, contract: Contract, raw: Any) -> ChainEvent | None:
         event = self._events_of(contract).get(_hex(raw["topics"][0]))
         if event is None:
             return None
-        return Event(
+        return ChainEvent(
             contract.name,
             event.event_name,
             dict(event().process_log(raw)["args"]),
@@ -302,7 +301,7 @@ class Chain:
 
     async def _open(self) -> None:
         """web3 would make a connection for every question."""
-        connector = aiohttp.TCPConnector(keepalive_timeout=KEPT_S)
+        connector = aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_S)
         session = aiohttp.ClientSession(raise_for_status=True, connector=connector)
         await self._web3.provider.cache_async_session(session)
         self._is_open = True
@@ -319,24 +318,28 @@ class Chain:
         except Web3RPCError as error:
             data = _error_data(error)
             if data is None:
-                raise ChainAway(f"the chain at {self._rpc} answers: {error}") from None
+                raise ChainUnavailable(f"the chain at {self._rpc} answers: {error}") from None
             raise self._explain(data, str(error)) from None
         except aiohttp.ClientConnectorError as error:
-            raise ChainAway(f"the chain at {self._rpc} cannot be reached ({error.os_error.strerror})") from None
+            raise ChainUnavailable(f"the chain at {self._rpc} cannot be reached ({error.os_error.strerror})") from None
         except aiohttp.ClientResponseError as error:
-            raise ChainAway(f"{self._rpc} answers {error.status}: is it the RPC address of a chain's node?") from None
+            raise ChainUnavailable(
+                f"{self._rpc} answers {error.status}: is it the RPC address of a chain's node?"
+            ) from None
         except (TimeoutError, aiohttp.ClientError, OSError, Web3Exception, ValueError, KeyError) as error:
-            raise ChainAway(f"the chain at {self._rpc} does not answer: {type(error).__name__} {error}") from None
+            raise ChainUnavailable(
+                f"the chain at {self._rpc} does not answer: {type(error).__name__} {error}"
+            ) from None
 
-    def _explain(self, data: Any, text: str) -> ChainRefused:
+    def _explain(self, data: Any, text: str) -> ContractReverted:
         raw = data if isinstance(data, bytes) else _bytes(str(data or ""))
         if not raw:
-            return ChainRefused(f"the contract refuses: {text}")
-        name, text = name_refusal(self._errors, raw)
-        return ChainRefused(f"the contract refuses: {text}", name)
+            return ContractReverted(f"the contract refuses: {text}")
+        name, text = decode_contract_error(self._errors, raw)
+        return ContractReverted(f"the contract refuses: {text}", name)
 
 
-def sign(key: WalletKey, fields: Mapping[str, Any]) -> tuple[str, str]:
+def sign_transaction(key: WalletKey, fields: Mapping[str, Any]) -> tuple[str, str]:
     """Hash and raw bytes of a transaction, as hex."""
     signed = Account.sign_transaction(dict(fields), key.secret())
     return _hex(signed.hash), "0x" + signed.raw_transaction.hex().removeprefix("0x")

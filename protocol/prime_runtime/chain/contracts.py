@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-from prime_protocol.beacon import u64
-from prime_protocol.digests import digest_fields
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.signing import keccak
-from prime_protocol.typed_data import Domain
-from prime_runtime.chain.client import TOKEN, Chain, Contract
-from prime_runtime.chain.errors import ChainAway, ChainRefused
+from prime_protocol.ledger.randomness import encode_u64
+from prime_protocol.wire.ids import Digest, NodeId, digest_fields
+from prime_protocol.wire.signing import keccak
+from prime_protocol.wire.typed_data import Domain
+from prime_runtime.chain.client import TOKEN, ChainClient, Contract
+from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 
 NANO_DECIMALS = 9
 """The log counts in 10^-9 of a token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contracts:
+class NetworkContracts:
     """The contracts of one network."""
 
     chain_id: int
@@ -39,25 +38,27 @@ class Contracts:
         return Domain(self.chain_id, self.anchor.address)
 
     @property
-    def told(self) -> list[Contract]:
+    def watched(self) -> list[Contract]:
         """Those whose events are followed."""
         return [self.vault, self.court, self.anchor, self.pool]
 
 
-async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
+async def find_contracts(chain: ChainClient, court: NodeId) -> NetworkContracts:
     """Ask the court for the others."""
     at = Contract("Court", court)
     if not await chain.has_code(court):
-        raise ChainAway(f"there is no contract at {court} on this chain; is it the right chain?")
+        raise ChainUnavailable(f"there is no contract at {court} on this chain; is it the right chain?")
     try:
-        named = {name: await _ask(chain, at, name) for name in ("vault", "pool", "registry", "logAnchor", "token")}
-    except ChainRefused:
-        raise ChainAway(
+        named = {
+            name: await _read_address(chain, at, name) for name in ("vault", "pool", "registry", "logAnchor", "token")
+        }
+    except ContractReverted:
+        raise ChainUnavailable(
             f"the contract at {court} is not a court of ours; `chain deploy` has printed its address"
         ) from None
     token = Contract(TOKEN, named["token"])
     scale = await read_scale(chain, token)
-    return Contracts(
+    return NetworkContracts(
         await chain.chain_id(),
         at,
         Contract("StakeVault", named["vault"]),
@@ -69,7 +70,7 @@ async def find_contracts(chain: Chain, court: NodeId) -> Contracts:
     )
 
 
-async def read_scale(chain: Chain, token: Contract) -> int:
+async def read_scale(chain: ChainClient, token: Contract) -> int:
     """Units of the token in a nano; LocalError where it cannot be divided as finely as the log counts."""
     decimals = int(await chain.read(token, "decimals"))
     if decimals < NANO_DECIMALS:
@@ -77,14 +78,14 @@ async def read_scale(chain: Chain, token: Contract) -> int:
     return int(10 ** (decimals - NANO_DECIMALS))
 
 
-async def _ask(chain: Chain, contract: Contract, function: str) -> NodeId:
+async def _read_address(chain: ChainClient, contract: Contract, function: str) -> NodeId:
     return NodeId.parse(str(await chain.read(contract, function)).lower())
 
 
 def deposit_reference(chain_id: int, contract: NodeId, transaction: str, place: int) -> Digest:
     """How the log names a deposit. `place` is its event's among its transaction's, the same in whatever block."""
     raw = bytes.fromhex(transaction.removeprefix("0x"))
-    return digest_fields("chain deposit/1", u64(chain_id), contract, raw, u64(place))
+    return digest_fields("chain deposit/1", encode_u64(chain_id), contract, raw, encode_u64(place))
 
 
 def run_key(run: str) -> bytes:

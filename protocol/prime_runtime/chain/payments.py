@@ -1,4 +1,6 @@
-"""A payment into a contract, or out of one, that the log has to hear of as well: once, however often its command is
+"""Tokens that a contract takes from a wallet: it is allowed to, and then asked to. For stake, funding and bonds.
+
+A payment into a contract, or out of one, that the log has to hear of as well: once, however often its command is
 stopped.
 
 It is written down before it is made and crossed out when the log knows. In between, the same command again looks on the
@@ -9,22 +11,60 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest, NodeId
-from prime_runtime.chain.client import Chain, Contract, Event, Mined
-from prime_runtime.chain.contracts import deposit_reference
-from prime_runtime.chain.errors import ChainAway
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_runtime.chain.client import ChainClient, ChainEvent, Contract, MinedTransaction
+from prime_runtime.chain.contracts import NetworkContracts, deposit_reference
+from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
-from prime_runtime.json_client import JsonClient
-from prime_runtime.mirror import write_whole
+from prime_runtime.formatting import format_amount
+from prime_runtime.http.coordinator_api import JsonClient
+from prime_runtime.log_files import write_atomic
+
+APPROVAL_TRIES = 3
+"""An approval is of the account and not of a command: two at once may use up each other's."""
+
+
+async def approve_and_call(
+    chain: ChainClient,
+    wallet: Wallet,
+    at: NetworkContracts,
+    purpose: str,
+    contract: Contract,
+    units: int,
+    call: tuple[Any, ...],
+) -> MinedTransaction:
+    """Let the contract take so much, and call the function that takes it: its name and its values."""
+    for left in reversed(range(APPROVAL_TRIES)):
+        await _approve(chain, wallet, at, contract, units)
+        try:
+            return await wallet.send_and_wait(purpose, contract, *call)
+        except ContractReverted as error:
+            if error.name != "ERC20InsufficientAllowance" or not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+async def _approve(chain: ChainClient, wallet: Wallet, at: NetworkContracts, spender: Contract, units: int) -> None:
+    """LocalError where the account holds less."""
+    held = int(await chain.read(at.token, "balanceOf", wallet.node))
+    if held < units:
+        raise LocalError(
+            f"{wallet.node} holds {format_amount(held // at.scale)} tokens,"
+            f" {format_amount(units // at.scale)} are needed"
+        )
+    if int(await chain.read(at.token, "allowance", wallet.node, spender.address)) < units:
+        await wallet.send_and_wait("the approval", at.token, "approve", spender.address, units)
+
 
 BLOCKS_AT_ONCE = 2_000
 """Asked for in one go; public nodes refuse more."""
-BOOKED_LOOK_MS, BOOKED_S = 500, 1_800
+LOGGED_POLL_MS, LOGGED_S_MAX = 500, 1_800
 """How often to look whether the log has a payment, and how long: it has to lie deep enough for the coordinator."""
-FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder"), "Claimed": ("run", "account")}
+EVENT_FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder"), "Claimed": ("run", "account")}
 """Which fields of an event say what it is about, and who has paid or was paid."""
 
 
@@ -44,27 +84,27 @@ class Payment:
     since_entry: int = 0
     """Nor does the log speak of it before this entry; for those that the log does not name by their transaction."""
 
-    def is_told_by(self, event: Event, account: NodeId) -> bool:
+    def matches_event(self, event: ChainEvent, account: NodeId) -> bool:
         if event.name != self.event:
             return False
-        about, payer = (_text(event.values[name]) for name in FIELDS[self.event])
+        about, payer = (_format_value(event.values[name]) for name in EVENT_FIELDS[self.event])
         return (about, payer, int(event.values["amount"])) == (self.about, str(account), self.units)
 
 
-def _text(value: str | bytes) -> str:
+def _format_value(value: str | bytes) -> str:
     return value.lower() if isinstance(value, str) else f"0x{value.hex()}"
 
 
 class Payer:
     """One account's way into one contract."""
 
-    def __init__(self, chain: Chain, wallet: Wallet, contract: Contract, note: Path) -> None:
+    def __init__(self, chain: ChainClient, wallet: Wallet, contract: Contract, note: Path) -> None:
         self._chain = chain
         self._wallet = wallet
         self._contract = contract
         self._note = note
 
-    async def pay(self, wanted: Payment, pay: Callable[[], Awaitable[Mined]]) -> Event:
+    async def pay(self, wanted: Payment, pay: Callable[[], Awaitable[MinedTransaction]]) -> ChainEvent:
         """What the contract tells of it: now, or of one that was begun before and not crossed out."""
         begun = self._read()
         if begun is not None:
@@ -77,7 +117,7 @@ class Payer:
             if found is not None:
                 return found
         head = await self._chain.newest()
-        write_whole(self._note, json.dumps(asdict(replace(wanted, since_block=head.number))).encode(), mode=0o600)
+        write_atomic(self._note, json.dumps(asdict(replace(wanted, since_block=head.number))).encode(), mode=0o600)
         mined = await pay()
         events = await self._chain.events([self._contract], mined.block, mined.block)
         return next(each for each in events if each.transaction == mined.transaction and each.name == wanted.event)
@@ -86,34 +126,34 @@ class Payer:
         """What was begun, not crossed out, and is on the chain. What is not there never was: it is crossed out."""
         begun = self._read()
         if begun is not None and await self._go_on(begun) is None:
-            self.end()
+            self.mark_logged()
             return None
         return begun
 
-    async def _go_on(self, begun: Payment) -> Event | None:
+    async def _go_on(self, begun: Payment) -> ChainEvent | None:
         """What the contract tells of it, once nothing of it is on its way any more."""
-        if any(sent.purpose == begun.purpose and sent.mined_in is None for sent in self._wallet.book):
-            await self._wallet.finish(begun.purpose)
+        if any(sent.purpose == begun.purpose and sent.mined_in is None for sent in self._wallet.pending):
+            await self._wallet.wait_for(begun.purpose)
         return await self._find(begun)
 
-    async def reference(self, chain_id: int, event: Event) -> Digest:
+    async def reference(self, chain_id: int, event: ChainEvent) -> Digest:
         """How the log names it."""
         mined = await self._chain.mined(event.transaction)
         if mined is None:
-            raise ChainAway(f"transaction {event.transaction} is gone again: type the same again")
+            raise ChainUnavailable(f"transaction {event.transaction} is gone again: type the same again")
         place = event.index - mined.first_event
         return deposit_reference(chain_id, self._contract.address, event.transaction, place)
 
-    def end(self) -> None:
+    def mark_logged(self) -> None:
         """The log knows."""
         self._note.unlink(missing_ok=True)
 
-    async def _find(self, begun: Payment) -> Event | None:
+    async def _find(self, begun: Payment) -> ChainEvent | None:
         head = await self._chain.newest()
         for first in range(begun.since_block, head.number + 1, BLOCKS_AT_ONCE):
             last = min(first + BLOCKS_AT_ONCE - 1, head.number)
             for event in await self._chain.events([self._contract], first, last):
-                if begun.is_told_by(event, self._wallet.node):
+                if begun.matches_event(event, self._wallet.node):
                     return event
         return None
 
@@ -129,11 +169,13 @@ class Payer:
             ) from None
 
 
-async def until_booked(client: JsonClient, reference: Digest, clock: Clock) -> int:
+async def wait_until_logged(client: JsonClient, reference: Digest, clock: Clock) -> int:
     """The index of the log's entry of a payment into a contract, as soon as it has one."""
-    for _ in range(BOOKED_S * 1000 // BOOKED_LOOK_MS):
+    for _ in range(LOGGED_S_MAX * 1000 // LOGGED_POLL_MS):
         rows = (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]
         if rows:
             return int(rows[0]["index"])
-        await clock.sleep_ms(BOOKED_LOOK_MS)
-    raise ChainAway("the coordinator has not told the log of the payment; it is not lost: type the same again later")
+        await clock.sleep_ms(LOGGED_POLL_MS)
+    raise ChainUnavailable(
+        "the coordinator has not told the log of the payment; it is not lost: type the same again later"
+    )

@@ -13,24 +13,36 @@ from pathlib import Path
 from typing import Any
 
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import NodeId
-from prime_protocol.signing import WalletKey, checksum_address
-from prime_runtime.chain.caps import GasConfig
-from prime_runtime.chain.client import Block, Chain, Contract, Mined, sign
-from prime_runtime.chain.errors import ChainAway, ChainRefused, NonceTaken, NotAllowed
-from prime_runtime.chain.nonces import Sent, Sight, Step, Try, drop_stranded, next_nonce, next_step, raise_fees
+from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_runtime.chain.client import ChainBlock, ChainClient, Contract, MinedTransaction, sign_transaction
+from prime_runtime.chain.transactions import (
+    ChainUnavailable,
+    ContractReverted,
+    GasCapExceeded,
+    GasConfig,
+    NonceTaken,
+    PendingTransaction,
+    SignedAttempt,
+    TransactionSight,
+    TransactionStep,
+    drop_stranded,
+    next_nonce,
+    next_step,
+    raise_fees,
+)
 from prime_runtime.clock import Clock
-from prime_runtime.lock import hold_turn
-from prime_runtime.mirror import write_whole
+from prime_runtime.lock import hold_file_lock
+from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 
 GWEI = 10**9
-LOOK_MS = 250
+MINED_POLL_MS = 250
 """Between two looks for a transaction that somebody waits for."""
 GAS_ROOM_PERCENT = 120
 """Of the estimate: the state may change a little before the transaction is in a block."""
-TURN_MS, TURNS_MAX = 20, 6_000
+LOCK_POLL_MS, LOCK_POLLS_MAX = 20, 6_000
 """Between two tries for the book that another process has, and how many: longer than a chain may take to answer it."""
 TIP_SALT_WEI = 1_000
 """A tip is higher by chance, by less than this: two programs that send the same for the same key must not sign the same
@@ -45,7 +57,7 @@ class Wallet:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: ChainClient,
         key: WalletKey,
         clock: Clock,
         *,
@@ -59,7 +71,7 @@ class Wallet:
         self._gas = gas
         self._confirmations = confirmations
         self._path = book
-        self.book: tuple[Sent, ...] = read_book(book) if book else ()
+        self.pending: tuple[PendingTransaction, ...] = read_pending(book) if book else ()
         self._is_fresh = True
         self._chain_id = 0
 
@@ -70,73 +82,77 @@ class Wallet:
     @property
     def is_busy(self) -> bool:
         """Something was sent and is in no block yet."""
-        return any(sent.mined_in is None for sent in self.book)
+        return any(sent.mined_in is None for sent in self.pending)
 
-    async def tend(self, head: Block) -> None:
+    async def update_pending(self, head: ChainBlock) -> None:
         """Look after everything in the book."""
         async with self._turn():
-            if not self.book:
+            if not self.pending:
                 return
             chain_nonce = await self._chain.nonce(self.node)
-            kept: list[Sent] = []
-            for sent in drop_stranded(self.book, chain_nonce):
+            kept: list[PendingTransaction] = []
+            for sent in drop_stranded(self.pending, chain_nonce):
                 seen = await self._tend(sent, head, chain_nonce)
                 if seen is not None:
                     kept.append(seen)
             self._is_fresh = False
             self._keep(tuple(kept))
 
-    async def _tend(self, sent: Sent, head: Block, chain_nonce: int) -> Sent | None:
+    async def _tend(self, sent: PendingTransaction, head: ChainBlock, chain_nonce: int) -> PendingTransaction | None:
         """The transaction as it stands now; None where it needs no more looking after."""
         mined = await self._find(sent)
-        sight = Sight(mined.block if mined else None, head.number, chain_nonce, self._clock.now_ms())
+        sight = TransactionSight(mined.block if mined else None, head.number, chain_nonce, self._clock.now_ms())
         caps = {"patience_ms": self._gas.patience_ms, "fee_wei_max": self._gas.fee_gwei_max * GWEI}
         step = next_step(sent, sight, confirmations=self._confirmations, **caps)
         if mined is not None and sent.mined_in is None:
-            log.info("%s is in block %d%s", sent.purpose, mined.block, "" if mined.is_good else ", and was refused")
-        if step is Step.FORGET:
+            log.info(
+                "%s is in block %d%s", sent.purpose, mined.block, "" if mined.has_succeeded else ", and was refused"
+            )
+        if step is TransactionStep.FORGET:
             if mined is None:
                 log.warning("another transaction has taken nonce %d; %s is decided anew", sent.nonce, sent.purpose)
             return None
-        if step is Step.RAISE:
+        if step is TransactionStep.RAISE:
             fee_wei, tip_wei = raise_fees(sent.last, fee_wei_max=caps["fee_wei_max"])
             log.info("%s waits too long; offered again at %d gwei", sent.purpose, fee_wei // GWEI)
-            sent = sent.tried(await self._sign(sent, fee_wei, tip_wei))
-            self._keep(tuple(sent if each.nonce == sent.nonce else each for each in self.book))
-        if mined is None and (step is not Step.WAIT or self._is_fresh):
+            sent = sent.add_attempt(await self._sign(sent, fee_wei, tip_wei))
+            self._keep(tuple(sent if each.nonce == sent.nonce else each for each in self.pending))
+        if mined is None and (step is not TransactionStep.WAIT or self._is_fresh):
             await self._chain.send_raw(sent.last.raw)
         return replace(sent, mined_in=sight.mined_in)
 
-    async def _find(self, sent: Sent) -> Mined | None:
-        for attempt in reversed(sent.tries):
+    async def _find(self, sent: PendingTransaction) -> MinedTransaction | None:
+        for attempt in reversed(sent.attempts):
             mined = await self._chain.mined(attempt.hash)
             if mined is not None:
                 return mined
         return None
 
-    async def send(self, purpose: str, contract: Contract, function: str, values: Sequence[Any]) -> Sent:
+    async def send(self, purpose: str, contract: Contract, function: str, values: Sequence[Any]) -> PendingTransaction:
         """A call of a contract; ChainRefused where it would fail."""
         data = self._chain.encode(contract, function, *values)
         return await self.send_data(purpose, checksum_address(contract.address), data)
 
-    async def send_data(self, purpose: str, to: str, data: str) -> Sent:
+    async def send_data(self, purpose: str, to: str, data: str) -> PendingTransaction:
         """Written down, then sent. `to` is empty for a new contract."""
         estimate = await self._chain.estimate_gas(self.node, to, data)
         gas = min(self._gas.gas_max, estimate * GAS_ROOM_PERCENT // 100)
         if estimate > self._gas.gas_max:
-            raise NotAllowed(f"{purpose} needs {estimate} gas, the cap is {self._gas.gas_max}: see gas_max")
+            raise GasCapExceeded(f"{purpose} needs {estimate} gas, the cap is {self._gas.gas_max}: see gas_max")
         head = await self._chain.newest()
         tip_wei = await self._chain.tip_wei() + secrets.randbelow(TIP_SALT_WEI)
         cap_wei = self._gas.fee_gwei_max * GWEI
         if head.base_fee_wei > cap_wei:
-            raise ChainAway(f"the chain asks {head.base_fee_wei // GWEI} gwei, the cap is {self._gas.fee_gwei_max}")
+            raise ChainUnavailable(
+                f"the chain asks {head.base_fee_wei // GWEI} gwei, the cap is {self._gas.fee_gwei_max}"
+            )
         fee_wei = min(cap_wei, 2 * head.base_fee_wei + tip_wei)
         await self._check_money(purpose, gas * (head.base_fee_wei + tip_wei))
         async with self._turn():
-            nonce = next_nonce(self.book, await self._chain.nonce(self.node))
-            draft = Sent(nonce, purpose, to, data, gas, ())
-            sent = draft.tried(await self._sign(draft, fee_wei, min(tip_wei, fee_wei)))
-            self._keep((*self.book, sent))
+            nonce = next_nonce(self.pending, await self._chain.nonce(self.node))
+            draft = PendingTransaction(nonce, purpose, to, data, gas, ())
+            sent = draft.add_attempt(await self._sign(draft, fee_wei, min(tip_wei, fee_wei)))
+            self._keep((*self.pending, sent))
             await self._chain.send_raw(sent.last.raw)
         return sent
 
@@ -144,12 +160,12 @@ class Wallet:
         """Before it is written down: what cannot be paid for would be sent whenever it can."""
         held_wei = await self._chain.balance_wei(self.node)
         if held_wei < cost_wei:
-            raise ChainAway(
+            raise ChainUnavailable(
                 f"{self.node} holds {held_wei} wei on the chain, and the gas of {purpose} may cost {cost_wei}:"
                 " send it some"
             )
 
-    async def do(self, purpose: str, contract: Contract, function: str, *values: Any) -> Mined:
+    async def send_and_wait(self, purpose: str, contract: Contract, function: str, *values: Any) -> MinedTransaction:
         """Send, and wait until it is in a block; ChainRefused where it failed there."""
         for left in reversed(range(SENDS_MAX)):
             sent = await self.send(purpose, contract, function, values)
@@ -161,32 +177,32 @@ class Wallet:
                 log.info("%s: sent again", error)
         raise AssertionError("the last try returns or raises")
 
-    async def finish(self, purpose: str) -> Mined:
+    async def wait_for(self, purpose: str) -> MinedTransaction:
         """Wait for what this process, or one before it, has sent for a purpose."""
-        return await self._finish(next(sent for sent in self.book if sent.purpose == purpose))
+        return await self._finish(next(sent for sent in self.pending if sent.purpose == purpose))
 
-    async def _finish(self, sent: Sent) -> Mined:
+    async def _finish(self, sent: PendingTransaction) -> MinedTransaction:
         while True:
-            await self.tend(await self._chain.newest())
-            known = next((each for each in self.book if each.nonce == sent.nonce), None)
+            await self.update_pending(await self._chain.newest())
+            known = next((each for each in self.pending if each.nonce == sent.nonce), None)
             sent = known or sent
             mined = await self._find(sent)
             if mined is not None:
                 break
             if known is None:
                 raise await self._explain_loss(sent)
-            await self._clock.sleep_ms(LOOK_MS)
-        if not mined.is_good:
-            raise ChainRefused(f"{sent.purpose} was refused in block {mined.block}")
+            await self._clock.sleep_ms(MINED_POLL_MS)
+        if not mined.has_succeeded:
+            raise ContractReverted(f"{sent.purpose} was refused in block {mined.block}")
         return mined
 
-    async def _explain_loss(self, sent: Sent) -> ChainAway:
+    async def _explain_loss(self, sent: PendingTransaction) -> ChainUnavailable:
         """Of one that is in no block, and not in the book any more."""
         if await self._chain.nonce(self.node) > sent.nonce:
             return NonceTaken(f"another transaction of {self.node} took the place of {sent.purpose}")
-        return ChainAway(f"{sent.purpose} has not come into a block: the chain has lost a transaction before it")
+        return ChainUnavailable(f"{sent.purpose} has not come into a block: the chain has lost a transaction before it")
 
-    async def _sign(self, sent: Sent, fee_wei: int, tip_wei: int) -> Try:
+    async def _sign(self, sent: PendingTransaction, fee_wei: int, tip_wei: int) -> SignedAttempt:
         self._chain_id = self._chain_id or await self._chain.chain_id()
         fields = {
             "type": 2,
@@ -198,8 +214,8 @@ class Wallet:
             "value": 0,
             "data": sent.data,
         }
-        name, raw = sign(self._key, {**fields, "to": sent.to} if sent.to else fields)
-        return Try(name, raw, fee_wei, tip_wei, self._clock.now_ms())
+        name, raw = sign_transaction(self._key, {**fields, "to": sent.to} if sent.to else fields)
+        return SignedAttempt(name, raw, fee_wei, tip_wei, self._clock.now_ms())
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -207,21 +223,26 @@ class Wallet:
         if self._path is None:
             yield
             return
-        async with hold_turn(self._path.with_suffix(".lock"), self._clock, wait_ms=TURN_MS, tries=TURNS_MAX):
-            self.book = read_book(self._path)
+        async with hold_file_lock(
+            self._path.with_suffix(".lock"), self._clock, wait_ms=LOCK_POLL_MS, tries=LOCK_POLLS_MAX
+        ):
+            self.pending = read_pending(self._path)
             yield
 
-    def _keep(self, book: tuple[Sent, ...]) -> None:
-        if book != self.book and self._path is not None:
-            write_whole(self._path, json.dumps([asdict(sent) for sent in book]).encode(), mode=0o600)
-        self.book = book
+    def _keep(self, book: tuple[PendingTransaction, ...]) -> None:
+        if book != self.pending and self._path is not None:
+            write_atomic(self._path, json.dumps([asdict(sent) for sent in book]).encode(), mode=0o600)
+        self.pending = book
 
 
-def read_book(path: Path) -> tuple[Sent, ...]:
+def read_pending(path: Path) -> tuple[PendingTransaction, ...]:
     """What was written down; LocalError where it cannot be read, since a nonce might be used twice."""
     try:
         rows = json.loads(path.read_bytes())
-        return tuple(Sent(**{**row, "tries": tuple(Try(**each) for each in row["tries"])}) for row in rows)
+        return tuple(
+            PendingTransaction(**{**row, "tries": tuple(SignedAttempt(**each) for each in row["tries"])})
+            for row in rows
+        )
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:

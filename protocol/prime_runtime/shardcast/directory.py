@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prime_protocol.gossip import Announced, Gossip, Serving
-from prime_protocol.ids import Digest, NodeId
-from prime_protocol.manifest_path import Link
+from prime_protocol.gossip.messages import CheckpointAnnounced, ReceivedGossip, ServingRecord
+from prime_protocol.weights.transfer import ManifestLink
+from prime_protocol.wire.ids import Digest, NodeId
 
 SERVERS_MAX = 4_096
 """Servers remembered. Each download looks at a few dozen of them."""
@@ -19,36 +19,36 @@ ANNOUNCED_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerRecord:
     """A node's newest serving record."""
 
     node: NodeId
-    serving: Serving
+    serving: ServingRecord
     expires_at_ms: int
     frame: bytes
     """The signed record itself, to be passed on."""
 
 
-class Directory:
+class ServerDirectory:
     """Told by whatever brings records; asked by whoever fetches."""
 
     def __init__(self) -> None:
-        self._servers: dict[NodeId, Server] = {}
-        self._announced: dict[Digest, Announced] = {}
+        self._servers: dict[NodeId, ServerRecord] = {}
+        self._announced: dict[Digest, CheckpointAnnounced] = {}
 
-    def learn(self, gossip: Gossip) -> None:
+    def learn(self, gossip: ReceivedGossip) -> None:
         """An accepted message; other kinds are none of our business."""
         match gossip.message:
-            case Announced() as announced:
+            case CheckpointAnnounced() as announced:
                 self._announced[announced.manifest] = announced
                 if len(self._announced) > ANNOUNCED_MAX:
                     oldest = min(self._announced.values(), key=lambda each: (each.step, each.manifest))
                     del self._announced[oldest.manifest]
-            case Serving() as serving:
+            case ServingRecord() as serving:
                 # Newest last, so that the first is the one to forget.
-                self._servers.pop(gossip.letter.sender, None)
-                letter = gossip.letter
-                self._servers[letter.sender] = Server(letter.sender, serving, letter.expires_at_ms, gossip.frame)
+                self._servers.pop(gossip.payload.sender, None)
+                letter = gossip.payload
+                self._servers[letter.sender] = ServerRecord(letter.sender, serving, letter.expires_at_ms, gossip.frame)
                 if len(self._servers) > SERVERS_MAX:
                     del self._servers[next(iter(self._servers))]
             case _:
@@ -65,7 +65,7 @@ class Directory:
         """It sent wrong bytes. Its next record brings it back; the download's own memory of it lasts longer."""
         self._servers.pop(node, None)
 
-    def servers(self, manifest: Digest) -> Iterator[Server]:
+    def servers(self, manifest: Digest) -> Iterator[ServerRecord]:
         """Who says that it serves this, where it can be reached."""
         return (each for each in self._servers.values() if manifest in each.serving.manifests and each.serving.urls)
 
@@ -76,21 +76,21 @@ class Directory:
         )
         return [digest for digest, _ in counts.most_common()]
 
-    def get(self, node: NodeId) -> Server | None:
+    def get(self, node: NodeId) -> ServerRecord | None:
         return self._servers.get(node)
 
     def __len__(self) -> int:
         return len(self._servers)
 
-    def announced(self) -> list[Announced]:
+    def announced(self) -> list[CheckpointAnnounced]:
         """Newest step first."""
         return sorted(self._announced.values(), key=lambda each: (-each.step, each.manifest))
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[ManifestLink]:
         for each in self._announced.values():
-            yield Link(root=each.root, base=each.base, transport_bytes=each.transport_bytes)
+            yield ManifestLink(root=each.root, base=each.base, transport_bytes=each.transport_bytes)
 
-    def manifest_of(self, link: Link) -> Announced | None:
+    def find_announcement(self, link: ManifestLink) -> CheckpointAnnounced | None:
         """The announcement behind a link."""
         for each in self.announced():
             if (each.root, each.base, each.transport_bytes) == (link.root, link.base, link.transport_bytes):

@@ -15,24 +15,26 @@ from pathlib import Path
 import numpy as np
 
 from prime_protocol.constants import DELTA_BLOCK_LANES
-from prime_protocol.delta_lanes import Bytes
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.manifest import Manifest, TensorEntry, patch_tensor, rebuild_tensor
-from prime_protocol.safetensors_header import get_head_bytes
-from prime_runtime.shardcast.checkpoint import (
-    PREFIX_BYTES,
+from prime_protocol.weights.delta_lanes import Bytes
+from prime_protocol.weights.manifest import Manifest, ManifestTensor, apply_tensor_delta, apply_tensor_delta_in_place
+from prime_protocol.weights.safetensors_header import get_header_bytes
+from prime_runtime.shardcast.checkpoint_files import (
+    HEADER_LENGTH_BYTES,
     TENSOR_SUFFIX,
-    Job,
     MappedCheckpoint,
-    compare_names,
+    TensorJob,
+    check_same_tensors,
+    count_free_bytes,
+    is_in_memory,
     link_or_copy,
     list_files,
     map_checkpoint,
-    run_all,
+    preallocate_file,
+    run_tensor_jobs,
 )
-from prime_runtime.shardcast.room import allocate, count_free_bytes, is_in_memory
 
-SPARE = 2
+COPIES_FREE_MIN = 2
 """A copy made ahead is a comfort: it is made only where so many would fit."""
 PIECE_BYTES = 64 * 2**20
 """Copied before it is looked again whether they still would: others fill the same memory."""
@@ -46,8 +48,8 @@ def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryv
     entries = {entry.name: entry for entry in delta.tensors}
     mapped = map_checkpoint(base)
     _clear(target, {file.path.name for file in mapped.files if file.header is not None})
-    compare_names(entries.keys(), [span.name for span, _ in mapped.tensors()])
-    jobs: list[Job] = []
+    check_same_tensors(entries.keys(), [span.name for span, _ in mapped.tensors()])
+    jobs: list[TensorJob] = []
     with ExitStack() as stack:
         for file in mapped.files:
             place = target / file.path.name
@@ -57,28 +59,28 @@ def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryv
             reader = stack.enter_context(file.path.open("rb")).fileno()
             writer = stack.enter_context(place.open("r+b" if place.exists() else "wb")).fileno()
             os.truncate(writer, len(file.data))
-            os.pwrite(writer, file.data[: get_head_bytes(file.data[:PREFIX_BYTES])], 0)
+            os.pwrite(writer, file.data[: get_header_bytes(file.data[:HEADER_LENGTH_BYTES])], 0)
             for span in file.header.tensors:
                 entry = entries[span.name]
                 record = records[entry.offset : entry.offset + entry.length]
                 jobs.append((span.size, partial(_rebuild, entry, record, reader, writer, span.offset)))
-        run_all(jobs, threads)
+        run_tensor_jobs(jobs, threads)
 
 
 def patch_copy(copy: MappedCheckpoint, delta: Manifest, records: memoryview, *, threads: int) -> None:
     """In place, for a copy of the base that nobody reads yet. After a RemoteError it is of no use."""
     entries = {entry.name: entry for entry in delta.tensors}
     found = list(copy.tensors())
-    compare_names(entries.keys(), [span.name for span, _ in found])
-    jobs: list[Job] = []
+    check_same_tensors(entries.keys(), [span.name for span, _ in found])
+    jobs: list[TensorJob] = []
     for span, view in found:
         entry = entries[span.name]
         record = records[entry.offset : entry.offset + entry.length]
-        jobs.append((span.size, partial(patch_tensor, entry, record, view)))
-    run_all(jobs, threads)
+        jobs.append((span.size, partial(apply_tensor_delta_in_place, entry, record, view)))
+    run_tensor_jobs(jobs, threads)
 
 
-def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
+def preallocate_checkpoint(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
     """A folder for the checkpoint after this one: a copy to be patched, or None and files of the right size.
 
     OSError or LocalError: there is no room.
@@ -91,7 +93,7 @@ def prepare_folder(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
         return map_checkpoint(folder, writable=True)
     for path in files:
         if path.suffix == TENSOR_SUFFIX:
-            allocate(folder / path.name, path.stat().st_size)
+            preallocate_file(folder / path.name, path.stat().st_size)
     return None
 
 
@@ -100,7 +102,7 @@ def _copy_into(folder: Path, files: Collection[Path]) -> None:
     for path in files:
         with path.open("rb") as source, (folder / path.name).open("wb") as target:
             while True:
-                if count_free_bytes(folder) < left + (SPARE - 1) * whole:
+                if count_free_bytes(folder) < left + (COPIES_FREE_MIN - 1) * whole:
                     raise LocalError("a copy made ahead would take memory that is needed")
                 copied = os.sendfile(target.fileno(), source.fileno(), None, PIECE_BYTES)
                 if not copied:
@@ -115,7 +117,7 @@ def _clear(folder: Path, names: Collection[str]) -> None:
             path.unlink()
 
 
-def _rebuild(tensor: TensorEntry, record: memoryview, reader: int, writer: int, offset: int) -> None:
+def _rebuild(tensor: ManifestTensor, record: memoryview, reader: int, writer: int, offset: int) -> None:
     buffer = np.empty(min(tensor.size, DELTA_BLOCK_LANES * tensor.dtype.lane_bytes), np.uint8)
 
     def read(start: int, stop: int) -> Bytes:
@@ -129,4 +131,4 @@ def _rebuild(tensor: TensorEntry, record: memoryview, reader: int, writer: int, 
         while done < len(view):
             done += os.pwrite(writer, view[done:], offset + start + done)
 
-    rebuild_tensor(tensor, record, read, write)
+    apply_tensor_delta(tensor, record, read, write)

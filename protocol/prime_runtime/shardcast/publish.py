@@ -17,13 +17,12 @@ from typing import Any
 
 from prime_protocol.constants import SHARD_BYTES
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, Step
-from prime_protocol.manifest import Manifest
-from prime_protocol.manifest_build import DELTA_FILE, Mapper, build_delta, build_keyframe
-from prime_protocol.signed_manifest import SignedManifest, seal_manifest
-from prime_protocol.signing import WalletKey
-from prime_runtime.sequence import Sequence
-from prime_runtime.shardcast.checkpoint import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
+from prime_protocol.weights.manifest import Manifest, SignedManifest, seal_manifest
+from prime_protocol.weights.manifest_builder import DELTA_FILE, MapFunction, build_delta, build_keyframe
+from prime_protocol.wire.ids import Digest, Step
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.keys import SequenceCounter
+from prime_runtime.shardcast.checkpoint_files import MappedCheckpoint, link_or_copy, map_checkpoint, verify_checkpoint
 from prime_runtime.shardcast.store import ShardStore
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 THREADS = os.cpu_count() or 1
 
 
-class KeptMap:
+class BaseCache:
     """What a process published last, still mapped: to map it anew for the next delta costs as much as to compare it."""
 
     def __init__(self) -> None:
@@ -59,7 +58,7 @@ class KeptMap:
         if all(os.path.samefile(path / file.path.name, file.path) for file in mapped.files):
             self._spent, self._kept = self._kept[1] if self._kept else None, (root, mapped)
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Give back what is not needed any more, once the others have been told."""
         self._spent = None
 
@@ -70,24 +69,24 @@ def publish_checkpoint(
     *,
     key: WalletKey,
     step: Step,
-    sequence: Sequence,
+    sequence: SequenceCounter,
     now_ms: int,
     keyframe: bool,
     shard_bytes: int = SHARD_BYTES,
     threads: int = THREADS,
-    kept: KeptMap | None = None,
+    kept: BaseCache | None = None,
 ) -> tuple[SignedManifest, ...]:
     """The signed manifests of this step: a delta where there is a base, a keyframe where asked for or needed.
 
     `kept` is for a process that publishes one step after the other.
     """
-    kept = kept or KeptMap()
+    kept = kept or BaseCache()
     if key.node != store.trainer:
         raise LocalError(f"the key is of {key.node}, the trainer of {store.run} is {store.trainer}")
     done = tuple(stock.signed for stock in store.newest_first() if stock.manifest.step == step)
     if done:
         return done
-    newest = max((stock.manifest.step for stock in store.stocks.values()), default=-1)
+    newest = max((stock.manifest.step for stock in store.shard_sets.values()), default=-1)
     if step < newest:
         raise LocalError(f"step {newest} is published already; step {step} comes too late")
     mapped, base = map_checkpoint(checkpoint), _find_base(store)
@@ -102,11 +101,11 @@ def publish_checkpoint(
             made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
     if keyframe or not made:
         sources = [file.source for file in mapped.files]
-        with working_on_many(threads) as each:
+        with open_thread_mapper(threads) as each:
             signed = seal(build_keyframe(store.run, step, sources, shard_bytes=shard_bytes, each=each))
         store.add(signed, {file.path.name: file.path for file in mapped.files})
         made.append(signed)
-    _keep(store, mapped, made[0])
+    _store_base(store, mapped, made[0])
     kept.keep(store, made[0].root, mapped)
     return tuple(made)
 
@@ -124,7 +123,7 @@ def _publish_delta(
     old = {span.name: view for span, view in before.tensors()}
     pairs = ((span.name, old[span.name], view) for span, view in after.tensors())
     draft = store.folder / (DELTA_FILE + ".draft")
-    with draft.open("wb") as file, working_on_many(threads) as each:
+    with draft.open("wb") as file, open_thread_mapper(threads) as each:
         manifest = build_delta(base.manifest, step, pairs, file.write, shard_bytes=shard_bytes, each=each)
     signed = seal(manifest)
     store.add(signed, {DELTA_FILE: draft})
@@ -133,7 +132,7 @@ def _publish_delta(
 
 
 @contextmanager
-def working_on_many(threads: int) -> Iterator[Mapper]:
+def open_thread_mapper(threads: int) -> Iterator[MapFunction]:
     """The built-in map on several threads."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
         yield partial(map_in_order, pool, threads + 1)
@@ -162,7 +161,7 @@ def _has_same_tensors(base: Manifest, mapped: MappedCheckpoint) -> bool:
     return wanted == {(span.name, span.dtype, span.shape) for span, _ in mapped.tensors()}
 
 
-def _keep(store: ShardStore, mapped: MappedCheckpoint, signed: SignedManifest) -> None:
+def _store_base(store: ShardStore, mapped: MappedCheckpoint, signed: SignedManifest) -> None:
     """The checkpoint becomes the base of the next delta; the one before is of no more use here."""
     older = list(store.checkpoints())
     draft = store.draft_path(signed.root)

@@ -10,31 +10,39 @@ checkpoints/<root>/.files       digests of what lies beside them
 A name here is a digest that was parsed, or a file name that the manifest's own rules let through: nothing a peer says
 leads out of the folder. One process writes in it at a time. What a power cut left behind is found when `Stock.recheck`
 compares every shard marked as held with its digest again.
+
+Which versions may go. Pure.
+
+A version is kept while somebody may still need it: the last few steps, and on origins and relays whatever it takes to
+get to the oldest of them from nothing, which is the keyframe before it and the deltas in between.
+
+A node that builds every checkpoint goes on from the newest of them. It takes deltas and never holds a second keyframe,
+so the way from its first one would grow for ever: it keeps the last few steps alone.
 """
 
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from prime_protocol.codec import decode
 from prime_protocol.constants import FRAME_BYTES_MAX, SIGNATURE_BYTES
-from prime_protocol.digests import hash_bytes
-from prime_protocol.envelope import Letter, open_envelope
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest, NetworkId, NodeId, RunId
-from prime_protocol.manifest_path import Link, make_link
-from prime_protocol.signed_manifest import SignedManifest, open_manifest
-from prime_runtime.shardcast.notes import write_notes
-from prime_runtime.shardcast.stock import Stock
+from prime_protocol.weights.manifest import ManifestKind, SignedManifest, open_manifest
+from prime_protocol.weights.transfer import ManifestLink, make_manifest_link
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import Payload, open_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, hash_bytes
+from prime_runtime.shardcast.checkpoint_files import write_file_digests
+from prime_runtime.shardcast.shard_set import ShardSet
 
 log = logging.getLogger(__name__)
 
+
 MANIFEST_NAME = ".manifest"
 DRAFT_SUFFIX = ".draft"
-NAME = re.compile("[0-9a-f]{64}")
+DIGEST_NAME = re.compile("[0-9a-f]{64}")
 """Of a digest. What is called otherwise is none of ours."""
 
 
@@ -46,13 +54,13 @@ class ShardStore:
         self.network = network
         self.run = run
         self.trainer = trainer
-        self.stocks: dict[Digest, Stock] = {}
+        self.shard_sets: dict[Digest, ShardSet] = {}
         self._whole: dict[Digest, SignedManifest] = {}
         self._refused: set[str] = set()
         """Files among the manifests that are none."""
         self._unusable: set[str] = set()
         """Checkpoints whose manifest is damaged or another trainer's."""
-        self._places: dict[Digest, tuple[Stock, int]] = {}
+        self._places: dict[Digest, tuple[ShardSet, int]] = {}
         """Shard digest to where it is. Two manifests may share a shard; either place will do."""
         self._manifests = folder / "manifests"
         self._transport = folder / "transport"
@@ -62,12 +70,12 @@ class ShardStore:
         self._remove_drafts()
         self.rescan()
 
-    def rescan(self) -> list[Stock]:
+    def rescan(self) -> list[ShardSet]:
         """Take in manifests that another process added, drop those it removed; the new ones."""
         names = {path.name for path in self._manifests.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
-        for digest in [digest for digest in self.stocks if digest.hex() not in names]:
+        for digest in [digest for digest in self.shard_sets if digest.hex() not in names]:
             self._forget(digest)
-        known = {digest.hex() for digest in self.stocks}
+        known = {digest.hex() for digest in self.shard_sets}
         fresh = []
         for name in sorted(names - known - self._refused):
             signed = self._read_manifest(self._manifests / name)
@@ -81,7 +89,7 @@ class ShardStore:
         """A manifest that is not what it is named after any more, with its shards: without it nobody can use them."""
         path = self._manifests / name
         try:
-            if not NAME.fullmatch(name) or hash_bytes(path.read_bytes()).hex() == name:
+            if not DIGEST_NAME.fullmatch(name) or hash_bytes(path.read_bytes()).hex() == name:
                 return False
             path.unlink()
         except OSError:
@@ -93,37 +101,37 @@ class ShardStore:
         """What the run's trainer signed, or RemoteError."""
         return open_manifest(frame, network=self.network, run=self.run, trainer=self.trainer)
 
-    def make_room(self, signed: SignedManifest) -> None:
+    def preallocate(self, signed: SignedManifest) -> None:
         """Ahead of `add`, which then finds the files; from any thread. LocalError where the disk is too small."""
-        if signed.digest not in self.stocks:
-            Stock(signed, self._transport / signed.digest.hex()).allocate()
+        if signed.digest not in self.shard_sets:
+            ShardSet(signed, self._transport / signed.digest.hex()).preallocate()
 
-    def add(self, signed: SignedManifest, files: Mapping[str, Path] | None = None) -> Stock:
+    def add(self, signed: SignedManifest, files: Mapping[str, Path] | None = None) -> ShardSet:
         """Make room for a manifest's shards, or link its files where they are here already, by their names.
 
         LocalError where the disk is too small for all of it.
         """
-        known = self.stocks.get(signed.digest)
+        known = self.shard_sets.get(signed.digest)
         if known is not None:
             return known
-        stock = Stock(signed, self._transport / signed.digest.hex())
+        stock = ShardSet(signed, self._transport / signed.digest.hex())
         if files is None:
-            stock.allocate()
+            stock.preallocate()
         else:
-            stock.fill(files)
+            stock.link_files(files)
         # The manifest last: what has one has its files.
-        write_whole(self._manifests / signed.digest.hex(), signed.frame)
+        write_renamed(self._manifests / signed.digest.hex(), signed.frame)
         return self._take(signed, stock)
 
-    def _take(self, signed: SignedManifest, stock: Stock | None = None) -> Stock:
-        stock = stock or Stock(signed, self._transport / signed.digest.hex())
+    def _take(self, signed: SignedManifest, stock: ShardSet | None = None) -> ShardSet:
+        stock = stock or ShardSet(signed, self._transport / signed.digest.hex())
         stock.load()
-        self.stocks[signed.digest] = stock
+        self.shard_sets[signed.digest] = stock
         for index, shard in enumerate(signed.manifest.shards):
             self._places[shard.digest] = (stock, index)
         return stock
 
-    def find(self, shard: Digest) -> tuple[Stock, int] | None:
+    def find(self, shard: Digest) -> tuple[ShardSet, int] | None:
         """Where a shard is or will be; None for whatever no manifest names."""
         return self._places.get(shard)
 
@@ -134,22 +142,22 @@ class ShardStore:
         shutil.rmtree(self._transport / digest.hex(), ignore_errors=True)
 
     def _forget(self, digest: Digest) -> None:
-        stock = self.stocks.pop(digest)
+        stock = self.shard_sets.pop(digest)
         stock.close()
         for shard in stock.manifest.shards:
             if self._places.get(shard.digest, (None, 0))[0] is stock:
                 del self._places[shard.digest]
-        for other in self.stocks.values():
+        for other in self.shard_sets.values():
             for index, shard in enumerate(other.manifest.shards):
                 self._places.setdefault(shard.digest, (other, index))
 
-    def newest_first(self) -> list[Stock]:
+    def newest_first(self) -> list[ShardSet]:
         """Keyframes before the deltas of the same step: they serve more."""
-        return sorted(self.stocks.values(), key=lambda s: (-s.manifest.step, s.manifest.base is not None, s.digest))
+        return sorted(self.shard_sets.values(), key=lambda s: (-s.manifest.step, s.manifest.base is not None, s.digest))
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[ManifestLink]:
         """What the manifests here lead to."""
-        return (make_link(stock.manifest) for stock in self.stocks.values())
+        return (make_manifest_link(stock.manifest) for stock in self.shard_sets.values())
 
     # --- Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -157,7 +165,7 @@ class ShardStore:
         return self._checkpoints / root.hex()
 
     @property
-    def room(self) -> Path:
+    def preallocated_path(self) -> Path:
         """Files that were allocated ahead for the next checkpoint, if they are there."""
         return self._checkpoints / ("room" + DRAFT_SUFFIX)
 
@@ -181,8 +189,8 @@ class ShardStore:
 
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
         """Give a checkpoint its name: from then on it is whole, or not there."""
-        write_notes(draft)
-        write_whole(draft / MANIFEST_NAME, signed.frame)
+        write_file_digests(draft)
+        write_renamed(draft / MANIFEST_NAME, signed.frame)
         path = self.checkpoint_path(signed.root)
         if path.exists():
             shutil.rmtree(draft)
@@ -202,7 +210,7 @@ class ShardStore:
     def remove_damaged(self) -> int:
         """Checkpoints whose manifest nobody has signed as it is; their number. One of another trainer stays."""
         self.checkpoints()
-        roots = [Digest(bytes.fromhex(name)) for name in self._unusable if NAME.fullmatch(name)]
+        roots = [Digest(bytes.fromhex(name)) for name in self._unusable if DIGEST_NAME.fullmatch(name)]
         damaged = [root for root in roots if _is_damaged(self.checkpoint_path(root) / MANIFEST_NAME)]
         for root in damaged:
             log.warning("the checkpoint %s has no good manifest and is removed", root)
@@ -229,7 +237,7 @@ def _is_damaged(path: Path) -> bool:
     """It is not there, or not as anybody has signed it."""
     try:
         frame = path.read_bytes()
-        letter = decode(Letter, frame[SIGNATURE_BYTES:])
+        letter = decode(Payload, frame[SIGNATURE_BYTES:])
         open_envelope(frame, network=letter.network, version_min=letter.version)
     except (FileNotFoundError, RemoteError):
         return True
@@ -238,7 +246,7 @@ def _is_damaged(path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_renamed(path: Path, data: bytes) -> None:
     """All of it under its name, or nothing."""
     draft = path.with_name(path.name + DRAFT_SUFFIX)
     draft.write_bytes(data)
@@ -251,3 +259,36 @@ def _make_folder(path: Path) -> None:
         os.listdir(path)
     except OSError as error:
         raise LocalError(f"cannot use the folder {path}: {error.strerror}") from None
+
+
+VERSIONS_KEPT = 5
+"""Steps. Work for older ones is not taken any more in any run with the default lag."""
+
+
+def choose_removable(
+    signed: Iterable[SignedManifest], *, versions: int = VERSIONS_KEPT, keeps_way: bool = True
+) -> list[Digest]:
+    """Manifests that no kept step needs. `keeps_way`: a newcomer must get to the kept steps from here alone."""
+    known = list(signed)
+    floor = find_oldest_kept([each.manifest.step for each in known], versions)
+    if not keeps_way:
+        return sorted(each.digest for each in known if each.manifest.step < floor)
+    keyframes = [
+        each.manifest.step
+        for each in known
+        if each.manifest.kind is ManifestKind.KEYFRAME and each.manifest.step <= floor
+    ]
+    first = max(keyframes, default=Step(0))
+    # The delta into the keyframe's own step leads to it from an older base, which goes.
+    return sorted(
+        each.digest
+        for each in known
+        if each.manifest.step < first
+        or (each.manifest.step == first < floor and each.manifest.kind is ManifestKind.DELTA)
+    )
+
+
+def find_oldest_kept(steps: Iterable[Step], versions: int) -> Step:
+    """The oldest step that is kept for its own sake."""
+    newest_first = sorted(set(steps), reverse=True)
+    return newest_first[: max(1, versions)][-1] if newest_first else Step(0)

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from chaos.checkers import Told, list_faults, list_forks, read
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_world import World
 
-from prime_protocol.entries import LeaseGranted, Outcome
-from prime_protocol.ids import Digest, NodeId, Slot, Step
-from prime_protocol.merkle import Tree, leaf_hash, root_of
-from prime_protocol.note import VerifierKey
-from prime_protocol.treehead import ORIGIN_PREFIX, TreeHead, sign_tree_head
+from chaos.checkers import Told, list_faults, list_forks, read
+from prime_protocol.ledger.entries import LeaseGranted, Outcome
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
+from prime_protocol.wire.ids import Digest, NodeId, Slot, Step
+from support.ledger_network import World
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 NAME, OTHER = Digest(bytes([1] * 32)), Digest(bytes([2] * 32))
@@ -52,7 +51,7 @@ def test_each_loss_is_seen() -> None:
     told.settled[NAME] = []
     assert "settled 0 times" in complaints(told)
     told = make_told()
-    told.settled[NAME].append(Outcome.SOFT)
+    told.settled[NAME].append(Outcome.INVALID)
     assert "settled 2 times" in complaints(told)
     told = make_told()
     told.credited[NAME] = 2
@@ -74,8 +73,8 @@ def test_a_head_that_was_taken_back_or_tells_another_history_is_seen() -> None:
     leaves = [b"a", b"b", b"c"]
 
     def head(*entries: bytes) -> bytes:
-        tree = Tree([leaf_hash(leaf) for leaf in entries])
-        return sign_tree_head(TreeHead(origin, len(entries), root_of(len(entries), tree.get_node)), KEY)
+        tree = MerkleTree([compute_leaf_hash(leaf) for leaf in entries])
+        return sign_tree_head(TreeHead(origin, len(entries), compute_root(len(entries), tree.get_node)), KEY)
 
     assert list(list_forks(leaves, [head(b"a"), head(*leaves)], key)) == []
     assert "3 are left" in "".join(list_forks(leaves, [head(*leaves, b"d")], key))

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import pytest
+
 from chaos.schedule import RULES, Ability, Arena, Kind, draw_faults, first_faults
 
 ALL = frozenset(Ability)

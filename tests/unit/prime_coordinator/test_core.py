@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 import pytest
-from core_scene import SECOND_MS, Scene
-from ledger_world import BUDGET, DAY_MS, RUN, TERMS, digest
 
 from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX
 from prime_coordinator.core import Core
-from prime_coordinator.standing import TABLE, Standing
-from prime_coordinator.tempo import TempoConfig
-from prime_protocol import entries as e
-from prime_protocol.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_coordinator.intervals import IntervalsConfig
+from prime_coordinator.scheduling.eligibility import ELIGIBILITY_RULES, Eligibility
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import RunId, Step
-from prime_protocol.messages import Activity, Command, Heartbeat, LeaseRequest, StepWanted
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.wire.ids import RunId, Step
+from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity, NodeCommand, StepRequest
+from support.core_network import SECOND_MS, Scene
+from support.ledger_network import BUDGET, DAY_MS, RUN, TERMS, digest
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.SOFT, Outcome.HARD
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 @pytest.fixture
@@ -35,21 +35,21 @@ def test_a_heartbeat_tells_all_a_node_needs(scene: Scene) -> None:
     assert (reply.weights.root, reply.weights.beacon) == (checkpoint.root, checkpoint.beacon)
     assert reply.leases == (lease,)
     assert (reply.lag_max, reply.version_min, reply.upgrade_by_ms) == (TERMS.lag_max, 1, 0)
-    assert reply.command is Command.NONE
+    assert reply.command is NodeCommand.NONE
     assert reply.now_ms == scene.world.now_ms
 
 
 def test_a_head_is_told_to_those_who_have_an_older_one(scene: Scene) -> None:
     scene.core.head, scene.core.head_size = b"note", 5
     for size, told in ((4, b"note"), (5, b"")):
-        beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=size)
+        beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=size)
         assert scene.core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).head == told
 
 
 def test_a_small_network_may_go_faster(scene: Scene) -> None:
-    core = Core(scene.world.key("coordinator"), scene.world.ledger, now_ms=0, tempo=TempoConfig(beat_ms=250))
-    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
-    assert core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).next_beat_ms == 250
+    core = Core(scene.world.key("coordinator"), scene.world.ledger, now_ms=0, tempo=IntervalsConfig(beat_ms=250))
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
+    assert core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).next_heartbeat_ms == 250
 
 
 def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
@@ -57,7 +57,7 @@ def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
         scene.beat("stranger")
     with pytest.raises(RemoteError, match="not registered"):
         scene.ask("stranger")
-    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
     request = LeaseRequest(checkpoint_step=0, tokens_per_s=1)
     with pytest.raises(RemoteError, match="not created"):
         scene.core.beat(scene.node("ann"), RunId("other"), beat, scene.world.now_ms)
@@ -72,7 +72,7 @@ def test_a_step_keeps_the_terms_of_its_first_lease_for_those_who_judge_it(scene:
     scene.lease("ann")
     scene.order(e.RunUpdated(terms=replace(scene.run.terms, temperature=0.5)))
     scene.publish()
-    old, new = (scene.core.tell_step(RUN, StepWanted(step=Step(step), root=None)) for step in (0, 1))
+    old, new = (scene.core.get_step_facts(RUN, StepRequest(step=Step(step), root=None)) for step in (0, 1))
     assert (old.terms.temperature, new.terms.temperature) == (TERMS.temperature, 0.5)
     assert old.beacon == scene.run.checkpoints[Step(0)].beacon
     assert (new.weights.step, new.weights.root) == (1, scene.run.checkpoints[Step(1)].root)
@@ -81,23 +81,23 @@ def test_a_step_keeps_the_terms_of_its_first_lease_for_those_who_judge_it(scene:
 def test_a_step_may_be_worked_on_with_an_older_checkpoint(scene: Scene) -> None:
     scene.publish()
     older = scene.run.checkpoints[Step(0)]
-    facts = scene.core.tell_step(RUN, StepWanted(step=Step(1), root=older.root))
+    facts = scene.core.get_step_facts(RUN, StepRequest(step=Step(1), root=older.root))
     assert facts.beacon == scene.run.checkpoints[Step(1)].beacon
     assert (facts.weights.step, facts.weights.manifest) == (0, older.manifest)
 
 
 def test_what_no_trainer_published_is_not_told_of(scene: Scene) -> None:
     with pytest.raises(RemoteError, match=r"step: 9 has no checkpoint"):
-        scene.core.tell_step(RUN, StepWanted(step=Step(9), root=None))
+        scene.core.get_step_facts(RUN, StepRequest(step=Step(9), root=None))
     with pytest.raises(RemoteError, match=r"root: .* is no checkpoint"):
-        scene.core.tell_step(RUN, StepWanted(step=Step(0), root=digest("another")))
+        scene.core.get_step_facts(RUN, StepRequest(step=Step(0), root=digest("another")))
 
 
 def test_the_operators_word_becomes_a_command(scene: Scene) -> None:
     for status, command in (
-        (NodeStatus.DRAINED, Command.DRAIN),
-        (NodeStatus.BANNED, Command.STOP),
-        (NodeStatus.ACTIVE, Command.NONE),
+        (NodeStatus.DRAINED, NodeCommand.DRAIN),
+        (NodeStatus.BANNED, NodeCommand.STOP),
+        (NodeStatus.ACTIVE, NodeCommand.NONE),
     ):
         scene.order(e.NodeStatusSet(node=scene.node("ann"), status=status, reason="why"), None)
         assert scene.beat("ann").command is command
@@ -118,7 +118,7 @@ def test_a_planned_upgrade_is_told_until_its_date_and_then_demanded(scene: Scene
 def test_before_the_first_checkpoint_there_are_no_weights() -> None:
     scene = Scene.started()
     scene.order(e.RunCreated(terms=scene.world.terms()), RunId("run-2"))
-    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
     assert scene.core.beat(scene.node("ann"), RunId("run-2"), beat, scene.world.now_ms).weights is None
 
 
@@ -127,7 +127,7 @@ def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
     scene.lease("ann")
     name = scene.work("bob")
     scene.tick(SECOND_MS)
-    beat = Heartbeat(activity=Activity.IDLE, checkpoint_step=-1, head_size=0)
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
     other = [scene.core.beat(node, RunId("run-2"), beat, scene.world.now_ms) for node in scene.state.nodes]
     assert all(not reply.leases and not reply.audits for reply in other)
     assert scene.told(scene.drawn(name)[0]) == [name]
@@ -136,43 +136,43 @@ def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
 # --- Standing -------------------------------------------------------------------------------------------------------
 
 
-def standing(scene: Scene, name: str) -> Standing:
+def standing(scene: Scene, name: str) -> Eligibility:
     return scene.core.standing(scene.node(name), RUN, scene.world.now_ms).standing
 
 
 def test_every_standing_has_a_way_out() -> None:
-    assert all(row.way_out for row in TABLE)
-    assert [row.standing for row in TABLE if row.works] == [Standing.PROBING, Standing.READY]
+    assert all(row.remedy for row in ELIGIBILITY_RULES)
+    assert [row.standing for row in ELIGIBILITY_RULES if row.works] == [Eligibility.PROBING, Eligibility.READY]
 
 
 def test_a_node_leaves_each_standing_when_its_cause_is_gone(scene: Scene) -> None:
     world = scene.world
-    assert standing(scene, "ann") is Standing.LOST
-    scene.beat("ann", Activity.DRAINING)
-    assert standing(scene, "ann") is Standing.LEAVING
+    assert standing(scene, "ann") is Eligibility.LOST
+    scene.beat("ann", NodeActivity.DRAINING)
+    assert standing(scene, "ann") is Eligibility.LEAVING
     assert "leaving" in scene.ask("ann").reason
     scene.beat("ann")
-    assert standing(scene, "ann") is Standing.PROBING
+    assert standing(scene, "ann") is Eligibility.PROBING
     scene.work("ann")
-    assert standing(scene, "ann") is Standing.READY
+    assert standing(scene, "ann") is Eligibility.READY
     scene.tick(40 * SECOND_MS)
-    assert standing(scene, "ann") is Standing.LATE
+    assert standing(scene, "ann") is Eligibility.LATE
     scene.beat("ann")
     scene.send("ann", e.Unbonded(node=scene.node("ann"), amount_nano=1))
-    assert standing(scene, "ann") is Standing.UNSTAKED
+    assert standing(scene, "ann") is Eligibility.UNSTAKED
     scene.order(e.RunUpdated(terms=world.terms(stake_min_nano=TERMS.slash_nano)))
-    assert standing(scene, "ann") is Standing.READY
+    assert standing(scene, "ann") is Eligibility.READY
     scene.send("ann", e.NodeRegistered(roles=(Role.RELAY,), hardware=""))
-    assert standing(scene, "ann") is Standing.IDLE
+    assert standing(scene, "ann") is Eligibility.IDLE
     scene.send("ann", e.NodeRegistered(roles=(Role.WORKER,), hardware=""))
-    assert standing(scene, "ann") is Standing.READY
+    assert standing(scene, "ann") is Eligibility.READY
 
 
 def test_a_delegation_that_has_run_out_is_a_standing_too(scene: Scene) -> None:
     scene.send("key", scene.world.delegation("ann", "key", life_ms=1000))
     scene.beat("key")
     scene.world.wait(1000)
-    assert standing(scene, "key") is Standing.UNDELEGATED
+    assert standing(scene, "key") is Eligibility.UNDELEGATED
 
 
 # --- Entries and their repetition -----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_only_orders_are_the_operators(scene: Scene) -> None:
 
 def test_a_refusal_of_our_own_entry_is_a_bug(scene: Scene) -> None:
     with pytest.raises(AssertionError, match="refuses our own"):
-        scene.core.scribe.write(e.PaidOut(step=Step(9)), RUN, scene.world.now_ms)
+        scene.core.entry_writer.write(e.PaidOut(step=Step(9)), RUN, scene.world.now_ms)
 
 
 def test_a_clock_that_runs_backwards_does_not_stop_the_log(scene: Scene) -> None:
@@ -267,11 +267,11 @@ def test_a_clock_that_runs_backwards_does_not_stop_the_log(scene: Scene) -> None
 def test_a_bad_file_costs_nothing_while_a_better_one_may_come(scene: Scene) -> None:
     lease = scene.lease("ann")
     entry = scene.world.answer(lease.lease)
-    scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
-    scene.core.file_refused(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
-    scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
+    scene.core.record_refused_file(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
+    scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
     scene.submit(lease)
-    assert standing(scene, "ann") is Standing.READY
+    assert standing(scene, "ann") is Eligibility.READY
 
 
 def test_garbage_again_and_again_is_read_no_more_and_its_slots_go_to_another() -> None:
@@ -280,29 +280,29 @@ def test_garbage_again_and_again_is_read_no_more_and_its_slots_go_to_another() -
     entry = scene.world.answer(lease.lease)
     assert scene.ask("bob").lease is None
     for _ in range(BAD_FILES_PER_LEASE_MAX):
-        scene.core.file_refused(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
+        scene.core.record_refused_file(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
     with pytest.raises(RemoteError) as caught:
-        scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+        scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
     assert caught.value.field == "receipt.lease"
     assert scene.lease("bob").speculative
-    assert standing(scene, "ann") is Standing.SUSPENDED
+    assert standing(scene, "ann") is Eligibility.SUSPENDED
 
 
 def test_a_file_is_only_read_for_the_holder_of_an_open_lease(scene: Scene) -> None:
     lease = scene.lease("ann")
     entry = scene.world.answer(lease.lease)
     with pytest.raises(RemoteError) as caught:
-        scene.core.expect_file(scene.node("bob"), RUN, entry, scene.world.now_ms)
+        scene.core.get_expected_submission(scene.node("bob"), RUN, entry, scene.world.now_ms)
     assert caught.value.field == "receipt.node"
     with pytest.raises(RemoteError) as caught:
-        scene.core.expect_file(scene.node("ann"), RUN, entry, lease.deadline_ms + 1)
+        scene.core.get_expected_submission(scene.node("ann"), RUN, entry, lease.deadline_ms + 1)
     assert caught.value.field == "receipt.lease"
     scene.submit(lease)
     with pytest.raises(RemoteError) as caught:
-        scene.core.expect_file(scene.node("ann"), RUN, entry, scene.world.now_ms)
+        scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
     assert caught.value.field == "receipt.lease"
     with pytest.raises(RemoteError) as caught:
-        scene.core.expect_file(scene.node("ann"), RunId("other"), entry, scene.world.now_ms)
+        scene.core.get_expected_submission(scene.node("ann"), RunId("other"), entry, scene.world.now_ms)
     assert caught.value.field == "run"
 
 
@@ -345,10 +345,10 @@ def test_a_closed_run_takes_the_last_answers_pays_and_gives_the_pool_back(scene:
     assert not scene.written(e.PaidOut), "what the slash decides is paid last"
     scene.tick(TERMS.appeal_ms)
     assert [entry.step for entry in scene.written(e.PaidOut)] == [0]
-    pool = scene.state.books.pools[RUN]
+    pool = scene.state.funds.pools[RUN]
     assert pool >= 1000 * 10**9 - BUDGET
     scene.send("sponsor", e.PoolReturned(amount_nano=pool))
-    assert scene.state.books.pools[RUN] == 0
+    assert scene.state.funds.pools[RUN] == 0
 
 
 def test_a_quiet_network_writes_nothing(scene: Scene) -> None:

@@ -7,31 +7,41 @@ from pathlib import Path
 import pytest
 
 from prime_coordinator.config import CoordinatorConfig, FaucetConfig, resolve_coordinator_config
-from prime_coordinator.home import Home, database_url, load_key, load_log_key, load_planted, locked, read_lock
-from prime_coordinator.setup import Created, initialise, render_config
-from prime_coordinator.store import open_log_store
+from prime_coordinator.home import (
+    CoordinatorHome,
+    InitResult,
+    database_url,
+    initialise,
+    load_key,
+    load_log_key,
+    load_planted,
+    lock_home,
+    read_lock,
+    render_config,
+)
+from prime_coordinator.log.store import open_log_store
 from prime_protocol.errors import LocalError
-from prime_protocol.keystore import encrypt_key
-from prime_protocol.ledger import replay
-from prime_protocol.note import VerifierKey
-from prime_protocol.signing import WalletKey
+from prime_protocol.ledger.replay import replay
+from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.wire.keystore import encrypt_key
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.http_listener import ListenConfig
-from prime_runtime.secret import Secret
-from prime_runtime.settings import ConfigError
+from prime_runtime.http.listener import ListenConfig
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.schema import ConfigError
 
 PASSWORD = Secret('a "quoted" \\ password')
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[CoordinatorConfig, Created]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[CoordinatorConfig, InitResult]:
     config = CoordinatorConfig(
         folder=tmp_path_factory.mktemp("made") / "home", network="testnet", password=PASSWORD, unbonding_ms=5
     )
     return config, asyncio.run(initialise(config, SystemClock()))
 
 
-async def test_a_new_folder_holds_a_log_that_names_its_keys(made: tuple[CoordinatorConfig, Created]) -> None:
+async def test_a_new_folder_holds_a_log_that_names_its_keys(made: tuple[CoordinatorConfig, InitResult]) -> None:
     config, created = made
     store = open_log_store(database_url(config))
     try:
@@ -46,17 +56,17 @@ async def test_a_new_folder_holds_a_log_that_names_its_keys(made: tuple[Coordina
 
 
 def test_secrets_are_readable_by_their_owner_only_and_told_for_backup(
-    made: tuple[CoordinatorConfig, Created],
+    made: tuple[CoordinatorConfig, InitResult],
 ) -> None:
     config, created = made
-    home = Home(config.folder)
+    home = CoordinatorHome(config.folder)
     for path in (home.key, home.log_key, home.config):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path in created.backup
     assert "quoted" not in home.config.read_text()
 
 
-async def test_nothing_is_made_over_a_coordinator_that_is_there(made: tuple[CoordinatorConfig, Created]) -> None:
+async def test_nothing_is_made_over_a_coordinator_that_is_there(made: tuple[CoordinatorConfig, InitResult]) -> None:
     config, _ = made
     before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
     with pytest.raises(LocalError, match="there is a coordinator in this folder already"):
@@ -66,29 +76,29 @@ async def test_nothing_is_made_over_a_coordinator_that_is_there(made: tuple[Coor
 
 
 async def test_a_database_with_a_log_is_not_taken_for_a_new_one(
-    made: tuple[CoordinatorConfig, Created], tmp_path: Path
+    made: tuple[CoordinatorConfig, InitResult], tmp_path: Path
 ) -> None:
     config = CoordinatorConfig(folder=tmp_path / "new", password=PASSWORD, database=database_url(made[0]))
     with pytest.raises(LocalError, match="holds a log already"):
         await initialise(config, SystemClock())
-    assert not Home(config.folder).key.exists()
+    assert not CoordinatorHome(config.folder).key.exists()
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    with locked(tmp_path) as lock:
-        lock.note_url("http://127.0.0.1:5")
+    with lock_home(tmp_path) as lock:
+        lock.write_url("http://127.0.0.1:5")
         assert read_lock(tmp_path)["url"] == "http://127.0.0.1:5"
-        with pytest.raises(LocalError, match=f"process {read_lock(tmp_path)['pid']}"), locked(tmp_path):
+        with pytest.raises(LocalError, match=f"process {read_lock(tmp_path)['pid']}"), lock_home(tmp_path):
             raise AssertionError("two hold one lock")
     assert read_lock(tmp_path) == {}
-    with locked(tmp_path):
+    with lock_home(tmp_path):
         assert "url" not in read_lock(tmp_path)
 
 
 def test_a_lock_file_that_says_nonsense_says_nothing(tmp_path: Path) -> None:
     assert read_lock(tmp_path) == {}
     for text in ("", "{", "[]"):
-        Home(tmp_path).lock.write_text(text)
+        CoordinatorHome(tmp_path).lock.write_text(text)
         assert read_lock(tmp_path) == {}
 
 
@@ -114,16 +124,16 @@ def test_planted_workers_keys_are_found(tmp_path: Path) -> None:
     config = CoordinatorConfig(folder=tmp_path, password=Secret("plant me now"))
     assert load_planted(config) == []
     keys = [WalletKey.from_secret(bytes([number]) * 32) for number in (1, 2)]
-    Home(tmp_path).plants.mkdir()
+    CoordinatorHome(tmp_path).plants.mkdir()
     for number, key in enumerate(keys):
         text = encrypt_key(key, "plant me now", salt=bytes(32), iv=bytes(16), file_id="", scrypt_n=2)
-        (Home(tmp_path).plants / f"{number}.json").write_text(text)
+        (CoordinatorHome(tmp_path).plants / f"{number}.json").write_text(text)
     assert [key.node for key in load_planted(config)] == [key.node for key in keys]
 
 
 @pytest.mark.parametrize("content", ["", "zz", "00" * 31])
 def test_a_damaged_log_key_is_told(tmp_path: Path, content: str) -> None:
-    path = Home(tmp_path).log_key
+    path = CoordinatorHome(tmp_path).log_key
     path.write_text(content)
     path.chmod(0o600)
     with pytest.raises(LocalError, match="restore it from your backup"):
@@ -131,7 +141,7 @@ def test_a_damaged_log_key_is_told(tmp_path: Path, content: str) -> None:
 
 
 def test_a_log_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = Home(tmp_path).log_key
+    path = CoordinatorHome(tmp_path).log_key
     path.write_text("11" * 32)
     path.chmod(0o644)
     with pytest.raises(LocalError, match="chmod 600"):
@@ -151,13 +161,13 @@ def test_the_written_settings_read_back_as_they_were_without_secrets(tmp_path: P
         listen=ListenConfig(host="0.0.0.0", port=8400),
         faucet=FaucetConfig(amount_nano=7),
     )
-    Home(tmp_path).config.write_text(render_config(config))
+    CoordinatorHome(tmp_path).config.write_text(render_config(config))
     again = resolve_coordinator_config(tmp_path, {}, {"PRIME_PASSWORD": PASSWORD.reveal()}).config
     assert again == config
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_the_file(tmp_path: Path) -> None:
-    Home(tmp_path).config.write_text('network = "file"\n[listen]\nport = 1\n')
+    CoordinatorHome(tmp_path).config.write_text('network = "file"\n[listen]\nport = 1\n')
     environ = {"PRIME_LISTEN_PORT": "2", "PRIME_NETWORK": "environment"}
     config = resolve_coordinator_config(tmp_path, {"listen.port": "3"}, environ).config
     assert (config.network, config.listen.port) == ("environment", 3)

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from prime_node.config import NodeConfig
-from prime_node.joining import complete, explain, may_pass, read_greeting
+from prime_node.joining import complete_config, explain_error, is_retryable, parse_coordinator_info
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.exchange import Refusal, RefusalCode
-from prime_runtime.http_errors import Refused, Unreachable
-from prime_runtime.json_client import NotKnown, open_json_client
+from prime_protocol.wire.rpc import Refusal, RefusalCode
+from prime_runtime.http.client import CallRefused, Unreachable
+from prime_runtime.http.coordinator_api import NotFound, open_json_client
 
 LOG_KEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
 COORDINATOR = "0x" + "11" * 20
@@ -30,17 +30,17 @@ def config(**changes: Any) -> NodeConfig:
 
 
 def test_the_url_alone_is_enough_where_one_run_is_active() -> None:
-    greeting = read_greeting(status(("old", "closed"), ("demo", "active"), ("rest", "paused")))
-    found = complete(config(), greeting)
+    greeting = parse_coordinator_info(status(("old", "closed"), ("demo", "active"), ("rest", "paused")))
+    found = complete_config(config(), greeting)
     assert found.is_complete
     assert (found.network, found.run, found.coordinator_id, found.log_key) == ("devnet", "demo", COORDINATOR, LOG_KEY)
 
 
 def test_what_the_owner_set_is_not_overruled() -> None:
-    greeting = read_greeting(status(("demo", "active"), ("other", "active")))
-    assert complete(config(run="other"), greeting).run == "other"
+    greeting = parse_coordinator_info(status(("demo", "active"), ("other", "active")))
+    assert complete_config(config(run="other"), greeting).run == "other"
     own_key = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
-    assert complete(config(run="demo", log_key=own_key), greeting).log_key == own_key
+    assert complete_config(config(run="demo", log_key=own_key), greeting).log_key == own_key
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_the_owner_set_is_not_overruled() -> None:
 )
 def test_what_cannot_be_chosen_or_does_not_fit_is_said(runs: Any, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(LocalError, match=problem):
-        complete(config(**changes), read_greeting(status(*runs)))
+        complete_config(config(**changes), parse_coordinator_info(status(*runs)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_cannot_be_chosen_or_does_not_fit_is_said(runs: Any, changes: dict[
 )
 def test_an_answer_that_is_no_greeting_is_refused(answer: Any) -> None:
     with pytest.raises(RemoteError):
-        read_greeting(answer)
+        parse_coordinator_info(answer)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def test_an_answer_that_is_no_greeting_is_refused(answer: Any) -> None:
         *(
             (refused, code not in ("malformed", "unauthentic", "unknown"))
             for code in RefusalCode
-            for refused in [Refused("no", Refusal(code=code, field="", problem="x", retry_after_ms=0, now_ms=0))]
+            for refused in [CallRefused("no", Refusal(code=code, field="", problem="x", retry_after_ms=0, now_ms=0))]
         ),
     ],
 )
 def test_a_first_start_waits_only_for_what_can_pass(error: Any, is_hope: bool) -> None:
-    assert may_pass(error) is is_hope
+    assert is_retryable(error) is is_hope
 
 
-def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int = 0) -> Refused:
-    return Refused("no", Refusal(code=code, field=field, problem=problem, retry_after_ms=0, now_ms=now_ms))
+def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int = 0) -> CallRefused:
+    return CallRefused("no", Refusal(code=code, field=field, problem=problem, retry_after_ms=0, now_ms=now_ms))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int 
     ],
 )
 def test_a_new_user_is_told_what_to_do(error: LocalError | RemoteError, text: str) -> None:
-    assert text in explain(error, 3_600_000)
+    assert text in explain_error(error, 3_600_000)
 
 
 # --- The public JSON of somebody who may be anybody -------------------------------------------------------------------
@@ -147,7 +147,7 @@ async def answering(body: bytes, *, status: int = 200, kind: str = "application/
         ({"body": b'{"a": 1, "a": 2}'}, LocalError, "has a name twice"),
         ({"body": b"[" * 200}, LocalError, "nests deeper"),
         ({"body": b" " * (2**20 + 1)}, LocalError, "more than 1048576 bytes"),
-        ({"body": b'{"error": {"problem": "is not known"}}', "status": 404}, NotKnown, "is not known"),
+        ({"body": b'{"error": {"problem": "is not known"}}', "status": 404}, NotFound, "is not known"),
         ({"body": b'{"error": {"problem": "too many"}}', "status": 429}, Unreachable, "just now: too many"),
         ({"body": b"[]", "status": 500}, Unreachable, "just now: HTTP 500"),
     ],

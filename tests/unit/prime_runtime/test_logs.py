@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest
-from prime_runtime.logs import LogConfig, LogFormat, LogLevel, log_fields, set_up_logs
-from prime_runtime.secret import Secret
+from prime_protocol.wire.ids import Digest
+from prime_runtime.logs import LogConfig, LogFormat, LogLevel, configure_logging, log_fields
+from prime_runtime.redaction import Secret
 
 KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
 
@@ -36,7 +36,7 @@ def logger() -> Any:
 def record(logger: logging.Logger, say: Callable[[], object], form: LogFormat = LogFormat.JSON) -> str:
     stream = io.StringIO()
     config = LogConfig(format=form, level=LogLevel.DEBUG)
-    set_up_logs(config, stream=stream, secrets=[Secret("correct horse")], logger=logger)
+    configure_logging(config, stream=stream, secrets=[Secret("correct horse")], logger=logger)
     say()
     return stream.getvalue()
 
@@ -171,7 +171,7 @@ def test_mapping_arguments_work(logger: logging.Logger) -> None:
 
 def test_the_form_follows_the_terminal(logger: logging.Logger) -> None:
     for stream, is_json in [(Terminal(), False), (io.StringIO(), True)]:
-        set_up_logs(LogConfig(), stream=stream, logger=logger)
+        configure_logging(LogConfig(), stream=stream, logger=logger)
         logger.info("hello")
         logger.debug("not shown")
         assert stream.getvalue().startswith("{") is is_json
@@ -181,7 +181,7 @@ def test_the_form_follows_the_terminal(logger: logging.Logger) -> None:
 def test_the_file_is_private_json_and_rotates(logger: logging.Logger, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "node.log"
     config = LogConfig(file=path, file_bytes_max=2**16, files_max=2)
-    set_up_logs(config, stream=io.StringIO(), logger=logger)
+    configure_logging(config, stream=io.StringIO(), logger=logger)
     for _ in range(100):
         logger.info("z" * 3000)
     files = sorted(tmp_path.rglob("node.log*"))
@@ -195,14 +195,14 @@ def test_the_file_is_private_json_and_rotates(logger: logging.Logger, tmp_path: 
 def test_a_log_file_that_cannot_be_written_is_explained(logger: logging.Logger, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match=r"cannot write the log file .*; see the setting log.file"):
-        set_up_logs(LogConfig(file=tmp_path / "file" / "x.log"), stream=io.StringIO(), logger=logger)
+        configure_logging(LogConfig(file=tmp_path / "file" / "x.log"), stream=io.StringIO(), logger=logger)
 
 
 def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
     logger: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = io.StringIO()
-    set_up_logs(LogConfig(file=tmp_path / "node.log"), stream=stream, logger=logger)
+    configure_logging(LogConfig(file=tmp_path / "node.log"), stream=stream, logger=logger)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -219,7 +219,7 @@ def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
 
 def test_a_terminal_can_show_less_than_the_file(logger: logging.Logger, tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "node.log"
-    set_up_logs(LogConfig(file=path), stream=stream, logger=logger, stream_level=LogLevel.WARNING)
+    configure_logging(LogConfig(file=path), stream=stream, logger=logger, stream_level=LogLevel.WARNING)
     logger.info("for the file")
     logger.warning("for both")
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["for both"]

@@ -5,9 +5,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prime_protocol.ids import Digest
-from prime_runtime.redaction import MARK, Redactor, cut, escape
-from prime_runtime.secret import Secret
+from prime_protocol.wire.ids import Digest
+from prime_runtime.redaction import PUBLIC_MARK, Redactor, Secret, escape, truncate
 
 KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
 PLAIN = Redactor([])
@@ -39,7 +38,7 @@ def test_other_hex_stays() -> None:
 
 def test_a_marked_digest_stays_whole() -> None:
     digest = Digest(bytes.fromhex(KEY))
-    assert PLAIN.clean(f"shard {MARK}{digest}!", 500) == f"shard {digest}!"
+    assert PLAIN.clean(f"shard {PUBLIC_MARK}{digest}!", 500) == f"shard {digest}!"
 
 
 def test_secrets_are_blotted_out_the_longer_first() -> None:
@@ -64,5 +63,5 @@ def test_megabytes_cost_no_more_than_pages() -> None:
 
 
 def test_a_cut_tells_how_much_is_missing() -> None:
-    assert cut("abcdef", 6) == "abcdef"
-    assert cut("abcdef", 4) == "abcd… and 2 more"
+    assert truncate("abcdef", 6) == "abcdef"
+    assert truncate("abcdef", 4) == "abcd… and 2 more"

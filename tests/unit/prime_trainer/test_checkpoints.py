@@ -6,18 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import make_checkpoint
-from trainer_parts import flip_bit, make_sample
 
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
-from prime_protocol.ids import Digest, Step
-from prime_trainer.checkpoints import Position, find_newest, list_checkpoints, load_optimizer, save
-from prime_trainer.learning import Learner
-from prime_trainer.optimizer import GradientGuard, make_optimizer
-from prime_trainer.policy import Policy
-from prime_trainer.publication import check_model, make_copy
-from prime_trainer.ranks import Ranks
-from prime_trainer.train_config import BatchConfig, LossConfig, OptimizerConfig
+from prime_protocol.wire.ids import Digest, Step
+from prime_trainer.checkpoints import (
+    TrainState,
+    find_newest_checkpoint,
+    list_checkpoints,
+    load_optimizer,
+    save_checkpoint,
+)
+from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.optimizer import GradientGuard, make_optimizer
+from prime_trainer.model.policy import PolicyModel
+from prime_trainer.publish.publisher import make_bf16_copy, verify_model_files
+from prime_trainer.train import Learner
+from support.training_samples import flip_bit, make_sample
 
 SAMPLES = [make_sample(number, prompt=3, output=2 + number % 5) for number in range(6)]
 NAMES = tuple(Digest(sha256(text.encode()).digest()) for text in ("a", "b"))
@@ -25,16 +31,16 @@ NAMES = tuple(Digest(sha256(text.encode()).digest()) for text in ("a", "b"))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), hidden=32, layers=1, prompt="{prompt}")
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), hidden=32, layers=1, prompt="{prompt}")
 
 
 def make_learner(folder: Path, norms: tuple[float, ...] = (), updates: int = 0) -> Learner:
-    policy, schedule = Policy.load(folder), OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
+    policy, schedule = PolicyModel.load(folder), OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
     return Learner(
         policy=policy,
         optimizer=make_optimizer(policy.model, schedule),
         guard=GradientGuard(schedule.outlier, norms),
-        ranks=Ranks(),
+        ranks=RankGroup(),
         loss=LossConfig(),
         batch=BatchConfig(),
         schedule=schedule,
@@ -43,43 +49,43 @@ def make_learner(folder: Path, norms: tuple[float, ...] = (), updates: int = 0) 
 
 
 def keep(learner: Learner, folder: Path, model: Path, step: int) -> Path:
-    position = Position(
+    position = TrainState(
         step=Step(step),
         trained_on=NAMES,
         updates=learner.updates,
-        norms=learner.guard.norms,
-        facts={"step": step, "loss": 0.5},
+        gradient_norms=learner.guard.norms,
+        metrics={"step": step, "loss": 0.5},
     )
-    return save(folder, model, learner.policy.model, learner.optimizer, position, learner.ranks, keep=2)
+    return save_checkpoint(folder, model, learner.policy.model, learner.optimizer, position, learner.ranks, keep=2)
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
     for step in (1, 2):
-        learner.learn(SAMPLES, step)
+        learner.train_step(SAMPLES, step)
     keep(learner, tmp_path, model, 2)
-    saved = find_newest(tmp_path).saved
+    saved = find_newest_checkpoint(tmp_path).saved
     assert saved is not None
-    position = saved.position
-    assert (position.step, position.trained_on, position.facts["loss"]) == (2, NAMES, 0.5)
-    again = make_learner(saved.model, position.norms, position.updates)
+    position = saved.state
+    assert (position.step, position.trained_on, position.metrics["loss"]) == (2, NAMES, 0.5)
+    again = make_learner(saved.model, position.gradient_norms, position.updates)
     load_optimizer(saved, again.policy.model, again.optimizer)
     for step in (3, 4):
-        assert learner.learn(SAMPLES, step) == again.learn(SAMPLES, step)
+        assert learner.train_step(SAMPLES, step) == again.train_step(SAMPLES, step)
     for mine, other in zip(learner.policy.model.parameters(), again.policy.model.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 
 def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
-    assert find_newest(tmp_path).saved is None
+    assert find_newest_checkpoint(tmp_path).saved is None
     (tmp_path / "step-00000009.draft").mkdir()
     for step in range(4):
         keep(learner, tmp_path, model, step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    saved = find_newest(tmp_path).saved
+    saved = find_newest_checkpoint(tmp_path).saved
     assert saved is not None
-    assert saved.position.step == 3
+    assert saved.state.step == 3
 
 
 @pytest.mark.parametrize(
@@ -87,13 +93,13 @@ def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tm
 )
 def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tmp_path: Path, name: str) -> None:
     learner = make_learner(model)
-    learner.learn(SAMPLES, 1)
+    learner.train_step(SAMPLES, 1)
     keep(learner, tmp_path, model, 1)
     path = keep(learner, tmp_path, model, 2)
     flip_bit(path / name)
-    found = find_newest(tmp_path)
+    found = find_newest_checkpoint(tmp_path)
     assert found.saved is not None
-    assert found.saved.position.step == 1
+    assert found.saved.state.step == 1
     (damaged,) = found.damaged
     assert damaged.folder == path
     assert name in damaged.problem
@@ -101,17 +107,17 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tm
 
 def test_missing_file_is_named_too(model: Path, tmp_path: Path) -> None:
     (keep(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
-    found = find_newest(tmp_path)
+    found = find_newest_checkpoint(tmp_path)
     assert found.saved is None
     assert "optimizer.safetensors: is not as it was written" in found.damaged[0].problem
 
 
 def test_weights_that_changed_on_disk_are_not_published(model: Path, tmp_path: Path) -> None:
     path = keep(make_learner(model), tmp_path, model, 1)
-    check_model(path)
+    verify_model_files(path)
     flip_bit(path / "model/model.safetensors")
     with pytest.raises(LocalError, match=r"damaged before it was published: model/model\.safetensors"):
-        check_model(path)
+        verify_model_files(path)
 
 
 def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_the_same(
@@ -119,7 +125,7 @@ def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_
 ) -> None:
     learner = make_learner(model)
     saved = keep(learner, tmp_path, model, 0)
-    copy = make_copy(saved / "model", tmp_path / "outgoing")
+    copy = make_bf16_copy(saved / "model", tmp_path / "outgoing")
     given, made = load_file(model / "model.safetensors"), load_file(copy / "model.safetensors")
     assert given.keys() == made.keys()
     for name, tensor in given.items():
@@ -127,4 +133,4 @@ def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_
     for name in ("config.json", "tokenizer.json", "generation_config.json", "prompt.txt"):
         assert (copy / name).read_bytes() == (model / name).read_bytes()
     once = (copy / "model.safetensors").read_bytes()
-    assert (make_copy(saved / "model", tmp_path / "outgoing") / "model.safetensors").read_bytes() == once
+    assert (make_bf16_copy(saved / "model", tmp_path / "outgoing") / "model.safetensors").read_bytes() == once

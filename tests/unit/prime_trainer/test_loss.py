@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
+from prime_trainer.config import LossConfig
 from prime_trainer.loss import (
-    SUMS,
-    Tokens,
+    LOSS_STATS,
+    LossInputs,
     bounded_exp,
-    kl_to_reference,
-    observe,
-    policy_loss,
-    staleness_weight,
-    total_loss,
+    compute_kl_to_reference,
+    compute_loss,
+    compute_loss_stats,
+    compute_policy_loss,
+    compute_staleness_weight,
 )
-from prime_trainer.train_config import LossConfig
 
 RULE = LossConfig(clip_low=0.2, clip_high=0.3, delta=4.0, ratio_max=2.0)
 
@@ -28,7 +28,7 @@ def row(*values: float, grad: bool = False) -> Any:
 def value_and_gradient(ratio: float, advantage: float, weight: float = 1.0) -> tuple[float, float]:
     """Of one token's loss by its log-prob, where its probability has changed by `ratio` since the start of the step."""
     logp = row(math.log(ratio) - 1, grad=True)
-    loss = policy_loss(logp, row(-1.0), row(advantage), row(weight), RULE).sum()
+    loss = compute_policy_loss(logp, row(-1.0), row(advantage), row(weight), RULE).sum()
     loss.backward()
     return loss.item(), logp.grad.item()
 
@@ -58,22 +58,22 @@ def test_no_log_ratio_is_too_large(log_ratio: float, advantage: float) -> None:
     """A token at -91 made the public loss infinite, and its mask of 0 made that no number at all."""
     logp = torch.tensor([-1.0 + log_ratio, -1.0], requires_grad=True)  # float32, where e^91 is infinite
     start = torch.tensor([-1.0, -1.0])
-    tokens = Tokens(
+    tokens = LossInputs(
         logp_T=logp,
         entropy_T=torch.zeros(2),
         start_logp_T=start,
         sampled_logp_T=start - log_ratio,
         advantage_T=torch.full((2,), advantage),
-        counts_T=torch.tensor([0.0, 1.0]),
+        mask_T=torch.tensor([0.0, 1.0]),
         reference_logp_T=start + log_ratio,
     )
     rule = LossConfig(kl_weight=1.0)
-    loss = total_loss(tokens, rule)
+    loss = compute_loss(tokens, rule)
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(logp.grad).all()
     assert logp.grad[0] == 0
-    assert torch.isfinite(observe(tokens, loss, rule)).all()
+    assert torch.isfinite(compute_loss_stats(tokens, loss, rule)).all()
 
 
 def test_bounded_exp_keeps_a_gradient_beyond_its_bounds() -> None:
@@ -87,17 +87,17 @@ def test_bounded_exp_keeps_a_gradient_beyond_its_bounds() -> None:
 def test_staleness_weight_is_the_truncated_ratio_without_a_gradient() -> None:
     start = row(-1.0, -1.0, -1.0, grad=True)
     sampled = row(-1.0, -1.0 + math.log(2.0), -1.0 - math.log(8.0))
-    weight = staleness_weight(start, sampled, RULE)
+    weight = compute_staleness_weight(start, sampled, RULE)
     assert weight.tolist() == pytest.approx([1.0, 0.5, 2.0])
     assert not weight.requires_grad
-    assert staleness_weight(start, sampled, LossConfig(correct=False)).tolist() == [1.0, 1.0, 1.0]
+    assert compute_staleness_weight(start, sampled, LossConfig(correct=False)).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_kl_is_the_third_estimator_and_pulls() -> None:
     """The public trainer took it between two constants, so it pulled at nothing."""
     logp = row(-1.0, -2.0, -0.5, grad=True)
     reference = row(-1.0, -1.0, -2.0)
-    kl = kl_to_reference(logp, reference)
+    kl = compute_kl_to_reference(logp, reference)
     kl.sum().backward()
     ratios = (reference - logp).exp()
     assert kl.tolist() == pytest.approx((ratios - 1 - (reference - logp)).tolist())
@@ -105,16 +105,16 @@ def test_kl_is_the_third_estimator_and_pulls() -> None:
     assert logp.grad[1] < 0 < logp.grad[2], "towards the reference from both sides"
 
 
-def make_tokens(count: int, *, seed: int = 0) -> Tokens:
+def make_tokens(count: int, *, seed: int = 0) -> LossInputs:
     torch.manual_seed(seed)
     logp = -torch.rand(count, dtype=torch.float64)
-    return Tokens(
+    return LossInputs(
         logp_T=logp.requires_grad_(),
         entropy_T=torch.rand(count, dtype=torch.float64).requires_grad_(),
         start_logp_T=-torch.rand(count, dtype=torch.float64),
         sampled_logp_T=-torch.rand(count, dtype=torch.float64),
         advantage_T=torch.randn(count, dtype=torch.float64),
-        counts_T=torch.ones(count, dtype=torch.float64),
+        mask_T=torch.ones(count, dtype=torch.float64),
         reference_logp_T=-torch.rand(count, dtype=torch.float64),
     )
 
@@ -123,13 +123,13 @@ def test_total_is_the_sum_of_its_parts() -> None:
     tokens = make_tokens(50)
     rule = LossConfig(kl_weight=0.3, entropy_weight=0.2)
     assert tokens.reference_logp_T is not None
-    weight = staleness_weight(tokens.start_logp_T, tokens.sampled_logp_T, rule)
+    weight = compute_staleness_weight(tokens.start_logp_T, tokens.sampled_logp_T, rule)
     expected = (
-        policy_loss(tokens.logp_T, tokens.start_logp_T, tokens.advantage_T, weight, rule)
-        + 0.3 * kl_to_reference(tokens.logp_T, tokens.reference_logp_T)
+        compute_policy_loss(tokens.logp_T, tokens.start_logp_T, tokens.advantage_T, weight, rule)
+        + 0.3 * compute_kl_to_reference(tokens.logp_T, tokens.reference_logp_T)
         - 0.2 * tokens.entropy_T
     ).sum()
-    loss = total_loss(tokens, rule)
+    loss = compute_loss(tokens, rule)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item())
     assert tokens.entropy_T.grad.tolist() == pytest.approx([-0.2] * 50)
@@ -138,28 +138,30 @@ def test_total_is_the_sum_of_its_parts() -> None:
 def test_what_does_not_count_has_no_part_in_loss_gradient_or_sums() -> None:
     whole = make_tokens(20)
     counts = torch.tensor([1.0] * 12 + [0.0] * 8, dtype=torch.float64)
-    masked = Tokens(*(getattr(whole, name) for name in Tokens.__slots__[:5]), counts, whole.reference_logp_T)
-    part = Tokens(*(getattr(whole, name)[:12] for name in Tokens.__slots__))
+    masked = LossInputs(*(getattr(whole, name) for name in LossInputs.__slots__[:5]), counts, whole.reference_logp_T)
+    part = LossInputs(*(getattr(whole, name)[:12] for name in LossInputs.__slots__))
     rule = LossConfig(kl_weight=0.3, entropy_weight=0.2)
-    loss = total_loss(masked, rule)
+    loss = compute_loss(masked, rule)
     loss.backward()
-    assert loss.item() == pytest.approx(total_loss(part, rule).item())
+    assert loss.item() == pytest.approx(compute_loss(part, rule).item())
     assert whole.logp_T.grad[12:].abs().sum() == 0
-    assert observe(masked, loss, rule).tolist() == pytest.approx(observe(part, loss, rule).tolist())
+    assert compute_loss_stats(masked, loss, rule).tolist() == pytest.approx(
+        compute_loss_stats(part, loss, rule).tolist()
+    )
 
 
 def test_monitors_count_what_moved_what_was_clipped_and_what_was_truncated() -> None:
     ratio = row(1.0, 1.5, 1.5, 0.5, 50.0)  # against the start of the step
     moved = row(0.0, math.log(3.0), -math.log(3.0), 0.1, 0.0)  # start against the worker's
-    tokens = Tokens(
+    tokens = LossInputs(
         logp_T=ratio.log() - 1,
         entropy_T=row(1.0, 2.0, 3.0, 4.0, 5.0),
         start_logp_T=row(-1.0, -1.0, -1.0, -1.0, -1.0),
         sampled_logp_T=-1 - moved,
         advantage_T=row(1.0, 1.0, -1.0, -1.0, -1.0),
-        counts_T=row(1.0, 1.0, 1.0, 1.0, 1.0),
+        mask_T=row(1.0, 1.0, 1.0, 1.0, 1.0),
     )
-    found = dict(zip(SUMS, observe(tokens, row(7.0).sum(), RULE).tolist(), strict=True))
+    found = dict(zip(LOSS_STATS, compute_loss_stats(tokens, row(7.0).sum(), RULE).tolist(), strict=True))
     assert found["tokens"] == 5
     assert found["loss"] == 7
     assert found["entropy"] == 15

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from prime_node.config import NodeConfig
-from prime_node.doctor.engine_devices import examine_engine
-from prime_node.doctor.examination import describe_hardware
 from prime_node.doctor.facts import GpuFacts, GpuListing
-from prime_node.doctor.gpus import list_gpus, load_nvml, watch_gpus
-from prime_node.doctor.machine import probe_disk, read_cpu, read_memory
-from prime_node.doctor.ports import examine_port, try_port
-from prime_node.doctor.sources import SHARDS_BYTES_MAX, choose_shards
-from prime_protocol.ids import Digest
-from prime_protocol.manifest import ShardEntry
-from prime_runtime.http_listener import ListenConfig
+from prime_node.doctor.machine import (
+    find_bind_problem,
+    list_gpus,
+    load_nvml,
+    observe_gpus,
+    probe_disk,
+    probe_port,
+    read_cpu,
+    read_memory,
+)
+from prime_node.doctor.probes import SHARDS_BYTES_MAX, choose_shards, describe_hardware, probe_engine
+from prime_protocol.weights.manifest import ManifestShard
+from prime_protocol.wire.ids import Digest
+from prime_runtime.http.listener import ListenConfig
 
 ENVIRONMENT = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
@@ -66,15 +71,15 @@ def test_a_port_that_is_taken_is_found_before_the_start_does() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert "in use" in try_port("127.0.0.1", port)
+        assert "in use" in find_bind_problem("127.0.0.1", port)
         config = NodeConfig(
             folder=Path("/n"), announce=("http://a.example:1",), listen=ListenConfig(host="127.0.0.1", port=port)
         )
-        assert "in use" in examine_port(config, is_running=False).problem
-        assert examine_port(config, is_running=True).problem == ""
-    assert try_port("127.0.0.1", 0) == ""
-    assert try_port("no.such.name.invalid", 1) != ""
-    assert examine_port(NodeConfig(folder=Path("/n")), is_running=False).problem == "", "it would not listen at all"
+        assert "in use" in probe_port(config, is_running=False).problem
+        assert probe_port(config, is_running=True).problem == ""
+    assert find_bind_problem("127.0.0.1", 0) == ""
+    assert find_bind_problem("no.such.name.invalid", 1) != ""
+    assert probe_port(NodeConfig(folder=Path("/n")), is_running=False).problem == "", "it would not listen at all"
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------------------
@@ -144,14 +149,14 @@ def test_gpus_are_listed_and_one_that_is_lost_is_named() -> None:
     assert listing.gpus[0] == GpuFacts(number=0, uuid="GPU-0", name="RTX", memory_bytes=24_000, free_bytes=20_000)
     assert listing.gpus[1].problem == "GPU is lost"
     assert driver.opened == 0
-    assert [gpu.number for gpu in watch_gpus(driver, ())] == [0]
+    assert [gpu.number for gpu in observe_gpus(driver, ())] == [0]
 
 
 def test_no_driver_is_no_gpu_with_a_reason() -> None:
     assert list_gpus(None) == GpuListing((), "", "nvidia-ml-py is not installed")
     down = Driver(["RTX"], is_down=True)
     assert list_gpus(down) == GpuListing((), "", "no NVIDIA driver: Driver Not Loaded")
-    assert watch_gpus(down, ()) == ()
+    assert observe_gpus(down, ()) == ()
     mute = Driver(["!"])
     assert list_gpus(mute).problem == "the NVIDIA driver does not answer: Unknown Error"
     assert mute.opened == 0
@@ -169,14 +174,14 @@ def sample(pid: int, at: int, percent: int) -> Any:
 def test_what_others_use_of_a_gpu_leaves_our_own_work_out() -> None:
     samples = [sample(7, 1, 90), sample(7, 3, 20), sample(7, 2, 50), sample(8, 1, 10), sample(99, 1, 60)]
     driver = Driver(["RTX"], samples={0: samples})
-    assert watch_gpus(driver, {99})[0].others_percent == 30
-    assert watch_gpus(driver, ())[0].others_percent == 90
+    assert observe_gpus(driver, {99})[0].others_percent == 30
+    assert observe_gpus(driver, ())[0].others_percent == 90
     driver.samples[0] = [sample(1, 1, 80), sample(2, 1, 80)]
-    assert watch_gpus(driver, ())[0].others_percent == 100
+    assert observe_gpus(driver, ())[0].others_percent == 100
     driver.samples.clear()
-    assert watch_gpus(driver, ())[0].others_percent == 0, "so it answers where nobody is at work"
+    assert observe_gpus(driver, ())[0].others_percent == 0, "so it answers where nobody is at work"
     driver.samples[0] = NVMLError("Not Supported")
-    assert watch_gpus(driver, ())[0].others_percent is None
+    assert observe_gpus(driver, ())[0].others_percent is None
 
 
 def test_the_line_about_the_hardware_names_gpus_or_cores() -> None:
@@ -189,7 +194,7 @@ def test_the_line_about_the_hardware_names_gpus_or_cores() -> None:
 
 
 async def test_the_cpu_multiplies_in_a_process_of_its_own() -> None:
-    seen = await examine_engine(sys.executable, ENVIRONMENT)
+    seen = await probe_engine(sys.executable, ENVIRONMENT)
     assert seen.torch
     assert seen.devices[0].device == "cpu"
     assert seen.devices[0].is_good, seen.devices[0].problem
@@ -210,7 +215,7 @@ async def test_a_check_that_dies_is_a_finding(script: str, problem: str, tmp_pat
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o700)
-    seen = await examine_engine(str(python), ENVIRONMENT)
+    seen = await probe_engine(str(python), ENVIRONMENT)
     assert (seen.torch, seen.devices) == ("", ())
     assert problem in seen.problem
 
@@ -227,7 +232,7 @@ esac
 """
     )
     python.chmod(0o700)
-    seen = await examine_engine(str(python), ENVIRONMENT)
+    seen = await probe_engine(str(python), ENVIRONMENT)
     assert [(each.device, each.is_good) for each in seen.devices] == [
         ("cpu", True),
         ("cuda:0", False),
@@ -238,14 +243,14 @@ esac
 
 
 async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    seen = await examine_engine(str(tmp_path / "absent"), ENVIRONMENT)
+    seen = await probe_engine(str(tmp_path / "absent"), ENVIRONMENT)
     assert "cannot run" in seen.problem
 
 
 def test_the_trial_download_is_bounded() -> None:
-    def shards(*lengths: int) -> tuple[ShardEntry, ...]:
+    def shards(*lengths: int) -> tuple[ManifestShard, ...]:
         return tuple(
-            ShardEntry(file=0, offset=0, length=length, digest=Digest(bytes([number] * 32)))
+            ManifestShard(file=0, offset=0, length=length, digest=Digest(bytes([number] * 32)))
             for number, length in enumerate(lengths)
         )
 

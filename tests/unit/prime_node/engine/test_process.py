@@ -11,23 +11,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import EOS, make_checkpoint
 
-from prime_node.engine.engine_config import EngineConfig
-from prime_node.engine.frames import HEAD_BYTES, PIPE_BYTES_MAX, Done, pack, read_body, read_head
-from prime_node.engine.keeper import DEATHS_MAX, EngineBroken, EngineKeeper, EngineState, Seat
-from prime_node.engine.measuring import Claim
-from prime_node.engine.process import EngineDied, EngineProcess, environment_of
-from prime_node.engine.seam import Order, Sampling, Text
+from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
+from prime_node.engine.config import EngineConfig
+from prime_node.engine.frames import (
+    HEADER_BYTES,
+    PIPE_BYTES_MAX,
+    JobDone,
+    decode_frame_body,
+    decode_frame_header,
+    encode_frame,
+)
+from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.manager import DEATHS_MAX, EngineBroken, EngineManager, EngineSession, EngineState
+from prime_node.engine.measurement import ClaimedRow
+from prime_node.engine.process import EngineDied, EngineProcess, build_environment
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ids import Digest
-from prime_protocol.tolerance import Precision
+from prime_protocol.proofs.tolerance import Precision
+from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import SystemClock
-from prime_runtime.settings import ConfigError
+from prime_runtime.settings.schema import ConfigError
 
-DOUBLE = str(Path(__file__).parents[3] / "engine_double.py")
+DOUBLE = str(Path(__file__).parents[3] / "support/fake_engine.py")
 ROOT, OTHER = Digest(sha256(b"a checkpoint").digest()), Digest(sha256(b"another").digest())
-SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS}), tokens_max=40)
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=40)
 SEED = Digest(sha256(b"an audit").digest())
 
 
@@ -35,18 +42,22 @@ def command(config: EngineConfig, precision: Precision) -> Sequence[str]:
     return [sys.executable, DOUBLE, "--precision", precision]
 
 
-def orders(count: int = 3) -> list[Order]:
-    return [Order(number=n, prompt=np.array([1, 2, 3 + n], np.int32), seed=2**64 - 1 - n) for n in range(count)]
+def orders(count: int = 3) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(number=n, prompt=np.array([1, 2, 3 + n], np.int32), seed=2**64 - 1 - n) for n in range(count)
+    ]
 
 
 class Fixture:
     """A keeper, and a checkpoint folder whose behaviour can be set."""
 
     def __init__(self, folder: Path, **settings: int) -> None:
-        self.checkpoint = make_checkpoint(folder / "checkpoint", hidden=32)
+        self.checkpoint = make_tiny_checkpoint(folder / "checkpoint", hidden=32)
         self.changes: list[tuple[Digest, Digest]] = []
         config = EngineConfig(**{"start_ms": 30_000, "stall_ms": 20_000, **settings})
-        self.keeper = EngineKeeper(config, folder / "engine", SystemClock(), changes=self._note_change, command=command)
+        self.keeper = EngineManager(
+            config, folder / "engine", SystemClock(), changes=self._note_change, command=command
+        )
 
     def _note_change(self, old: Digest, new: Digest) -> None:
         self.changes.append((old, new))
@@ -55,8 +66,8 @@ class Fixture:
         (self.checkpoint / "behaviour").write_text(how)
 
     @asynccontextmanager
-    async def turn(self, root: Digest = ROOT) -> AsyncIterator[Seat]:
-        async with self.keeper.turn(root, self.checkpoint, Precision.FLOAT32) as seat:
+    async def turn(self, root: Digest = ROOT) -> AsyncIterator[EngineSession]:
+        async with self.keeper.acquire(root, self.checkpoint, Precision.FLOAT32) as seat:
             yield seat
 
 
@@ -75,8 +86,8 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
         assert [each.number for each in made] == [0, 1, 2]
         assert steps, "progress is told"
         claims = [
-            Claim(
-                text=Text(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
+            ClaimedRow(
+                text=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
                 logprobs=each.logprobs,
                 proofs=each.proofs,
             )
@@ -87,9 +98,11 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
         assert max(row.margin_max for row in numbers) == 0.0
         assert max(row.logprob_error_max for row in numbers) < 1e-5
         assert all(report.exponent_mismatches == 0 for row in numbers for report in row.chunks)
-        wrong = Claim(text=claims[0].text, logprobs=claims[0].logprobs, proofs=b"\xff" * len(claims[0].proofs))
-        mixed = Claim(
-            text=Text(number=1, prompt=orders()[1].prompt, output=made[1].tokens[::-1].copy(), seed=orders()[1].seed),
+        wrong = ClaimedRow(text=claims[0].text, logprobs=claims[0].logprobs, proofs=b"\xff" * len(claims[0].proofs))
+        mixed = ClaimedRow(
+            text=TokenSequence(
+                number=1, prompt=orders()[1].prompt, output=made[1].tokens[::-1].copy(), seed=orders()[1].seed
+            ),
             logprobs=made[1].logprobs,
             proofs=made[1].proofs,
         )
@@ -109,7 +122,7 @@ async def test_a_checkpoint_is_loaded_once_and_the_next_one_told_as_a_change(fix
     async with fixture.turn(OTHER) as other:
         assert other.process.pid == pid
     assert fixture.changes == [(ROOT, OTHER)]
-    assert fixture.keeper.report()["loaded"] == str(OTHER)
+    assert fixture.keeper.get_status()["loaded"] == str(OTHER)
 
 
 async def test_a_killed_engine_fails_its_job_alone_and_is_started_again(fixture: Fixture) -> None:
@@ -119,7 +132,7 @@ async def test_a_killed_engine_fails_its_job_alone_and_is_started_again(fixture:
             os.kill(pid, signal.SIGKILL)
             await seat.process.generate(orders(), SAMPLING)
     assert fixture.keeper.state is EngineState.OFF
-    assert "signal 9" in fixture.keeper.report()["last_error"]
+    assert "signal 9" in fixture.keeper.get_status()["last_error"]
     async with fixture.turn() as seat:
         assert seat.process.pid != pid
         assert len(await seat.process.generate(orders(), SAMPLING)) == 3
@@ -135,7 +148,7 @@ async def test_an_engine_that_keeps_dying_is_left_alone_and_its_last_words_are_k
     with pytest.raises(EngineBroken, match=r"3 times in a row.*exit code 7.*says the device"):
         async with fixture.turn():
             pass
-    report = fixture.keeper.report()
+    report = fixture.keeper.get_status()
     assert (report["state"], report["pid"]) == ("broken", None)
     assert 0 < report["retry_ms"] <= 2_000
 
@@ -196,7 +209,7 @@ async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None
 
 
 def test_the_engine_sees_nothing_of_the_nodes_environment(tmp_path: Path) -> None:
-    found = environment_of(EngineConfig(threads=3, variables=("CUDA_VISIBLE_DEVICES=1", "X=a=b")), tmp_path)
+    found = build_environment(EngineConfig(threads=3, variables=("CUDA_VISIBLE_DEVICES=1", "X=a=b")), tmp_path)
     assert {
         "HOME": str(tmp_path),
         "OMP_NUM_THREADS": "3",
@@ -220,10 +233,10 @@ def test_a_setting_that_makes_no_sense_is_refused(bad: dict[str, object]) -> Non
 @pytest.mark.parametrize("head", [bytes([99, 0, 0, 0, 1]), bytes([0]) + (PIPE_BYTES_MAX + 1).to_bytes(4, "big")])
 def test_a_frame_of_no_kind_or_beyond_the_limit_is_refused_before_it_is_read(head: bytes) -> None:
     with pytest.raises(RemoteError):
-        read_head(head)
+        decode_frame_header(head)
 
 
 def test_a_frame_comes_back_as_it_went() -> None:
-    frame = pack(Done(job=3))
-    kind, length = read_head(frame[:HEAD_BYTES])
-    assert (length, read_body(kind, frame[HEAD_BYTES:])) == (len(frame) - HEAD_BYTES, Done(job=3))
+    frame = encode_frame(JobDone(job=3))
+    kind, length = decode_frame_header(frame[:HEADER_BYTES])
+    assert (length, decode_frame_body(kind, frame[HEADER_BYTES:])) == (len(frame) - HEADER_BYTES, JobDone(job=3))

@@ -2,12 +2,11 @@
 
 import pytest
 
-from prime_protocol.tasks.family import End, Grade, Reason, SandboxOutcome
+from prime_protocol.tasks.family import Grade, GradeReason, JobEnd, SandboxOutcome, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
 
-RIGHT = Grade(1.0, Reason.RIGHT)
-NOTHING = SandboxOutcome(End.EXIT, 0, b"", b"", b"")
+RIGHT = Grade(1.0, GradeReason.RIGHT)
+NOTHING = SandboxOutcome(JobEnd.EXIT, 0, b"", b"", b"")
 
 
 def grade(spec: str, completion: str, index: int = 0) -> Grade:
@@ -40,7 +39,7 @@ def test_an_index_outside_the_set_is_our_bug(spec: str, index: int) -> None:
 def test_characters_never_need_a_job(spec: str) -> None:
     family = open_family(TaskSetSpec.parse(spec))
     with pytest.raises(AssertionError):
-        family.conclude(family.make(0), NOTHING)
+        family.grade_outcome(family.make(0), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_characters_never_need_a_job(spec: str) -> None:
     ["", "KEY", "$KEY", " KEY$", "KEY$ ", "KEY$KEY$", "KEY\n$", "reward 1.0 KEY$", "1" * 10**6, "KEY" * 10**5 + "$"],
 )
 def test_only_the_answer_and_the_end_mark_are_right(completion: str) -> None:
-    assert grade("sort-digits", completion) == Grade(0.0, Reason.WRONG)
+    assert grade("sort-digits", completion) == Grade(0.0, GradeReason.WRONG)
     assert grade("sort-digits", "KEY$") == RIGHT
 
 
@@ -56,18 +55,18 @@ def test_digits_of_other_scripts_are_wrong() -> None:
     family = open_family(TaskSetSpec.parse("sort-digits"))
     task = family.make(0)
     arabic = "".join(chr(0x660 + int(digit)) for digit in task.key)
-    assert family.grade(task, arabic + "$") == Grade(0.0, Reason.WRONG)
+    assert family.grade(task, arabic + "$") == Grade(0.0, GradeReason.WRONG)
 
 
 def test_shaped_reward_pays_for_right_places_and_for_stopping() -> None:
     spec = "sort-digits?digits=4&reward=shaped"
     assert grade(spec, "KEY$") == RIGHT
-    assert grade(spec, "KEY") == Grade(0.45, Reason.PARTLY)
-    assert grade(spec, "KEY$x") == Grade(0.5, Reason.PARTLY)
-    assert grade(spec, "xxxx$") == Grade(0.05, Reason.PARTLY)
-    assert grade(spec, "xxxxx$") == Grade(0.0, Reason.WRONG)
-    assert grade(spec, "$xxx$") == Grade(0.0, Reason.WRONG)
-    assert grade(spec, "") == Grade(0.0, Reason.WRONG)
+    assert grade(spec, "KEY") == Grade(0.45, GradeReason.PARTLY)
+    assert grade(spec, "KEY$x") == Grade(0.5, GradeReason.PARTLY)
+    assert grade(spec, "xxxx$") == Grade(0.05, GradeReason.PARTLY)
+    assert grade(spec, "xxxxx$") == Grade(0.0, GradeReason.WRONG)
+    assert grade(spec, "$xxx$") == Grade(0.0, GradeReason.WRONG)
+    assert grade(spec, "") == Grade(0.0, GradeReason.WRONG)
 
 
 @pytest.mark.parametrize(("operation", "sign"), [("add", "+"), ("subtract", "-"), ("multiply", "*")])

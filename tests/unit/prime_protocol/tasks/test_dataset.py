@@ -7,9 +7,9 @@ import pytest
 
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
-from prime_protocol.ids import Digest
 from prime_protocol.tasks import dataset, examples
-from prime_protocol.tasks.dataset import check_digest, parse_code_problems, parse_math_problems
+from prime_protocol.tasks.dataset import parse_code_problems, parse_math_problems, verify_dataset_digest
+from prime_protocol.wire.ids import Digest
 
 MATH = {"prompt": "p", "answers": ["1"]}
 STDIN = {"prompt": "p", "kind": "stdin", "tests": [{"input": "", "output": "1"}]}
@@ -34,9 +34,9 @@ def test_examples_are_read() -> None:
 
 
 def test_another_file_than_the_run_names_is_refused() -> None:
-    check_digest(b"x", Digest(sha256(b"x").digest()))
+    verify_dataset_digest(b"x", Digest(sha256(b"x").digest()))
     with pytest.raises(RemoteError, match="dataset"):
-        check_digest(b"y", Digest(sha256(b"x").digest()))
+        verify_dataset_digest(b"y", Digest(sha256(b"x").digest()))
 
 
 @pytest.mark.parametrize(

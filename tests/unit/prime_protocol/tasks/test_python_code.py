@@ -7,26 +7,25 @@ import pytest
 
 from prime_protocol.constants import PROGRAM_CHARS_MAX
 from prime_protocol.tasks import examples
-from prime_protocol.tasks.family import End, Family, Grade, Reason, SandboxJob, SandboxOutcome
+from prime_protocol.tasks.family import Grade, GradeReason, JobEnd, SandboxJob, SandboxOutcome, TaskFamily, TaskSetSpec
 from prime_protocol.tasks.python_code import is_same_result, is_same_text
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
 
-RIGHT, WRONG, CRASHED = Grade(1.0, Reason.RIGHT), Grade(0.0, Reason.WRONG), Grade(0.0, Reason.CRASHED)
+RIGHT, WRONG, CRASHED = Grade(1.0, GradeReason.RIGHT), Grade(0.0, GradeReason.WRONG), Grade(0.0, GradeReason.CRASHED)
 
 
 @pytest.fixture(scope="module")
-def family() -> Family:
+def family() -> TaskFamily:
     digest = "0x" + sha256(examples.CODE).hexdigest()
     return open_family(TaskSetSpec.parse(f"python-code?dataset={digest}"), examples.CODE)
 
 
-def conclude(family: Family, index: int, result: object, stdout: bytes = b"") -> Grade:
+def conclude(family: TaskFamily, index: int, result: object, stdout: bytes = b"") -> Grade:
     raw = result if isinstance(result, bytes) else json.dumps(result).encode()
-    return family.conclude(family.make(index), SandboxOutcome(End.EXIT, 0, stdout, b"", raw))
+    return family.grade_outcome(family.make(index), SandboxOutcome(JobEnd.EXIT, 0, stdout, b"", raw))
 
 
-def test_the_job_holds_the_inputs_and_nothing_that_is_expected(family: Family) -> None:
+def test_the_job_holds_the_inputs_and_nothing_that_is_expected(family: TaskFamily) -> None:
     task = family.make(0)
     assert family.size == 3
     assert task.key == ""
@@ -42,18 +41,18 @@ def test_the_job_holds_the_inputs_and_nothing_that_is_expected(family: Family) -
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        ("</think>print(3)", Reason.NO_ANSWER),
-        ("```python\nprint(3)\n```", Reason.NO_ANSWER),
-        ("```python\nprint(3)\n```</think>", Reason.NO_ANSWER),
-        ("</think>```python\n" + "#" * PROGRAM_CHARS_MAX + "\n```", Reason.TOO_LONG),
-        ("</think>" + "```python\n" * 10**5, Reason.NO_ANSWER),
+        ("</think>print(3)", GradeReason.NO_ANSWER),
+        ("```python\nprint(3)\n```", GradeReason.NO_ANSWER),
+        ("```python\nprint(3)\n```</think>", GradeReason.NO_ANSWER),
+        ("</think>```python\n" + "#" * PROGRAM_CHARS_MAX + "\n```", GradeReason.TOO_LONG),
+        ("</think>" + "```python\n" * 10**5, GradeReason.NO_ANSWER),
     ],
 )
-def test_a_completion_without_a_program_gets_nothing(family: Family, completion: str, reason: Reason) -> None:
+def test_a_completion_without_a_program_gets_nothing(family: TaskFamily, completion: str, reason: GradeReason) -> None:
     assert family.grade(family.make(0), completion) == Grade(0.0, reason)
 
 
-def test_every_test_must_pass(family: Family) -> None:
+def test_every_test_must_pass(family: TaskFamily) -> None:
     assert conclude(family, 0, ["3\n", "0\n"]) == RIGHT
     assert conclude(family, 0, ["3", " 0".strip() + "  \n\n"]) == RIGHT
     assert conclude(family, 0, ["3\n", "1\n"]) == WRONG
@@ -66,15 +65,15 @@ def test_every_test_must_pass(family: Family) -> None:
 @pytest.mark.parametrize(
     "result", [b"", b"[", b"{}", b"null", ["3\n"], ["3\n", "0\n", ""], b"\xff", b"[" * 100_000, b'["3", NaN]']
 )
-def test_a_result_that_is_not_one_output_per_test_is_a_crash(family: Family, result: object) -> None:
+def test_a_result_that_is_not_one_output_per_test_is_a_crash(family: TaskFamily, result: object) -> None:
     assert conclude(family, 0, result) == CRASHED
 
 
-def test_a_program_that_runs_out_of_time_is_told_from_one_that_fails(family: Family) -> None:
-    assert conclude(family, 0, b"", stdout=b"-24") == Grade(0.0, Reason.TIMEOUT)
+def test_a_program_that_runs_out_of_time_is_told_from_one_that_fails(family: TaskFamily) -> None:
+    assert conclude(family, 0, b"", stdout=b"-24") == Grade(0.0, GradeReason.TIMEOUT)
     assert conclude(family, 0, b"", stdout=b"1") == CRASHED
-    timeout = SandboxOutcome(End.TIMEOUT, 0, b"", b"", b'["3\\n", "0\\n"]')
-    assert family.conclude(family.make(0), timeout) == Grade(0.0, Reason.TIMEOUT)
+    timeout = SandboxOutcome(JobEnd.TIMEOUT, 0, b"", b"", b'["3\\n", "0\\n"]')
+    assert family.grade_outcome(family.make(0), timeout) == Grade(0.0, GradeReason.TIMEOUT)
 
 
 @pytest.mark.parametrize(

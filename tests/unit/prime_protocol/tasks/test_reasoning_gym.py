@@ -6,21 +6,20 @@ import pytest
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.tasks import reasoning_gym
-from prime_protocol.tasks.family import End, Family, Grade, Reason, SandboxJob, SandboxOutcome
+from prime_protocol.tasks.family import Grade, GradeReason, JobEnd, SandboxJob, SandboxOutcome, TaskFamily, TaskSetSpec
 from prime_protocol.tasks.reasoning_gym import REFUSED, is_harmless
 from prime_protocol.tasks.registry import open_family
-from prime_protocol.tasks.spec import TaskSetSpec
 
 pytest.importorskip("reasoning_gym")
 
 
-def gym(dataset: str = "chain_sum", rest: str = "size=50") -> Family:
+def gym(dataset: str = "chain_sum", rest: str = "size=50") -> TaskFamily:
     return open_family(TaskSetSpec.parse(f"reasoning-gym?dataset={dataset}&{rest}"))
 
 
 def scored(result: bytes, rest: str = "size=50", code: int = 0) -> Grade:
     family = gym(rest=rest)
-    return family.conclude(family.make(0), SandboxOutcome(End.EXIT, code, b"1.0", b"", result))
+    return family.grade_outcome(family.make(0), SandboxOutcome(JobEnd.EXIT, code, b"1.0", b"", result))
 
 
 def test_a_task_is_the_same_whenever_it_is_made() -> None:
@@ -71,19 +70,19 @@ def test_another_version_is_the_run_s_fault_and_a_missing_package_ours(monkeypat
 def test_the_dataset_s_own_answer_is_right_at_once() -> None:
     family = gym()
     task = family.make(3)
-    assert family.grade(task, f"</think><answer>{task.key}</answer>") == Grade(1.0, Reason.RIGHT)
+    assert family.grade(task, f"</think><answer>{task.key}</answer>") == Grade(1.0, GradeReason.RIGHT)
 
 
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        ("<answer>1</answer>", Reason.NO_ANSWER),
-        ("</think>1", Reason.NO_ANSWER),
-        ("</think><answer> </answer>", Reason.NO_ANSWER),
-        ("</think><answer>" + "1" * 20_001 + "</answer>", Reason.TOO_LONG),
+        ("<answer>1</answer>", GradeReason.NO_ANSWER),
+        ("</think>1", GradeReason.NO_ANSWER),
+        ("</think><answer> </answer>", GradeReason.NO_ANSWER),
+        ("</think><answer>" + "1" * 20_001 + "</answer>", GradeReason.TOO_LONG),
     ],
 )
-def test_no_answer_gets_nothing(completion: str, reason: Reason) -> None:
+def test_no_answer_gets_nothing(completion: str, reason: GradeReason) -> None:
     assert gym().grade(gym().make(0), completion) == Grade(0.0, reason)
 
 
@@ -121,24 +120,24 @@ def test_what_a_scorer_would_run_never_reaches_it(dataset: str, answer: str, har
 def test_an_answer_that_would_be_run_is_malformed() -> None:
     family = gym("puzzle24", "size=2")
     attack = "</think><answer>__import__('os').write(3, b'1.0')</answer>"
-    assert family.grade(family.make(0), attack) == Grade(0.0, Reason.MALFORMED)
+    assert family.grade(family.make(0), attack) == Grade(0.0, GradeReason.MALFORMED)
 
 
 @pytest.mark.parametrize(
     ("result", "exact", "graded"),
     [
-        (b"1.0", Grade(1.0, Reason.RIGHT), Grade(1.0, Reason.RIGHT)),
-        (b"0.0", Grade(0.0, Reason.WRONG), Grade(0.0, Reason.WRONG)),
-        (b"0.05", Grade(0.0, Reason.WRONG), Grade(0.05, Reason.PARTLY)),
-        (b"", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
-        (b"nan", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
-        (b"1e9", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
-        (b"-1.0", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
-        (b"1.0\n", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
-        (b"..", Grade(0.0, Reason.CRASHED), Grade(0.0, Reason.CRASHED)),
+        (b"1.0", Grade(1.0, GradeReason.RIGHT), Grade(1.0, GradeReason.RIGHT)),
+        (b"0.0", Grade(0.0, GradeReason.WRONG), Grade(0.0, GradeReason.WRONG)),
+        (b"0.05", Grade(0.0, GradeReason.WRONG), Grade(0.05, GradeReason.PARTLY)),
+        (b"", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
+        (b"nan", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
+        (b"1e9", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
+        (b"-1.0", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
+        (b"1.0\n", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
+        (b"..", Grade(0.0, GradeReason.CRASHED), Grade(0.0, GradeReason.CRASHED)),
     ],
 )
 def test_a_score_is_a_number_from_0_to_1_on_the_result_channel(result: bytes, exact: Grade, graded: Grade) -> None:
     assert scored(result) == exact
     assert scored(result, "reward=graded&size=50") == graded
-    assert scored(result, code=1) == Grade(0.0, Reason.CRASHED)
+    assert scored(result, code=1) == Grade(0.0, GradeReason.CRASHED)

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from shard_hosts import TRAINER, ShardHost, announce, make_key, make_tensors, write_checkpoint
 
-from prime_protocol.gossip import HeadSeen, Serving
-from prime_protocol.manifest_path import make_link
+from prime_lab.attacks.relay_attacks import TRAINER, ShardHost, make_key, write_checkpoint
+from prime_protocol.gossip.messages import HeadSeen, ServingRecord
+from prime_protocol.weights.transfer import make_manifest_link
 from prime_runtime.shardcast import directory as module
-from prime_runtime.shardcast.directory import Directory
+from prime_runtime.shardcast.directory import ServerDirectory
+from support.shard_hosts import announce, make_tensors
 
 
 @pytest.fixture
@@ -20,39 +21,39 @@ async def origin(tmp_path: Path) -> ShardHost:
 
 async def test_the_newest_record_counts_until_it_expires(origin: ShardHost, tmp_path: Path) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
-    known = Directory()
+    known = ServerDirectory()
     known.learn(origin.record())
     assert [server.node for server in known.servers(signed.digest)] == [TRAINER.node]
-    newer = origin.say(Serving(urls=(), depth=0, slots_free=0, manifests=(signed.digest,)))
+    newer = origin.say(ServingRecord(urls=(), depth=0, slots_free=0, manifests=(signed.digest,)))
     known.learn(newer)
     assert list(known.servers(signed.digest)) == [], "without a URL nobody is served"
     assert len(known) == 1
     server = known.get(TRAINER.node)
     assert server is not None
     assert server.frame == newer.frame
-    assert known.expire(newer.letter.expires_at_ms - 1) == []
-    assert known.expire(newer.letter.expires_at_ms) == [TRAINER.node]
+    assert known.expire(newer.payload.expires_at_ms - 1) == []
+    assert known.expire(newer.payload.expires_at_ms) == [TRAINER.node]
     assert known.get(TRAINER.node) is None
 
 
 async def test_announcements_give_links_and_outlive_their_envelopes(origin: ShardHost, tmp_path: Path) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
-    known = Directory()
+    known = ServerDirectory()
     said = announce(origin, signed)
     known.learn(said)
     known.expire(2**62)
     (link,) = known.links()
-    assert link == make_link(signed.manifest)
-    found = known.manifest_of(link)
+    assert link == make_manifest_link(signed.manifest)
+    found = known.find_announcement(link)
     assert found == said.message
     other = type(link)(root=link.root, base=link.base, transport_bytes=1)
-    assert known.manifest_of(other) is None
+    assert known.find_announcement(other) is None
 
 
 async def test_memory_is_bounded(origin: ShardHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SERVERS_MAX", 3)
     monkeypatch.setattr(module, "ANNOUNCED_MAX", 2)
-    known = Directory()
+    known = ServerDirectory()
     for number in range(5):
         host = ShardHost(tmp_path, f"node{number}", key=make_key(f"node{number}"))
         host.url = "http://127.0.0.1:1"
@@ -68,10 +69,10 @@ async def test_memory_is_bounded(origin: ShardHost, tmp_path: Path, monkeypatch:
 
 
 async def test_tree_heads_are_not_its_business(origin: ShardHost) -> None:
-    known = Directory()
+    known = ServerDirectory()
     note = (
         b"example.org/log\n1\nAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n\n\xe2\x80\x94 example.org/log AAAAAAAA\n"
     )
     gossip = origin.record()
-    known.learn(type(gossip)(gossip.letter, HeadSeen.__new__(HeadSeen), gossip.digest, note))
+    known.learn(type(gossip)(gossip.payload, HeadSeen.__new__(HeadSeen), gossip.digest, note))
     assert len(known) == 0

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shard_hosts import TRAINER, ShardHost, change, make_tensors, write_checkpoint
 
+from prime_lab.attacks.relay_attacks import TRAINER, ShardHost, write_checkpoint
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.manifest import Manifest
-from prime_protocol.manifest_build import DELTA_FILE
+from prime_protocol.weights.manifest import Manifest
+from prime_protocol.weights.manifest_builder import DELTA_FILE
 from prime_runtime.shardcast import patching
-from prime_runtime.shardcast.checkpoint import map_checkpoint, verify_checkpoint
-from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, prepare_folder
+from prime_runtime.shardcast.checkpoint_files import map_checkpoint, verify_checkpoint
+from prime_runtime.shardcast.patching import patch_checkpoint, patch_copy, preallocate_checkpoint
+from support.shard_hosts import change, make_tensors
 
 MODEL = "model.safetensors"
 
@@ -36,7 +37,7 @@ class Step:
         origin.publish(self.old, 0)
         (signed,) = origin.publish(self.new, 1)
         self.manifest: Manifest = signed.manifest
-        self.records = memoryview((origin.store.stocks[signed.digest].folder / DELTA_FILE).read_bytes())
+        self.records = memoryview((origin.store.shard_sets[signed.digest].folder / DELTA_FILE).read_bytes())
 
     def assert_next(self, folder: Path) -> None:
         assert (folder / MODEL).read_bytes() == (self.new / MODEL).read_bytes()
@@ -54,7 +55,7 @@ async def test_from_file_to_file_and_the_base_stays(
 ) -> None:
     monkeypatch.setattr(patching, "is_in_memory", lambda folder: False)
     before, target = (step.old / MODEL).read_bytes(), tmp_path / "next"
-    assert prepare_folder(step.old, target) is None
+    assert preallocate_checkpoint(step.old, target) is None
     assert (target / MODEL).stat().st_size == len(before)
     (target / "other").write_text("goes")
     patch_checkpoint(step.old, target, step.manifest, step.records, threads=2)
@@ -77,7 +78,7 @@ async def test_in_memory_a_copy_is_made_ahead_and_patched_in_place(step: Step, m
     before = (step.old / MODEL).read_bytes()
     (memory / "next").mkdir()
     (memory / "next" / "other").write_text("of an attempt before: goes")
-    copy = prepare_folder(step.old, memory / "next")
+    copy = preallocate_checkpoint(step.old, memory / "next")
     assert copy is not None
     assert (memory / "next" / MODEL).read_bytes() == before
     patch_copy(copy, step.manifest, step.records, threads=2)
@@ -90,9 +91,9 @@ async def test_no_copy_takes_the_last_memory(step: Step, memory: Path, monkeypat
     size = sum(path.stat().st_size for path in step.old.iterdir())
     monkeypatch.setattr(patching, "count_free_bytes", lambda folder: 2 * size - 1)
     with pytest.raises(LocalError, match="memory that is needed"):
-        prepare_folder(step.old, memory / "next")
+        preallocate_checkpoint(step.old, memory / "next")
     monkeypatch.setattr(patching, "count_free_bytes", lambda folder: 2 * size)
-    assert prepare_folder(step.old, memory / "next") is not None
+    assert preallocate_checkpoint(step.old, memory / "next") is not None
 
 
 async def test_a_copy_stops_where_others_take_the_memory(
@@ -103,12 +104,12 @@ async def test_a_copy_stops_where_others_take_the_memory(
     monkeypatch.setattr(patching, "PIECE_BYTES", 4096)
     monkeypatch.setattr(patching, "count_free_bytes", lambda folder: next(looks))
     with pytest.raises(LocalError, match="memory that is needed"):
-        prepare_folder(step.old, memory / "next")
+        preallocate_checkpoint(step.old, memory / "next")
     assert next(looks, None) is None
 
 
 async def test_a_copy_of_something_else_is_refused(step: Step, memory: Path) -> None:
-    copy = prepare_folder(step.new, memory / "other")
+    copy = preallocate_checkpoint(step.new, memory / "other")
     assert copy is not None
     with pytest.raises(RemoteError, match="digest"):
         patch_copy(copy, step.manifest, step.records, threads=2)

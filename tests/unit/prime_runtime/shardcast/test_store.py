@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from shard_hosts import NETWORK, RUN, TRAINER, ShardHost, change, make_key, make_tensors, write_checkpoint
 
+from prime_lab.attacks.relay_attacks import NETWORK, RUN, TRAINER, ShardHost, make_key, write_checkpoint
 from prime_protocol.errors import LocalError
-from prime_protocol.manifest import Kind
-from prime_runtime.shardcast.room import allocate
+from prime_protocol.weights.manifest import ManifestKind
+from prime_runtime.shardcast.checkpoint_files import preallocate_file
 from prime_runtime.shardcast.store import ShardStore
+from support.shard_hosts import change, make_tensors
 
 
 def open_store(folder: Path) -> ShardStore:
@@ -27,9 +28,9 @@ async def origin(tmp_path: Path) -> ShardHost:
 async def test_a_published_keyframe_is_whole_and_linked_not_copied(origin: ShardHost, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
     (signed,) = origin.publish(checkpoint, 0)
-    stock = origin.store.stocks[signed.digest]
+    stock = origin.store.shard_sets[signed.digest]
     assert stock.is_complete
-    assert all(stock.is_right(index) for index in range(stock.shards))
+    assert all(stock.is_intact(index) for index in range(stock.shards))
     assert (stock.folder / "model.safetensors").samefile(checkpoint / "model.safetensors")
 
 
@@ -38,10 +39,10 @@ async def test_the_second_step_is_a_delta_and_asking_again_publishes_nothing(ori
     origin.publish(write_checkpoint(tmp_path / "c0", tensors), 0)
     second = write_checkpoint(tmp_path / "c1", change(tensors, 2))
     made = origin.publish(second, 1, keyframe=True)
-    assert [signed.manifest.kind for signed in made] == [Kind.DELTA, Kind.KEYFRAME]
+    assert [signed.manifest.kind for signed in made] == [ManifestKind.DELTA, ManifestKind.KEYFRAME]
     assert len({signed.root for signed in made}) == 1
     assert set(origin.publish(second, 1)) == set(made)
-    assert set(open_store(origin.store.folder).stocks) == set(origin.store.stocks)
+    assert set(open_store(origin.store.folder).shard_sets) == set(origin.store.shard_sets)
 
 
 async def test_what_was_published_last_stays_mapped_until_the_next_and_a_rest(
@@ -59,7 +60,7 @@ async def test_what_was_published_last_stays_mapped_until_the_next_and_a_rest(
     maps.clear()
     del mapped
     assert spent() is not None
-    origin.kept.rest()
+    origin.kept.release()
     assert spent() is None, "its pages are given back"
 
 
@@ -82,7 +83,7 @@ async def test_a_copy_is_mapped_where_it_is_kept(
 async def test_other_tensors_make_a_keyframe(origin: ShardHost, tmp_path: Path) -> None:
     origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c1", make_tensors(1, tensors=5)), 1)
-    assert signed.manifest.kind is Kind.KEYFRAME
+    assert signed.manifest.kind is ManifestKind.KEYFRAME
 
 
 async def test_what_cannot_be_published_says_why(origin: ShardHost, tmp_path: Path) -> None:
@@ -106,26 +107,26 @@ async def test_what_cannot_be_published_says_why(origin: ShardHost, tmp_path: Pa
 
 async def test_damage_at_rest_is_found_and_costs_the_damaged_shard(origin: ShardHost, tmp_path: Path) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
-    path = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    path = origin.store.shard_sets[signed.digest].folder / "model.safetensors"
     with path.open("r+b") as file:
         file.seek(100_000)
         byte = file.read(1)
         file.seek(100_000)
         file.write(bytes([byte[0] ^ 1]))
-    again = open_store(origin.store.folder).stocks[signed.digest]
+    again = open_store(origin.store.folder).shard_sets[signed.digest]
     with ThreadPoolExecutor(1) as pool:
         assert await again.recheck(pool) == 1
     assert len(again.list_held()) == again.shards - 1
-    assert len(open_store(origin.store.folder).stocks[signed.digest].list_held()) == again.shards - 1
+    assert len(open_store(origin.store.folder).shard_sets[signed.digest].list_held()) == again.shards - 1
 
 
 async def test_a_file_that_is_gone_or_short_holds_no_shard(origin: ShardHost, tmp_path: Path) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
-    folder = origin.store.stocks[signed.digest].folder
+    folder = origin.store.shard_sets[signed.digest].folder
     os.truncate(folder / "model.safetensors", 1000)
-    assert open_store(origin.store.folder).stocks[signed.digest].list_held() == []
+    assert open_store(origin.store.folder).shard_sets[signed.digest].list_held() == []
     shutil.rmtree(folder)
-    assert open_store(origin.store.folder).stocks[signed.digest].list_held() == []
+    assert open_store(origin.store.folder).shard_sets[signed.digest].list_held() == []
 
 
 async def test_a_damaged_manifest_goes_with_its_shards_and_a_foreign_one_stays(
@@ -135,11 +136,11 @@ async def test_a_damaged_manifest_goes_with_its_shards_and_a_foreign_one_stays(
     path = origin.store.folder / "manifests" / signed.digest.hex()
     (path.parent / "readme.txt").write_text("hello")
     stranger = ShardStore(origin.store.folder, network=NETWORK, run=RUN, trainer=make_key("stranger").node)
-    assert stranger.stocks == {}
+    assert stranger.shard_sets == {}
     assert stranger.remove_damaged() == 0
-    assert set(open_store(origin.store.folder).stocks) == {signed.digest}, "it was not the stranger's to remove"
+    assert set(open_store(origin.store.folder).shard_sets) == {signed.digest}, "it was not the stranger's to remove"
     path.write_bytes(path.read_bytes()[:-5])
-    assert open_store(origin.store.folder).stocks == {}
+    assert open_store(origin.store.folder).shard_sets == {}
     assert [each.name for each in path.parent.iterdir()] == ["readme.txt"]
     assert not (origin.store.folder / "transport" / signed.digest.hex()).exists()
 
@@ -150,19 +151,19 @@ async def test_a_checkpoint_without_a_good_manifest_goes_with_the_next_step(orig
     path.write_bytes(path.read_bytes()[:-5])
     again = ShardHost(tmp_path, "origin", key=TRAINER)
     (second,) = again.publish(write_checkpoint(tmp_path / "c1", make_tensors(2)), 1)
-    assert second.manifest.kind is Kind.KEYFRAME, "there is no base any more"
+    assert second.manifest.kind is ManifestKind.KEYFRAME, "there is no base any more"
     assert set(again.store.checkpoints()) == {second.root}
     assert not again.store.checkpoint_path(first.root).exists()
 
 
 async def test_a_shard_that_rotted_is_found_when_it_is_first_asked_for(origin: ShardHost, tmp_path: Path) -> None:
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
-    path = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    path = origin.store.shard_sets[signed.digest].folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[100_000] ^= 1
     path.write_bytes(data)
-    again = open_store(origin.store.folder).stocks[signed.digest]
-    sound = [await again.is_sound(index) for index in range(again.shards)]
+    again = open_store(origin.store.folder).shard_sets[signed.digest]
+    sound = [await again.verify_once(index) for index in range(again.shards)]
     assert sound.count(False) == 1
     assert again.list_held() == [index for index, is_sound in enumerate(sound) if is_sound]
 
@@ -187,10 +188,10 @@ async def test_another_process_sees_what_was_published_and_removed(origin: Shard
     other = open_store(origin.store.folder)
     (signed,) = origin.publish(write_checkpoint(tmp_path / "c0", make_tensors(1)), 0)
     assert [stock.digest for stock in other.rescan()] == [signed.digest]
-    assert other.stocks[signed.digest].is_complete
+    assert other.shard_sets[signed.digest].is_complete
     origin.store.remove(signed.digest)
     assert other.rescan() == []
-    assert other.stocks == {}
+    assert other.shard_sets == {}
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
@@ -203,16 +204,16 @@ async def test_a_link_in_the_place_of_a_file_is_neither_read_nor_written(origin:
     """Others on the machine may share a folder of weights; what they link to is not ours to send or to change."""
     checkpoint = write_checkpoint(tmp_path / "c0", make_tensors(1))
     (signed,) = origin.publish(checkpoint, 0)
-    place = origin.store.stocks[signed.digest].folder / "model.safetensors"
+    place = origin.store.shard_sets[signed.digest].folder / "model.safetensors"
     secret, text = tmp_path / "key", b"s" * place.stat().st_size
     secret.write_bytes(text)
     place.unlink()
     place.symlink_to(secret)
-    stock = open_store(origin.store.folder).stocks[signed.digest]
+    stock = open_store(origin.store.folder).shard_sets[signed.digest]
     with pytest.raises(OSError, match="symbolic links"):
-        [stock.is_right(index) for index in range(stock.shards)]
+        [stock.is_intact(index) for index in range(stock.shards)]
     with pytest.raises(LocalError, match="no room"):
-        allocate(place, 100)
+        preallocate_file(place, 100)
     assert secret.read_bytes() == text
     assert not place.exists(), "the link is gone, and what it led to is as it was"
 
@@ -225,6 +226,6 @@ async def test_a_checkpoint_of_links_is_published_as_the_files_they_lead_to(orig
     for path in real.iterdir():
         (linked / path.name).symlink_to(path)
     (signed,) = origin.publish(linked, 0)
-    stock = origin.store.stocks[signed.digest]
-    assert all(stock.is_right(index) for index in range(stock.shards))
+    stock = origin.store.shard_sets[signed.digest]
+    assert all(stock.is_intact(index) for index in range(stock.shards))
     assert not any(path.is_symlink() for path in stock.files())

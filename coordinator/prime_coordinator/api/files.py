@@ -1,0 +1,73 @@
+"""What anybody may read from the coordinator over plain HTTP: the mirror of the log, files that the log names, and the
+problem files that its operator put up for runs.
+"""
+
+from pathlib import Path
+
+from aiohttp import web
+
+from prime_coordinator.intake.uploads import DATASETS_PREFIX, file_key
+from prime_coordinator.log.store import LogStore
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.ids import Digest
+from prime_runtime.http.server import HttpServer
+from prime_runtime.log_files import CACHE_FOREVER, serve_tile, serve_tree_head
+from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key
+
+PRESIGNED_LIFE_S = 600
+
+
+def add_file_routes(server: HttpServer, *, mirror: Path, objects: ObjectStore, store: LogStore) -> None:
+    """`/log/…`, `/objects/…` and `/datasets/…`."""
+
+    async def get_checkpoint(request: web.Request) -> web.StreamResponse:
+        return await serve_tree_head(mirror)
+
+    async def get_tile(request: web.Request) -> web.StreamResponse:
+        return await serve_tile(mirror, request.match_info["path"])
+
+    async def get_object(request: web.Request) -> web.StreamResponse:
+        try:
+            digest = Digest.parse(request.match_info["digest"])
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        if not await store.is_subject(digest):
+            return web.Response(status=404, text="no entry of the log names this file\n")
+        try:
+            return await send_object(objects, file_key(digest))
+        except ObjectMissing:
+            return web.Response(status=404, text="the log names this file, but it is not here\n")
+
+    async def get_dataset(request: web.Request) -> web.StreamResponse:
+        try:
+            return await send_object(objects, content_key(DATASETS_PREFIX, Digest.parse(request.match_info["digest"])))
+        except RemoteError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        except ObjectMissing:
+            return web.Response(status=404, text="there is no such problem file here\n")
+
+    server.add_page("/log/checkpoint", get_checkpoint)
+    server.add_page("/log/tile/{path:.+}", get_tile)
+    server.add_page("/objects/{digest}", get_object)
+    server.add_page("/datasets/{digest}", get_dataset)
+
+
+async def send_object(objects: ObjectStore, key: str) -> web.StreamResponse:
+    """By sendfile from a folder, by redirection from a bucket."""
+    # Strangers' bytes on the explorer's own origin: never to be shown as a page.
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Cache-Control": CACHE_FOREVER,
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+    }
+    path = objects.local_path(key)
+    if path is not None:
+        if not path.is_file():
+            raise ObjectMissing(f"there is no {key}")
+        return web.FileResponse(path, headers=headers)
+    if not await objects.exists(key):
+        raise ObjectMissing(f"there is no {key}")
+    url = await objects.presign_get(key, expires_s=PRESIGNED_LIFE_S)
+    assert url is not None, "a store without files presigns"
+    return web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})

@@ -1,0 +1,261 @@
+"""Rows made from the log's own entries: what has ended, and the entries as they are. Pure.
+
+The caller has read the leaves. A story is every entry that speaks of one submission, oldest first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prime_coordinator.api.schemas import (
+    AppealRow,
+    CheckpointRow,
+    EntryRow,
+    RoundRow,
+    SlashProgress,
+    SlashRow,
+    SubmissionDetail,
+    SubmissionProgress,
+    SubmissionRow,
+    VerdictRow,
+    to_json_value,
+)
+from prime_protocol.ledger.entries import (
+    Appealed,
+    AuditDrawn,
+    CheckpointPublished,
+    Credited,
+    Entry,
+    Inspected,
+    Outcome,
+    Settled,
+    SlashExecuted,
+    SlashOverturned,
+    SlashProposed,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.state import LedgerState, RunState
+from prime_protocol.log.merkle import compute_leaf_hash
+from prime_protocol.proofs.read_proofs import is_read_proof_refuted
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.typed_data import compute_receipt_id
+
+PROGRESS_BY_OUTCOME = {
+    Outcome.ACCEPT: SubmissionProgress.ACCEPTED,
+    Outcome.INVALID: SubmissionProgress.INVALID,
+    Outcome.FRAUDULENT: SubmissionProgress.FRAUDULENT,
+}
+SLASH_KINDS = ("SlashProposed", "Appealed", "SlashExecuted", "SlashOverturned")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEntry:
+    """One leaf of our own log, opened."""
+
+    index: int
+    at_ms: int
+    letter: Payload
+    entry: Entry
+    leaf: bytes
+
+    @property
+    def run(self) -> RunId:
+        assert self.letter.run is not None, f"{self.letter.kind} is about the network"
+        return self.letter.run
+
+
+SubmissionHistory = Sequence[OpenedEntry]
+
+
+def open_leaf(index: int, leaf: bytes) -> OpenedEntry:
+    at_ms, letter = decode_leaf(leaf)
+    return OpenedEntry(index, at_ms, letter, decode(ENTRY_TYPES[letter.kind], letter.body), leaf)
+
+
+def entry_row(opened: OpenedEntry) -> EntryRow:
+    return EntryRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        kind=opened.letter.kind,
+        author=str(opened.letter.sender),
+        run=opened.letter.run,
+        body=to_json_value(opened.entry),
+        leaf_hash=str(compute_leaf_hash(opened.leaf)),
+    )
+
+
+def checkpoint_row(state: LedgerState, opened: OpenedEntry) -> CheckpointRow:
+    entry = opened.entry
+    assert isinstance(entry, CheckpointPublished)
+    beacon = state.runs[opened.run].checkpoints[entry.step].beacon
+    return CheckpointRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        run=opened.run,
+        step=entry.step,
+        root=str(entry.root),
+        manifest=str(entry.manifest),
+        beacon=str(beacon) if beacon else None,
+        trained_on=len(entry.trained_on),
+    )
+
+
+def verdict_row(opened: OpenedEntry) -> VerdictRow:
+    entry = opened.entry
+    assert isinstance(entry, VerdictGiven)
+    return VerdictRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        run=opened.run,
+        submission=str(entry.receipt.submission),
+        validator=str(entry.receipt.validator),
+        outcome=str(entry.outcome),
+        reason=entry.reason,
+        evidence=str(entry.receipt.evidence),
+        metrics={metric.name: metric.value for metric in entry.metrics},
+    )
+
+
+# --- Slashes --------------------------------------------------------------------------------------------------------
+
+
+def slash_progress(story: SubmissionHistory) -> SlashProgress | None:
+    """How far the slash of a submission is; None where none was proposed."""
+    steps: dict[type, SlashProgress] = {
+        SlashProposed: SlashProgress.PROPOSED,
+        Appealed: SlashProgress.APPEALED,
+        SlashExecuted: SlashProgress.EXECUTED,
+        SlashOverturned: SlashProgress.OVERTURNED,
+    }
+    passed = [steps[type(each.entry)] for each in story if type(each.entry) in steps]
+    return passed[-1] if passed else None
+
+
+def slash_row(state: LedgerState, story: SubmissionHistory) -> SlashRow:
+    """From the story of a submission whose slash was proposed."""
+    (opened,) = (each for each in story if isinstance(each.entry, SlashProposed))
+    assert isinstance(opened.entry, SlashProposed)
+    slash = state.runs[opened.run].slashes.get(opened.entry.submission)
+    ends = [each.index for each in story if isinstance(each.entry, SlashExecuted | SlashOverturned)]
+    authors = [str(each.entry.receipt.node) for each in story if isinstance(each.entry, Submitted)]
+    progress = slash_progress(story)
+    assert progress is not None
+    return SlashRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        run=opened.run,
+        submission=str(opened.entry.submission),
+        node=authors[0],
+        amount_nano=opened.entry.amount_nano,
+        evidence=str(opened.entry.evidence),
+        progress=progress,
+        appeal_until_ms=slash.appeal_until_ms if slash else None,
+        ended_index=ends[0] if ends else None,
+    )
+
+
+def appeal_row(story: SubmissionHistory) -> AppealRow:
+    """From the story of a submission whose slash was appealed."""
+    (opened,) = (each for each in story if isinstance(each.entry, Appealed))
+    assert isinstance(opened.entry, Appealed)
+    progress = slash_progress(story)
+    assert progress is not None
+    return AppealRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        run=opened.run,
+        submission=str(opened.entry.submission),
+        author=str(opened.letter.sender),
+        reason=opened.entry.reason,
+        progress=progress,
+    )
+
+
+# --- Submissions that the state has let go --------------------------------------------------------------------------
+
+
+def ended_submission_detail(run: RunState, story: SubmissionHistory) -> SubmissionDetail:
+    """From the story of a submission whose step is over."""
+    opened = story[0]
+    assert isinstance(opened.entry, Submitted), "a submission's story begins with it"
+    entry, receipt = opened.entry, opened.entry.receipt
+    rounds = _rounds(story)
+    summary = SubmissionRow(
+        index=opened.index,
+        at_ms=opened.at_ms,
+        run=opened.run,
+        submission=str(compute_receipt_id(receipt)),
+        step=receipt.step,
+        node=str(receipt.node),
+        owner=None,
+        progress=_progress(story),
+        lease=receipt.lease,
+        first_slot=None,
+        slots=None,
+        output_tokens=entry.output_tokens,
+        verdicts=sum(len(each.verdicts) for each in rounds),
+        validators=sum(len(each.validators) for each in rounds),
+        credited=any(isinstance(each.entry, Credited) for each in story),
+        trained_into=None,
+    )
+    evidence = [each.entry.receipt.evidence for each in story if _is_fraudulent(each)]  # type: ignore[union-attr]
+    return SubmissionDetail(
+        summary=summary,
+        file_digest=str(receipt.file_digest),
+        checkpoint_step=_checkpoint_step(run, receipt.checkpoint_root),
+        context_tokens=entry.context_tokens,
+        rounds=tuple(rounds),
+        evidence=tuple(dict.fromkeys(map(str, evidence))),
+        refuted=tuple(map(str, sorted(_refuted(story)))),
+        slash=slash_progress(story),
+    )
+
+
+def _refuted(story: SubmissionHistory) -> set[NodeId]:
+    """Whose looks are not what an inspector saw."""
+    said = {
+        each.entry.receipt.validator: each.entry.read_proof for each in story if isinstance(each.entry, VerdictGiven)
+    }
+    seen = [seen for each in story if isinstance(each.entry, Inspected) for seen in each.entry.seen]
+    return {each.reader for each in seen if is_read_proof_refuted(said[each.reader], each.read_proof)}
+
+
+def _is_fraudulent(opened: OpenedEntry) -> bool:
+    return isinstance(opened.entry, VerdictGiven) and opened.entry.outcome is Outcome.FRAUDULENT
+
+
+def _checkpoint_step(run: RunState, root: Digest) -> int:
+    return next(step for step, checkpoint in run.checkpoints.items() if checkpoint.root == root)
+
+
+def _progress(story: SubmissionHistory) -> SubmissionProgress:
+    if any(isinstance(each.entry, SlashOverturned) for each in story):
+        return (
+            SubmissionProgress.ACCEPTED
+            if any(isinstance(each.entry, Credited) for each in story)
+            else SubmissionProgress.INVALID
+        )
+    for each in story:
+        if isinstance(each.entry, Settled):
+            return PROGRESS_BY_OUTCOME[each.entry.outcome]
+    drawn = any(isinstance(each.entry, AuditDrawn) for each in story)
+    return SubmissionProgress.AUDITING if drawn else SubmissionProgress.WAITING
+
+
+def _rounds(story: SubmissionHistory) -> list[RoundRow]:
+    found = {
+        str(each.entry.receipt.validator): str(each.entry.outcome)
+        for each in story
+        if isinstance(each.entry, VerdictGiven)
+    }
+    rounds = []
+    for each in story:
+        if isinstance(each.entry, AuditDrawn):
+            drawn = tuple(map(str, each.entry.validators))
+            said = {node: found[node] for node in drawn if node in found}
+            rounds.append(RoundRow(drawn_at_ms=each.at_ms, seed=None, validators=drawn, verdicts=said))
+    return rounds

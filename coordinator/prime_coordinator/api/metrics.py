@@ -1,0 +1,91 @@
+"""Numbers for `/metrics`, counted when they are asked for, and `/healthz`."""
+
+from collections.abc import Collection, Iterator
+from ipaddress import ip_address
+
+from aiohttp import web
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from prime_coordinator.core import Core
+from prime_coordinator.gossip.gossip_http import GossipHttp
+from prime_coordinator.gossip.relay import GossipRelay
+from prime_coordinator.log.writer import LogWriter
+from prime_coordinator.scheduling.eligibility import NodePhase
+from prime_runtime.http.messages import get_client_address
+from prime_runtime.metrics import Metrics
+
+
+def is_private_address(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_private
+    except ValueError:
+        return False
+
+
+class CoordinatorMetrics:
+    """What an operator watches."""
+
+    def __init__(self, metrics: Metrics, core: Core, writer: LogWriter, trusted_proxies: Collection[str] = ()) -> None:
+        self._metrics = metrics
+        self._core = core
+        self._writer = writer
+        self._trusted_proxies = trusted_proxies
+        self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
+        self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
+        self._nodes = metrics.gauge("nodes", "Nodes by what was last heard of them.", phase=[*NodePhase])
+        self._leases = metrics.gauge("leases_open", "Leases that are open.").at()
+        self._submissions = metrics.gauge("submissions_unsettled", "Submissions without an outcome.").at()
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/metrics", self._scrape)
+        app.router.add_get("/healthz", self._tell_health)
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        """Only to this machine and its private networks: it tells how busy we are."""
+        if not is_private_address(get_client_address(request, self._trusted_proxies)):
+            return web.Response(status=403, text="metrics are for this machine and its private networks\n")
+        state, counts = self._core.state, self._core.liveness.count()
+        self._entries.set(self._writer.size)
+        self._head.set(self._writer.head_size)
+        for phase in NodePhase:
+            known = len(state.nodes) - sum(counts.values()) if phase is NodePhase.LOST else counts.get(phase, 0)
+            self._nodes.at(phase=phase).set(known)
+        self._leases.set(sum(len(run.leases) for run in state.runs.values()))
+        self._submissions.set(
+            sum(submission.outcome is None for run in state.runs.values() for submission in run.submissions.values())
+        )
+        return await self._metrics.handle(request)
+
+    async def _tell_health(self, request: web.Request) -> web.Response:
+        """200 while entries reach the disk; a supervisor restarts what does not answer so."""
+        is_well = self._writer.failure is None
+        body = {"ok": is_well, "entries": self._writer.size, "head_size": self._writer.head_size}
+        return web.json_response(body, status=200 if is_well else 503)
+
+
+class GossipMetrics(Collector):
+    """What is on the board of records, who waits for news, and how much was handed in and told."""
+
+    def __init__(self, metrics: Metrics, board: GossipRelay, desk: GossipHttp) -> None:
+        self._prefix = f"{metrics.prefix}_records"
+        self._relay = board
+        self._gossip_http = desk
+        metrics.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        pinned = GaugeMetricFamily(self._prefix, "Frames on the board.", labels=["kind"])
+        for kind, count in self._relay.count().items():
+            pinned.add_metric([kind], count)
+        yield pinned
+        shared = CounterMetricFamily(f"{self._prefix}_shared", "Frames handed in.", labels=["outcome"])
+        for outcome, count in self._gossip_http.shared.items():
+            shared.add_metric([outcome], count)
+        yield shared
+        yield CounterMetricFamily(
+            f"{self._prefix}_answers", "Questions for records answered.", self._gossip_http.answers
+        )
+        yield CounterMetricFamily(f"{self._prefix}_told", "Frames in those answers.", self._gossip_http.frames_told)
+        waiting = self._gossip_http.count_waiting()
+        yield GaugeMetricFamily(f"{self._prefix}_waiting", "Nodes that wait for news.", waiting)

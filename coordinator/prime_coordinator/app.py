@@ -1,0 +1,382 @@
+"""The coordinator's shell: sockets, clock and disk around the decisions of core.py. Everything that waits is here.
+
+Nobody is answered, not even with a refusal, before all that the answer rests on is on disk.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from prime_coordinator.admin.operator_api import add_operator_routes
+from prime_coordinator.api.explorer import make_explorer
+from prime_coordinator.api.files import add_file_routes
+from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
+from prime_coordinator.api.routes import add_json_routes
+from prime_coordinator.audits.plants import Plants
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.constants import SWEEP_MS
+from prime_coordinator.core import Core
+from prime_coordinator.gossip.service import CoordinatorGossip
+from prime_coordinator.home import (
+    CoordinatorHome,
+    check_database,
+    database_url,
+    load_key,
+    load_log_key,
+    load_planted,
+    lock_home,
+    objects_url,
+)
+from prime_coordinator.intake.checker import CheckerPool
+from prime_coordinator.intake.uploads import BadFile, SubmissionVerifier, UploadReceiver
+from prime_coordinator.log.replay import recover_ledger
+from prime_coordinator.log.store import LogStore, open_log_store
+from prime_coordinator.log.writer import LogWriter
+from prime_coordinator.settlement.interface import Settlement, open_settlement
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.gossip.messages import RELAY_POLL, RELAY_PUBLISH
+from prime_protocol.ledger.entries import (
+    Appealed,
+    CheckpointPublished,
+    Inspected,
+    LeaseEnded,
+    NodeRegistered,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.ledger.entry_index import decode_leaf, list_subjects
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
+from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.messages import (
+    ENTRY_ENDPOINTS,
+    HEARTBEAT,
+    LEASE,
+    STEP,
+    UPLOAD,
+    EntryReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    StepReply,
+    StepRequest,
+)
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.http.server import Caller, HttpServer
+from prime_runtime.lock import ProcessLock
+from prime_runtime.log_files import write_snapshot
+from prime_runtime.metrics import Metrics, RequestMetrics
+from prime_runtime.objects.store import ObjectStore, open_object_store
+from prime_runtime.rate_limits import network_group
+
+log = logging.getLogger(__name__)
+
+LOGGED_ONCE = (Appealed, CheckpointPublished, Inspected, LeaseEnded, Submitted, VerdictGiven)
+"""Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
+COLLECTOR_ALLOCATIONS = 20_000
+"""Objects made between two runs of the collector; Python's 700 are two heartbeats' worth."""
+REQUEST_KINDS = (
+    HEARTBEAT.kind,
+    LEASE.kind,
+    STEP.kind,
+    UPLOAD.kind,
+    RELAY_PUBLISH.kind,
+    RELAY_POLL.kind,
+    "page",
+    *(endpoint.kind for endpoint in ENTRY_ENDPOINTS),
+)
+
+
+class CoordinatorServer:
+    """One running coordinator. It is the Desk that other routes are given."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        core: Core,
+        writer: LogWriter,
+        *,
+        store: LogStore,
+        objects: ObjectStore,
+        settlement: Settlement,
+        http: HttpServer,
+        gossiping: CoordinatorGossip,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.core = core
+        self.writer = writer
+        self.log = store
+        self.http = http
+        self._clock = clock
+        self.settlement = settlement
+        self._gossip = gossiping
+        intake = config.intake
+        self._checkers = CheckerPool(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
+        self._submissions = SubmissionVerifier(self._checkers, objects, store, clock=clock, config=intake)
+        self._uploads = UploadReceiver(core, objects, store, clock=clock, config=intake)
+        is_explored = config.explorer.enabled
+        self._explorer = make_explorer(self, gossiping.relay, objects, clock) if is_explored else None
+        self._add_routes(objects)
+
+    @classmethod
+    async def open(
+        cls, config: CoordinatorConfig, key: WalletKey, log_key: Ed25519PrivateKey, store: LogStore, clock: Clock
+    ) -> Self:
+        """From what is on disk."""
+        network, home = config.network_id, CoordinatorHome(config.folder)
+        vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
+        ledger, tree = await recover_ledger(
+            store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
+        )
+        plants = Plants.of(key, load_planted(config))
+        core = Core(
+            key,
+            ledger,
+            now_ms=clock.now_ms(),
+            plants=plants,
+            tempo=config.tempo,
+            inspect_share=config.inspect_share,
+        )
+
+        def show(note: bytes, size: int) -> None:
+            core.head, core.head_size = note, size
+
+        writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
+        mended = await writer.repair_mirror()
+        log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
+        settlement = open_settlement(config, core.state, key, clock)
+        core.audits.is_appealable = settlement.is_appealable
+        metrics = Metrics("coordinator")
+        http = HttpServer(
+            key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, REQUEST_KINDS)
+        )
+        objects = open_object_store(objects_url(config), config.s3)
+        gossiping = CoordinatorGossip(config, core, key, http, clock)
+        made = cls(
+            config,
+            core,
+            writer,
+            store=store,
+            objects=objects,
+            settlement=settlement,
+            http=http,
+            gossiping=gossiping,
+            clock=clock,
+        )
+        CoordinatorMetrics(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
+        GossipMetrics(metrics, gossiping.relay, gossiping.gossip_http)
+        return made
+
+    # --- The Desk ---------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    async def commit(self) -> None:
+        fresh = self.core.entry_writer.drain()
+        if fresh:
+            self.writer.put(fresh)
+        await self.writer.wait_for_size(self.core.state.size)
+
+    # --- Routes -----------------------------------------------------------------------------------------------------
+
+    def _add_routes(self, objects: ObjectStore) -> None:
+        self.http.add(HEARTBEAT, self.beat, express=True)
+        self.http.add(LEASE, self.request_lease, express=True)  # everybody asks at once when a checkpoint comes
+        self.http.add(STEP, self.get_step_facts)
+        for endpoint in ENTRY_ENDPOINTS:
+            self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)
+        self.http.add(UPLOAD, self._uploads.place)
+        handle_ms = self.config.intake.upload_ms
+        self.http.add_upload("/objects/{digest}", UPLOAD, self._uploads.receive, handle_ms=handle_ms)
+        add_file_routes(self.http, mirror=CoordinatorHome(self.config.folder).mirror, objects=objects, store=self.log)
+        add_operator_routes(self.http, self)
+        add_json_routes(self.http.app, self)
+        if self._explorer is not None:
+            self._explorer.add_routes(self.http.app)
+
+    def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
+        reply = self.core.beat(caller.sender, get_run(caller), beat, self._clock.now_ms())
+        # What it tells of leases and audits may be a moment old and not on disk yet.
+        return reply if self.writer.size >= self.core.state.size else self._when_on_disk(reply)
+
+    async def _when_on_disk(self, reply: HeartbeatReply) -> HeartbeatReply:
+        await self.commit()
+        return reply
+
+    async def request_lease(self, caller: Caller, request: LeaseRequest) -> LeaseReply:
+        try:
+            return self.core.request_lease(caller.sender, get_run(caller), request, self._clock.now_ms())
+        finally:
+            await self.commit()
+
+    async def get_step_facts(self, caller: Caller, wanted: StepRequest) -> StepReply:
+        facts = self.core.get_step_facts(get_run(caller), wanted)
+        await self.commit()
+        return facts
+
+    async def submit(self, caller: Caller, entry: Submitted) -> EntryReply:
+        """The file first, then the entry."""
+        run, now_ms = get_run(caller), self._clock.now_ms()
+        if self.core.repeated(caller.payload, entry) is None:
+            try:
+                expected = self.core.get_expected_submission(caller.sender, run, entry, now_ms)
+            except RemoteError as error:
+                return await self._find_logged(caller, entry, error)
+            try:
+                await self._submissions.check(caller, entry, expected)
+            except BadFile:
+                self.core.record_refused_file(caller.sender, run, entry.receipt.lease, self._clock.now_ms())
+                raise
+        return await self.take(caller, entry)
+
+    async def take(self, caller: Caller, entry: Any) -> EntryReply:
+        """Any entry that others write."""
+        try:
+            logged = self._take(caller, entry)
+        except RemoteError as error:
+            return await self._find_logged(caller, entry, error)
+        await self.commit()
+        return logged
+
+    def _take(self, caller: Caller, entry: Any) -> EntryReply:
+        now_ms, group = self._clock.now_ms(), network_group(caller.address)
+        logged = self.core.take(caller.payload, entry, caller.frame, address_group=group, now_ms=now_ms)
+        if isinstance(entry, NodeRegistered):
+            for deposit in self.settlement.get_welcome_deposits(self.core.state, caller.sender):
+                self.core.order(deposit, None, now_ms)
+        return logged
+
+    async def _find_logged(self, caller: Caller, entry: Any, error: RemoteError) -> EntryReply:
+        """Where this very entry stands already; else the error."""
+        await self.commit()
+        if isinstance(entry, LOGGED_ONCE):
+            subject = list_subjects(caller.run, entry)[0]
+            kinds = [caller.payload.kind]
+            found = await self.log.list_entries(kinds=kinds, author=caller.sender, subject=subject, limit=10)
+            for listed in found:
+                _, letter = decode_leaf(listed.leaf)
+                if (letter.run, letter.body) == (caller.run, caller.payload.body):
+                    return EntryReply(index=listed.index, at_ms=listed.at_ms)
+        raise error
+
+    # --- Life -------------------------------------------------------------------------------------------------------
+
+    async def serve(self, lock: ProcessLock, until: Awaitable[Any]) -> None:
+        """Listen and work until told to stop; LocalError when a part of it fails."""
+        port = await self.http.start(self.config.listen)
+        lock.write_url(local_url(self.config, port))
+        stop: asyncio.Future[Any] = asyncio.ensure_future(until)
+        work = [asyncio.create_task(part) for part in self._parts(port)]
+        try:
+            await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
+            self._gossip.close()
+            if self._explorer is not None:
+                self._explorer.close_streams()
+            await self.http.stop()
+            if not any(task.done() for task in work):
+                await self._finish()
+        finally:
+            await _end(stop, *work)
+            await self._checkers.close()
+            await self.settlement.close()
+            if self._explorer is not None:
+                self._explorer.close()
+        for task in work:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    def _parts(self, port: int) -> list[Coroutine[Any, Any, None]]:
+        explorer = [self._explorer.run()] if self._explorer is not None else []
+        return [
+            *explorer,
+            self.writer.write_batches(),
+            self.writer.sign_heads(),
+            self._repeat(self.config.tempo.tick_ms, self.tick),
+            self._repeat(SWEEP_MS, self._sweep),
+            self._gossip.run(port),
+            self.settlement.run(self),
+        ]
+
+    async def _finish(self) -> None:
+        """A snapshot, and a last head, so that whoever reads the mirror while this is down sees it all."""
+        await self.commit()
+        if self.writer.size > self.writer.head_size:
+            await self.writer.sign_head()
+        if self.core.state.size == self.writer.head_size:
+            try:
+                write_snapshot(CoordinatorHome(self.config.folder).snapshot, self.core.state)
+            except LocalError as error:
+                log.warning("no snapshot, so the next start takes longer: %s", error)
+
+    async def _repeat(self, every_ms: int, work: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            await self._clock.sleep_ms(every_ms)
+            await work()
+
+    async def tick(self) -> None:
+        """What time has made due, and what came in from outside."""
+        for order in await self.settlement.collect(self.core.state):
+            self.core.order(order, None, self._clock.now_ms())
+        for run, appeal in self.settlement.appeals(self.core.state):
+            self.core.appeal(appeal, run, self._clock.now_ms())
+        self.core.tick(self._clock.now_ms())
+        await self.commit()
+
+    async def _sweep(self) -> None:
+        await self._uploads.sweep()
+
+
+def local_url(config: CoordinatorConfig, port: int) -> str:
+    """How commands on this machine reach the server; one that listens everywhere does so on loopback too."""
+    scheme = "https" if config.listen.tls_key else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.listen.host, config.listen.host)
+    return f"{scheme}://{host}:{port}"
+
+
+def get_run(caller: Caller) -> RunId:
+    if caller.run is None:
+        raise RemoteError("Letter.run", "is missing: this is about a run")
+    return caller.run
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def tune_garbage_collector() -> None:
+    """What stands when work begins stays; the collector need not go through it again with every few heartbeats."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTOR_ALLOCATIONS, 20, 20)
+
+
+async def run(config: CoordinatorConfig) -> int:
+    """Until SIGTERM or SIGINT. 0: stopped cleanly, 1: a part failed; the log says what."""
+    clock, stop = SystemClock(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with lock_home(config.folder) as lock:
+        key, log_key = load_key(config), load_log_key(config)
+        check_database(config)
+        store = open_log_store(database_url(config), config.database_password)
+        async with AsyncExitStack() as stack:
+            stack.callback(store.close)
+            server = await CoordinatorServer.open(config, key, log_key, store, clock)
+            tune_garbage_collector()
+            try:
+                await server.serve(lock, stop.wait())
+            except LocalError as error:
+                log.error("the coordinator stops: %s", error)
+                return 1
+    return 0

@@ -1,0 +1,255 @@
+"""From submission to settled: draws, verdicts, credit, slashes and appeals, each step as soon as it is due. Pure.
+
+The ledger knows what is allowed; this knows what to do next, and finds that out from the ledger alone: after a restart
+every submission goes on from where the log left it, even between an outcome and what follows from it.
+"""
+
+import heapq
+from collections.abc import Callable
+
+from prime_coordinator.audits.cases import AuditCase, SubmissionKey, compute_slash_end, propose_slash
+from prime_coordinator.audits.plants import Plants
+from prime_coordinator.audits.validators import InspectionScheduler, MissedVerdicts, ValidatorReputation
+from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
+from prime_coordinator.entry_writer import EntryWriter
+from prime_protocol.constants import AUDITS_LISTED_MAX, ROUNDS_MAX
+from prime_protocol.ledger.audits import (
+    compute_draw,
+    compute_settled_outcome,
+    decide_outcome,
+    is_round_over,
+    needs_new_round,
+)
+from prime_protocol.ledger.entries import AuditDrawn, Credited, Outcome, Settled, ValidatorScored
+from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.state import SubmissionState
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.messages import AuditTask
+
+
+class AuditScheduler:
+    """What is waiting to be judged, by whom, and when to look again."""
+
+    def __init__(
+        self,
+        scribe: EntryWriter,
+        attendance: MissedVerdicts,
+        reputation: ValidatorReputation,
+        plants: Plants,
+        inspections: InspectionScheduler,
+        now_ms: int,
+    ) -> None:
+        self._entry_writer = scribe
+        self._missed_verdicts = attendance
+        self._reputation = reputation
+        self._plants = plants
+        self._inspections = inspections
+        self._grace_until_ms = now_ms + GRACE_MS
+        self._ready: dict[SubmissionKey, None] = {}
+        self._timers: list[tuple[int, RunId, Digest]] = []
+        self._assigned: dict[NodeId, dict[SubmissionKey, AuditTask]] = {}
+        self.waiting_for_head: dict[SubmissionKey, None] = {}
+        """Submissions that cannot go on before a head is noted."""
+        self.is_appealable: Callable[[Digest], bool] = lambda name: False
+        """Whether an appeal against a slash may still come from outside the log; the server sets it."""
+        self.just_settled: list[tuple[RunId, SubmissionState]] = []
+        self.just_credited: list[tuple[RunId, SubmissionState]] = []
+        for name, run in scribe.state.runs.items():
+            for submission in run.submissions:
+                self._recover(AuditCase.of(scribe.state, name, submission))
+
+    def _recover(self, case: AuditCase) -> None:
+        """Take up a submission where the log left it."""
+        if case.rounds and case.is_open:
+            self._assign(case)
+            self._set_timer(case, case.rounds[-1].drawn_at_ms + case.terms.verdict_ms)
+        self.mark_ready(case.run_name, case.name)
+
+    def mark_ready(self, run: RunId, name: Digest) -> None:
+        """Something happened to this submission: look at it at the next tick."""
+        self._ready[(run, name)] = None
+
+    def tasks(self, validator: NodeId, run: RunId | None = None) -> tuple[AuditTask, ...]:
+        """What a validator still has to judge, oldest first; of one run where it is named."""
+        assigned = self._assigned.get(validator)
+        if not assigned:
+            return ()
+        return tuple(task for (name, _), task in assigned.items() if run in (None, name))[:AUDITS_LISTED_MAX]
+
+    def judged(self, validator: NodeId, run: RunId, name: Digest) -> None:
+        self._missed_verdicts.record_verdict(validator)
+        self._unassign(validator, (run, name))
+        self.mark_ready(run, name)
+
+    def head_noted(self) -> None:
+        """Those that waited for a head go on."""
+        self._ready |= self.waiting_for_head
+        self.waiting_for_head = {}
+
+    def tick(self, now_ms: int) -> None:
+        """Do everything that is due."""
+        while self._timers and self._timers[0][0] <= now_ms:
+            _, run, name = heapq.heappop(self._timers)
+            self.mark_ready(run, name)
+        ready, self._ready = self._ready, {}
+        for run, name in ready:
+            # A step that is over and paid is forgotten with its submissions.
+            if name in self._entry_writer.state.runs[run].submissions:
+                self._advance(AuditCase.of(self._entry_writer.state, run, name), now_ms)
+
+    def _advance(self, case: AuditCase, now_ms: int) -> None:
+        if case.submission.outcome is None:
+            self._judge(case, now_ms)
+        elif case.slash is not None:
+            self._advance_slash(case, now_ms)
+        else:
+            self._conclude(case, now_ms)
+
+    # --- Before the outcome -----------------------------------------------------------------------------------------
+
+    def _judge(self, case: AuditCase, now_ms: int) -> None:
+        outcome = compute_settled_outcome(self._entry_writer.state, case.run, case.name, now_ms)
+        # Soft for want of an answer: another round may still find one.
+        is_open = case.submission.planted is None and decide_outcome(case.rounds, case.terms.quorum) is None
+        is_undecided = outcome is Outcome.INVALID and is_open
+        if self._is_in_grace(case, now_ms):
+            self._set_timer(case, self._grace_until_ms)
+        elif outcome is not None and not is_undecided:
+            self._settle(case, outcome, now_ms)
+        elif (is_undecided or not case.rounds) and len(case.rounds) < AUDIT_ROUNDS_MAX:
+            self._draw_or_wait(case, is_undecided, now_ms)
+        elif is_undecided:
+            self._settle(case, Outcome.INVALID, now_ms)
+
+    def _is_in_grace(self, case: AuditCase, now_ms: int) -> bool:
+        """A round ran out while we were away or have just come back: its validators get a moment to speak."""
+        if now_ms >= self._grace_until_ms or not case.rounds:
+            return False
+        last = case.rounds[-1]
+        return len(last.verdicts) < len(last.validators) and needs_new_round(case.rounds, case.terms, now_ms)
+
+    def _draw_or_wait(self, case: AuditCase, is_undecided: bool, now_ms: int) -> None:
+        if case.submission.head is None:
+            self.waiting_for_head[(case.run_name, case.name)] = None
+        elif self._draw(case, now_ms):
+            self._judge(case, now_ms)
+        elif is_undecided:
+            self._settle(case, Outcome.INVALID, now_ms)
+        else:
+            self._set_timer(case, min(now_ms + AUDIT_RETRY_MS, case.submission.at_ms + case.terms.verdict_ms))
+
+    def _draw(self, case: AuditCase, now_ms: int) -> bool:
+        """The next round, if enough validators are left."""
+        assert case.submission.head is not None
+        number, head_size = len(case.submission.rounds), case.submission.head[0]
+        if number >= ROUNDS_MAX:
+            return False
+        # First those who let the last round pass, because some of them leave the draw for it.
+        self._close_round(case, now_ms)
+        drawn = compute_draw(self._entry_writer.state, case.run, case.name, now_ms)
+        if drawn is None:
+            return False
+        entry = AuditDrawn(submission=case.name, round=number, head_size=head_size, validators=drawn)
+        self._entry_writer.write(entry, case.run_name, now_ms)
+        self._assign(case)
+        self._set_timer(case, now_ms + case.terms.verdict_ms)
+        return True
+
+    def _assign(self, case: AuditCase) -> None:
+        """Tell the validators of the last round, as far as they have not spoken."""
+        last = case.submission.rounds[-1]
+        task = case.make_task(last.drawn_at_ms + case.terms.verdict_ms)
+        for validator in last.validators:
+            if validator not in last.verdicts:
+                self._assigned.setdefault(validator, {})[(case.run_name, case.name)] = task
+
+    # --- The outcome and what follows from it -----------------------------------------------------------------------
+
+    def _settle(self, case: AuditCase, outcome: Outcome, now_ms: int) -> None:
+        truth = self._plants.reveal(case.run_name, case.name, case.submission)
+        if truth is not None and case.rounds and case.submission.planted is None:
+            # Our own planted file went the way of all others. Nobody may learn of it while somebody can still speak.
+            if not is_round_over(case.rounds, case.terms, now_ms):
+                return
+            self._entry_writer.write(truth, case.run_name, now_ms, key=self._plants.key(case.submission.node))
+            outcome = Outcome.INVALID
+        self._close_round(case, now_ms)
+        self._entry_writer.write(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
+        self.just_settled.append((case.run_name, case.submission))
+        self._inspections.settled(case, now_ms)
+        is_clear = truth is not None or decide_outcome(case.rounds, case.terms.quorum) is not None
+        if outcome is not Outcome.FRAUDULENT and is_clear:
+            self._reputation.judged(case.submission, now_ms)
+        self._conclude(case, now_ms)
+
+    def _conclude(self, case: AuditCase, now_ms: int) -> None:
+        """Credit, slash proposal and scores, as far as they are still to come."""
+        submission = case.submission
+        if submission.outcome is Outcome.FRAUDULENT and not submission.slashed:
+            propose_slash(self._entry_writer, case, now_ms)
+            assert case.slash is not None
+            self._set_timer(case, case.slash.appeal_until_ms)
+            return
+        # A twin of the lease may have been credited for the same slots before.
+        is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)
+        if submission.outcome is Outcome.ACCEPT and not submission.credited and is_creditable:
+            units = compute_submission_units(case.terms, submission)
+            self._entry_writer.write(Credited(submission=case.name, units=units), case.run_name, now_ms)
+            self.just_credited.append((case.run_name, submission))
+        verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
+        for validator, found in sorted(verdicts.items()):
+            if submission.judged not in (None, found) and validator not in submission.scored:
+                entry = ValidatorScored(validator=validator, submission=case.name)
+                self._entry_writer.write(entry, case.run_name, now_ms)
+
+    def _advance_slash(self, case: AuditCase, now_ms: int) -> None:
+        slash = case.slash
+        assert slash is not None
+        end = compute_slash_end(self._entry_writer.state, case, now_ms, is_appealable=self.is_appealable(case.name))
+        if end is not None:
+            is_clear = slash.appealed_at_ms is None or decide_outcome(case.rounds, case.terms.quorum) is not None
+            self._close_round(case, now_ms)
+            self._entry_writer.write(end, case.run_name, now_ms)
+            if is_clear:
+                self._reputation.judged(case.submission, now_ms)
+            self._conclude(case, now_ms)
+        elif slash.appealed_at_ms is None:
+            is_early = now_ms < slash.appeal_until_ms
+            self._set_timer(case, slash.appeal_until_ms if is_early else now_ms + AUDIT_RETRY_MS)
+        else:
+            self._set_timer(case, slash.appealed_at_ms + slash.judgement_ms)
+            self._advance_appeal(case, now_ms)
+
+    def _advance_appeal(self, case: AuditCase, now_ms: int) -> None:
+        """The appeal's own rounds: the first at once, another when one is stuck."""
+        if case.rounds and not needs_new_round(case.rounds, case.terms, now_ms):
+            return
+        if self._is_in_grace(case, now_ms):
+            self._set_timer(case, self._grace_until_ms)
+        elif case.submission.head is None:
+            self.waiting_for_head[(case.run_name, case.name)] = None
+        elif not self._draw(case, now_ms):
+            self._set_timer(case, now_ms + AUDIT_RETRY_MS)
+
+    # --- Small parts ------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, case: AuditCase, due_ms: int) -> None:
+        heapq.heappush(self._timers, (due_ms, case.run_name, case.name))
+
+    def _close_round(self, case: AuditCase, now_ms: int) -> None:
+        """Nobody of the rounds so far has to judge it any more; whose time is over has let it pass."""
+        if not case.rounds:
+            return
+        last = case.rounds[-1]
+        name = (case.run_name, case.name)
+        silent = [node for node in last.validators if name in self._assigned.get(node, ())]
+        if now_ms >= last.drawn_at_ms + case.terms.verdict_ms:
+            self._missed_verdicts.missed(silent, now_ms)
+        for node in silent:
+            self._unassign(node, name)
+
+    def _unassign(self, validator: NodeId, name: SubmissionKey) -> None:
+        tasks = self._assigned.get(validator, {})
+        tasks.pop(name, None)
+        if not tasks:
+            self._assigned.pop(validator, None)

@@ -1,0 +1,124 @@
+"""Commands that change something: each has the running coordinator write one entry to the log."""
+
+from hashlib import sha256
+
+from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_terms, terms_from_plain
+from prime_coordinator.cli.context import OperatorClient, OperatorContext
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import (
+    Deposited,
+    NodeStatus,
+    NodeStatusSet,
+    RunCreated,
+    RunFunded,
+    RunStatus,
+    RunStatusSet,
+    RunUpdated,
+)
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.messages import EntryReply
+from prime_protocol.wire.signing import checksum_address
+from prime_runtime.formatting import parse_amount
+from prime_runtime.settings.loader import read_flags
+
+
+def create_run(context: OperatorContext) -> int:
+    args, run = context.args, read_run(context.args.run)
+    config = context.load_config()
+    is_devnet = config.network.startswith("dev") or config.faucet.amount_nano > 0
+    terms = read_terms(
+        read_flags(args, TermsConfig), context.settings_variables(), args.terms, args.model_config, is_devnet=is_devnet
+    )
+    logged = OperatorClient(context).order(RunCreated(terms=terms), run)
+    return report_logged(
+        context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}"
+    )
+
+
+def update_run(context: OperatorContext) -> int:
+    args, run = context.args, read_run(context.args.run)
+    line = OperatorClient(context)
+    present = terms_from_plain(line.ask("run", {"run": run})["terms"])
+    terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
+    if terms == present:
+        raise LocalError(f"nothing would change in run {run}; name the terms to change")
+    return report_logged(
+        context, line.order(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on"
+    )
+
+
+def pause_run(context: OperatorContext) -> int:
+    return set_run_status(context, RunStatus.PAUSED, "gives out no more leases")
+
+
+def resume_run(context: OperatorContext) -> int:
+    return set_run_status(context, RunStatus.ACTIVE, "gives out leases again")
+
+
+def close_run(context: OperatorContext) -> int:
+    if not context.args.yes:
+        raise LocalError("a closed run cannot be opened again; say --yes if that is meant, or pause it")
+    return set_run_status(context, RunStatus.CLOSED, "is closed for good")
+
+
+def set_run_status(context: OperatorContext, status: RunStatus, what: str) -> int:
+    run = read_run(context.args.run)
+    logged = OperatorClient(context).order(RunStatusSet(status=status, reason=context.args.reason), run)
+    return report_logged(context, logged, f"run {run} {what}")
+
+
+def fund_run(context: OperatorContext) -> int:
+    run, amount_nano = read_run(context.args.run), parse_amount(context.args.amount)
+    logged = OperatorClient(context).order(RunFunded(amount_nano=amount_nano), run)
+    return report_logged(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
+
+
+def drain_node(context: OperatorContext) -> int:
+    return set_node_status(context, NodeStatus.DRAINED, "finishes what it has and gets nothing more")
+
+
+def ban_node(context: OperatorContext) -> int:
+    return set_node_status(context, NodeStatus.BANNED, "is told to stop")
+
+
+def unban_node(context: OperatorContext) -> int:
+    return set_node_status(context, NodeStatus.ACTIVE, "may work again")
+
+
+def set_node_status(context: OperatorContext, status: NodeStatus, what: str) -> int:
+    node = read_address(context.args.node)
+    entry = NodeStatusSet(node=node, status=status, reason=context.args.reason)
+    return report_logged(context, OperatorClient(context).order(entry, None), f"node {node} {what}")
+
+
+def deposit(context: OperatorContext) -> int:
+    args = context.args
+    line = OperatorClient(context)
+    amount_nano = parse_amount(args.amount)
+    account = line.coordinator if args.account == "coordinator" else read_address(args.account)
+    reference = Digest(sha256(b"prime-swarm deposit\n" + args.reference.encode()).digest())
+    entry = Deposited(account=account, amount_nano=amount_nano, reference=reference)
+    return report_logged(context, line.order(entry, None), f"{args.amount} tokens are booked for {account}")
+
+
+def read_address(text: str) -> NodeId:
+    """In lower case, or with the capital letters that wallets show, which then have to be the right ones."""
+    try:
+        found = NodeId.parse(text.lower())
+    except RemoteError as error:
+        raise LocalError(f"{text!r} is not an address: it {error.problem}") from None
+    if text not in (str(found), checksum_address(found)):
+        raise LocalError(f"{text!r} has other capital letters than this address: is every digit right?")
+    return found
+
+
+def read_run(text: str) -> RunId:
+    try:
+        return RunId(text)
+    except RemoteError as error:
+        raise LocalError(f"{text!r} is not the name of a run: it {error.problem}") from None
+
+
+def report_logged(context: OperatorContext, logged: EntryReply, what: str) -> int:
+    context.screen.print_line(f"{what} (entry {logged.index})")
+    return 0

@@ -1,0 +1,292 @@
+"""The command line of prime-coordinator: commands, their arguments, and which module carries each out.
+
+Nothing heavy is imported here. The flags of settings and terms are added only where they are needed, since making them
+means importing what they configure.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.constants import PAGE_ROWS
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  refused, and the text says why and what to do
+  2  wrong command line
+  3  a log or a backup does not hold
+  4  the coordinator is not running, or cannot be reached
+  130  interrupted"""
+FOLDER = Path("~/prime-coordinator")
+FOLDER_VARIABLE = "PRIME_FOLDER"
+EXPLORER_PORT = 8450
+Group = Any
+"""argparse gives no public name to what add_subparsers returns."""
+
+
+LAB_PROGRAMS = {
+    "attacks": ("prime_lab.attacks", "run every attack we know against the real checks and print what each came to"),
+    "devnet": ("prime_lab.devnet", "run a whole network on this machine and train a tiny model with it"),
+    "simulate": ("prime_lab.simulator", "run the whole network in a seeded simulator"),
+}
+"""Commands that another package of ours carries out."""
+
+
+def build_parser(*, with_settings: bool = False, with_terms: bool = False) -> argparse.ArgumentParser:
+    """`with_settings` and `with_terms` add the flags of the config and of a run's terms."""
+    parser = argparse.ArgumentParser(
+        prog="prime-coordinator",
+        description="Order a run's work and keep its books.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
+    parser.set_defaults(folder=None, url=None, authority=None, json=False, limit=PAGE_ROWS, all=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_life(commands, with_settings)
+    _add_runs(commands, with_terms)
+    _add_nodes(commands)
+    _add_listings(commands)
+    _add_log(commands)
+    _add_copies(commands)
+    _add_chain(commands)
+    _add_others(commands)
+    return parser
+
+
+def _command(commands: Group, name: str, task: str, text: str, *, calls: bool = False) -> argparse.ArgumentParser:
+    """`task` is module:function under prime_coordinator.commands; `calls` if it talks to a running coordinator."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(task=task)
+    _add_folder(parser)
+    if calls:
+        _add(parser, "--url", help="where it listens, if not as its folder says: http://host:port")
+        _add(parser, "--authority", type=Path, help="PEM file of the TLS authority to trust with an https URL")
+    return parser
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    text = f"the coordinator's folder (${FOLDER_VARIABLE}). Default: {FOLDER}."
+    _add(parser, "--folder", type=Path, help=text)
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, **how: Any) -> None:
+    parser.add_argument(flag, default=argparse.SUPPRESS, **how)
+
+
+def _listing(commands: Group, name: str, question: str, text: str, *filters: str) -> argparse.ArgumentParser:
+    parser = _command(commands, name, "listing:show_listing", text, calls=True)
+    parser.set_defaults(question=question)
+    _add(parser, "--json", action="store_true", help="print JSON instead of a table")
+    _add(parser, "--limit", type=int, metavar="N", help=f"most rows (default {PAGE_ROWS})")
+    _add(parser, "--all", action="store_true", help="all rows, whatever --limit says")
+    for name_ in filters:
+        parser.add_argument(f"--{name_}", metavar=name_.upper(), help=f"only those of this {name_}")
+    parser.set_defaults(filters=filters)
+    return parser
+
+
+def _detail(commands: Group, name: str, question: str, param: str, text: str) -> None:
+    parser = _command(commands, name, "listing:show_detail", text, calls=True)
+    _add(parser, "--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("name", metavar=param.upper())
+    parser.set_defaults(question=question, param=param)
+
+
+def _add_life(commands: Group, with_settings: bool) -> None:
+    for name, text in (
+        ("init", "make a folder with settings, keys and an empty log"),
+        ("start", "run the coordinator until it is interrupted"),
+    ):
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        parser.set_defaults(task=f"lifecycle:{name}")
+        if with_settings:
+            from prime_coordinator.config import CoordinatorConfig
+            from prime_runtime.settings.loader import add_flags
+
+            add_flags(parser, CoordinatorConfig)
+        else:
+            _add_folder(parser)
+    status = _command(commands, "status", "listing:show_status", "the coordinator at a glance", calls=True)
+    status.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    status.add_argument("--watch", action="store_true", help="keep showing it, every two seconds, until interrupted")
+
+
+def _add_runs(commands: Group, with_terms: bool) -> None:
+    run: argparse.ArgumentParser = commands.add_parser("run", help="create, change and end training runs")
+    actions = run.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = _command(actions, "create", "admin:create_run", "begin a run", calls=True)
+    create.add_argument(
+        "--model-config",
+        type=Path,
+        help="the model's folder, or its config.json: vocabulary, cost per token, and which files describe it",
+    )
+    update = _command(actions, "update", "admin:update_run", "change the terms of a run's next steps", calls=True)
+    for parser in (create, update):
+        parser.add_argument("run", metavar="NAME")
+        parser.add_argument("--terms", type=Path, help="TOML file with terms; flags overrule it")
+        if with_terms:
+            from prime_coordinator.admin.run_terms import TermsConfig
+            from prime_runtime.settings.loader import add_flags
+
+            add_flags(parser, TermsConfig)
+    for name, text in (
+        ("pause", "give out no more leases"),
+        ("resume", "give out leases again"),
+        ("close", "end a run for good"),
+    ):
+        action = _command(actions, name, f"admin:{name}_run", text, calls=True)
+        action.add_argument("run", metavar="NAME")
+        action.add_argument("--reason", default="", help="for the log, where everybody can read it")
+        if name == "close":
+            action.add_argument("--yes", action="store_true", help="do not ask: a closed run cannot be opened again")
+    fund = _command(
+        actions, "fund", "admin:fund_run", "put tokens of the coordinator's account into the pool", calls=True
+    )
+    fund.add_argument("run", metavar="NAME")
+    fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    _listing(actions, "list", "runs", "all runs")
+    _detail(actions, "show", "run", "run", "a run, its terms and its steps")
+
+
+def _add_nodes(commands: Group) -> None:
+    nodes = _listing(
+        commands, "nodes", "nodes", "nodes; or show, drain, ban, unban one", "status", "phase", "role", "owner"
+    )
+    actions = nodes.add_subparsers(dest="action", metavar="ACTION")
+    _detail(actions, "show", "node", "node", "all that is known of a node")
+    for name, text in (
+        ("drain", "let a node finish what it has and give it nothing more"),
+        ("ban", "tell a node to stop, and give it nothing more"),
+        ("unban", "let a drained or banned node work again"),
+    ):
+        action = _command(actions, name, f"admin:{name}_node", text, calls=True)
+        action.add_argument("node", metavar="NODE")
+        action.add_argument("--reason", default="", help="for the log, where everybody can read it")
+    deposit = _command(commands, "deposit", "admin:deposit", "book value that came in from outside", calls=True)
+    deposit.add_argument("account", metavar="ACCOUNT", help="address that is credited, or the word coordinator")
+    deposit.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    deposit.add_argument("--reference", required=True, help="what happened outside; the same one counts once")
+
+
+def _add_listings(commands: Group) -> None:
+    _listing(commands, "leases", "leases", "leases that are open", "run", "node")
+    submissions = _listing(commands, "submissions", "submissions", "submissions, newest first", "run", "node")
+    actions = submissions.add_subparsers(dest="action", metavar="ACTION")
+    _detail(actions, "show", "submission", "submission", "a submission and its judgement")
+    _listing(actions, "refused", "refused", "rollout files that intake refused")
+    _listing(commands, "verdicts", "verdicts", "verdicts, newest first", "run", "submission", "node")
+    slash: argparse.ArgumentParser = commands.add_parser("slash", help="slashes, from proposal to end")
+    actions = slash.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _listing(actions, "list", "slashes", "slashes, newest first", "run")
+    _detail(actions, "show", "slash", "submission", "the slash of a submission")
+    _listing(commands, "appeals", "appeals", "appeals against slashes, newest first", "run")
+    _listing(commands, "checkpoints", "checkpoints", "published checkpoints, newest first", "run")
+
+
+def _add_log(commands: Group) -> None:
+    log: argparse.ArgumentParser = commands.add_parser("log", help="read, copy and check the append-only log")
+    actions = log.add_subparsers(dest="action", required=True, metavar="ACTION")
+    verify = actions.add_parser("verify", help="replay a mirror of a log, offline, and check everything in it")
+    verify.set_defaults(task="log:verify")
+    verify.add_argument(
+        "mirror", type=Path, help="folder with `checkpoint` and `tile/`, as the coordinator serves them"
+    )
+    verify.add_argument("--key", help="the log's verifier key, as the operator published it")
+    verify.add_argument("--json", action="store_true", help="print the books as JSON")
+    export = _command(actions, "export", "log:export", "write the log as a folder that anybody can verify and serve")
+    export.add_argument("target", type=Path, help="folder to write; it must not exist or be empty")
+    tail = _command(actions, "tail", "log:tail", "the newest entries", calls=True)
+    tail.add_argument("--json", action="store_true", help="print one JSON object for each line")
+    tail.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
+    tail.add_argument("--follow", action="store_true", help="keep printing entries as they come, until interrupted")
+    for name, text in (("kind", "kind"), ("author", "author"), ("run", "run"), ("subject", "node or submission")):
+        tail.add_argument(f"--{name}", metavar=name.upper(), help=f"only those of this {text}")
+
+
+def _add_copies(commands: Group) -> None:
+    backup = _command(commands, "backup", "lifecycle:backup", "copy a coordinator, running or not, to a new folder")
+    backup.add_argument("target", type=Path, help="folder to write; it must not exist")
+    backup.add_argument("--objects", action="store_true", help="also the files that nodes sent (folder stores only)")
+    backup.add_argument("--keys", action="store_true", help="also the keys: keep such a backup as safe as the folder")
+    restore = _command(
+        commands, "restore", "lifecycle:restore", "make a coordinator's folder from a backup, and check it"
+    )
+    restore.add_argument("source", type=Path, help="folder that backup wrote")
+    restore.add_argument("--keys", type=Path, help="folder with key.json and log.key, if the backup has none")
+    restore.add_argument(
+        "--database", help="URL of an empty database to restore into; a SQLite file in the folder if not given"
+    )
+    restore.add_argument("--head", type=Path, help="newest tree head anybody was shown: refuse a backup that is older")
+
+
+def _add_chain(commands: Group) -> None:
+    chain: argparse.ArgumentParser = commands.add_parser("chain", help="settle on a chain: contracts, state, anchors")
+    actions = chain.add_subparsers(dest="action", required=True, metavar="ACTION")
+    deploy = _command(actions, "deploy", "chain:deploy", "make a network's contracts; then make the network with init")
+    add = deploy.add_argument
+    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
+    add("--network", required=True, metavar="NAME", help="name of the network that will settle there")
+    add("--token", metavar="ADDRESS", help="of the token that stake and pay are in; at least 9 decimals")
+    add("--test-token", metavar="TOKENS", help="make a token of play money with this supply, instead of --token")
+    add("--test-token-to", metavar="ADDRESS", help="who gets the play money. Default: the coordinator.")
+    add("--unbonding-s", type=int, default=14 * 86_400, metavar="SECONDS", help="how long stake stays slashable (14 d)")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
+    add("--password-file", type=Path, help="file whose first line is the password of the coordinator's key")
+    text = "what the chain says of the network's contracts and runs"
+    status = _command(actions, "status", "chain:status", text, calls=True)
+    status.add_argument("--run", action="append", metavar="NAME", help="only this run. Default: all.")
+    fund = _command(actions, "fund", "chain:fund", "put tokens of a wallet into a run's pool", calls=True)
+    fund.add_argument("run", metavar="NAME")
+    fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    fund.add_argument("--key", type=Path, required=True, help="keystore file of the wallet; not the coordinator's")
+    fund.add_argument("--key-password-file", type=Path, required=True, help="file whose first line is its password")
+    text = "take back what a wallet funded and a run that is over, or abandoned, has not promised"
+    reclaim = _command(actions, "reclaim", "chain:reclaim", text)
+    add = reclaim.add_argument
+    add("run", metavar="NAME")
+    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
+    add("--court", required=True, metavar="ADDRESS", help="of the network, as `chain status` and its first entry say")
+    add("--key", type=Path, required=True, help="keystore file of the wallet that funded")
+    add("--key-password-file", type=Path, required=True, help="file whose first line is its password")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
+    _command(actions, "anchor", "chain:anchor", "bring the log's head to the chain now, before its epoch", calls=True)
+
+
+def _add_explorer(commands: Group) -> None:
+    text = "web pages over a copy of somebody's log, checked entry by entry; a running coordinator serves its own"
+    explorer: argparse.ArgumentParser = commands.add_parser("explorer", help=text, description=text)
+    explorer.set_defaults(task="tools:explorer")
+    explorer.add_argument(
+        "--log",
+        required=True,
+        metavar="URL|FOLDER",
+        help="where the log is: http://host:port/log, or a folder with a copy",
+    )
+    explorer.add_argument("--key", help="the log's verifier key, as the operator published it")
+    explorer.add_argument(
+        "--objects",
+        metavar="URL",
+        help="where files that the log names are. Default: beside the log, if that is a URL.",
+    )
+    explorer.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="where the index and the copy are kept. Default: in the user's cache.",
+    )
+    explorer.add_argument("--model", type=Path, action="append", help="checkpoint folder whose tokenizer shows texts")
+    explorer.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    explorer.add_argument("--port", type=int, default=EXPLORER_PORT, help=f"port (default {EXPLORER_PORT}; 0: any)")
+
+
+def _add_others(commands: Group) -> None:
+    _add_explorer(commands)
+    for name, (program, text) in LAB_PROGRAMS.items():
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
+        parser.set_defaults(task="tools:pass_on", program=program, words=[])
+    completion: argparse.ArgumentParser = commands.add_parser(
+        "completion", help="print a script that completes commands"
+    )
+    completion.set_defaults(task="tools:completion")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))

@@ -1,0 +1,157 @@
+"""What every command is handed: its arguments, the environment, the screen, and a way to ask for a password.
+
+The line from a command to the running coordinator: signed with the key in its folder, and only it can answer.
+"""
+
+import asyncio
+import json
+import random
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.admin.operator_api import (
+    ANCHOR_NOW,
+    OPERATOR_ENTRY_ENDPOINTS,
+    QUERY,
+    AnchorNow,
+    AnchorScheduled,
+    OperatorQuery,
+    QueryArgument,
+)
+from prime_coordinator.cli.arguments import FOLDER, FOLDER_VARIABLE
+from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
+from prime_coordinator.home import CoordinatorHome, load_key, read_lock
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.messages import EntryReply
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.clock import SystemClock
+from prime_runtime.console import CommandOutput
+from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable, open_client
+from prime_runtime.http.config import ClientLimits
+from prime_runtime.keys import PASSWORD_CHARS_MIN
+from prime_runtime.redaction import Secret
+
+
+class CoordinatorUnreachable(LocalError):
+    """The coordinator is not running, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """One call of the command line."""
+
+    args: Namespace
+    variables: Mapping[str, str]
+    """The environment, as cli.py read it."""
+    screen: CommandOutput
+    print_error: Callable[[str], None]
+    """One line on standard error."""
+    ask_password: Callable[[bool], str | None]
+    """Asks on the terminal, twice if True; None where there is no terminal."""
+
+    @property
+    def folder(self) -> Path:
+        given = self.args.folder or self.variables.get(FOLDER_VARIABLE) or FOLDER
+        try:
+            return Path(given).expanduser()
+        except RuntimeError:
+            raise LocalError("there is no home folder; give --folder") from None
+
+    def load_config(self) -> CoordinatorConfig:
+        """The settings of the coordinator that is in the folder."""
+        if not CoordinatorHome(self.folder).config.exists():
+            raise LocalError(
+                f"there is no coordinator in {self.folder};"
+                f" make one with: prime-coordinator init --folder {self.folder}"
+            )
+        return resolve_coordinator_config(self.folder, {}, self.settings_variables()).config
+
+    def settings_variables(self) -> dict[str, str]:
+        """The environment as the settings read it; the folder was found already."""
+        return {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
+
+    def with_password(self, config: CoordinatorConfig, *, confirm: bool = False) -> CoordinatorConfig:
+        """Ask for the key's password where no setting says it and somebody is there to answer."""
+        if config.password is not None or config.password_file is not None:
+            return config
+        text = self.ask_password(confirm)
+        if text is None:
+            return config
+        if len(text) < PASSWORD_CHARS_MIN:
+            raise LocalError(f"the password has {len(text)} characters, it needs at least {PASSWORD_CHARS_MIN}")
+        return replace(config, password=Secret(text))
+
+
+CLIENT_LIMITS = ClientLimits(deadline_ms=30_000, attempts_max=2)
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
+"""A coordinator that listens everywhere is called on this machine."""
+
+
+class OperatorClient:
+    """Calls to one coordinator."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        config = context.with_password(context.load_config())
+        self._url = context.args.url or find_url(context)
+        self._authority = context.args.authority
+        self._network: NetworkId = config.network_id
+        self._key: WalletKey = load_key(config)
+        self._folder = context.folder
+
+    @property
+    def coordinator(self) -> NodeId:
+        return self._key.node
+
+    def ask(self, question: str, given: Mapping[str, str]) -> Any:
+        """The answer to a question of questions.py, as JSON."""
+        params = tuple(QueryArgument(name=name, value=value) for name, value in given.items())
+        told = self._call(QUERY, OperatorQuery(question=question, given=params), None)
+        return json.loads(told.body)
+
+    def order(self, entry: Any, run: RunId | None) -> EntryReply:
+        """Have an entry written to the log."""
+        logged: EntryReply = self._call(OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run)
+        return logged
+
+    def hasten(self) -> AnchorScheduled:
+        """Have the log's head brought to the chain at once."""
+        hastened: AnchorScheduled = self._call(ANCHOR_NOW, AnchorNow(), None)
+        return hastened
+
+    def _call(self, endpoint: Any, message: Any, run: RunId | None) -> Any:
+        async def call() -> Any:
+            async with open_client(
+                key=self._key,
+                network=self._network,
+                clock=SystemClock(),
+                dice=random.Random(),
+                limits=CLIENT_LIMITS,
+                authority=self._authority,
+            ) as client:
+                answer = await client.call(ServerAddress(self._url, self._key.node), endpoint, message, run=run)
+                return answer.message
+
+        try:
+            return asyncio.run(call())
+        except Unreachable as error:
+            raise CoordinatorUnreachable(f"{error}. Its folder is {self._folder}") from None
+        except CallRefused as error:
+            refusal = error.refusal
+            raise LocalError(f"refused: {refusal.field} {refusal.problem}".replace("  ", " ")) from None
+
+
+def find_url(context: OperatorContext) -> str:
+    """Where the coordinator of this folder listens, by its lock file."""
+    url = read_lock(context.folder).get("url")
+    if not isinstance(url, str):
+        raise CoordinatorUnreachable(
+            f"the coordinator in {context.folder} is not running;"
+            f" start it with: prime-coordinator start --folder {context.folder}"
+        )
+    scheme, _, place = url.partition("://")
+    host, _, port = place.rpartition(":")
+    return f"{scheme}://{LOOPBACK_OF.get(host, host)}:{port}"

@@ -1,0 +1,132 @@
+"""Commands for the coordinator's own life: make its folder, run it.
+
+Commands that copy a coordinator and bring one back.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.admin.backup import make_backup, restore_backup
+from prime_coordinator.app import run
+from prime_coordinator.cli.context import OperatorContext
+from prime_coordinator.cli.listing import format_time_cell
+from prime_coordinator.config import CoordinatorConfig, check_database_url, resolve_coordinator_config
+from prime_coordinator.constants import PORT
+from prime_coordinator.home import CoordinatorHome, initialise
+from prime_protocol.errors import LocalError, RemoteError
+from prime_runtime.clock import SystemClock
+from prime_runtime.logs import configure_logging
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import DEFAULT, ResolvedConfig, describe_config, list_secrets, read_flags
+
+log = logging.getLogger(__name__)
+
+
+def init(context: OperatorContext) -> int:
+    if CoordinatorHome(context.folder).config.exists():
+        raise LocalError(
+            f"{CoordinatorHome(context.folder).config} exists: there is a coordinator in this folder already"
+        )
+    resolved = resolve_coordinator_config(context.folder, read_setting_flags(context), context.settings_variables())
+    config = with_absolute_paths(context.with_password(with_port(resolved), confirm=True))
+    with context.screen.spinner("drawing keys"):
+        created = asyncio.run(initialise(config, SystemClock()))
+    say = context.screen.print_line
+    say(f"made a coordinator of the network {config.network} in {config.folder}")
+    say(f"coordinator  {created.coordinator}")
+    say(f"log key      {created.log_key}")
+    say("Publish the log key: with it anybody can check the books.")
+    say(f"Keep copies of these in a safe place: {', '.join(map(str, created.backup))}")
+    say(f"start it with: prime-coordinator start --folder {config.folder}; it listens on {describe_listen(config)}")
+    return 0
+
+
+def start(context: OperatorContext) -> int:
+    context.load_config()  # refuses an empty folder with words that help
+    resolved = resolve_coordinator_config(context.folder, read_setting_flags(context), context.settings_variables())
+    config = context.with_password(resolved.config)
+    configure_logging(config.log, stream=sys.stderr, secrets=list_secrets(config))
+    for line in describe_config(resolved):
+        log.log(logging.DEBUG if line.endswith("(default)") else logging.INFO, "setting %s", line)
+    return asyncio.run(run(config))
+
+
+def with_port(resolved: ResolvedConfig[CoordinatorConfig]) -> CoordinatorConfig:
+    """Nodes write a coordinator's address down, so its port is chosen once and stands in its settings file."""
+    config = resolved.config
+    if resolved.sources["listen.port"] != DEFAULT:
+        return config
+    return replace(config, listen=replace(config.listen, port=PORT))
+
+
+def describe_listen(config: CoordinatorConfig) -> str:
+    return f"{config.listen.host} port {config.listen.port or 'that is free'}"
+
+
+def read_setting_flags(context: OperatorContext) -> Mapping[str, Any]:
+    return {name: value for name, value in read_flags(context.args, CoordinatorConfig).items() if name != "folder"}
+
+
+def with_absolute_paths(config: CoordinatorConfig) -> CoordinatorConfig:
+    """Paths in the settings file must hold wherever `start` is typed."""
+    listen = replace(
+        config.listen,
+        tls_certificate=to_absolute(config.listen.tls_certificate),
+        tls_key=to_absolute(config.listen.tls_key),
+    )
+    folder = config.folder.absolute()
+    return replace(config, folder=folder, password_file=to_absolute(config.password_file), listen=listen)
+
+
+def to_absolute(path: Path | None) -> Path | None:
+    return path.absolute() if path else None
+
+
+EXIT_BROKEN = 3
+
+
+def backup(context: OperatorContext) -> int:
+    args, config = context.args, context.load_config()
+    now_ms = SystemClock().now_ms()
+    with context.screen.spinner("copying"):
+        made = asyncio.run(
+            make_backup(config, args.target, with_objects=args.objects, with_keys=args.keys, now_ms=now_ms)
+        )
+    context.screen.print_line(f"{made.entries} entries, {len(made.files)} files written to {args.target}")
+    if args.keys:
+        context.print_error("the backup holds the keys: whoever has it, and the password, is this coordinator")
+    else:
+        context.print_error("the backup holds no keys; without key.json and log.key the log cannot go on")
+    return 0
+
+
+def restore(context: OperatorContext) -> int:
+    args = context.args
+    secret = context.variables.get("PRIME_DATABASE_PASSWORD")
+    if args.database is not None:
+        check_database_url(args.database)
+    try:
+        with context.screen.spinner("checking and replaying"):
+            manifest = asyncio.run(
+                restore_backup(
+                    args.source,
+                    context.folder,
+                    keys=args.keys,
+                    database=args.database,
+                    password=Secret(secret) if secret else None,
+                    head=args.head,
+                )
+            )
+    except RemoteError as error:
+        context.print_error(f"the backup does not hold: {error}")
+        return EXIT_BROKEN
+    made = format_time_cell(manifest.made_at_ms, 0)
+    context.screen.print_line(f"restored {manifest.entries} entries into {context.folder}; every one was checked")
+    context.print_error(f"it is as of {made} UTC. Entries after that are lost, and anybody who saw them can prove it")
+    context.print_error("start it only if the old coordinator is gone for good: two that run tell two histories")
+    return 0

@@ -1,0 +1,115 @@
+"""Commands about the log: check a mirror of it, write one, and show its newest entries."""
+
+import asyncio
+import time
+from typing import Any
+
+from prime_coordinator.cli.context import OperatorClient, OperatorContext
+from prime_coordinator.cli.listing import fetch_rows, format_row
+from prime_coordinator.constants import PAGE_ROWS_MAX
+from prime_coordinator.home import check_database, database_url
+from prime_coordinator.log.replay import describe_log, summarise_log, verify_log
+from prime_coordinator.log.store import LogStore, StoredHead, open_log_store
+from prime_coordinator.log.writer import extend_mirror
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
+from prime_protocol.log.tree_head import VerifierKey
+from prime_runtime.clock import SystemClock
+from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+
+FOLLOW_S = 1.0
+ENTRIES_PER_READ = 4_096
+EXIT_BROKEN = 3
+
+
+def verify(context: OperatorContext) -> int:
+    args = context.args
+    try:
+        key = VerifierKey.parse(args.key) if args.key else None
+    except RemoteError as error:
+        raise LocalError(f"--key is not a verifier key: {error}") from None
+    try:
+        with context.screen.spinner("replaying the log"):
+            checked = verify_log(
+                read_tree_head(args.mirror),
+                lambda size: read_leaves(args.mirror, size),
+                lambda tile: read_tile(args.mirror, tile),
+                key,
+            )
+    except RemoteError as error:
+        context.print_error(f"the log does not hold: {error}")
+        return EXIT_BROKEN
+    if args.json:
+        context.screen.print_json(summarise_log(checked))
+    else:
+        for line in describe_log(checked):
+            context.screen.print_line(line)
+    return 0
+
+
+def export(context: OperatorContext) -> int:
+    config, target = context.load_config(), context.args.target
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise LocalError(f"{target} exists and is not an empty folder; choose another one")
+    check_database(config)
+    store = open_log_store(database_url(config), config.database_password)
+    try:
+        head = asyncio.run(store.last_head())
+        if head is None:
+            raise LocalError("no tree head was signed yet; start the coordinator once")
+        with context.screen.spinner(f"writing {head.size:,} entries"):
+            write_export(store, target, head)
+    finally:
+        store.close()
+    context.screen.print_line(
+        f"{head.size} entries written to {target}; check them with: prime-coordinator log verify {target}"
+    )
+    return 0
+
+
+def write_export(store: LogStore, target: Any, head: StoredHead) -> None:
+    tree = MerkleTree()
+    for start in range(0, head.size, ENTRIES_PER_READ):
+        tree.append_many(
+            compute_leaf_hash(leaf) for leaf in store.read_blocking(start, min(head.size, start + ENTRIES_PER_READ))
+        )
+    extend_mirror(target, tree, store.read_blocking, head.note, old_size=0, new_size=head.size)
+
+
+def tail(context: OperatorContext) -> int:
+    args, line = context.args, OperatorClient(context)
+    if args.limit < 1:
+        raise LocalError(f"--limit is {args.limit}, the least is 1")
+    names = ("kind", "author", "run", "subject")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    rows, _ = fetch_rows(line, "entries", given, args.limit)
+    last = show_entries(context, rows, -1)
+    while args.follow:
+        time.sleep(FOLLOW_S)
+        # Newest first: the pages are read back to the last entry that was shown.
+        last = show_entries(context, fetch_since(line, given, last), last)
+    return 0
+
+
+def fetch_since(line: OperatorClient, given: dict[str, str], last: int) -> list[Any]:
+    rows: list[Any] = []
+    cursor: str | None = None
+    while True:
+        more = {"cursor": cursor} if cursor else {}
+        page = line.ask("entries", {**given, "limit": str(PAGE_ROWS_MAX), **more})
+        fresh = [row for row in page["rows"] if row["index"] > last]
+        rows += fresh
+        cursor = page["next"]
+        if cursor is None or len(fresh) < len(page["rows"]):
+            return rows
+
+
+def show_entries(context: OperatorContext, rows: list[Any], last: int) -> int:
+    """Oldest first, one line each; the index of the last one shown."""
+    now_ms = SystemClock().now_ms()
+    for row in reversed(rows):
+        if context.args.json:
+            context.screen.print_json(row, in_one_line=True)
+        else:
+            context.screen.print_line("  ".join(format_row("entries", row, now_ms)))
+    return max([last, *(int(row["index"]) for row in rows)])

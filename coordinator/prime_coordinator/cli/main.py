@@ -1,0 +1,77 @@
+"""`prime-coordinator`: the command an operator types, and anybody who checks a log. It parses, then imports, then runs.
+
+The exit codes are in arguments.py, where --help shows them.
+"""
+
+import argparse
+import getpass
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from prime_coordinator.cli.arguments import LAB_PROGRAMS, build_parser
+
+EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    words = sys.argv[1:] if argv is None else argv
+    command = next((word for word in words if not word.startswith("-")), "")
+    if command in LAB_PROGRAMS and words[0] == command:
+        # All that follows is the other program's, flags and --help too.
+        return argparse.Namespace(task="others:pass_on", program=LAB_PROGRAMS[command][0], words=words[1:])
+    return build_parser(with_settings=command in ("init", "start"), with_terms=command == "run").parse_args(words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    module, _, function = args.task.partition(":")
+    try:
+        return run_task(args, module, function)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing more to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_REFUSED
+
+
+def run_task(args: argparse.Namespace, module: str, function: str) -> int:
+    from prime_coordinator.cli.context import CoordinatorUnreachable, OperatorContext
+    from prime_protocol.errors import LocalError, RemoteError
+    from prime_runtime.console import CommandOutput
+
+    context = OperatorContext(args, os.environ, CommandOutput(sys.stdout), print_error, ask_password)
+    try:
+        code: int = getattr(import_module(f"prime_coordinator.cli.{module}"), function)(context)
+        sys.stdout.flush()
+        return code
+    except CoordinatorUnreachable as error:
+        print_error(str(error))
+        return EXIT_NOT_REACHED
+    except (LocalError, RemoteError) as error:
+        print_error(str(error))
+        return EXIT_REFUSED
+
+
+def print_error(text: str) -> None:
+    print(f"prime-coordinator: {text}", file=sys.stderr)
+
+
+def ask_password(confirm: bool) -> str | None:
+    if not sys.stdin.isatty():
+        return None
+    from prime_protocol.errors import LocalError
+
+    try:
+        password = getpass.getpass("password of the coordinator's key: ")
+        if confirm and getpass.getpass("again: ") != password:
+            raise LocalError("the two passwords differ")
+    except EOFError:
+        raise LocalError("no password was typed; nothing was done") from None
+    return password
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Records over HTTP: nodes hand in what they would gossip, and wait for what others say. The shell around board.py.
+
+Who may say what is the guard's to judge, the same as in gossip. Anybody with a key may look; only nodes that are
+registered, and the run's trainer, may hand in and may wait.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from prime_coordinator.constants import GOSSIP_ANSWERS_PER_S, GOSSIP_POLL_PAUSE_MS
+from prime_coordinator.core import Core
+from prime_coordinator.gossip.relay import GossipRelay
+from prime_protocol.constants import RELAY_WAIT_MS_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.guard import GossipGuard, GossipIgnored, GossipRejected
+from prime_protocol.gossip.messages import (
+    RELAY_POLL,
+    RELAY_PUBLISH,
+    TOPIC_KINDS,
+    GossipKind,
+    ReceivedGossip,
+    RelayPoll,
+    RelayPollReply,
+    RelayPublish,
+    RelayPublishReply,
+    get_topic,
+)
+from prime_protocol.ledger.entries import NodeStatus
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.rpc import RefusalCode
+from prime_runtime.clock import Clock
+from prime_runtime.http.messages import RefusalError
+from prime_runtime.http.server import Caller, HttpServer
+
+HANDLE_MARGIN_MS = 5_000
+"""An answer that waited for news is sent this long before the server would give it up."""
+
+NEW, KNOWN, REFUSED = "new", "known", "refused"
+"""What becomes of a frame that is handed in."""
+
+ForwardGossip = Callable[[RunId, ReceivedGossip], Awaitable[None]]
+
+
+class Notifier:
+    """Wakes everybody who waits now, and nobody who comes later."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify_all(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, most_ms: int) -> None:
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class GossipMembers:
+    """Who may say something in a run, by the log. Asked from any thread; it only looks things up."""
+
+    core: Core
+    coordinator: NodeId
+
+    def is_trainer(self, run: RunId, node: NodeId) -> bool:
+        found = self.core.state.runs.get(run)
+        return found is not None and found.terms.trainer == node
+
+    def is_member(self, run: RunId, node: NodeId) -> bool:
+        """Registered and not banned, or the run's trainer, or the coordinator itself."""
+        if node == self.coordinator or self.is_trainer(run, node):
+            return True
+        found = self.core.state.nodes.get(node)
+        return found is not None and found.registered is not None and found.status is not NodeStatus.BANNED
+
+    def make_guard(self, network: NetworkId) -> GossipGuard:
+        return GossipGuard(network, is_trainer=self.is_trainer, is_member=self.is_member)
+
+
+class GossipHttp:
+    """Answers `share` and `records`. What is new goes to the board, and by `pass_on` to gossip."""
+
+    def __init__(
+        self,
+        members: GossipMembers,
+        board: GossipRelay,
+        guard: GossipGuard,
+        *,
+        network: NetworkId,
+        clock: Clock,
+        handle_ms: int,
+    ) -> None:
+        self._members = members
+        self._relay = board
+        self._guard = guard
+        self._network = network
+        self._clock = clock
+        self._wait_ms_max = max(0, min(RELAY_WAIT_MS_MAX, handle_ms - HANDLE_MARGIN_MS))
+        self._urgent, self._news = Notifier(), Notifier()
+        self._waiting: dict[NodeId, object] = {}
+        self._is_closed = False
+        self.shared = Counter({NEW: 0, KNOWN: 0, REFUSED: 0})
+        """Frames handed in, by what became of them."""
+        self.answers = 0
+        self.frames_told = 0
+        self.pass_on: ForwardGossip | None = None
+        """Set by whoever gossips."""
+        self.list_peers: Callable[[], tuple[str, ...]] = tuple
+        """Where the coordinator can be dialled over libp2p. Set by whoever gossips, too."""
+
+    def add_routes(self, http: HttpServer) -> None:
+        http.add(RELAY_PUBLISH, self.share)
+        http.add(RELAY_POLL, self.answer, waits=True)
+
+    def close(self) -> None:
+        """Answer everybody who waits, and let nobody wait any more."""
+        self._is_closed = True
+        self._urgent.notify_all()
+        self._news.notify_all()
+
+    # --- Handing in -------------------------------------------------------------------------------------------------
+
+    async def share(self, caller: Caller, message: RelayPublish) -> RelayPublishReply:
+        try:
+            shared = await self._take(caller, message)
+        except (RemoteError, RefusalError):
+            self.shared[REFUSED] += 1
+            raise
+        self.shared[NEW if shared.is_new else KNOWN] += 1
+        return shared
+
+    async def _take(self, caller: Caller, message: RelayPublish) -> RelayPublishReply:
+        run = self._run_of(caller)
+        if not self._members.is_member(run, caller.sender):
+            raise RefusalError(RefusalCode.FORBIDDEN, "node", f"{caller.sender} is not registered")
+        kind = get_frame_kind(message.frame, self._network)
+        verdict = self._guard.validate(
+            get_topic(self._network, run, kind), message.frame, run=run, now_ms=self._clock.now_ms()
+        )
+        match verdict:
+            case GossipIgnored(reason):
+                return RelayPublishReply(is_new=False, reason=reason)
+            case GossipRejected(reason):
+                raise RemoteError("frame", reason)
+        self.put(run, verdict.gossip)
+        if self.pass_on is not None:
+            await self.pass_on(run, verdict.gossip)
+        return RelayPublishReply(is_new=True, reason="")
+
+    def put(self, run: RunId, gossip: ReceivedGossip) -> None:
+        """What the guard has accepted, whichever way it came."""
+        if self._relay.put(run, gossip, self._clock.now_ms()):
+            self._urgent.notify_all()
+        self._news.notify_all()
+
+    # --- Asking -----------------------------------------------------------------------------------------------------
+
+    async def answer(self, caller: Caller, wanted: RelayPoll) -> RelayPollReply:
+        run = self._run_of(caller)
+        if self._members.is_member(run, caller.sender):
+            await self._wait(run, caller.sender, wanted)
+        cursor, frames = self._relay.read(run, wanted.seen, self._clock.now_ms())
+        self.answers += 1
+        self.frames_told += len(frames)
+        return RelayPollReply(
+            cursor=cursor,
+            trainer=self._members.core.state.runs[run].terms.trainer,
+            nodes=self._relay.count_nodes(run),
+            peers=self.list_peers(),
+            frames=frames,
+        )
+
+    def count_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def _wait(self, run: RunId, node: NodeId, wanted: RelayPoll) -> None:
+        """Until there is something; a node's next question ends the one before."""
+        me = self._waiting[node] = object()
+        asked_ms = self._clock.monotonic_ms()
+        end_ms = asked_ms + min(wanted.wait_ms, self._wait_ms_max)
+        try:
+            while not self._is_closed and self._waiting.get(node) is me:
+                now_ms = self._clock.monotonic_ms()
+                pause_end_ms = asked_ms + self._pause_ms()
+                if now_ms >= end_ms or self._relay.has_urgent(run, wanted.seen):
+                    return
+                if wanted.seen == 0 and self._relay.has_news(run, 0):
+                    return  # it knows nothing yet
+                if now_ms < pause_end_ms:
+                    await self._urgent.wait(min(end_ms, pause_end_ms) - now_ms)
+                elif self._relay.has_news(run, wanted.seen):
+                    return
+                else:
+                    await self._news.wait(end_ms - now_ms)
+        finally:
+            if self._waiting.get(node) is me:
+                del self._waiting[node]
+
+    def _pause_ms(self) -> int:
+        return max(GOSSIP_POLL_PAUSE_MS, len(self._waiting) * 1000 // GOSSIP_ANSWERS_PER_S)
+
+    def _run_of(self, caller: Caller) -> RunId:
+        if caller.run is None or caller.run not in self._members.core.state.runs:
+            raise RemoteError("run", f"{caller.run} was not created here")
+        return caller.run
+
+
+def get_frame_kind(frame: bytes, network: NetworkId) -> GossipKind:
+    """What a frame claims to be, so that it can be judged as such."""
+    kind = open_envelope(frame, network=network).payload.kind
+    if kind not in TOPIC_KINDS:
+        raise RemoteError("frame", f"is a {kind}; shared are {', '.join(TOPIC_KINDS)}")
+    return GossipKind(kind)

@@ -1,0 +1,141 @@
+"""The coordinator's own part in gossip: bootstrap peer, bridge between libp2p and the board, its heads, its shards.
+
+What comes by gossip goes onto the board, what is handed in over HTTP is gossiped; one guard stands before both, so
+nothing goes round in circles. All of it may fail without the coordinator failing.
+"""
+
+import logging
+import random
+
+from prime_coordinator.config import CoordinatorConfig
+from prime_coordinator.constants import HEAD_GOSSIP_MS
+from prime_coordinator.core import Core
+from prime_coordinator.gossip.gossip_http import GossipHttp, GossipMembers
+from prime_coordinator.gossip.relay import GossipRelay
+from prime_protocol.constants import ADDRESSES_MAX, GOSSIP_REPEAT_MS
+from prime_protocol.errors import LocalError
+from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
+from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.clock import Clock
+from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
+from prime_runtime.http.server import HttpServer
+from prime_runtime.keys import SequenceCounter
+from prime_runtime.shardcast.announcer import Announcer
+from prime_runtime.shardcast.directory import ServerDirectory
+from prime_runtime.shardcast.server import ShardServer
+from prime_runtime.shardcast.store import ShardStore
+from prime_runtime.shardcast.upload_slots import UploadLimits, UploadSlots, with_ports
+from prime_runtime.supervisor import SupervisedTask, Supervisor
+
+log = logging.getLogger(__name__)
+
+HEAD_POLL_MS = 500
+
+
+class CoordinatorGossip:
+    """Owns the board and everything that speaks to it."""
+
+    def __init__(self, config: CoordinatorConfig, core: Core, key: WalletKey, http: HttpServer, clock: Clock) -> None:
+        network = config.network_id
+        members = GossipMembers(core, key.node)
+        guard = members.make_guard(network)
+        self._config = config
+        self._core = core
+        self._clock = clock
+        self._urls: tuple[str, ...] = ()
+        self.relay = GossipRelay(random.Random(), now_ms=clock.now_ms())
+        self.gossip_http = GossipHttp(
+            members, self.relay, guard, network=network, clock=clock, handle_ms=config.limits.handle_ms
+        )
+        self._origin_run: RunId | None = None
+        self._directory = ServerDirectory()
+        """Whom our origin sends those to whom it has no slot for."""
+        self._libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=guard)
+        self._publisher = GossipPublisher(
+            key, network, guard, clock=clock, sequence=SequenceCounter(), ways=(self._store, self._libp2p.send)
+        )
+        self.gossip_http.pass_on = self._forward
+        self.gossip_http.list_peers = lambda: self._libp2p.addresses[:ADDRESSES_MAX]
+        self._announcer = self._open_origin(http)
+        self._published_head = (0, -HEAD_GOSSIP_MS)
+        """Size of the head that was last gossiped, and when."""
+        self.gossip_http.add_routes(http)
+
+    async def run(self, port: int) -> None:
+        """Until cancelled; `port` is what the server listens on."""
+        self._urls = with_ports(self._config.origin.urls, port)
+        parts = [SupervisedTask("gossip", self._gossip), SupervisedTask("tree heads", self._publish_heads)]
+        if self._announcer is not None:
+            parts.append(SupervisedTask("origin", self._announcer.run))
+        await Supervisor(parts, self._clock).run()
+
+    def _open_origin(self, http: HttpServer) -> Announcer | None:
+        """Serve the shards that a trainer publishes into a folder of this machine, if there is one."""
+        config, origin = self._config, self._config.origin
+        if origin.folder is None:
+            return None
+        run = self._origin_run = RunId(origin.run)
+        if run not in self._core.state.runs:
+            raise LocalError(f"origin.run is {run}, which was not created here; create it, then set origin.folder")
+        trainer = self._core.state.runs[run].terms.trainer
+        store = ShardStore(origin.folder, network=config.network_id, run=run, trainer=trainer)
+        slots = UploadSlots(UploadLimits(slots=origin.slots, address_slots=origin.address_slots))
+        proxies = config.limits.trusted_proxies
+        server = ShardServer(store, slots, clock=self._clock, trusted_proxies=proxies, directory=self._directory)
+        server.add_routes(http)
+        return Announcer(
+            server,
+            self._publisher,
+            run=run,
+            clock=self._clock,
+            list_urls=lambda: self._urls,
+            count_nodes=lambda: self.relay.count_nodes(run),
+            rescans=True,
+        )
+
+    def close(self) -> None:
+        """Answer everybody who waits for something."""
+        self.gossip_http.close()
+        if self._announcer is not None:
+            self._announcer.server.close()
+
+    def list_runs(self) -> list[RunId]:
+        return list(self._core.state.runs)
+
+    async def _gossip(self) -> None:
+        await self._libp2p.run(self._receive, self.list_runs)
+
+    def _receive(self, gossip: ReceivedGossip) -> None:
+        assert gossip.payload.run is not None, "topics are of runs"
+        self.gossip_http.put(gossip.payload.run, gossip)
+        self._learn(gossip.payload.run, gossip)
+
+    async def _forward(self, run: RunId, gossip: ReceivedGossip) -> None:
+        """What was handed in over HTTP; it stands on the board already."""
+        self._learn(run, gossip)
+        try:
+            await self._libp2p.send(run, gossip)
+        except LocalError as error:
+            log.debug("not gossiped: %s", error)
+
+    def _learn(self, run: RunId, gossip: ReceivedGossip) -> None:
+        if run == self._origin_run:
+            self._directory.expire(self._clock.now_ms())
+            self._directory.learn(gossip)
+
+    async def _store(self, run: RunId, gossip: ReceivedGossip) -> None:
+        self.gossip_http.put(run, gossip)
+
+    async def _publish_heads(self) -> None:
+        """A new head soon, an old one now and then: who joins later hears it too."""
+        while True:
+            await self._clock.sleep_ms(HEAD_POLL_MS)
+            size, note, now_ms = self._core.head_size, self._core.head, self._clock.monotonic_ms()
+            if not note or now_ms < self._published_head[1] + (
+                GOSSIP_REPEAT_MS if size == self._published_head[0] else HEAD_GOSSIP_MS
+            ):
+                continue
+            self._published_head = (size, now_ms)
+            for run in self.list_runs():
+                await self._publisher.publish(run, HeadSeen(note=note), known_nodes=self.relay.count_nodes(run))

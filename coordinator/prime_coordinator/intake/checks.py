@@ -1,0 +1,230 @@
+"""Who may register, and how many: caps against floods, per owner and per range of addresses. Pure.
+
+There is no whitelist. Stake, version and delegation are looked at when work is given out.
+
+Whether an entry stands in the log already, word for word: then it is answered as before and not written. Pure.
+
+A sender that got no answer sends the same body again in a new envelope. The state remembers where the newest words of
+each kind stand, so this works after a restart too, and ends when the ledger has forgotten the step.
+
+The cheap checks that every rollout file gets before its submission may be logged. Pure.
+
+They need no model: form, lease, slots, tasks, token counts and the root that the receipt promises. Prompts are compared
+with each other; whether they say what the task says takes the model's tokenizer, which validators have, but not this.
+A file that fails is its sender's error and costs it nothing but the lease.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from prime_coordinator.constants import ADDRESS_GROUP_MS, NODES_PER_ADDRESS_GROUP_MAX, NODES_PER_OWNER_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import (
+    CheckpointPublished,
+    Delegated,
+    DelegationRevoked,
+    Inspected,
+    NodeRegistered,
+    StepMeasured,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.ledger.rewards import count_context_tokens
+from prime_protocol.ledger.state import LedgerState, LogPosition, RunState
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.rollouts.file import read_rollouts
+from prime_protocol.rollouts.rollout import (
+    RolloutFile,
+    RolloutHeader,
+    RolloutLimits,
+    compute_rollout_root,
+    verify_derived_values,
+    verify_header,
+)
+from prime_protocol.tasks.family import TaskFamily
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.messages import EntryReply
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+
+
+class Admission:
+    """Counts registrations. What it remembers of addresses is lost at a restart, and that is no harm."""
+
+    def __init__(self, state: LedgerState) -> None:
+        self._state = state
+        self._owned: Counter[NodeId] = Counter(state.owners.values())
+        self._recent: deque[tuple[int, str]] = deque()
+        self._groups: Counter[str] = Counter()
+
+    def check(self, sender: NodeId, entry: Any, address_group: str, now_ms: int) -> None:
+        """Refuse what would let a flood in. It is counted only when it was logged: see `logged`."""
+        self._forget(now_ms)
+        if isinstance(entry, NodeRegistered | Delegated) and sender not in self._state.nodes:
+            self._check_newcomer(address_group)
+        if isinstance(entry, Delegated):
+            self._check_owner(sender, entry.delegation.owner)
+        if isinstance(entry, DelegationRevoked) and not self._has_account(sender):
+            raise RemoteError("Letter.sender", f"{sender} has no node and no balance here, so nothing to revoke")
+
+    def _check_newcomer(self, address_group: str) -> None:
+        """One that is known may always return."""
+        if self._groups[address_group] >= NODES_PER_ADDRESS_GROUP_MAX:
+            problem = f"{NODES_PER_ADDRESS_GROUP_MAX} nodes joined from your network; try in an hour"
+            raise RemoteError("Letter.sender", problem)
+
+    def _check_owner(self, node: NodeId, owner: NodeId) -> None:
+        if self._state.owners.get(node) != owner and self._owned[owner] >= NODES_PER_OWNER_MAX:
+            raise RemoteError("delegation.owner", f"{owner} has {NODES_PER_OWNER_MAX} nodes already")
+
+    def _has_account(self, sender: NodeId) -> bool:
+        """An entry that costs nothing is for those who have something here, or strangers could fill the log."""
+        return sender in self._state.nodes or self._owned[sender] > 0 or self._state.funds.balances[sender] > 0
+
+    def logged(self, node: NodeId, old_owner: NodeId | None, address_group: str, now_ms: int) -> None:
+        """Keep count after an entry that may have changed whose a node is."""
+        owner = self._state.owners.get(node)
+        if old_owner == owner or owner is None:
+            return
+        self._owned[owner] += 1
+        if old_owner is None:
+            self._groups[address_group] += 1
+            self._recent.append((now_ms, address_group))
+            return
+        self._owned[old_owner] -= 1
+        if not self._owned[old_owner]:
+            del self._owned[old_owner]
+
+    def _forget(self, now_ms: int) -> None:
+        while self._recent and now_ms - self._recent[0][0] >= ADDRESS_GROUP_MS:
+            _, group = self._recent.popleft()
+            self._groups[group] -= 1
+            if not self._groups[group]:
+                del self._groups[group]
+
+
+def find_repeat(state: LedgerState, letter: Payload, entry: Any) -> EntryReply | None:
+    """Where this very word of this sender stands."""
+    place = _find_position(state, letter, entry)
+    if place is None or place.body != Digest(sha256(letter.body).digest()):
+        return None
+    return EntryReply(index=place.index, at_ms=place.at_ms)
+
+
+def _find_position(state: LedgerState, letter: Payload, entry: Any) -> LogPosition | None:
+    if isinstance(entry, NodeRegistered):
+        node = state.nodes.get(letter.sender)
+        return node.registered if node and node.version == letter.version else None
+    run = state.runs.get(letter.run) if letter.run is not None else None
+    return _find_in_run(run, letter, entry) if run else None
+
+
+def _find_in_run(run: RunState, letter: Payload, entry: Any) -> LogPosition | None:
+    match entry:
+        case Submitted(receipt=receipt):
+            submission = run.submissions.get(compute_receipt_id(receipt))
+            return submission.position if submission and submission.node == letter.sender else None
+        case VerdictGiven(receipt=receipt):
+            judged = run.submissions.get(receipt.submission)
+            rounds = judged.rounds if judged else []
+            return next((each.positions[letter.sender] for each in rounds if letter.sender in each.positions), None)
+        case Inspected(submission=name):
+            inspected = run.submissions.get(name)
+            return inspected.inspected.get(letter.sender) if inspected else None
+        case CheckpointPublished(step=step):
+            checkpoint = run.checkpoints.get(step)
+            return checkpoint.position if checkpoint and letter.sender == run.terms.trainer else None
+        case StepMeasured(step=step):
+            measured = run.checkpoints.get(step)
+            return measured.measured if measured and letter.sender == run.terms.trainer else None
+        case _:
+            return None
+
+
+EncodePrompt = Callable[[str], list[int]]
+"""A task's prompt as the model's tokens; None where there is no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSubmission:
+    """What the log says a submission must answer to, taken while its lease is open."""
+
+    header: RolloutHeader
+    limits: RolloutLimits
+    terms: RunTerms
+    beacon: Digest
+
+
+def get_expected_submission(name: RunId, run: RunState, receipt: SubmissionReceipt) -> ExpectedSubmission:
+    """From the open lease that the receipt names."""
+    lease = run.leases.get(receipt.lease)
+    if lease is None:
+        raise RemoteError("receipt.lease", f"{receipt.lease} is not open")
+    if receipt.step != lease.step:
+        raise RemoteError("receipt.step", f"is {receipt.step}, the lease is for {lease.step}")
+    beacon = run.checkpoints[lease.step].beacon
+    assert beacon is not None, "nothing is leased before the beacon"
+    terms = run.steps[lease.step].terms
+    return ExpectedSubmission(
+        header=RolloutHeader(
+            run=name,
+            step=lease.step,
+            checkpoint_root=receipt.checkpoint_root,
+            lease=receipt.lease,
+            node=lease.node,
+        ),
+        limits=terms.rollout_limits(lease.first_slot, lease.slots),
+        terms=terms,
+        beacon=beacon,
+    )
+
+
+def verify_rollout_file(
+    data: bytes, entry: Submitted, expected: ExpectedSubmission, family: TaskFamily, encode_prompt: EncodePrompt | None
+) -> RolloutFile:
+    """Everything about a file that can be said without a model; RemoteError names what is wrong."""
+    digest = Digest(sha256(data).digest())
+    if digest != entry.receipt.file_digest or len(data) != entry.file_bytes:
+        raise RemoteError("receipt.file_digest", f"is {entry.receipt.file_digest}, the file has {digest}")
+    file = read_rollouts(data, expected.limits)
+    verify_header(file.header, expected.header)
+    verify_derived_values(
+        file,
+        expected.beacon,
+        tasks_total=family.size,
+        target_lengths=(),
+        temperature=expected.terms.temperature,
+    )
+    root = compute_rollout_root(file)
+    if root != entry.receipt.rollout_root:
+        raise RemoteError("receipt.rollout_root", f"is {entry.receipt.rollout_root}, the rows have {root}")
+    verify_counts(file, entry)
+    verify_prompts(file, family, encode_prompt)
+    return file
+
+
+def verify_counts(file: RolloutFile, entry: Submitted) -> None:
+    """Credit follows from these numbers, so they are counted, not believed."""
+    outputs = sum(len(row.output_tokens) for row in file.rows)
+    context = sum(count_context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in file.rows)
+    for field, claimed, counted in (
+        ("output_tokens", entry.output_tokens, outputs),
+        ("context_tokens", entry.context_tokens, context),
+    ):
+        if claimed != counted:
+            raise RemoteError(field, f"is {claimed}, the file has {counted}")
+
+
+def verify_prompts(file: RolloutFile, family: TaskFamily, encode_prompt: EncodePrompt | None) -> None:
+    """Every row asks what its task asks; without a tokenizer, what the first row of the same task asks."""
+    wanted: dict[int, Any] = {}
+    for number, row in enumerate(file.rows):
+        if row.task not in wanted:
+            wanted[row.task] = encode_prompt(family.make(row.task).prompt) if encode_prompt else row.prompt_tokens
+        if not np.array_equal(row.prompt_tokens, wanted[row.task]):
+            raise RemoteError(f"rows[{number}].prompt_tokens", f"are not the prompt of task {row.task}")

@@ -1,0 +1,250 @@
+"""Files that nodes send before they name them in an entry: who may send one, where to, and what nobody claimed.
+
+A file counts for nothing until an entry names it. What is in it is looked at in submissions.py.
+
+A worker's submission on its way into the log: its file is fetched and checked before the entry may count.
+
+A file that fails goes into quarantine, with the reason, and its sender is told. The checks themselves are in intake.py.
+"""
+
+import logging
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from prime_coordinator.config import IntakeConfig
+from prime_coordinator.constants import QUARANTINE_FILES_MAX, UNCLAIMED_MS, UPLOADS_KNOWN_MAX, UPLOADS_PER_GRANT_MAX
+from prime_coordinator.core import Core
+from prime_coordinator.intake.checker import CheckerPool, CheckJob
+from prime_coordinator.intake.checks import ExpectedSubmission
+from prime_coordinator.log.store import LogStore, QuarantinedFile
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Submitted
+from prime_protocol.ledger.state import RunState
+from prime_protocol.tasks.family import TaskSetSpec
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.messages import UploadPurpose, UploadReply, UploadRequest
+from prime_protocol.wire.rpc import RefusalCode
+from prime_runtime.clock import Clock
+from prime_runtime.http.messages import RefusalError, read_body_chunks
+from prime_runtime.http.server import Caller
+from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key
+from prime_runtime.redaction import escape
+
+log = logging.getLogger(__name__)
+
+
+FILES_PREFIX = "files"
+"""Where in the object store the files of nodes lie."""
+
+
+def file_key(digest: Digest) -> str:
+    return content_key(FILES_PREFIX, digest)
+
+
+def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: int) -> None:
+    """Only who is about to name such a file in an entry may send it."""
+    if upload.size_bytes > bytes_max:
+        raise RemoteError("size_bytes", f"is {upload.size_bytes}, the limit is {bytes_max}")
+    if caller.run is None or caller.run not in core.state.runs:
+        raise RemoteError("run", f"{caller.run} was not created here")
+    run = core.state.runs[caller.run]
+    if not _is_entitled(core, run, caller.sender, upload):
+        reasons = {
+            UploadPurpose.ROLLOUTS: f"the lease {upload.lease} is not open, or not yours",
+            UploadPurpose.EVIDENCE: "you have not been drawn to judge that submission, or have judged it",
+            UploadPurpose.MANIFEST: "you are not the run's trainer",
+        }
+        raise RefusalError(RefusalCode.FORBIDDEN, "purpose", reasons[upload.purpose])
+
+
+def _is_entitled(core: Core, run: RunState, sender: NodeId, upload: UploadRequest) -> bool:
+    match upload.purpose:
+        case UploadPurpose.ROLLOUTS:
+            lease = run.leases.get(upload.lease or 0)
+            return lease is not None and lease.node == sender
+        case UploadPurpose.EVIDENCE:
+            return any(task.submission == upload.submission for task in core.audits.tasks(sender))
+        case UploadPurpose.MANIFEST:
+            return sender == run.terms.trainer
+
+
+class UploadReceiver:
+    """Takes files in, or says where they go."""
+
+    def __init__(
+        self, core: Core, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
+    ) -> None:
+        self._core = core
+        self._objects = objects
+        self._store = store
+        self._clock = clock
+        self._config = config
+        self._counts: OrderedDict[tuple[str, NodeId, object], int] = OrderedDict()
+        self._recent: dict[Digest, int] = {}
+
+    async def place(self, caller: Caller, upload: UploadRequest) -> UploadReply:
+        """Where this file goes; nowhere, if it is there."""
+        check_upload(self._core, caller, upload, self._config.upload_bytes_max)
+        key = file_key(upload.digest)
+        if await self._has(key, upload.size_bytes):
+            return UploadReply(stored=True, url="")
+        url = await self._objects.presign_put(key, expires_s=max(1, self._config.upload_ms // 1000))
+        if url:
+            self._count(caller, upload)
+        return UploadReply(stored=False, url=url or "")
+
+    async def receive(self, caller: Caller, upload: UploadRequest, request: web.Request) -> UploadReply:
+        """The file itself, streamed to the store; kept only if it is what was announced."""
+        check_upload(self._core, caller, upload, self._config.upload_bytes_max)
+        if request.match_info["digest"] != str(upload.digest):
+            raise RemoteError("digest", "is not the one in the path")
+        if await self._has(file_key(upload.digest), upload.size_bytes):
+            return UploadReply(stored=True, url="")
+        self._count(caller, upload)
+        chunks = read_body_chunks(
+            request, bytes_max=upload.size_bytes, read_ms=self._config.upload_ms, clock=self._clock
+        )
+        await self._objects.put(
+            file_key(upload.digest),
+            chunks,
+            bytes_max=self._config.upload_bytes_max,
+            size_bytes=upload.size_bytes,
+            digest=upload.digest,
+        )
+        return UploadReply(stored=True, url="")
+
+    async def sweep(self) -> int:
+        """Delete files that no entry has named for a day; how many."""
+        horizon_ms, deleted = self._clock.now_ms() - UNCLAIMED_MS, 0
+        self._recent = {digest: at_ms for digest, at_ms in self._recent.items() if at_ms >= horizon_ms}
+        async for listed in self._objects.list(FILES_PREFIX):
+            digest = Digest(bytes.fromhex(listed.key.rpartition("/")[2]))
+            if digest not in self._recent and not await self._store.is_subject(digest):
+                await self._objects.delete(listed.key)
+                deleted += 1
+        if deleted:
+            log.info("deleted %d files that no entry names", deleted)
+        return deleted
+
+    async def _has(self, key: str, size_bytes: int) -> bool:
+        try:
+            return await self._objects.size(key) == size_bytes
+        except ObjectMissing:
+            return False
+
+    def _count(self, caller: Caller, upload: UploadRequest) -> None:
+        """One word of the coordinator is good for a few files, so that nobody fills the disk with it."""
+        self._recent[upload.digest] = self._clock.now_ms()
+        if upload.purpose is UploadPurpose.MANIFEST:
+            return
+        word = (str(caller.run), caller.sender, upload.submission or upload.lease)
+        count = self._counts.pop(word, 0) + 1
+        self._counts[word] = count
+        if len(self._counts) > UPLOADS_KNOWN_MAX:
+            self._counts.popitem(last=False)
+        if count > UPLOADS_PER_GRANT_MAX:
+            raise RefusalError(RefusalCode.FORBIDDEN, "digest", f"is upload {count} for one lease or audit")
+
+
+QUARANTINE_PREFIX = "quarantine"
+DATASETS_PREFIX = "datasets"
+"""Problem files, put there by the operator under their digests."""
+DATASET_BYTES_MAX = 2**30
+
+
+class BadFile(RemoteError):
+    """The file was looked at and refused. That costs its sender something; a file that is missing does not."""
+
+
+class SubmissionVerifier:
+    """Fetches and checks."""
+
+    def __init__(
+        self, checkers: CheckerPool, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
+    ) -> None:
+        self._checkers = checkers
+        self._objects = objects
+        self._store = store
+        self._clock = clock
+        self._config = config
+
+    async def check(self, caller: Caller, entry: Submitted, expected: ExpectedSubmission) -> None:
+        """Return when the entry's file is there and good; RemoteError if it is not there, BadFile if it is not good."""
+        key = file_key(entry.receipt.file_digest)
+        await self._check_size(key, entry)
+        try:
+            await self._check_content(key, entry, expected)
+        except RemoteError as error:
+            await self._quarantine(caller, entry, error)
+            raise BadFile(error.field, error.problem) from None
+
+    async def _check_size(self, key: str, entry: Submitted) -> None:
+        try:
+            size_bytes = await self._objects.size(key)
+        except ObjectMissing:
+            raise RemoteError("receipt.file_digest", "names no file that was uploaded; send it first") from None
+        if size_bytes != entry.file_bytes:
+            raise RemoteError("file_bytes", f"is {entry.file_bytes}, the file has {size_bytes}")
+
+    async def _check_content(self, key: str, entry: Submitted, expected: ExpectedSubmission) -> None:
+        dataset = TaskSetSpec.parse(expected.terms.task_set).problem_file
+        async with self._on_disk(key, self._config.upload_bytes_max) as path:
+            if dataset is None:
+                await self._checkers.check(CheckJob(path, entry, expected, None))
+                return
+            try:
+                async with self._on_disk(content_key(DATASETS_PREFIX, dataset), DATASET_BYTES_MAX) as problems:
+                    await self._checkers.check(CheckJob(path, entry, expected, problems))
+            except ObjectMissing:
+                problem = f"the object store has no {DATASETS_PREFIX}/{dataset}; put the run's problem file there"
+                raise LocalError(problem) from None
+
+    @asynccontextmanager
+    async def _on_disk(self, key: str, bytes_max: int) -> AsyncIterator[Path]:
+        """An object as a file: where it lies, or a copy while it is needed."""
+        path = self._objects.local_path(key)
+        if path is not None:
+            if not path.exists():
+                raise ObjectMissing(f"there is no {key}")
+            yield path
+            return
+        with tempfile.NamedTemporaryFile(prefix="prime-check-") as copy:
+            async for chunk in self._objects.stream(key, bytes_max=bytes_max):
+                copy.write(chunk)
+            copy.flush()
+            yield Path(copy.name)
+
+    async def _quarantine(self, caller: Caller, entry: Submitted, error: RemoteError) -> None:
+        digest = entry.receipt.file_digest
+        log.info("refused the file of %s: %s", caller.sender, error, extra={"file": digest})
+        await self._store.add_refused(
+            QuarantinedFile(
+                digest=str(digest),
+                at_ms=self._clock.now_ms(),
+                node=str(caller.sender),
+                run=str(caller.run),
+                lease=entry.receipt.lease,
+                field=escape(error.field),
+                problem=escape(error.problem),
+            )
+        )
+        if await self._store.is_subject(digest):
+            return  # another entry stands on it
+        key = file_key(digest)
+        if await self._count_kept() < QUARANTINE_FILES_MAX:
+            chunks = self._objects.stream(key, bytes_max=self._config.upload_bytes_max)
+            await self._objects.put(
+                content_key(QUARANTINE_PREFIX, digest), chunks, bytes_max=self._config.upload_bytes_max
+            )
+        await self._objects.delete(key)
+
+    async def _count_kept(self) -> int:
+        count = 0
+        async for _ in self._objects.list(QUARANTINE_PREFIX):
+            count += 1
+        return count

@@ -1,0 +1,22 @@
+"""How often things happen: the section [tempo]. The defaults fit strangers all over the world; a network in one
+building, or on one machine, may go faster.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from prime_coordinator.constants import HEAD_MS_MIN, TICK_MS
+from prime_protocol.constants import HEARTBEAT_MS
+from prime_runtime.settings.schema import Between
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalsConfig:
+    """The section [tempo]."""
+
+    beat_ms: Annotated[int, Between(100, HEARTBEAT_MS)] = HEARTBEAT_MS
+    """Between two heartbeats of a node: how soon it hears of new steps and of audits."""
+    head_ms: Annotated[int, Between(50, 60_000)] = HEAD_MS_MIN
+    """Least time between two tree heads that beacons and audits are drawn from."""
+    tick_ms: Annotated[int, Between(20, 1_000)] = TICK_MS
+    """Between two looks at what time has made due."""

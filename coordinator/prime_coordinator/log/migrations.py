@@ -1,0 +1,143 @@
+"""The database's tables, as numbered steps from nothing to the present. The same steps run on SQLite and PostgreSQL.
+
+A step is never edited once it is released; the next change is the next number.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+    update,
+)
+
+from prime_protocol.errors import LocalError
+
+metadata = MetaData()
+
+entries = Table(
+    "entries",
+    metadata,
+    Column("idx", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("author", Text, nullable=False),
+    Column("run", Text),
+    Column("leaf", LargeBinary, nullable=False),
+    Index("entries_by_kind", "kind", "idx"),
+    Index("entries_by_author", "author", "idx"),
+    Index("entries_by_run", "run", "idx"),
+)
+"""The log: the one thing that counts. All else in the database follows from it or can be lost."""
+
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("subject", Text, primary_key=True),
+    Column("idx", BigInteger, primary_key=True),
+)
+"""What entries speak of; see catalogue.py."""
+
+heads = Table(
+    "heads",
+    metadata,
+    Column("size", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("note", LargeBinary, nullable=False),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("at_ms", BigInteger, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("lease", BigInteger, nullable=False),
+    Column("field", Text, nullable=False),
+    Column("problem", Text, nullable=False),
+    Index("quarantine_by_time", "at_ms"),
+)
+"""Files that were refused, and why."""
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+VERSION_KEY = "schema_version"
+
+
+def _create_log(connection: Connection) -> None:
+    """1: entries that cannot be changed, and the heads that were signed."""
+    for table in (entries, heads):
+        table.create(connection)
+    guards = SQLITE_GUARDS if connection.dialect.name == "sqlite" else POSTGRESQL_GUARDS
+    for statement in guards:
+        connection.execute(text(statement))
+
+
+def _create_subjects(connection: Connection) -> None:
+    """2: what entries speak of."""
+    from prime_protocol.ledger.entry_index import compute_entry_keys
+
+    subjects.create(connection)
+    for idx, leaf in connection.execute(select(entries.c.idx, entries.c.leaf).order_by(entries.c.idx)):
+        rows = [{"subject": subject, "idx": idx} for subject in compute_entry_keys(leaf).subjects]
+        if rows:
+            connection.execute(subjects.insert(), rows)
+
+
+def _create_quarantine(connection: Connection) -> None:
+    """3: files that were refused."""
+    quarantine.create(connection)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_log, _create_subjects, _create_quarantine)
+
+SQLITE_GUARDS = (
+    "CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
+    "CREATE TRIGGER entries_last BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
+)
+POSTGRESQL_GUARDS = (
+    "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'the log is append-only'; END $$",
+    "CREATE TRIGGER entries_stay BEFORE UPDATE OR DELETE ON entries FOR EACH ROW EXECUTE FUNCTION refuse_change()",
+    "CREATE TRIGGER entries_last BEFORE TRUNCATE ON entries FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()",
+)
+
+
+def get_version(connection: Connection) -> int:
+    """0 for an empty database."""
+    if not inspect(connection).has_table(meta.name):
+        return 0
+    found = connection.execute(select(meta.c.value).where(meta.c.name == VERSION_KEY)).scalar()
+    return int(found or 0)
+
+
+def migrate(connection: Connection, *, target: int = len(MIGRATIONS)) -> None:
+    """Bring the tables to the present, inside the caller's transaction: all steps or none."""
+    version = get_version(connection)
+    if version > len(MIGRATIONS):
+        raise LocalError(
+            f"the database has schema version {version}, this program knows up to {len(MIGRATIONS)}:"
+            " install a newer release"
+        )
+    if version == 0:
+        meta.create(connection)
+        connection.execute(meta.insert().values(name=VERSION_KEY, value="0"))
+    for number, step in enumerate(MIGRATIONS[version:target], version + 1):
+        step(connection)
+        connection.execute(update(meta).where(meta.c.name == VERSION_KEY).values(value=str(number)))

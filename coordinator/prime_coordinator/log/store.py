@@ -1,0 +1,307 @@
+"""The log in a database: SQLite or PostgreSQL by URL, the same code. One process writes, in one thread.
+
+What an entry says is not known here but for what listings look for. Calls wait in threads, so nothing blocks the loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, func, insert, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from prime_coordinator.log.migrations import entries, heads, migrate, quarantine, subjects
+from prime_protocol.errors import LocalError
+from prime_protocol.ledger.entry_index import EntryKeys
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_runtime.redaction import Secret
+
+T = TypeVar("T")
+
+READER_THREADS = 4
+"""Threads that read beside the one that writes."""
+CONNECTIONS = READER_THREADS + 2
+"""The readers, the writer and the one that mirrors."""
+HEADS_KEPT_MS = 24 * 3_600_000
+"""Signed heads older than this are dropped: each can be made again, byte for byte, from the log and its key."""
+QUARANTINE_KEPT_MS = 30 * 24 * 3_600_000
+APPEND_LOCK = 0x7072696D65
+"""Number of the lock that appending transactions share in PostgreSQL: "prime"."""
+UNACKNOWLEDGED_MS_MAX = 20_000
+"""How long a PostgreSQL server may leave what was sent to it unacknowledged."""
+KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
+"""Seconds of silence before an idle connection is probed, between probes, and how many may be lost."""
+ROWS_MAX = 1_000
+"""Most rows of one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One row of a listing."""
+
+    index: int
+    at_ms: int
+    kind: str
+    author: str
+    run: str | None
+    leaf: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHead:
+    """A tree head as it was signed."""
+
+    size: int
+    at_ms: int
+    note: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedFile:
+    """A file in quarantine."""
+
+    digest: str
+    at_ms: int
+    node: str
+    run: str
+    lease: int
+    field: str
+    problem: str
+
+
+class LogStore:
+    """The log's tables."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="log-reader")
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    async def append(self, first_index: int, leaves: Sequence[bytes], cards: Sequence[EntryKeys]) -> None:
+        """All of these entries, in one transaction, on disk when this returns."""
+        await self._write(lambda connection: append_entries(connection, first_index, leaves, cards))
+
+    async def add_head(self, head: StoredHead) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(delete(heads).where(heads.c.at_ms < head.at_ms - HEADS_KEPT_MS))
+            if connection.execute(select(heads.c.size).where(heads.c.size == head.size)).first() is None:
+                connection.execute(insert(heads).values(size=head.size, at_ms=head.at_ms, note=head.note))
+
+        await self._write(write)
+
+    async def add_refused(self, refused: QuarantinedFile) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(delete(quarantine).where(quarantine.c.at_ms < refused.at_ms - QUARANTINE_KEPT_MS))
+            same = (quarantine.c.digest == refused.digest) & (quarantine.c.at_ms == refused.at_ms)
+            connection.execute(delete(quarantine).where(same))
+            row = {name: getattr(refused, name) for name in QuarantinedFile.__slots__}
+            connection.execute(insert(quarantine).values(**row))
+
+        await self._write(write)
+
+    async def wait_for_pending_writes(self) -> None:
+        """Until whatever a killed process had begun to write is written or gone."""
+        await self._write(lock_appends)
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    async def size(self) -> int:
+        return await self._read(get_log_size)
+
+    async def read(self, start: int, stop: int) -> list[bytes]:
+        """The leaves of these places; fewer where the log ends before."""
+        return await self._read(lambda connection: read_leaves(connection, start, stop))
+
+    def read_blocking(self, start: int, stop: int) -> list[bytes]:
+        """As `read`, for a caller that is in a thread already."""
+        with explain_database_errors(self._engine), self._engine.begin() as connection:
+            return read_leaves(connection, start, stop)
+
+    async def last_head(self) -> StoredHead | None:
+        found = await self.list_heads(limit=1)
+        return found[0] if found else None
+
+    async def list_heads(self, *, limit: int = ROWS_MAX) -> list[StoredHead]:
+        """Newest first."""
+        query = select(heads.c.size, heads.c.at_ms, heads.c.note).order_by(heads.c.size.desc()).limit(limit)
+        return await self._read(lambda connection: [StoredHead(*row) for row in connection.execute(query)])
+
+    async def list_entries(
+        self,
+        *,
+        kinds: Sequence[str] = (),
+        author: NodeId | None = None,
+        run: RunId | None = None,
+        subject: str | Digest | NodeId | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[LogRow]:
+        """Newest first; page on with `before`, the index of the last row."""
+        table = entries.c
+        query = select(table.idx, table.at_ms, table.kind, table.author, table.run, table.leaf)
+        if subject is not None:
+            query = query.join(subjects, subjects.c.idx == table.idx).where(subjects.c.subject == str(subject))
+        if kinds:
+            query = query.where(table.kind.in_(kinds))
+        if author is not None:
+            query = query.where(table.author == str(author))
+        if run is not None:
+            query = query.where(table.run == str(run))
+        if before is not None:
+            query = query.where(table.idx < before)
+        query = query.order_by(table.idx.desc()).limit(min(limit, ROWS_MAX))
+        return await self._read(lambda connection: [LogRow(*row) for row in connection.execute(query)])
+
+    async def is_subject(self, subject: str | Digest | NodeId) -> bool:
+        """Whether any entry speaks of it."""
+        query = select(subjects.c.idx).where(subjects.c.subject == str(subject)).limit(1)
+        return await self._read(lambda connection: connection.execute(query).first() is not None)
+
+    async def list_refused(self, *, limit: int = 100) -> list[QuarantinedFile]:
+        """Newest first."""
+        query = select(*(quarantine.c[name] for name in QuarantinedFile.__slots__)).order_by(quarantine.c.at_ms.desc())
+        bounded = query.limit(min(limit, ROWS_MAX))
+        return await self._read(lambda connection: [QuarantinedFile(*row) for row in connection.execute(bounded)])
+
+    def close(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self._engine.dispose()
+
+    # --- Threads ----------------------------------------------------------------------------------------------------
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        return await self._in_thread(self._writer, work)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._in_thread(self._readers, work)
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
+        def run() -> T:
+            with explain_database_errors(self._engine), self._engine.begin() as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(pool, run)
+
+
+def open_log_store(url: str, password: Secret | None = None) -> LogStore:
+    """Open the database, and make or renew its tables."""
+    engine = open_engine(url, password)
+    with explain_database_errors(engine), engine.begin() as connection:
+        check_sqlite_integrity(connection)
+        migrate(connection)
+    return LogStore(engine)
+
+
+def check_sqlite_integrity(connection: Connection) -> None:
+    """Refuse a damaged SQLite file before anything is answered from it or added to it.
+
+    The log's own hashes vouch for the entries alone. A damaged index would hide some of them from listings, and a page
+    that fails only when it is written to would take with it what was acknowledged since the start.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    found = str(connection.execute(text("PRAGMA quick_check(1)")).scalar())
+    if found != "ok":
+        problem = " ".join(found.split())
+        raise LocalError(f"the database is damaged ({problem}): restore the newest backup into a new folder")
+
+
+def lock_appends(connection: Connection) -> None:
+    """One appending transaction at a time, until its end.
+
+    A PostgreSQL server may finish what a killed client had sent, and a new process that counted the entries before
+    that would think another coordinator is at work. SQLite's writes die with their process.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": APPEND_LOCK})
+
+
+def append_entries(
+    connection: Connection, first_index: int, leaves: Sequence[bytes], cards: Sequence[EntryKeys]
+) -> None:
+    """Refuses to leave a gap or to write over what is there: two writers on one database would be a fork."""
+    lock_appends(connection)
+    size = get_log_size(connection)
+    if size != first_index:
+        raise LocalError(
+            f"the database has {size} entries where this process has {first_index}: is another coordinator using it?"
+        )
+    rows = [
+        {
+            "idx": index,
+            "at_ms": card.at_ms,
+            "kind": card.kind,
+            "author": str(card.author),
+            "run": card.run,
+            "leaf": leaf,
+        }
+        for index, (leaf, card) in enumerate(zip(leaves, cards, strict=True), first_index)
+    ]
+    connection.execute(insert(entries), rows)
+    places = [
+        {"subject": subject, "idx": index} for index, card in enumerate(cards, first_index) for subject in card.subjects
+    ]
+    if places:
+        connection.execute(insert(subjects), places)
+
+
+def get_log_size(connection: Connection) -> int:
+    last = connection.execute(select(func.max(entries.c.idx))).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+def read_leaves(connection: Connection, start: int, stop: int) -> list[bytes]:
+    query = select(entries.c.leaf).where(entries.c.idx >= start, entries.c.idx < stop).order_by(entries.c.idx)
+    return [bytes(leaf) for (leaf,) in connection.execute(query)]
+
+
+def open_engine(url: str, password: Secret | None = None) -> Engine:
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _open_sqlite(parsed)
+    parsed = parsed.set(drivername="postgresql+psycopg", password=password.reveal() if password else None)
+    # Whatever the server's default is: a commit is on disk when it returns. A server that vanished without a word is
+    # noticed while nodes still wait for an answer, not when TCP gives up after a quarter of an hour.
+    ways = {
+        "options": "-c synchronous_commit=on",
+        "connect_timeout": 10,
+        "tcp_user_timeout": UNACKNOWLEDGED_MS_MAX,
+        **KEEPALIVES,
+    }
+    return create_engine(parsed, connect_args=ways, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+
+
+def _open_sqlite(url: URL) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": 30}, pool_size=CONNECTIONS, max_overflow=0)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        # The driver must not begin transactions by itself, or migrations would not be one.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode=WAL")
+        # FULL: a commit is on disk when it returns, even if the power goes.
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+@contextmanager
+def explain_database_errors(engine: Engine) -> Iterator[None]:
+    """A database's error as one sentence for the operator; the URL shows no password."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        name = engine.url.render_as_string(hide_password=True)
+        raise LocalError(f"the database {name} refused: {cause}") from error

@@ -1,0 +1,248 @@
+"""Which nodes are there: a table of phases, driven by beats and by silence. Pure.
+
+The cost of a beat or a tick does not depend on how many nodes there are: they stand in the order of their last beat.
+
+What a node's recent failures cost it: files that intake refused, leases that ran out. Pure.
+
+Nothing here is a verdict. A node waits for a while and may then try again; its next good file clears the slate. It is
+all forgotten at a restart.
+
+Whether a node may have work in a run, and what would change that. A table, computed whenever it is asked. Pure.
+
+Nothing is stored, so nothing can get stuck: a node leaves a standing as soon as its cause is gone. Phases of silence
+are in liveness.py.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX, FAILURE_WAIT_MS, FAILURE_WAIT_MS_MAX, FAILURES_FREE
+from prime_protocol.constants import LATE_MS, LOST_MS
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import NodeStatus, Role
+from prime_protocol.ledger.state import NodeState
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.ids import NodeId, RunId
+from prime_protocol.wire.messages import NodeActivity
+
+
+class NodePhase(StrEnum):
+    """What silence has made of a node. A key that never beat since the coordinator started is LOST."""
+
+    ONLINE = "online"
+    LATE = "late"
+    LOST = "lost"
+
+
+class LivenessEvent(StrEnum):
+    """What moves a node from one phase to another."""
+
+    BEAT = "beat"
+    SILENT = "silent"
+    GONE = "gone"
+
+
+PHASE_TRANSITIONS: dict[NodePhase, dict[LivenessEvent, NodePhase]] = {
+    NodePhase.ONLINE: {
+        LivenessEvent.BEAT: NodePhase.ONLINE,
+        LivenessEvent.SILENT: NodePhase.LATE,
+        LivenessEvent.GONE: NodePhase.LOST,
+    },
+    NodePhase.LATE: {LivenessEvent.BEAT: NodePhase.ONLINE, LivenessEvent.GONE: NodePhase.LOST},
+    NodePhase.LOST: {LivenessEvent.BEAT: NodePhase.ONLINE},
+}
+"""Every phase has a way back to ONLINE: a node heals by beating."""
+
+
+@dataclass(slots=True)
+class Presence:
+    """The last that was heard of a node."""
+
+    phase: NodePhase
+    beat_ms: int
+    activity: NodeActivity
+    checkpoint_step: int
+
+
+class Liveness:
+    """Presence of every node that beat since the start and is not lost."""
+
+    def __init__(self) -> None:
+        self._online: OrderedDict[NodeId, Presence] = OrderedDict()
+        self._late: OrderedDict[NodeId, Presence] = OrderedDict()
+
+    def beat(self, node: NodeId, activity: NodeActivity, checkpoint_step: int, now_ms: int) -> None:
+        known = self._online.get(node)
+        if known is not None:
+            known.beat_ms, known.activity, known.checkpoint_step = now_ms, activity, checkpoint_step
+            self._online.move_to_end(node)
+            return
+        late = self._late.pop(node, None)
+        phase = PHASE_TRANSITIONS[late.phase if late else NodePhase.LOST][LivenessEvent.BEAT]
+        self._online[node] = Presence(phase, now_ms, activity, checkpoint_step)
+
+    def record_request(self, node: NodeId, checkpoint_step: int, now_ms: int) -> None:
+        """A signed request is as good a sign of life as a beat; what the node does is not known from it."""
+        known = self.get(node)
+        self.beat(node, known.activity if known else NodeActivity.IDLE, checkpoint_step, now_ms)
+
+    def tick(self, now_ms: int) -> list[tuple[NodeId, NodePhase]]:
+        """Who has changed its phase by silence."""
+        changed = []
+        while self._online and now_ms - next(iter(self._online.values())).beat_ms >= LATE_MS:
+            node, presence = self._online.popitem(last=False)
+            presence.phase = PHASE_TRANSITIONS[presence.phase][LivenessEvent.SILENT]
+            self._late[node] = presence
+            changed.append((node, presence.phase))
+        while self._late and now_ms - next(iter(self._late.values())).beat_ms >= LOST_MS:
+            node, presence = self._late.popitem(last=False)
+            changed.append((node, PHASE_TRANSITIONS[presence.phase][LivenessEvent.GONE]))
+        return changed
+
+    def get(self, node: NodeId) -> Presence | None:
+        return self._online.get(node) or self._late.get(node)
+
+    def phase(self, node: NodeId) -> NodePhase:
+        presence = self.get(node)
+        return presence.phase if presence else NodePhase.LOST
+
+    def list_online(self) -> list[NodeId]:
+        return list(self._online)
+
+    def count(self) -> dict[NodePhase, int]:
+        return {NodePhase.ONLINE: len(self._online), NodePhase.LATE: len(self._late)}
+
+
+DOUBLINGS_MAX = 32
+"""Far past the longest wait; keeps the shift small whatever the count."""
+
+
+@dataclass(slots=True)
+class FailureStreak:
+    """Failures in a row, and until when the last one keeps the node from work."""
+
+    failures: int = 0
+    until_ms: int = 0
+
+
+class Backoff:
+    """Slates of the nodes that have failed since their last good file."""
+
+    def __init__(self) -> None:
+        self._streaks: dict[NodeId, FailureStreak] = {}
+        self._bad_files: Counter[tuple[RunId, int]] = Counter()
+
+    def record_lost_lease(self, node: NodeId, now_ms: int) -> None:
+        slate = self._streaks.setdefault(node, FailureStreak())
+        slate.failures += 1
+        counted = slate.failures - FAILURES_FREE
+        if counted > 0:
+            wait_ms = FAILURE_WAIT_MS << min(counted - 1, DOUBLINGS_MAX)
+            slate.until_ms = now_ms + min(wait_ms, FAILURE_WAIT_MS_MAX)
+
+    def record_bad_file(self, node: NodeId, run: RunId, lease: int, now_ms: int) -> bool:
+        """Intake refused a file. The node may send a better one until the deadline; whether it has a try left."""
+        self._bad_files[(run, lease)] += 1
+        self.record_lost_lease(node, now_ms)
+        return self._bad_files[(run, lease)] < BAD_FILES_PER_LEASE_MAX
+
+    def check_file(self, run: RunId, lease: int) -> None:
+        """Refuse to read one more file for a lease that brought too many bad ones."""
+        if self._bad_files[(run, lease)] >= BAD_FILES_PER_LEASE_MAX:
+            raise RemoteError("receipt.lease", f"{BAD_FILES_PER_LEASE_MAX} files for {lease} were refused; no more")
+
+    def record_good_file(self, node: NodeId) -> None:
+        self._streaks.pop(node, None)
+
+    def forget_lease(self, run: RunId, lease: int) -> None:
+        self._bad_files.pop((run, lease), None)
+
+    def wait_ms(self, node: NodeId, now_ms: int) -> int:
+        """How long the node is given no work."""
+        slate = self._streaks.get(node)
+        return max(0, slate.until_ms - now_ms) if slate else 0
+
+
+class Eligibility(StrEnum):
+    """What a node is to a run."""
+
+    BANNED = "banned"
+    DRAINED = "drained"
+    UNDELEGATED = "undelegated"
+    OUTDATED = "outdated"
+    UNSTAKED = "unstaked"
+    LOST = "lost"
+    LATE = "late"
+    LEAVING = "leaving"
+    IDLE = "not a worker"
+    SUSPENDED = "suspended"
+    PROBING = "probing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known about a node."""
+
+    node: NodeState
+    terms: RunTerms
+    stake_nano: int
+    is_delegated: bool
+    phase: NodePhase
+    activity: NodeActivity
+    wait_ms: int
+    is_measured: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EligibilityRule:
+    """One standing: when a node has it, whether it is given work, and the way out."""
+
+    standing: Eligibility
+    holds: Callable[[NodeFacts], bool]
+    works: bool
+    remedy: str
+
+
+ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
+    EligibilityRule(
+        Eligibility.BANNED, lambda f: f.node.status is NodeStatus.BANNED, False, "the operator lifts the ban"
+    ),
+    EligibilityRule(
+        Eligibility.DRAINED,
+        lambda f: f.node.status is NodeStatus.DRAINED,
+        False,
+        "the operator takes it back in, or it beats again where silence was the reason",
+    ),
+    EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, False, "its owner signs a new delegation"),
+    EligibilityRule(
+        Eligibility.OUTDATED,
+        lambda f: f.node.version < f.terms.get_version_min(f.now_ms),
+        False,
+        "it registers again with a newer version",
+    ),
+    EligibilityRule(
+        Eligibility.UNSTAKED, lambda f: f.stake_nano < f.terms.stake_min_nano, False, "its owner stakes enough"
+    ),
+    EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, False, "it beats"),
+    EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, False, "it beats"),
+    EligibilityRule(
+        Eligibility.LEAVING, lambda f: f.activity is NodeActivity.DRAINING, False, "it beats with another activity"
+    ),
+    EligibilityRule(
+        Eligibility.IDLE, lambda f: Role.WORKER not in f.node.roles, False, "it registers again as a worker"
+    ),
+    EligibilityRule(Eligibility.SUSPENDED, lambda f: f.wait_ms > 0, False, "time passes"),
+    EligibilityRule(Eligibility.PROBING, lambda f: not f.is_measured, True, "it answers its first lease"),
+    EligibilityRule(Eligibility.READY, lambda f: True, True, "none is needed"),
+)
+"""The first row that holds is the node's standing."""
+
+assert [row.standing for row in ELIGIBILITY_RULES] == list(Eligibility), "every standing has its row"
+
+
+def get_eligibility(facts: NodeFacts) -> EligibilityRule:
+    return next(row for row in ELIGIBILITY_RULES if row.holds(facts))

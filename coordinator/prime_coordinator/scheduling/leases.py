@@ -1,0 +1,309 @@
+"""Who gets which slots, how many, and until when. Pure: the ledger keeps the leases, this decides about new ones.
+
+Everything remembered here follows from the ledger: `LeaseDesk` fills itself from a state. Whether a node may have work
+at all is decided in standing.py.
+"""
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+
+from prime_coordinator.audits.plants import Plants
+from prime_coordinator.constants import (
+    FILE_BYTES_PER_TOKEN,
+    GRACE_MS,
+    LEASES_UNSETTLED_MAX,
+    LEASES_UNSETTLED_PROBATION_MAX,
+    PROBATION_STEP_PARTS,
+    RETRY_MS,
+    RETRY_MS_MAX,
+    STRAGGLER_SHARE,
+)
+from prime_coordinator.entry_writer import EntryWriter
+from prime_coordinator.scheduling.capacity import FreeSlots, StepEstimate, Stragglers, Throughput
+from prime_coordinator.scheduling.eligibility import Backoff
+from prime_protocol.constants import (
+    LEASE_MS_MAX,
+    LEASE_SLACK,
+    LEASE_SLOTS_MAX,
+    LEASE_TARGET_MS,
+    LEASES_OPEN_MAX,
+    ROLLOUT_FILE_BYTES_MAX,
+    ROLLOUT_ROWS_MAX,
+)
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RunStatus
+from prime_protocol.ledger.state import LeaseState, RunState, SubmissionState
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.ids import NodeId, RunId, Slot, Step
+from prime_protocol.wire.messages import LeaseReply, LeaseRequest
+
+assert LEASES_UNSETTLED_MAX <= LEASES_OPEN_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """What a node is to be given: how many slots of the latest step, and how long one takes it."""
+
+    run: RunId
+    step: Step
+    node: NodeId
+    slots: int
+    slot_ms: float
+    is_probe: bool
+
+
+def refuse_lease(reason: str, retry_ms: int = RETRY_MS) -> LeaseReply:
+    return LeaseReply(lease=None, retry_ms=retry_ms, reason=reason[:200])
+
+
+class LeaseScheduler:
+    """Answers requests for work, and ends leases that ran out."""
+
+    def __init__(self, scribe: EntryWriter, conduct: Backoff, plants: Plants, now_ms: int) -> None:
+        self._entry_writer = scribe
+        self._backoff = conduct
+        self._plants = plants
+        self._started_ms = now_ms
+        self.throughput = Throughput()
+        self._stragglers = Stragglers()
+        self._estimates: dict[RunId, StepEstimate] = {}
+        self._free: dict[tuple[RunId, Step], FreeSlots] = {}
+        self._held: dict[NodeId, dict[tuple[RunId, int], LeaseGranted]] = {}
+        self._deadlines: list[tuple[int, RunId, int]] = []
+        self._unsettled: Counter[NodeId] = Counter()
+        for name, run in scribe.state.runs.items():
+            self._recover(name, run)
+
+    def _recover(self, name: RunId, run: RunState) -> None:
+        for number, lease in run.leases.items():
+            self._hold(name, to_lease_entry(number, lease), lease.granted_at_ms)
+        for submission in sorted(run.submissions.values(), key=lambda each: each.position.index):
+            self._measure(submission)
+            if submission.outcome is None:
+                self._unsettled[submission.node] += 1
+
+    # --- Asking -----------------------------------------------------------------------------------------------------
+
+    def request(self, name: RunId, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply:
+        """A lease that fits the node, or why there is none and when to ask again. The node may have work."""
+        run = self._run(name)
+        refusal = self._refusal(run, node, request)
+        if refusal is not None:
+            return refusal
+        wish = self._plan(name, run, node, request, now_ms)
+        if wish.slots < 1:
+            return refuse_lease("the result would come too late for this step")
+        place = self._free_slots(name, wish.step).take(wish.slots)
+        if place is not None:
+            return self._grant(wish, place, False, now_ms)
+        twin = self._take_straggler(wish, now_ms)
+        if twin is not None:
+            self._free_slots(name, wish.step).cover(twin)
+            return self._grant(wish, twin, True, now_ms)
+        due_ms = self._stragglers.next_ms(name, wish.step) or 0
+        retry_ms = min(max(due_ms - now_ms, RETRY_MS), RETRY_MS_MAX)
+        return refuse_lease(f"step {wish.step} is fully leased", retry_ms)
+
+    def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest) -> LeaseReply | None:
+        if run.status is not RunStatus.ACTIVE:
+            return refuse_lease(f"the run is {run.status}", RETRY_MS_MAX)
+        checkpoint = run.checkpoints.get(Step(run.latest))
+        if checkpoint is None or checkpoint.beacon is None:
+            return refuse_lease("no step is open yet")
+        if request.checkpoint_step < run.latest - run.terms.lag_max:
+            return refuse_lease(f"checkpoint {request.checkpoint_step} is too old, load {run.latest}")
+        held = len(self._held.get(node, ()))
+        if held and not self.throughput.is_measured(node):
+            return refuse_lease("your first lease is a probe; answer it first")
+        unsettled_max = LEASES_UNSETTLED_PROBATION_MAX if self._is_new(run, node) else LEASES_UNSETTLED_MAX
+        if held + self._unsettled[node] >= unsettled_max:
+            return refuse_lease(f"{unsettled_max} of your leases and submissions are not settled yet")
+        return None
+
+    def _is_new(self, run: RunState, node: NodeId) -> bool:
+        """On probation: too few submissions accepted in a row."""
+        return self._entry_writer.state.nodes[node].streak < run.terms.audit_probation
+
+    def _plan(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeasePlan:
+        """One slot to a node that was never measured: its first lease is the timed probe of what it can do."""
+        step, pace = Step(run.latest), self._get_estimate(name)
+        slot_ms = 1000 * pace.tokens_per_slot / self.throughput.get(node, request.tokens_per_s)
+        is_probe, terms = not self.throughput.is_measured(node), get_step_terms(run, step)
+        parts = PROBATION_STEP_PARTS if self._is_new(run, node) else 1
+        fitting = min(int(LEASE_TARGET_MS / slot_ms), compute_slots_max(terms), terms.slots_per_step // parts)
+        slots = 1 if is_probe else max(1, fitting)
+        left_ms = pace.time_left_ms(run, request.checkpoint_step, now_ms)
+        if left_ms is not None:
+            slots = min(slots, int(left_ms / slot_ms))
+        return LeasePlan(name, step, node, slots, slot_ms, is_probe)
+
+    def _take_straggler(self, wish: LeasePlan, now_ms: int) -> range | None:
+        """The slots of the most overdue lease that this node would answer before its holder must."""
+        run, free = self._run(wish.run), self._free_slots(wish.run, wish.step)
+
+        def is_open(number: int) -> bool:
+            lease = run.leases.get(number)
+            if lease is None or free.count(lease.first_slot) > 1:
+                return False
+            return run.steps[wish.step].credited.isdisjoint(lease.slot_range())
+
+        def suits(number: int) -> bool:
+            lease = run.leases[number]
+            in_time = now_ms + lease.slots * wish.slot_ms < lease.deadline_ms
+            return lease.node != wish.node and in_time and not (wish.is_probe and lease.slots > 1)
+
+        found = self._stragglers.take(wish.run, wish.step, now_ms, is_open=is_open, suits=suits)
+        return None if found is None else run.leases[found].slot_range()
+
+    def _grant(self, wish: LeasePlan, place: range, is_twin: bool, now_ms: int) -> LeaseReply:
+        number = self._run(wish.run).lease_next
+        expected_ms = int(len(place) * wish.slot_ms)
+        entry = LeaseGranted(
+            lease=number,
+            node=wish.node,
+            step=wish.step,
+            first_slot=Slot(place.start),
+            slots=len(place),
+            deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
+            speculative=is_twin,
+            seal=self._plants.seal(wish.run, number, wish.node),
+        )
+        self._entry_writer.write(entry, wish.run, now_ms)
+        self._hold(wish.run, entry, now_ms)
+        return LeaseReply(lease=entry, retry_ms=0, reason="")
+
+    # --- What happened ----------------------------------------------------------------------------------------------
+
+    def open_leases(self, run: RunId, node: NodeId) -> tuple[LeaseGranted, ...]:
+        held = self._held.get(node)
+        return tuple(entry for (name, _), entry in held.items() if name == run) if held else ()
+
+    def submitted(self, name: RunId, submission: SubmissionState) -> None:
+        self._release(submission.node, name, submission.lease)
+        self._unsettled[submission.node] += 1
+        self._measure(submission)
+        # A pace that is made later has this submission, or the new checkpoint, from the log.
+        if name in self._estimates:
+            self._estimates[name].submitted(submission)
+        self._backoff.record_good_file(submission.node)
+
+    def settled(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
+        self._unsettled[submission.node] -= 1
+        if not self._unsettled[submission.node]:
+            del self._unsettled[submission.node]
+        self._uncover(name, submission.step, submission.slots, now_ms)
+
+    def credited(self, name: RunId, submission: SubmissionState) -> None:
+        """Nobody has to do these slots again."""
+        free = self._free.get((name, submission.step))
+        if free is not None:
+            free.close(submission.slots)
+
+    def ended(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
+        self._release(lease.node, name, number)
+        self._uncover(name, lease.step, lease.slot_range(), now_ms)
+
+    def published(self, name: RunId, now_ms: int) -> None:
+        step = Step(self._run(name).latest)
+        if name in self._estimates:
+            self._estimates[name].published(now_ms)
+        self._free = {key: free for key, free in self._free.items() if key[0] != name or key[1] == step}
+        self._stragglers.keep(name, step)
+
+    def mark_leases_suspect(self, node: NodeId) -> None:
+        """Nothing is to be expected of this node: others may have its slots a second time at once."""
+        for (name, number), entry in self._held.get(node, {}).items():
+            if not entry.speculative:
+                self._stragglers.add(name, entry.step, number, 0)
+
+    def tick(self, now_ms: int) -> None:
+        """End the leases that ran out."""
+        while self._deadlines and self._deadlines[0][0] < now_ms:
+            _, name, number = heapq.heappop(self._deadlines)
+            lease = self._run(name).leases.get(number)
+            if lease is None:
+                continue
+            self._entry_writer.write(LeaseEnded(lease=number, reason="the deadline passed"), name, now_ms)
+            self.ended(name, number, lease, now_ms)
+            if now_ms >= self._started_ms + GRACE_MS:
+                self.throughput.record_loss(lease.node)
+                self._backoff.record_lost_lease(lease.node, now_ms)
+
+    # --- Small parts ------------------------------------------------------------------------------------------------
+
+    def _run(self, name: RunId) -> RunState:
+        return self._entry_writer.state.runs[name]
+
+    def _hold(self, name: RunId, entry: LeaseGranted, granted_ms: int) -> None:
+        self._held.setdefault(entry.node, {})[(name, entry.lease)] = entry
+        heapq.heappush(self._deadlines, (entry.deadline_ms, name, entry.lease))
+        if not entry.speculative:
+            suspect_ms = granted_ms + int(STRAGGLER_SHARE * (entry.deadline_ms - granted_ms))
+            self._stragglers.add(name, entry.step, entry.lease, suspect_ms)
+
+    def _release(self, node: NodeId, name: RunId, number: int) -> None:
+        self._backoff.forget_lease(name, number)
+        held = self._held[node]
+        del held[(name, number)]
+        if not held:
+            del self._held[node]
+
+    def _measure(self, submission: SubmissionState) -> None:
+        self.throughput.record(
+            submission.node,
+            tokens=submission.output_tokens,
+            leased_ms=submission.leased_at_ms,
+            now_ms=submission.at_ms,
+        )
+
+    def _get_estimate(self, name: RunId) -> StepEstimate:
+        if name not in self._estimates:
+            self._estimates[name] = StepEstimate.recover(self._run(name))
+        return self._estimates[name]
+
+    def _free_slots(self, name: RunId, step: Step) -> FreeSlots:
+        key, run = (name, step), self._run(name)
+        if key not in self._free:
+            known = run.steps.get(step)
+            covered = [lease.slot_range() for lease in run.leases.values() if lease.step == step]
+            if known is not None:
+                answers = (run.submissions[each] for each in known.submissions)
+                covered += [answer.slots for answer in answers if answer.outcome is None]
+            gone = known.held.keys() | known.credited if known else set()
+            self._free[key] = FreeSlots(get_step_terms(run, step).slots_per_step, covered, gone)
+        return self._free[key]
+
+    def _uncover(self, name: RunId, step: Step, slots: range, now_ms: int) -> None:
+        """One less has these slots. Where a slow lease is left alone with them, it may have a twin again."""
+        free = self._free.get((name, step))
+        if free is None:
+            return
+        known = self._run(name).steps[step]
+        free.uncover(slots, lambda slot: slot in known.held or slot in known.credited)
+        if free.count(slots.start):
+            self._stragglers.add(name, step, known.held.get(slots.start, -1), now_ms)
+
+
+def to_lease_entry(number: int, lease: LeaseState) -> LeaseGranted:
+    """The entry that granted a lease."""
+    return LeaseGranted(
+        lease=number,
+        node=lease.node,
+        step=lease.step,
+        first_slot=lease.first_slot,
+        slots=lease.slots,
+        deadline_ms=lease.deadline_ms,
+        speculative=lease.speculative,
+        seal=lease.seal,
+    )
+
+
+def get_step_terms(run: RunState, step: Step) -> RunTerms:
+    """A step keeps the terms of its first lease."""
+    return run.steps[step].terms if step in run.steps else run.terms
+
+
+def compute_slots_max(terms: RunTerms) -> int:
+    """Most slots of one lease: its file must pass intake even if every completion is as long as it may be."""
+    slot_bytes = FILE_BYTES_PER_TOKEN * terms.samples_per_slot * (terms.output_tokens_max + terms.prompt_tokens_max)
+    return min(LEASE_SLOTS_MAX, ROLLOUT_ROWS_MAX // terms.samples_per_slot, ROLLOUT_FILE_BYTES_MAX // slot_bytes)

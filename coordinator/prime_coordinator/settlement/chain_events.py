@@ -1,0 +1,215 @@
+"""What the chain has told so far: whose stake stands behind which node, what came in, what was anchored. Pure.
+
+Events are taken once they lie as deep as the settings ask. If the chain turns out to have another history still, all is
+read again from the deployment on: a deposit counts once by its reference, so nothing is booked twice.
+
+What came into the pool of a run is booked there and nowhere else, so the log never pays what that pool does not hold.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from prime_protocol.ledger.entries import Appealed, Deposited, NodeStatus, NodeStatusSet
+from prime_protocol.ledger.state import LedgerState
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+
+BLOCKS_AT_ONCE = 2_000
+"""Asked for in one go; public nodes refuse more."""
+HISTORY_MAX = 200
+"""Anchors and payout roots that are remembered for people."""
+DEPOSIT_EVENTS = {
+    ("StakeVault", "Deposited"): "owner",
+    ("RewardPool", "Funded"): "funder",
+    ("RewardPool", "ForfeitReceived"): "",
+}
+"""Events by which value comes in, and which field of each names whose it was."""
+REASON_UNBACKED = "its stake has left the vault on the chain"
+REASON_APPEALED_ON_CHAIN = "appealed before the court on the chain"
+
+
+class ContractEvent(Protocol):
+    """An event, as the chain's client decodes it."""
+
+    @property
+    def contract(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> Mapping[str, Any]: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def transaction(self) -> str: ...
+
+
+@dataclass(slots=True)
+class VaultStake:
+    """What the vault holds for a node."""
+
+    owner: str = ""
+    stake: int = 0
+    unbonding: int = 0
+    escrow: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDeposit:
+    """Value that came into a contract, as the log has to know of it."""
+
+    account: str
+    amount_nano: int
+    reference: str
+    run: str = ""
+    """How the chain names the run whose pool has it; empty for the vault."""
+
+
+@dataclass(slots=True)
+class FollowedChain:
+    """Everything that was taken in, and up to which block."""
+
+    block: int
+    """The last one."""
+    hash: str = ""
+    time_s: int = 0
+    """The block's own."""
+    stakes: dict[str, VaultStake] = field(default_factory=dict)
+    """By node."""
+    judges: dict[str, list[str]] = field(default_factory=dict)
+    """By submission: who is behind a slash before the court, and the owners behind them."""
+    appealed: list[str] = field(default_factory=list)
+    """Submissions whose slash is appealed before the court."""
+    anchors: list[dict[str, Any]] = field(default_factory=list)
+    promises: list[dict[str, Any]] = field(default_factory=list)
+    strays: list[ChainDeposit] = field(default_factory=list)
+    """In pools of runs that the log does not know: they wait until it does."""
+
+    def next_span(self, head: int, confirmations: int) -> range | None:
+        """Blocks to read next: as far as they lie deep enough."""
+        first, last = self.block + 1, min(head - confirmations, self.block + BLOCKS_AT_ONCE)
+        return range(first, last + 1) if first <= last else None
+
+    def take(self, event: ContractEvent) -> None:
+        """Fold one event in; the order is that of the chain."""
+        values = event.values
+        match event.contract, event.name:
+            case "StakeVault", "Bound":
+                self.stakes[to_lower(values["node"])] = VaultStake(to_lower(values["owner"]))
+            case "StakeVault", name if "node" in values:
+                self._move(self.stakes.setdefault(to_lower(values["node"]), VaultStake()), name, int(values["amount"]))
+            case "Court", "SlashProposed":
+                self.judges[get_submission_name(values)] = [to_lower(each) for each in values["judges"]]
+            case "Court", "Appealed":
+                self.appealed.append(get_submission_name(values))
+            case "Court", "SlashExecuted" | "SlashOverturned":
+                self.judges.pop(get_submission_name(values), None)
+                self.appealed = [each for each in self.appealed if each != get_submission_name(values)]
+            case "LogAnchor", "Anchored":
+                self._show(self.anchors, event, ("size",))
+            case "RewardPool", "Promised":
+                self._show(self.promises, event, ("epoch", "total", "headSize", "maturesAt"))
+            case _:
+                pass
+
+    def _move(self, stake: VaultStake, name: str, amount: int) -> None:
+        match name:
+            case "Deposited":
+                stake.stake += amount
+            case "Unbonded":
+                stake.stake -= amount
+                stake.unbonding += amount
+            case "Withdrawn":
+                stake.unbonding -= amount
+            case "Seized":
+                from_stake = min(amount, stake.stake)
+                stake.stake -= from_stake
+                stake.unbonding -= amount - from_stake
+                stake.escrow += amount
+            case "Restored":
+                stake.escrow -= amount
+                stake.stake += amount
+            case "Forfeited":
+                stake.escrow -= amount
+            case _:
+                pass
+
+    def _show(self, rows: list[dict[str, Any]], event: ContractEvent, names: tuple[str, ...]) -> None:
+        facts = {name: int(event.values[name]) for name in names}
+        run, root = format_run_key(event.values["run"]), bytes(event.values["root"]).hex()
+        rows.append({"run": run, "root": f"0x{root}", **facts, "block": event.block, "transaction": event.transaction})
+        del rows[:-HISTORY_MAX]
+
+
+def to_lower(address: str) -> str:
+    return address.lower()
+
+
+def get_submission_name(values: Mapping[str, Any]) -> str:
+    """The submission that an event of the court is about."""
+    return str(Digest(bytes(values["submission"])))
+
+
+def find_unlogged_appeals(state: LedgerState, appealed: Iterable[str]) -> list[tuple[RunId, Appealed]]:
+    """Appeals before the court that the log has not heard of: told there, they are judged as any other."""
+    wanted = {Digest.parse(name) for name in appealed}
+    return [
+        (name, Appealed(submission=submission, reason=REASON_APPEALED_ON_CHAIN))
+        for name, run in state.runs.items()
+        for submission, slash in run.slashes.items()
+        if submission in wanted and slash.appealed_at_ms is None
+    ]
+
+
+def is_deposit(event: ContractEvent) -> bool:
+    """Whether value came into a contract that the log has to know of."""
+    return (event.contract, event.name) in DEPOSIT_EVENTS
+
+
+def read_deposit(event: ContractEvent, reference: Digest, scale: int, court: NodeId) -> ChainDeposit:
+    """Of an owner's stake, of a funder, or of the court, which brings what was slashed."""
+    payer = DEPOSIT_EVENTS[event.contract, event.name]
+    account = to_lower(event.values[payer]) if payer else str(court)
+    run = format_run_key(event.values["run"]) if event.contract == "RewardPool" else ""
+    return ChainDeposit(account, int(event.values["amount"]) // scale, str(reference), run)
+
+
+def format_run_key(key: bytes) -> str:
+    """The chain's name of a run, as it prints."""
+    return f"0x{bytes(key).hex()}"
+
+
+def find_unassigned(found: Iterable[ChainDeposit], runs: Mapping[str, RunId]) -> list[ChainDeposit]:
+    """What is in the pool of a run that the log does not know. As a balance it could be spent elsewhere."""
+    return [income for income in found if income.run and income.run not in runs]
+
+
+def list_missing_deposits(
+    found: Iterable[ChainDeposit], runs: Mapping[str, RunId], references: set[Digest]
+) -> list[Deposited]:
+    """What the log does not have of these, and can; dust is left out. `runs` goes by the chain's names of them."""
+    deposits = (
+        Deposited(
+            account=NodeId.parse(income.account),
+            amount_nano=income.amount_nano,
+            reference=Digest.parse(income.reference),
+            run=runs[income.run] if income.run else None,
+        )
+        for income in found
+        if income.amount_nano > 0 and (not income.run or income.run in runs)
+    )
+    return [deposit for deposit in deposits if deposit.reference not in references]
+
+
+def list_backing_changes(state: LedgerState, stakes: Mapping[str, VaultStake], scale: int) -> list[NodeStatusSet]:
+    """Nodes whose stake in the log is no longer in the vault get no work, until it is."""
+    orders = []
+    for node, known in state.nodes.items():
+        held = stakes.get(str(node), VaultStake())
+        is_owners = held.owner == str(state.owners[node])
+        backed_nano = (held.stake + held.escrow) // scale if is_owners else 0
+        is_backed = state.get_stake(node) <= backed_nano
+        if not is_backed and known.status is NodeStatus.ACTIVE:
+            orders.append(NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=REASON_UNBACKED))
+        elif is_backed and known.status is NodeStatus.DRAINED and known.reason == REASON_UNBACKED:
+            orders.append(NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason="its stake is in the vault again"))
+    return orders

@@ -1,0 +1,82 @@
+"""What settlement on a chain keeps in the coordinator's folder. Every file can be made anew from the chain and the log,
+but for the transactions on their way.
+
+chain/followed.json      what the chain has told, and up to which block
+chain/transactions.json  sent, and not settled for good
+chain/deployment.json    contracts that `chain deploy` has made
+chain/payouts/RUN/EPOCH  what the root of an epoch was made of, for those who claim
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prime_coordinator.settlement.chain_events import ChainDeposit, FollowedChain, VaultStake
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import NodeId, RunId
+from prime_runtime.log_files import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+class ChainFiles:
+    """The subfolder of one coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "chain"
+
+    @property
+    def transactions(self) -> Path:
+        return self._folder / "transactions.json"
+
+    @property
+    def deployment(self) -> Path:
+        return self._folder / "deployment.json"
+
+    def get_wallet_path(self, account: NodeId) -> Path:
+        """Transactions of another wallet that a command has sent from here."""
+        return self._folder / f"{account}.json"
+
+    def read_followed(self, start_block: int) -> FollowedChain:
+        """From the deployment on where there is none, or none that can be read."""
+        try:
+            plain = json.loads((self._folder / "followed.json").read_bytes())
+            stakes = {node: VaultStake(**row) for node, row in plain.pop("stakes").items()}
+            strays = [ChainDeposit(**row) for row in plain.pop("strays")]
+            return FollowedChain(stakes=stakes, strays=strays, **plain)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("what was followed of the chain cannot be read (%s): it is followed anew", error)
+        return FollowedChain(block=start_block - 1)
+
+    def write_followed(self, followed: FollowedChain) -> None:
+        write_atomic(self._folder / "followed.json", json.dumps(asdict(followed)).encode(), mode=0o600)
+
+    def write_payout(self, run: RunId, epoch: int, size: int, paid: Mapping[NodeId, int]) -> None:
+        """Before the root goes to the chain: a promise that nobody can prove would be none."""
+        plain = {
+            "run": str(run),
+            "epoch": epoch,
+            "size": size,
+            "paid_nano": {str(key): paid[key] for key in sorted(paid)},
+        }
+        write_atomic(self.payout(run, epoch), json.dumps(plain).encode())
+
+    def payout(self, run: RunId, epoch: int) -> Path:
+        return self._folder / "payouts" / run / f"{epoch}.json"
+
+    def read_deployment(self) -> dict[str, Any]:
+        try:
+            plain = json.loads(self.deployment.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise LocalError(f"{self.deployment} cannot be read: {error}") from None
+        return dict(plain)
+
+    def write_deployment(self, plain: Mapping[str, Any]) -> None:
+        write_atomic(self.deployment, json.dumps(dict(plain), indent=2).encode())

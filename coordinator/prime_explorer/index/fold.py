@@ -1,0 +1,280 @@
+"""What an entry says, in one line for a list. Pure; plain text that a page escapes like any other.
+
+One leaf after the other, checked as a stranger would and folded into the books; what follows for the index. Pure.
+
+The ledger has the rules and the numbers. Here is only which rows of which tables an entry touches; how the rows of
+nodes, accounts and runs look is read from the books when a batch ends, so both always say the same.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prime_explorer.index import fold_audits as fold_judgement
+from prime_explorer.index import fold_work
+from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import LogRecord, Outcome, Role
+from prime_protocol.ledger.entry_index import find_run, list_subjects
+from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger
+from prime_protocol.ledger.state import LedgerState
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import NodeId, RunId, friendly_name
+from prime_runtime.formatting import format_amount, format_bytes
+
+BRIEF_CHARS_MAX = 160
+
+
+def write_brief(entry: Any) -> str:
+    """Empty where the kind says it all."""
+    return _write_account_brief(entry)[:BRIEF_CHARS_MAX]
+
+
+def _write_account_brief(entry: Any) -> str:
+    match entry:
+        case e.Deposited(account=account, amount_nano=amount, run=run) if run is not None:
+            return f"{format_amount(amount)} tokens for the pool of {run}, by {friendly_name(account)}"
+        case e.Deposited(account=account, amount_nano=amount):
+            return f"{format_amount(amount)} tokens for {friendly_name(account)}"
+        case e.Withdrawn(amount_nano=amount) | e.RunFunded(amount_nano=amount) | e.PoolReturned(amount_nano=amount):
+            return f"{format_amount(amount)} tokens"
+        case e.NodeRegistered(roles=roles, hardware=hardware):
+            return f"{', '.join(roles)}; {hardware}" if hardware else ", ".join(roles)
+        case e.NodeStatusSet(node=node, status=status, reason=reason):
+            return _with_reason(f"{friendly_name(node)} is {status}", reason)
+        case e.Delegated(delegation=delegation):
+            return f"{friendly_name(delegation.node)} works for {friendly_name(delegation.owner)}"
+        case e.DelegationRevoked(node=node) | e.Released(node=node):
+            return friendly_name(node)
+        case e.Staked(node=node, amount_nano=amount) | e.Unbonded(node=node, amount_nano=amount):
+            return f"{format_amount(amount)} tokens, {friendly_name(node)}"
+        case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
+            return f"{terms.model}, {terms.task_set}"
+        case e.RunStatusSet(status=status, reason=reason):
+            return _with_reason(str(status), reason)
+        case e.HeadNoted(root=root):
+            return f"root {str(root)[:10]}…"
+        case e.CheckpointPublished(step=step, trained_on=names):
+            return f"step {step}, trained on {len(names):,} submissions"
+        case e.StepMeasured(step=step, metrics=metrics):
+            return f"step {step}: " + ", ".join(f"{each.name} {each.value:.4g}" for each in metrics)
+    return _write_work_brief(entry)
+
+
+def _write_work_brief(entry: Any) -> str:
+    match entry:
+        case e.LeaseGranted(lease=lease, node=node, step=step, slots=slots):
+            return f"lease {lease:,} for {friendly_name(node)}: {slots:,} slots of step {step:,}"
+        case e.LeaseEnded(lease=lease, reason=reason):
+            return _with_reason(f"lease {lease:,}", reason)
+        case e.Submitted(receipt=receipt, output_tokens=tokens, file_bytes=size):
+            return f"lease {receipt.lease:,}, step {receipt.step:,}: {tokens:,} tokens, {format_bytes(size)}"
+        case e.AuditDrawn(round=number, validators=validators):
+            drawn = ", ".join(map(friendly_name, validators))
+            return f"round {number}: {drawn}" if validators else "not drawn for audit"
+        case e.VerdictGiven(outcome=outcome, reason=reason):
+            return _with_reason(str(outcome), reason)
+        case e.PlantRevealed(outcome=outcome) | e.Settled(outcome=outcome):
+            return str(outcome)
+        case e.Credited(units=units):
+            return "1 unit" if units == 1 else f"{units:,} units"
+        case e.PaidOut(step=step):
+            return f"step {step:,}"
+        case e.ValidatorScored(validator=node):
+            return f"{friendly_name(node)} found otherwise"
+        case e.Inspected(seen=seen):
+            return "1 verdict inspected" if len(seen) == 1 else f"{len(seen)} verdicts inspected"
+        case e.SlashProposed(amount_nano=amount):
+            return f"{format_amount(amount)} tokens into escrow"
+        case e.Appealed(reason=reason):
+            return reason
+    return ""
+
+
+def _with_reason(text: str, reason: str) -> str:
+    return f"{text}: {reason}" if reason else text
+
+
+STAKE_KINDS = (
+    e.Staked | e.Unbonded | e.Released | e.Delegated | e.DelegationRevoked
+    | e.SlashProposed | e.SlashExecuted | e.SlashOverturned
+)  # fmt: skip
+"""Entries after which another stake may stand behind a node."""
+
+
+@dataclass
+class LogFold:
+    """A ledger, and what the index has yet to hear of it."""
+
+    ledger: Ledger
+    _writes: list[SqlWrite] = field(default_factory=list)
+    _dirty: DirtyRows = field(default_factory=DirtyRows)
+
+    @property
+    def state(self) -> LedgerState:
+        return self.ledger.state
+
+    def apply_leaf(self, leaf: bytes) -> None:
+        """Fold in the next leaf; RemoteError where it does not hold, and then nothing has changed."""
+        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        letter = open_envelope(record.frame, network=self.ledger.network, version_min=0).payload
+        index = self.state.size
+        kind = ENTRY_TYPES.get(letter.kind)
+        entry = decode(kind, letter.body) if kind else None
+        about = FoldedEntry(index, record.at_ms, letter.sender, letter.run, entry)
+        seen = read_before_apply(self.state, about)
+        self.ledger.append(letter, record)
+        self._writes += self._describe(about, seen)
+
+    def take_writes(self) -> list[SqlWrite]:
+        """Everything that follows from the leaves so far, in the order in which it is to be written."""
+        # Rows of nodes and runs come first, because others count up in them; steps are made by the entries themselves.
+        writes = [*self._describe_dirty(), *self._writes, *self._describe_steps()]
+        self._writes, self._dirty = [], DirtyRows()
+        return writes
+
+    def _describe(self, about: FoldedEntry, seen: Any) -> Iterator[SqlWrite]:
+        entry, state, touched = about.entry, self.state, self._dirty
+        subjects = [text for text in list_subjects(about.run, entry) if text.startswith("0x")]
+        first = bytes.fromhex(subjects[0][2:]) if subjects else None
+        run = find_run(about.run, entry)
+        yield ADD_ENTRY, (
+            about.index, about.at_ms, type(entry).__name__, about.author, run, first, write_brief(entry)
+        )  # fmt: skip
+        for subject in dict.fromkeys(subjects):
+            yield ADD_MENTION, (bytes.fromhex(subject[2:]), about.index)
+        touched.accounts[about.author] = None
+        touched.seen_ms[about.author] = about.at_ms
+        if run is not None:
+            touched.runs.setdefault(run, about if isinstance(entry, e.RunCreated) else None)
+        yield from fold_work.describe(state, about, seen, touched)
+        yield from fold_judgement.describe(state, about, seen, touched)
+        yield from self._describe_account(about, seen)
+
+    def _describe_account(self, about: FoldedEntry, seen: Any) -> Iterator[SqlWrite]:
+        """Nodes that are new or changed, and their stakes."""
+        entry, touched, state = about.entry, self._dirty, self.state
+        node = _changed_node(about)
+        if node in state.nodes:
+            touched.nodes.setdefault(node, about)
+            for run in state.runs:
+                touched.runs.setdefault(run, None)  # it may have become fit to be drawn, or unfit
+        if isinstance(entry, e.Deposited):
+            touched.accounts[entry.account] = None
+        staked = seen if isinstance(seen, NodeId) else node
+        if isinstance(entry, STAKE_KINDS) and staked in state.nodes:
+            yield ADD_STAKE, (staked, about.index, about.at_ms, type(entry).__name__, *get_stake(state, staked))
+
+    def _describe_dirty(self) -> Iterator[SqlWrite]:
+        state, touched = self.state, self._dirty
+        for node, about in touched.nodes.items():
+            yield PUT_NODE, get_node_values(state, node, about)
+            name = friendly_name(node)
+            for cut in (0, name.index("-") + 1, name.rindex("-") + 1):
+                yield ADD_NAME, (name[cut:], node)
+        for node, at_ms in touched.seen_ms.items():
+            yield UPDATE_LAST_SEEN, (at_ms, node)
+        for account in touched.accounts:
+            yield PUT_ACCOUNT, (account, state.funds.balances[account])
+        for run, created in touched.runs.items():
+            if created:
+                yield ADD_RUN, (run, created.index, created.at_ms)
+            yield PUT_RUN, get_run_values(state, run)
+
+    def _describe_steps(self) -> Iterator[SqlWrite]:
+        for run, step in self._dirty.steps:
+            work = self.state.runs[run].steps.get(step)
+            held = len(work.held.keys() - work.credited) if work else 0
+            yield UPDATE_SLOTS_HELD, (held, run, step)
+
+
+def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
+    """What an entry is about to make the books forget."""
+    run = state.runs.get(about.run) if about.run else None
+    match about.entry:
+        case e.HeadNoted():
+            return [(name, step) for name, each in state.runs.items() for step in each.awaiting_beacon]
+        case e.SlashProposed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
+            return run.submissions[name].node if run and name in run.submissions else None
+        case e.LeaseEnded() | e.PaidOut() | e.CheckpointPublished() if run is not None:
+            return fold_work.read_before_apply(state, run, about)
+    return None
+
+
+def _changed_node(about: FoldedEntry) -> NodeId | None:
+    """Whose offer, owner, status or stake an entry about accounts changes."""
+    match about.entry:
+        case e.NodeRegistered():
+            return about.author
+        case e.Delegated(delegation=delegation):
+            return delegation.node
+        case e.NodeStatusSet(node=node) | e.DelegationRevoked(node=node):
+            return node
+        case e.Staked(node=node) | e.Unbonded(node=node) | e.Released(node=node):
+            return node
+    return None
+
+
+# --- Rows that are read from the books --------------------------------------------------------------------------------
+
+
+def get_stake(state: LedgerState, node: NodeId) -> tuple[int, int]:
+    """What stands behind a node, and what its owner has asked back."""
+    parts = state.funds.unbonding.get((state.owners[node], node), ())
+    return state.get_stake(node), sum(part.amount_nano for part in parts)
+
+
+def get_node_values(state: LedgerState, name: NodeId, about: FoldedEntry) -> tuple[Any, ...]:
+    node = state.nodes[name]
+    return (
+        name, state.owners[name], friendly_name(name), about.index, about.at_ms, about.at_ms,
+        Role.WORKER in node.roles, Role.VALIDATOR in node.roles, Role.RELAY in node.roles,
+        str(node.status), node.reason, node.version, node.hardware, json.dumps(node.addresses),
+        node.delegated_until_ms, *get_stake(state, name), node.streak,
+        node.settled[Outcome.ACCEPT], node.settled[Outcome.INVALID], node.settled[Outcome.FRAUDULENT],
+        node.faults, node.units, node.earned_nano,
+    )  # fmt: skip
+
+
+def get_run_values(state: LedgerState, name: RunId) -> tuple[Any, ...]:
+    run = state.runs[name]
+    open_ = sum(each.outcome is None for each in run.submissions.values())
+    return (
+        str(run.status), encode_json(asdict(run.terms)), run.latest, state.funds.pools[name], len(run.validators),
+        len(run.leases), open_, len(run.slashes), name,
+    )  # fmt: skip
+
+
+def encode_json(value: Any) -> str:
+    return json.dumps(value, default=lambda item: "0x" + item.hex() if isinstance(item, bytes) else str(item))
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+
+NODE_COLUMNS = (
+    "node", "owner", "name", "first_idx", "first_ms", "last_ms", "is_worker", "is_validator", "is_relay", "status",
+    "reason", "version", "hardware", "addresses", "delegated_until_ms", "stake_nano", "unbonding_nano", "streak",
+    "accepted", "soft", "hard", "faults", "units", "earned_nano",
+)  # fmt: skip
+_NODE_COLUMNS_KEPT = ("node", "name", "first_idx", "first_ms", "last_ms")
+
+ADD_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?)"
+ADD_MENTION = "INSERT OR IGNORE INTO mentions VALUES (?,?)"
+ADD_STAKE = "INSERT OR REPLACE INTO stakes VALUES (?,?,?,?,?,?)"
+ADD_NAME = "INSERT OR IGNORE INTO names VALUES (?,?)"
+PUT_ACCOUNT = "INSERT OR REPLACE INTO accounts VALUES (?,?)"
+UPDATE_LAST_SEEN = "UPDATE nodes SET last_ms=? WHERE node=?"
+PUT_NODE = (
+    f"INSERT INTO nodes ({','.join(NODE_COLUMNS)}) VALUES ({','.join('?' * len(NODE_COLUMNS))})"
+    " ON CONFLICT (node) DO UPDATE SET "
+    + ",".join(f"{name}=excluded.{name}" for name in NODE_COLUMNS if name not in _NODE_COLUMNS_KEPT)
+)
+ADD_RUN = "INSERT INTO runs (run, idx, at_ms) VALUES (?,?,?)"
+PUT_RUN = (
+    "UPDATE runs SET status=?, terms=?, latest_step=?, pool_nano=?, validators=?, leases_open=?, submissions_open=?,"
+    " slashes_open=? WHERE run=?"
+)
+UPDATE_SLOTS_HELD = "UPDATE steps SET slots_held=? WHERE run=? AND step=?"

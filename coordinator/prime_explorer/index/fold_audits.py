@@ -1,0 +1,223 @@
+"""What entries about draws, verdicts, outcomes, slashes and appeals mean for the index. Pure."""
+
+import json
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.state import LedgerState, SubmissionState
+from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_proof_refuted
+from prime_protocol.wire.ids import Digest, RunId
+
+REWARD_METRIC = "reward_mean"
+"""The number of a verdict that says what the rollouts were worth to the task."""
+PROGRESS = {Outcome.ACCEPT: "accepted", Outcome.INVALID: "soft", Outcome.FRAUDULENT: "hard"}
+
+
+def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+    match about.entry:
+        case e.AuditDrawn():
+            yield from _add_round(state, about)
+        case e.VerdictGiven():
+            yield from _add_verdict(state, about)
+        case e.PlantRevealed(submission=name, outcome=truth):
+            yield "UPDATE submissions SET planted=? WHERE submission=?", (str(truth), name)
+        case e.Settled():
+            yield from _settle(state, about, touched)
+        case e.ValidatorScored(validator=node):
+            touched.nodes.setdefault(node, about)
+        case e.Inspected():
+            yield from _inspect(state, about, touched)
+        case e.SlashProposed():
+            yield from _propose(state, about, touched)
+        case e.Appealed():
+            yield from _appeal(state, about, touched)
+        case e.SlashExecuted(submission=name):
+            yield from _end_slash(state, about, touched, "executed", Outcome.FRAUDULENT)
+            yield "UPDATE runs SET executed=executed+1 WHERE run=?", (about.run,)
+        case e.SlashOverturned(submission=name):
+            assert about.run is not None
+            outcome = state.runs[about.run].submissions[name].outcome
+            assert outcome is not None
+            yield from _end_slash(state, about, touched, "overturned", outcome)
+            yield "UPDATE runs SET overturned=overturned+1 WHERE run=?", (about.run,)
+            yield from _move_outcome(state, about.run, name, outcome)
+
+
+def _add_round(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    made = state.runs[run].submissions[entry.submission]
+    drawn = json.dumps([str(node) for node in entry.validators])
+    yield "INSERT INTO rounds VALUES (?,?,?,?,?,?)", (
+        entry.submission, entry.round, about.index, about.at_ms, entry.head_size, drawn,
+    )  # fmt: skip
+    yield DRAW, (about.at_ms, len(entry.validators), entry.submission)
+    if entry.round == 0:
+        counter = "audited" if entry.validators else "undrawn"
+        yield f"UPDATE runs SET {counter}={counter}+1 WHERE run=?", (run,)
+    yield COUNT_DRAW, (about.at_ms, entry.round == 0 and bool(entry.validators), run, made.step)
+
+
+def _add_verdict(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    name = entry.receipt.submission
+    rounds = state.runs[run].submissions[name].rounds
+    number = next(place for place, each in enumerate(rounds) if about.author in each.validators)
+    metrics = {metric.name: metric.value for metric in entry.metrics}
+    yield ADD_VERDICT, (
+        about.index, about.at_ms, run, name, about.author, number, str(entry.outcome), entry.reason,
+        entry.receipt.evidence, json.dumps(metrics), metrics.get(REWARD_METRIC),
+    )  # fmt: skip
+    yield "UPDATE submissions SET verdicts=verdicts+1 WHERE submission=?", (name,)
+    yield "UPDATE nodes SET verdicts=verdicts+1 WHERE node=?", (about.author,)
+    yield "UPDATE runs SET verdicts=verdicts+1 WHERE run=?", (run,)
+
+
+def _inspect(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    """Compare as the ledger does, and with how far they lie apart. A verdict stays refuted, whatever a second says."""
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    said = {node: looks for each in state.runs[run].submissions[name].rounds for node, looks in each.read_proof.items()}
+    for seen in about.entry.seen:
+        error = compute_read_proof_error(said[seen.reader], seen.looks)
+        distance = error if isfinite(error) else None
+        yield INSPECT, (is_read_proof_refuted(said[seen.reader], seen.looks), distance, name, seen.reader)
+        touched.nodes.setdefault(seen.reader, about)
+
+
+def _settle(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    made = state.runs[run].submissions[name]
+    outcome = about.entry.outcome
+    yield SETTLE, (
+        PROGRESS[outcome], about.index, about.at_ms, name, name, str(outcome), explain(made), name,
+    )  # fmt: skip
+    yield "UPDATE steps SET last_settled_ms=? WHERE run=? AND step=?", (about.at_ms, run, made.step)
+    yield from _count_outcome(state, made, run, outcome, 1)
+    if outcome is Outcome.ACCEPT:
+        yield COUNT_REWARD, (name, name, run, made.step)
+    touched.nodes.setdefault(made.node, about)
+    touched.steps[(run, made.step)] = None
+    if outcome is not Outcome.FRAUDULENT:
+        yield from _uphold(made, name)
+
+
+def explain(made: SubmissionState) -> str:
+    """Why a submission was settled as it was, where no verdict says it."""
+    if made.planted is not None:
+        return "planted: made well or badly on purpose, to see what validators say"
+    if made.outcome is Outcome.INVALID and made.judged is None:
+        return "no majority of validators could be had in time"
+    return ""
+
+
+def _count_outcome(
+    state: LedgerState, made: SubmissionState, run: RunId, outcome: Outcome, sign: int
+) -> Iterator[SqlWrite]:
+    """Rollouts and tokens are counted where they are verified: accepted, whether or not a draw fell on them."""
+    column = PROGRESS[outcome]
+    is_verified = sign if outcome is Outcome.ACCEPT else 0
+    samples = state.runs[run].steps[made.step].terms.samples_per_slot
+    rollouts, tokens = is_verified * len(made.slots) * samples, is_verified * made.output_tokens
+    for table, where, key in (
+        ("steps", "run=? AND step=?", (run, made.step)),
+        ("contributions", "node=? AND run=? AND step=?", (made.node, run, made.step)),
+        ("runs", "run=?", (run,)),
+    ):
+        yield f"UPDATE {table} SET {column}={column}+?, rollouts=rollouts+?, tokens=tokens+? WHERE {where}", (
+            sign, rollouts, tokens, *key,
+        )  # fmt: skip
+    yield "UPDATE nodes SET rollouts=rollouts+?, tokens=tokens+? WHERE node=?", (rollouts, tokens, made.node)
+
+
+def _uphold(made: SubmissionState, name: Digest) -> Iterator[SqlWrite]:
+    """Which verdicts stood, once that is final. Where nobody's did, nothing is said of them."""
+    if made.judged is None:
+        return
+    yield "UPDATE verdicts SET upheld=(outcome=?) WHERE submission=?", (str(made.judged), name)
+    for each in made.rounds:
+        for node, found in each.verdicts.items():
+            if found is made.judged:
+                yield "UPDATE nodes SET upheld=upheld+1 WHERE node=?", (node,)
+
+
+def _move_outcome(state: LedgerState, run: RunId, name: Digest, outcome: Outcome) -> Iterator[SqlWrite]:
+    """What was hard is something else after all."""
+    made = state.runs[run].submissions[name]
+    yield from _count_outcome(state, made, run, Outcome.FRAUDULENT, -1)
+    yield from _count_outcome(state, made, run, outcome, 1)
+    yield "UPDATE submissions SET progress=? WHERE submission=?", (PROGRESS[outcome], name)
+
+
+# --- Slashes ----------------------------------------------------------------------------------------------------------
+
+
+def _propose(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    slash = state.runs[run].slashes[entry.submission]
+    yield ADD_SLASH, (
+        entry.submission, about.index, about.at_ms, run, slash.node, slash.owner, entry.amount_nano, entry.evidence,
+        slash.appeal_until_ms, str(slash.slash_to), slash.rounds_before, slash.bond_nano,
+    )  # fmt: skip
+    yield "UPDATE submissions SET slash='proposed' WHERE submission=?", (entry.submission,)
+    yield "UPDATE runs SET slashes=slashes+1 WHERE run=?", (run,)
+    touched.nodes.setdefault(slash.node, about)
+
+
+def _appeal(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    yield APPEAL, (about.index, about.at_ms, about.author, entry.reason, entry.submission)
+    yield "UPDATE submissions SET slash='appealed' WHERE submission=?", (entry.submission,)
+    touched.accounts[state.runs[run].slashes[entry.submission].owner] = None
+
+
+def _end_slash(
+    state: LedgerState, about: FoldedEntry, touched: DirtyRows, end: str, outcome: Outcome
+) -> Iterator[SqlWrite]:
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    made = state.runs[run].submissions[name]
+    yield "UPDATE slashes SET progress=?, ended_idx=?, ended_ms=?, outcome=? WHERE submission=?", (
+        end, about.index, about.at_ms, str(outcome), name,
+    )  # fmt: skip
+    yield "UPDATE submissions SET slash=? WHERE submission=?", (end, name)
+    yield from _uphold(made, name)
+    touched.nodes.setdefault(made.node, about)
+    touched.accounts[made.owner] = None
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+
+DRAW = (
+    "UPDATE submissions SET drawn_ms=ifnull(drawn_ms,?), validators=validators+?,"
+    " progress=CASE WHEN progress='waiting' THEN 'auditing' ELSE progress END WHERE submission=?"
+)
+COUNT_DRAW = "UPDATE steps SET first_drawn_ms=ifnull(first_drawn_ms,?), audited=audited+? WHERE run=? AND step=?"
+ADD_VERDICT = "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)"
+INSPECT = "UPDATE verdicts SET refuted=?, look_error=? WHERE submission=? AND validator=? AND refuted IS NOT 1"
+SETTLE = (
+    "UPDATE submissions SET progress=?, settled_idx=?, settled_ms=?,"
+    " reward=(SELECT avg(reward) FROM verdicts WHERE submission=?),"
+    " reason=coalesce((SELECT reason FROM verdicts WHERE submission=? AND outcome=? AND reason!=''"
+    " ORDER BY idx LIMIT 1), ?) WHERE submission=?"
+)
+COUNT_REWARD = (
+    "UPDATE steps SET reward_sum=reward_sum+ifnull((SELECT reward FROM submissions WHERE submission=?),0),"
+    " rewards=rewards+(SELECT reward IS NOT NULL FROM submissions WHERE submission=?) WHERE run=? AND step=?"
+)
+ADD_SLASH = (
+    "INSERT INTO slashes (submission, idx, at_ms, run, node, owner, amount_nano, evidence, appeal_until_ms, slash_to,"
+    " rounds_before, bond_nano, progress) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,'proposed')"
+)
+APPEAL = (
+    "UPDATE slashes SET progress='appealed', appealed_idx=?, appealed_ms=?, appealed_by=?, appeal_reason=?"
+    " WHERE submission=?"
+)

@@ -1,0 +1,186 @@
+"""What entries about checkpoints, leases, submissions, credit and pay mean for the index. Pure."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.funds import StakeKey
+from prime_protocol.ledger.rewards import compute_step_shares
+from prime_protocol.ledger.state import LedgerState, RunState
+from prime_protocol.wire.ids import RunId, Step
+from prime_protocol.wire.typed_data import compute_receipt_id
+
+
+def read_before_apply(state: LedgerState, run: RunState, about: FoldedEntry) -> Any:
+    match about.entry:
+        case e.LeaseEnded(lease=number):
+            return run.leases.get(number)
+        case e.PaidOut(step=number) if number in run.steps and about.run is not None:
+            return compute_step_shares(state, about.run, run.steps[number])
+        case e.CheckpointPublished(trained_on=names):
+            return [run.submissions[name] for name in names if name in run.submissions]
+    return None
+
+
+def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+    match about.entry:
+        case e.CheckpointPublished():
+            yield from _publish(state, about, seen)
+        case e.StepMeasured(step=step, metrics=metrics):
+            found = {metric.name: metric.value for metric in metrics}
+            charted = (found.get(name) for name in CHARTED)
+            yield MEASURE_STEP, (*charted, json.dumps(found), about.index, about.run, step)
+        case e.HeadNoted():
+            yield from _note_head(state, about, seen)
+        case e.LeaseGranted():
+            yield from _grant(about, touched)
+        case e.LeaseEnded():
+            yield from _end_lease(about, seen, touched)
+        case e.Submitted():
+            yield from _submit(state, about, touched)
+        case e.Credited():
+            yield from _credit(state, about, touched)
+        case e.PaidOut():
+            yield from _pay(about, seen, touched)
+
+
+def _publish(state: LedgerState, about: FoldedEntry, trained: list[Any]) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    terms = state.runs[run].terms
+    lags = [entry.step - 1 - each.checkpoint_step for each in trained]
+    for name in entry.trained_on:
+        yield "UPDATE submissions SET trained_into=? WHERE submission=?", (entry.step, name)
+    yield ADD_STEP, (
+        run, entry.step, about.index, about.at_ms, entry.root, entry.manifest, terms.slots_per_step,
+        terms.samples_per_slot, len(trained), sum(each.output_tokens for each in trained), sum(lags),
+        max(lags, default=None), run, entry.step,
+    )  # fmt: skip
+
+
+def _note_head(state: LedgerState, about: FoldedEntry, waiting: list[tuple[RunId, Step]]) -> Iterator[SqlWrite]:
+    for run, step in waiting:
+        beacon = state.runs[run].checkpoints[step].beacon
+        yield "UPDATE steps SET beacon=?, beacon_ms=? WHERE run=? AND step=?", (beacon, about.at_ms, run, step)
+
+
+def _grant(about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    touched.steps[(run, entry.step)] = None
+    yield ADD_LEASE, (
+        run, entry.lease, about.index, entry.node, entry.step, entry.first_slot, entry.slots, about.at_ms,
+        entry.deadline_ms, entry.speculative,
+    )  # fmt: skip
+    yield COUNT_LEASE, (about.at_ms, run, entry.step)
+    yield "UPDATE nodes SET leases=leases+1 WHERE node=?", (entry.node,)
+
+
+def _end_lease(about: FoldedEntry, lease: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    touched.steps[(run, lease.step)] = None
+    yield "UPDATE leases SET state='ended', ended_ms=?, reason=? WHERE run=? AND lease=?", (
+        about.at_ms, entry.reason, run, entry.lease,
+    )  # fmt: skip
+    yield "UPDATE steps SET expired=expired+1 WHERE run=? AND step=?", (run, lease.step)
+    yield "UPDATE runs SET expired=expired+1 WHERE run=?", (run,)
+
+
+def _submit(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    name = compute_receipt_id(entry.receipt)
+    made = state.runs[run].submissions[name]
+    samples = state.runs[run].steps[made.step].terms.samples_per_slot
+    place = (made.node, run, made.step)
+    yield ADD_SUBMISSION, (
+        name, about.index, run, made.step, made.node, made.owner, made.lease, made.slots.start, len(made.slots),
+        samples, made.leased_at_ms, about.at_ms, made.file_digest, made.file_bytes, entry.receipt.rollout_root,
+        made.checkpoint_step, entry.receipt.checkpoint_root, made.output_tokens, made.context_tokens,
+    )  # fmt: skip
+    yield "UPDATE leases SET state='submitted', ended_ms=? WHERE run=? AND lease=?", (about.at_ms, run, made.lease)
+    yield COUNT_NODE_OF_STEP, (run, made.step, *place)
+    yield COUNT_SUBMISSION, (about.at_ms, about.at_ms, made.file_bytes, run, made.step)
+    yield f"{ADD_CONTRIBUTION} submissions=submissions+1", (*place, 1, 0, 0, 0)
+    yield "UPDATE nodes SET submissions=submissions+1 WHERE node=?", (made.node,)
+    yield "UPDATE runs SET submissions=submissions+1, file_bytes=file_bytes+? WHERE run=?", (made.file_bytes, run)
+    touched.steps[(run, made.step)] = None
+
+
+def _credit(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    made = state.runs[run].submissions[entry.submission]
+    is_carried = state.runs[run].steps[made.step].paid
+    yield "UPDATE submissions SET units=?, credited_idx=?, is_carried=? WHERE submission=?", (
+        entry.units, about.index, is_carried, entry.submission,
+    )  # fmt: skip
+    yield "UPDATE steps SET units=units+?, slots_done=slots_done+? WHERE run=? AND step=?", (
+        entry.units, len(made.slots), run, made.step,
+    )  # fmt: skip
+    yield "UPDATE contributions SET units=units+? WHERE node=? AND run=? AND step=?", (
+        entry.units, made.node, run, made.step,
+    )  # fmt: skip
+    yield "UPDATE runs SET units=units+? WHERE run=?", (entry.units, run)
+    touched.nodes.setdefault(made.node, about)
+    touched.steps[(run, made.step)] = None
+
+
+def _pay(about: FoldedEntry, shares: Counter[StakeKey], touched: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    for (owner, node), amount_nano in shares.items():
+        yield "INSERT INTO payouts VALUES (?,?,?,?,?,?,?)", (
+            node, about.index, owner, run, entry.step, about.at_ms, amount_nano,
+        )  # fmt: skip
+        yield (
+            f"{ADD_CONTRIBUTION} paid_nano=paid_nano+excluded.paid_nano",
+            (node, run, entry.step, 0, 0, 0, amount_nano),
+        )
+        touched.nodes.setdefault(node, about)
+        touched.accounts[owner] = None
+    yield "UPDATE steps SET paid_ms=?, paid_nano=? WHERE run=? AND step=?", (
+        about.at_ms, shares.total(), run, entry.step,
+    )  # fmt: skip
+    yield "UPDATE runs SET paid_nano=paid_nano+? WHERE run=?", (shares.total(), run)
+    yield PAY_SUBMISSIONS, (about.index, run, entry.step)
+    touched.steps[(run, entry.step)] = None
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+
+ADD_STEP = (
+    "INSERT INTO steps (run, step, idx, published_ms, root, manifest, slots, samples, trained_on, trained_tokens,"
+    " lag_sum, lag_max, ready_ms) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,"
+    " (SELECT max(settled_ms) FROM submissions WHERE run=? AND trained_into=?))"
+)
+CHARTED = ("held_out", "entropy", "mismatch_kl")
+"""Those of the trainer's numbers that a run's page draws."""
+MEASURE_STEP = "UPDATE steps SET held_out=?, entropy=?, mismatch_kl=?, metrics=?, measured_idx=? WHERE run=? AND step=?"
+ADD_LEASE = "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,?,'open',NULL,NULL)"
+COUNT_LEASE = "UPDATE steps SET leases=leases+1, first_lease_ms=ifnull(first_lease_ms,?) WHERE run=? AND step=?"
+ADD_SUBMISSION = (
+    "INSERT INTO submissions (submission, idx, run, step, node, owner, lease, first_slot, slots, samples, leased_ms,"
+    " at_ms, file_digest, file_bytes, rollout_root, checkpoint_step, checkpoint_root, output_tokens, context_tokens,"
+    " progress, validators, verdicts) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'waiting',0,0)"
+)
+COUNT_NODE_OF_STEP = (
+    "UPDATE steps SET nodes=nodes+1 WHERE run=? AND step=?"
+    " AND NOT EXISTS (SELECT 1 FROM contributions WHERE node=? AND run=? AND step=? AND submissions > 0)"
+)
+COUNT_SUBMISSION = (
+    "UPDATE steps SET submissions=submissions+1, first_submitted_ms=ifnull(first_submitted_ms,?), last_submitted_ms=?,"
+    " file_bytes=file_bytes+? WHERE run=? AND step=?"
+)
+ADD_CONTRIBUTION = (
+    "INSERT INTO contributions (node, run, step, submissions, accepted, units, paid_nano) VALUES (?,?,?,?,?,?,?)"
+    " ON CONFLICT (node, run, step) DO UPDATE SET"
+)
+PAY_SUBMISSIONS = (
+    "UPDATE submissions SET paid_idx=? WHERE run=? AND credited_idx IS NOT NULL AND paid_idx IS NULL"
+    " AND (step=? OR is_carried=1)"
+)

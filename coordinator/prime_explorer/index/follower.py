@@ -1,0 +1,353 @@
+"""Copies a mirror of a log from a URL, file by file, into a folder. What it brings is checked by following.py.
+
+Follows a mirror of a log: each new head is checked against every entry and tile, then folded into the index.
+
+Checked is what `prime-coordinator log verify` checks. What the index holds was signed by the log and keeps the rules;
+what does not hold is said in the index's `problem`, and the index stays where it was.
+
+The process that keeps an index up with a log: `python -m prime_explorer.index.follower`. It ends when its input does.
+
+A process of its own, because folding takes the processor for as long as there is something to fold, and the one that
+serves pages, or the coordinator's, must answer meanwhile. It only reads the mirror and only writes the index.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+
+from prime_explorer.config import (
+    FETCH_BATCH_FILES,
+    FETCH_THREADS,
+    FETCH_TIMEOUT_S,
+    FOLD_BATCH_ENTRIES,
+    MIRROR_POLL_MS,
+    REMOTE_POLL_MS,
+    SNAPSHOT_ENTRIES,
+)
+from prime_explorer.index.fold import LogFold
+from prime_explorer.index.store import IndexWriter
+from prime_protocol.constants import DIGEST_BYTES, NOTE_BYTES_MAX, TILE_HASHES
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import NetworkCreated
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import Ledger
+from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash, compute_root
+from prime_protocol.log.tiles import (
+    CHECKPOINT_PATH,
+    EntryBundle,
+    Tile,
+    check_tile,
+    encode_tile,
+    list_new_bundles,
+    list_new_tiles,
+)
+from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head, parse_origin
+from prime_protocol.wire.codec import decode
+from prime_runtime.clock import SystemClock
+from prime_runtime.log_files import (
+    BUNDLE_BYTES_MAX,
+    compute_code_digest,
+    read_bundle,
+    read_snapshot,
+    read_tile,
+    read_tree_head,
+    write_atomic,
+    write_snapshot,
+)
+from prime_runtime.logs import LogConfig, configure_logging
+
+log = logging.getLogger(__name__)
+
+
+class MirrorFetcher:
+    """One copy of one mirror."""
+
+    def __init__(self, source: str, mirror: Path) -> None:
+        self._source = source.rstrip("/")
+        self._mirror = mirror
+        self._downloaded: list[Path] = []
+        self._old_note = b""
+
+    def fetch(self, is_wanted: Callable[[], bool]) -> None:
+        """Bring the folder up to the newest head. The head is written last, so the copy is whole at any time."""
+        note = self._get(CHECKPOINT_PATH, NOTE_BYTES_MAX)
+        old = self._read_local_head()
+        if note == old:
+            return
+        self._downloaded, self._old_note = [], old
+        size = TreeHead.parse(SignedNote.parse(note).text).size
+        old_size = TreeHead.parse(SignedNote.parse(old).text).size if old else 0
+        if size < old_size:
+            raise RemoteError("tree_head.size", f"is {size}, but {old_size} entries were signed before")
+        parts: Iterator[Tile | EntryBundle] = chain(list_new_bundles(old_size, size), list_new_tiles(old_size, size))
+        with ThreadPoolExecutor(FETCH_THREADS) as threads:
+            # Some at a time: a size is only a claim, and may be far beyond what there is.
+            while is_wanted() and (some := list(islice(parts, FETCH_BATCH_FILES))):
+                list(threads.map(self._download, some))
+        if is_wanted():
+            write_atomic(self._mirror / CHECKPOINT_PATH, note)
+
+    def discard_last(self) -> None:
+        """What was brought last does not hold: bring it again next time."""
+        for path in self._downloaded:
+            path.unlink(missing_ok=True)
+        if self._old_note:
+            write_atomic(self._mirror / CHECKPOINT_PATH, self._old_note)
+        else:
+            (self._mirror / CHECKPOINT_PATH).unlink(missing_ok=True)
+
+    def _read_local_head(self) -> bytes:
+        try:
+            return read_tree_head(self._mirror)
+        except LocalError:
+            return b""
+
+    def _download(self, part: Tile | EntryBundle) -> None:
+        path = self._mirror / part.path
+        self._downloaded.append(path)
+        if path.is_file():
+            return  # a copy that broke off had brought it
+        most = BUNDLE_BYTES_MAX if isinstance(part, EntryBundle) else TILE_HASHES * DIGEST_BYTES
+        write_atomic(path, self._get(part.path, most))
+
+    def _get(self, path: str, bytes_max: int) -> bytes:
+        url = f"{self._source}/{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
+                data: bytes = answer.read(bytes_max + 1)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise LocalError(
+                f"cannot get {url}: {reason}; is this the URL of a log, such as http://host/log?"
+            ) from None
+        if len(data) > bytes_max:
+            raise RemoteError(path, f"is larger than {bytes_max} bytes")
+        return data
+
+
+ShouldContinue = Callable[[], bool]
+FORKED = "this copy is damaged, or the log has forked"
+
+
+class LogFollower:
+    """An index, brought from head to head."""
+
+    def __init__(self, mirror: Path, index: IndexWriter, *, snapshot: Path, key: VerifierKey | None) -> None:
+        self._mirror = mirror
+        self._index = index
+        self._snapshot = snapshot
+        self._given_key = key
+        self._tree = MerkleTree()
+        """Over the entries that a checked head has signed; the index may still be on its way there."""
+        self._tiles_size = 0
+        """Tiles of the tree of this size were compared with it."""
+        self._folding: LogFold | None = None
+        self._note = b""
+        self._snapshot_size = 0
+
+    def advance(self, now_ms: int, is_wanted: ShouldContinue = lambda: True) -> bool:
+        """To the newest head, or as far as it `is_wanted`; False where nothing is new.
+
+        RemoteError says what does not hold, and so does the index from then on.
+        """
+        note = read_tree_head(self._mirror)
+        if note == self._note:
+            return False
+        try:
+            head = TreeHead.parse(SignedNote.parse(note).text)
+            folding = self._folding = self._folding or self._resume(head)
+            self._check(head, note)
+            self._fold(folding, head.size, is_wanted)
+        except RemoteError as error:
+            self._index.write([], problem=str(error))
+            raise
+        if folding.state.size == head.size:
+            self._index.write_head(head, note, now_ms)
+            self._note = note
+        return True
+
+    def close(self) -> None:
+        if self._folding is not None and self._folding.state.size > self._snapshot_size:
+            write_snapshot(self._snapshot, self._folding.state)
+        self._index.close()
+
+    # --- Checking -----------------------------------------------------------------------------------------------------
+
+    def _check(self, head: TreeHead, note: bytes) -> None:
+        """The head is signed and continues what is known, and the files hold what it says."""
+        size = self._tree.size
+        if head.size < size:
+            raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
+        key = self._given_key or VerifierKey.parse(self._read_log_key(head))
+        open_tree_head(note, [key])
+        hashes = b"".join(compute_leaf_hash(leaf) for leaf in self._read_leaves(size, head.size))
+        root = Frontier.of(size, self._tree.get_node).append_many(_split_hashes(hashes)).root()
+        if root != head.root:
+            raise RemoteError("tree_head.root", f"is {head.root}, the entries have {root}: {FORKED}")
+        self._tree.append_many([hashes])
+        for tile in list_new_tiles(self._tiles_size, head.size):
+            if read_tile(self._mirror, tile) != encode_tile(tile, self._tree.get_node):
+                raise RemoteError(tile.path, "does not hold the hashes of the entries")
+        self._tiles_size = head.size
+        self._index.write([], log_key=str(key), is_key_given=self._given_key is not None, signed_size=head.size)
+
+    def _read_log_key(self, head: TreeHead) -> str:
+        """As the first entry names it."""
+        first = next(self._read_leaves(0, head.size), None)
+        if first is None:
+            raise RemoteError("tree_head.size", "is 0: there is nothing in this log yet")
+        return decode(NetworkCreated, decode_leaf(first)[1].body).log_key
+
+    def _read_leaves(self, start: int, stop: int) -> Iterator[bytes]:
+        for bundle in list_new_bundles(start, stop):
+            yield from read_bundle(self._mirror, bundle)[max(0, start - bundle.index * TILE_HASHES) :]
+
+    # --- Folding ------------------------------------------------------------------------------------------------------
+
+    def _fold(self, folding: LogFold, size: int, is_wanted: ShouldContinue) -> None:
+        leaves = self._read_leaves(folding.state.size, size)
+        while is_wanted() and (batch := list(islice(leaves, FOLD_BATCH_ENTRIES))):
+            try:
+                for leaf in batch:
+                    folding.apply_leaf(leaf)
+            except RemoteError as error:
+                raise RemoteError(f"entry {folding.state.size}: {error.field}", error.problem) from None
+            finally:
+                self._save(folding)
+            if folding.state.size - self._snapshot_size >= SNAPSHOT_ENTRIES:
+                self._snapshot_size = folding.state.size
+                write_snapshot(self._snapshot, folding.state)
+
+    def _save(self, folding: LogFold) -> None:
+        state, books = folding.state, folding.state.funds
+        self._index.write(
+            folding.take_writes(),
+            size=state.size,
+            root=bytes(state.frontier.root()),
+            at_ms=state.at_ms,
+            nodes=len(state.nodes),
+            deposited_nano=books.deposited_nano,
+            withdrawn_nano=books.withdrawn_nano,
+            burned_nano=books.burned_nano,
+            staked_nano=books.stakes.total(),
+            chain_id=state.domain.chain_id,
+            coordinator=state.coordinator,
+        )
+
+    # --- Beginning again ----------------------------------------------------------------------------------------------
+
+    def _resume(self, head: TreeHead) -> LogFold:
+        """The books after the entries that the index holds: from a snapshot as far as there is one, then folded."""
+        ledger, size = Ledger(parse_origin(head.origin)), self._index.size
+        if self._index.get("network") not in (None, ledger.network):
+            raise LocalError(f"{self._index.path} is the index of {self._index.get('network')}: choose another folder")
+        if size:
+            self._tree = self._read_tree(head, size)
+            self._tiles_size = size
+            state = read_snapshot(self._snapshot)
+            if state and state.size <= size and state.frontier.root() == compute_root(state.size, self._tree.get_node):
+                ledger.state = state
+            log.info("folding %d of %d entries again", size - ledger.state.size, size)
+            for leaf in self._read_leaves(ledger.state.size, size):
+                ledger.restore(leaf)
+        self._snapshot_size = ledger.state.size
+        self._index.write([], network=ledger.network, origin=head.origin)
+        return LogFold(ledger)
+
+    def _read_tree(self, head: TreeHead, size: int) -> MerkleTree:
+        """Over the entries that the index holds, from the hashes in the mirror."""
+        if head.size < size:
+            raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
+        tree = MerkleTree()
+        for tile in (tile for tile in list_new_tiles(0, size) if tile.level == 0):
+            width = min(TILE_HASHES, head.size - tile.index * TILE_HASHES)
+            raw = read_tile(self._mirror, Tile(0, tile.index, width))
+            check_tile(Tile(0, tile.index, width), raw)
+            tree.append_many([raw[: tile.width * DIGEST_BYTES]])
+        if bytes(tree.root()) != self._index.get("root"):
+            raise RemoteError("tile/0", f"holds other hashes than before: {FORKED}")
+        return tree
+
+
+def _split_hashes(hashes: bytes) -> Iterator[bytes]:
+    return (hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES))
+
+
+NICENESS = 10
+"""Whoever answers somebody goes first."""
+LOCAL_ERRORS_MAX = 5
+"""Times in a row that a file may be missing: a mirror that is being written changes under its reader."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: the input ended, 1: this cannot go on."""
+    args = parse_args(argv)
+    os.nice(NICENESS)
+    configure_logging(LogConfig(), stream=sys.stderr, secrets=[])
+    stop = threading.Event()
+    threading.Thread(target=_stop_when_stdin_closes, args=(stop,), daemon=True).start()
+    try:
+        run_follower(args.mirror, args.folder, args.source, VerifierKey.parse(args.key) if args.key else None, stop)
+    except LocalError as error:
+        log.error("the index cannot be kept: %s", error)
+        return 1
+    return 0
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m prime_explorer.index.follower", description=__doc__)
+    parser.add_argument("--mirror", type=Path, required=True, help="folder with `checkpoint` and `tile/`")
+    parser.add_argument("--folder", type=Path, required=True, help="where the index is")
+    parser.add_argument("--source", help="URL of the mirror that the folder is a copy of")
+    parser.add_argument("--key", help="the log's verifier key")
+    return parser.parse_args(argv)
+
+
+def _stop_when_stdin_closes(stop: threading.Event) -> None:
+    """Whoever started this holds the other end, and lets go of it even when killed."""
+    sys.stdin.buffer.read()
+    stop.set()
+
+
+def run_follower(
+    mirror: Path, folder: Path, source: str | None, key: VerifierKey | None, stop: threading.Event
+) -> None:
+    """Until told to stop."""
+    clock = SystemClock()
+    fetcher = MirrorFetcher(source, mirror) if source else None
+    index = IndexWriter.open(folder / "index.db", compute_code_digest().hex()[:16])
+    follower = LogFollower(mirror, index, snapshot=folder / "state.snapshot", key=key)
+    troubles = 0
+    try:
+        while not stop.is_set():
+            try:
+                if fetcher is not None:
+                    fetcher.fetch(lambda: not stop.is_set())
+                follower.advance(clock.now_ms(), lambda: not stop.is_set())
+                if troubles:
+                    index.write([], trouble="")
+                troubles = 0
+            except RemoteError as error:
+                log.error("the log does not hold: %s", error)
+                index.write([], problem=str(error))
+                if fetcher is not None:
+                    fetcher.discard_last()
+            except LocalError as error:
+                troubles += 1
+                if troubles >= LOCAL_ERRORS_MAX:
+                    index.write([], trouble=str(error))
+            stop.wait((REMOTE_POLL_MS if fetcher or troubles else MIRROR_POLL_MS) / 1000)
+    finally:
+        follower.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The index on disk, the writing side: one process, one connection. What is written is decided in folding.py.
+
+The index on disk, the reading side: a few threads, each with a connection that cannot write.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prime_explorer.config import HEADS_KEPT, READER_THREADS
+from prime_explorer.index.schema import SCHEMA_DIGEST, TABLES, SqlWrite
+from prime_protocol.errors import LocalError
+from prime_protocol.log.tree_head import TreeHead
+
+SQLITE_SUFFIXES = ("", "-wal", "-shm")
+"""What a database in WAL mode consists of."""
+
+
+class IndexWriter:
+    """Tables that follow from the first `size` entries of a log."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, made_by: str) -> "IndexWriter":
+        """The index in this file, or an empty one in its place where other code has made it, or nothing can read it."""
+        wanted = f"{SCHEMA_DIGEST} {made_by}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            index = cls(path, _connect(path)) if _read_made_by(path) == wanted else None
+            if index is None:
+                for side in SQLITE_SUFFIXES:
+                    path.with_name(path.name + side).unlink(missing_ok=True)
+                index = cls(path, _connect(path))
+                index._create(wanted)
+        except (sqlite3.Error, OSError) as error:
+            raise LocalError(f"cannot keep the explorer's index in {path}: {error}") from None
+        return index
+
+    @property
+    def size(self) -> int:
+        return int(self.get("size") or 0)
+
+    def get(self, name: str) -> Any:
+        found = self._connection.execute("SELECT value FROM meta WHERE name=?", (name,)).fetchone()
+        return found[0] if found else None
+
+    def write(self, writes: Iterable[SqlWrite], **facts: Any) -> None:
+        """All of it or nothing. `facts` are about the index itself: its size, what it follows, what is wrong."""
+        try:
+            with self._connection as connection:
+                for statement, values in writes:
+                    connection.execute(statement, values)
+                for name, value in facts.items():
+                    connection.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (name, value))
+        except sqlite3.Error as error:
+            raise LocalError(f"cannot write {self.path}: {error}") from None
+
+    def write_head(self, head: TreeHead, note: bytes, at_ms: int) -> None:
+        """A head whose entries are all in the index and hold."""
+        self.write(
+            [
+                ("INSERT OR REPLACE INTO heads VALUES (?,?,?,?)", (head.size, at_ms, head.root, note)),
+                (
+                    "DELETE FROM heads WHERE size < (SELECT size FROM heads ORDER BY size DESC LIMIT 1 OFFSET ?)",
+                    (HEADS_KEPT,),
+                ),
+            ],
+            head_size=head.size,
+            head_ms=at_ms,
+            problem="",
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _create(self, made_by: str) -> None:
+        self._connection.executescript(TABLES)
+        self.write([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", trouble="", made_by=made_by)
+
+
+def _read_made_by(path: Path) -> str | None:
+    """Which code has made it; None where there is nothing that can be read."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(path, timeout=30)
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+        return str(found[0]) if found else None
+    except sqlite3.DatabaseError:
+        return None
+    finally:
+        connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=30)
+    connection.execute("PRAGMA journal_mode=WAL")
+    # Losing the last moments to a power cut costs folding them again.
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA cache_size=-65536")
+    return connection
+
+
+T = TypeVar("T")
+
+
+class IndexNotReady(LocalError):
+    """There is no index to read from yet."""
+
+
+class ReadTransaction:
+    """One connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.row_factory = sqlite3.Row
+
+    def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: Any) -> sqlite3.Row | None:
+        found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
+        return found
+
+    def value(self, query: str, *values: Any) -> Any:
+        found = self.row(query, *values)
+        return None if found is None else found[0]
+
+    def read_meta(self) -> dict[str, Any]:
+        """What the index says of itself."""
+        return {row["name"]: row["value"] for row in self.rows("SELECT name, value FROM meta")}
+
+
+class IndexReader:
+    """Answers from one state of the index: a page is read in one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="explorer")
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+
+    async def query(self, question: Callable[[ReadTransaction], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.query_sync, question)
+
+    def query_sync(self, question: Callable[[ReadTransaction], T]) -> T:
+        """For a caller that is in a thread of its own."""
+        connection = self._connect()
+        try:
+            connection.execute("BEGIN")
+            try:
+                return question(ReadTransaction(connection))
+            finally:
+                connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            # The follower may be making it anew; else what is wrong here is for the log of this program to tell.
+            self._local.connection = None
+            raise LocalError(f"the index {self._path} cannot be read: {error}") from None
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Anything else that takes a moment."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for connection in self._opened:
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        known = getattr(self._local, "connection", None)
+        stamp = self._stamp()
+        if known is not None and known[0] == stamp:
+            opened: sqlite3.Connection = known[1]
+            return opened
+        uri = f"file:{self._path}?mode=ro"
+        try:
+            connection = sqlite3.connect(uri, uri=True, timeout=5, check_same_thread=False, isolation_level=None)
+            made_by = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise IndexNotReady(f"there is no index yet: {error}") from None
+        if made_by is None or not made_by[0].startswith(SCHEMA_DIGEST):
+            connection.close()
+            raise IndexNotReady("the index is of another release, and is being made anew")
+        self._local.connection = (stamp, connection)
+        self._opened.append(connection)
+        return connection
+
+    def _stamp(self) -> int:
+        """Another file under the same name is another index."""
+        try:
+            return self._path.stat().st_ino
+        except OSError:
+            raise IndexNotReady("there is no index yet") from None
+
+
+def format_id(value: Any) -> Any:
+    """Ids as they print."""
+    return "0x" + value.hex() if isinstance(value, bytes) else value
+
+
+def make_row(kind: type[T], row: sqlite3.Row, **more: Any) -> T:
+    """The columns that a dataclass has fields for; `more` are those that no column has."""
+    names = set(row.keys())
+    values = {each.name: format_id(row[each.name]) for each in fields(kind) if each.name in names}  # type: ignore[arg-type]
+    missing = [
+        each.name
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name not in {*values, *more} and each.default is MISSING
+    ]
+    assert not missing, f"{kind.__name__} has no {missing}"
+    return kind(**{**values, **more})

@@ -1,0 +1,134 @@
+"""The rollouts of a submission for people: the file read strictly, its tokens as text where there is a tokenizer."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from prime_explorer.config import ROLLOUT_CHARS_SHOWN, ROLLOUTS_SHOWN
+from prime_protocol.constants import TOPLOC_CHUNK_TOKENS
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.terms import ANY_MODEL_FILES
+from prime_protocol.rollouts.file import read_rollouts
+from prime_protocol.rollouts.rollout import FinishReason, Rollout, RolloutLimits
+from prime_protocol.tasks.family import Grade, TaskFamily, TaskSetSpec
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.wire.ids import Digest, Slot
+
+INLINE_FAMILIES = ("arithmetic", "sort-digits")
+TOKENS_SHOWN = 400
+"""Of a completion that no tokenizer can turn into text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """One completion."""
+
+    slot: int
+    sample: int
+    task: int
+    finish: str
+    prompt: str
+    completion: str
+    is_cut: bool
+    """There is more of it in the file."""
+    prompt_tokens: int
+    output_tokens: int
+    reward: float | None
+    """As graded here; null where its task set needs a sandbox or a problem file."""
+    grade: str
+    """Why it got that reward."""
+    logprob_mean: float
+    proofs: int
+    """Chunks of 32 tokens, each with its proof."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsView:
+    """Some rollouts of one file."""
+
+    total: int
+    first: int
+    rows: tuple[RolloutView, ...]
+    is_text: bool
+    """False: token numbers are shown, since no tokenizer of this model is set here."""
+    problem: str
+    """Why the file cannot be shown; empty where it can."""
+
+
+class RunTokenizer(Protocol):
+    """A model whose tokenizer is here."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of the files that say how the model is run, as runs' terms bind it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+def find_tokenizer(models: Iterable[RunTokenizer], terms: dict[str, Any]) -> RunTokenizer | None:
+    """The run's own. A run that binds none may have any model, so none is guessed."""
+    wanted = Digest.parse(terms["model_files"])
+    return None if wanted == ANY_MODEL_FILES else next((model for model in models if model.digest == wanted), None)
+
+
+def make_unavailable(problem: str) -> RolloutsView:
+    return RolloutsView(total=0, first=0, rows=(), is_text=False, problem=problem)
+
+
+def read_rollout_views(
+    data: bytes, terms: dict[str, Any], lease: dict[str, int], first: int, model: RunTokenizer | None
+) -> RolloutsView:
+    """`lease` has the slots and samples that the file must hold."""
+    try:
+        limits = RolloutLimits(
+            first_slot=Slot(lease["first_slot"]),
+            slots=lease["slots"],
+            samples_per_slot=lease["samples"],
+            vocab_size=terms["vocabulary"],
+            prompt_tokens_max=terms["prompt_tokens_max"],
+            output_tokens_max=terms["output_tokens_max"],
+        )
+        rows = read_rollouts(data, limits).rows
+    except RemoteError as error:
+        return make_unavailable(f"the file does not pass the strict reader: {error}")
+    family = open_inline_family(terms["task_set"]) if model is not None else None
+    shown = tuple(_make_view(row, model, family) for row in islice(rows, first, first + ROLLOUTS_SHOWN))
+    return RolloutsView(total=len(rows), first=first, rows=shown, is_text=model is not None, problem="")
+
+
+def open_inline_family(task_set: str) -> TaskFamily | None:
+    """A family that grades at once; others need walls around strangers' answers, or their problem file."""
+    spec = TaskSetSpec.parse(task_set)
+    return open_family(spec) if spec.family in INLINE_FAMILIES else None
+
+
+def _make_view(row: Rollout, model: RunTokenizer | None, family: TaskFamily | None) -> RolloutView:
+    prompt, completion = _decode(row.prompt_tokens, model), _decode(row.output_tokens, model)
+    grade = family.grade(family.make(row.task), completion) if family and row.task < family.size else None
+    return RolloutView(
+        slot=row.slot,
+        sample=row.sample,
+        task=row.task,
+        finish="end token" if row.finish is FinishReason.EOS else "length",
+        prompt=prompt[:ROLLOUT_CHARS_SHOWN],
+        completion=completion[:ROLLOUT_CHARS_SHOWN],
+        is_cut=len(completion) > ROLLOUT_CHARS_SHOWN,
+        prompt_tokens=len(row.prompt_tokens),
+        output_tokens=len(row.output_tokens),
+        reward=grade.reward if isinstance(grade, Grade) else None,
+        grade=str(grade.reason) if isinstance(grade, Grade) else "",
+        logprob_mean=float(row.output_logprobs.mean()),
+        proofs=-(-len(row.output_tokens) // TOPLOC_CHUNK_TOKENS),
+    )
+
+
+def _decode(tokens: Any, model: RunTokenizer | None) -> str:
+    if model is None:
+        words = " ".join(map(str, tokens[:TOKENS_SHOWN].tolist()))
+        return f"{words} …" if len(tokens) > TOKENS_SHOWN else words
+    try:
+        return model.decode(tokens.tolist())
+    except (LocalError, OverflowError) as error:
+        return f"(cannot be decoded: {error})"

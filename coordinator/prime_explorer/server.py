@@ -1,0 +1,343 @@
+"""Pages over HTTP: bounds per address, templates, JSON twins, static files, and every failure as a page that helps.
+
+Tells open pages that the log has grown: server-sent events, one look at the index for all of them.
+
+Contributions as CSV: one line for each node, or one for each step of one node.
+"""
+
+import asyncio
+import csv
+import io
+import json
+import logging
+import mimetypes
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import asdict
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from prime_explorer.config import (
+    ADDRESSES_TRACKED_MAX,
+    CONCURRENT_PAGES_MAX,
+    CSV_BATCH_ROWS,
+    KEEP_ALIVE_MS,
+    PAGE_BURST,
+    PAGE_RATE,
+    PAGE_TIMEOUT_MS,
+    STREAM_CHECK_MS,
+    STREAMS_MAX,
+    STREAMS_PER_ADDRESS_MAX,
+    UPDATE_POLL_MS,
+)
+from prime_explorer.handlers import PageContext, PageParams
+from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction, format_id
+from prime_explorer.rendering import Renderer
+from prime_explorer.routes import PageRoute
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import NodeId
+from prime_runtime.clock import Clock
+from prime_runtime.http.messages import get_client_address
+from prime_runtime.rate_limits import ConcurrencyLimit, RateLimit, TokenBuckets, address_group
+
+log = logging.getLogger(__name__)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STATIC_FOLDER = Path(__file__).parent / "static"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+CACHE_FOREVER = "public, max-age=31536000, immutable"
+
+
+class PageError(Exception):
+    """What a reader is told instead of a page."""
+
+    def __init__(self, status: int, title: str, problem: str, *, retry_after_s: int = 0) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.title = title
+        self.problem = problem
+        self.retry_after_s = retry_after_s
+
+
+class PageServer:
+    """Answers anybody, within bounds."""
+
+    def __init__(
+        self, site: PageContext, renderer: Renderer, *, wake: Callable[[], None], proxies: Collection[str]
+    ) -> None:
+        self._site = site
+        self._renderer = renderer
+        self._wake = wake
+        self._proxies = proxies
+        self._rates = TokenBuckets(RateLimit(per_second=PAGE_RATE, burst=PAGE_BURST), keys_max=ADDRESSES_TRACKED_MAX)
+        self._gate = ConcurrencyLimit(total_max=CONCURRENT_PAGES_MAX, key_max=CONCURRENT_PAGES_MAX // 4)
+        self._streams = ConcurrencyLimit(total_max=STREAMS_MAX, key_max=STREAMS_PER_ADDRESS_MAX)
+
+    def page(self, page: PageRoute) -> Handler:
+        return self.guard(partial(self._show_page, page))
+
+    def data(self, page: PageRoute) -> Handler:
+        """The same as JSON."""
+        return self.guard(partial(self._show_data, page), is_json=True)
+
+    def file(self, name: str) -> Handler:
+        data = (STATIC_FOLDER / name).read_bytes()
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        charset = "utf-8" if kind.startswith("text/") or kind.endswith("javascript") else None
+
+        async def send(request: web.Request) -> web.StreamResponse:
+            caching = CACHE_FOREVER if request.query_string else "no-cache"
+            response = web.Response(
+                body=data, content_type=kind, charset=charset, headers={"Cache-Control": caching, **HEADERS}
+            )
+            response.enable_compression()
+            return response
+
+        return self.guard(send)
+
+    def stream(self, handler: Handler) -> Handler:
+        """For what stays open: counted apart, and not timed."""
+        return self.guard(handler, gate=self._streams, is_timed=False)
+
+    def guard(
+        self, handler: Handler, *, is_json: bool = False, gate: ConcurrencyLimit | None = None, is_timed: bool = True
+    ) -> Handler:
+        """Bounds before, and every failure as a page after."""
+        door = self._gate if gate is None else gate
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            self._wake()
+            origin = address_group(get_client_address(request, self._proxies))
+            try:
+                self._check_limits(origin, door)
+                try:
+                    async with asyncio.timeout(PAGE_TIMEOUT_MS / 1000 if is_timed else None):
+                        return await handler(request)
+                finally:
+                    door.leave(origin)
+            except Exception as error:  # boundary: one page's bug must not stop the server, nor show its insides
+                return await self._send_error(request, to_page_error(error, request), is_json=is_json)
+
+        return guarded
+
+    def _check_limits(self, origin: str, door: ConcurrencyLimit) -> None:
+        if wait_ms := self._rates.take(origin, int(asyncio.get_running_loop().time() * 1000)):
+            raise PageError(
+                429, "Too fast", "Many pages were asked for from your address.", retry_after_s=1 + wait_ms // 1000
+            )
+        if not door.enter(origin):
+            raise PageError(503, "Busy", "Too many pages are being made at once.", retry_after_s=2)
+
+    async def _show_page(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
+        view = await self._make_view(page, request)
+        if target := getattr(view, "only", None):
+            raise web.HTTPSeeOther(target)
+        template = getattr(view, "TEMPLATE", page.template)
+        body = await self._renderer.render(self._site.reader, template, view, request)
+        return _reply(request, body, "text/html")
+
+    async def _show_data(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
+        view = await self._make_view(page, request)
+        return _reply(request, encode_view(view), "application/json")
+
+    async def _make_view(self, page: PageRoute, request: web.Request) -> Any:
+        view = await page.handler(self._site, PageParams({**request.query, **request.match_info}))
+        if view is None:
+            raise PageError(404, "Not found", page.not_found)
+        return view
+
+    async def _send_error(
+        self, request: web.Request, failure: PageError | web.HTTPException, *, is_json: bool
+    ) -> web.Response:
+        if isinstance(failure, web.HTTPException):
+            return web.Response(status=failure.status, headers={**failure.headers, **HEADERS})
+        headers = {"Cache-Control": "no-store", **HEADERS}
+        if failure.retry_after_s:
+            headers["Retry-After"] = str(failure.retry_after_s)
+        if is_json:
+            body = {"error": {"title": failure.title, "problem": failure.problem}}
+            return web.json_response(body, status=failure.status, headers=headers)
+        text = await self._renderer.render_failure(self._site.reader, failure, request)
+        return web.Response(status=failure.status, text=text, content_type="text/html", headers=headers)
+
+
+def to_page_error(error: Exception, request: web.Request) -> PageError | web.HTTPException:
+    """Whose fault it is, and what to do."""
+    match error:
+        case PageError() | web.HTTPException():
+            return error
+        case RemoteError():
+            return PageError(400, "That address is not right", f"{error.field} {error.problem}.")
+        case IndexNotReady():
+            return PageError(
+                503,
+                "The index is being made",
+                "The log is being read and checked for the first time here, about 3,000 entries a second.",
+                retry_after_s=2,
+            )
+        case TimeoutError():
+            return PageError(504, "Too slow", "This page could not be made in time.", retry_after_s=5)
+        case LocalError():
+            log.exception("cannot show %s", request.path)
+            return PageError(503, "Not possible just now", "Something that this page needs cannot be read here.")
+    incident = secrets.token_hex(6)
+    log.error("incident %s while showing %s", incident, request.path, exc_info=error)
+    return PageError(500, "An error of ours", f"It is noted here as incident {incident}.")
+
+
+def _reply(request: web.Request, body: bytes, kind: str) -> web.Response:
+    tag = f'"{sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache", **HEADERS}
+    if tag in [each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")]:
+        return web.Response(status=304, headers=headers)
+    response = web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+    response.enable_compression()
+    return response
+
+
+def encode_view(view: Any) -> bytes:
+    return json.dumps(
+        asdict(view), allow_nan=False, separators=(",", ":"), default=lambda item: "0x" + bytes(item).hex()
+    ).encode()
+
+
+class UpdateStream:
+    """Who listens, and what is new."""
+
+    def __init__(self, reader: IndexReader, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._event = asyncio.Event()
+        self._listeners = 0
+        self._now: dict[str, Any] = {}
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """For ever: a look now and then, while somebody listens."""
+        while True:
+            await self._clock.sleep_ms(UPDATE_POLL_MS)
+            if self._listeners:
+                await self._poll()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._notify()
+
+    async def _poll(self) -> None:
+        try:
+            now = await self._reader.query(read_update)
+        except IndexNotReady:
+            return
+        if now != self._now:
+            self._now = now
+            self._notify()
+
+    def _notify(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def _wait(self) -> bool:
+        """Whether anything happened before it was time to see who has left."""
+        try:
+            async with asyncio.timeout(STREAM_CHECK_MS / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """An event for each change, until the reader leaves."""
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        await response.prepare(request)
+        self._listeners += 1
+        try:
+            await response.write(b"retry: 5000\n\n")
+            told, quiet = self._now, 0
+            while not self._is_closed and not _is_gone(request):
+                if told is not self._now:
+                    told, quiet = self._now, 0
+                    await response.write(f"event: news\ndata: {json.dumps(told)}\n\n".encode())
+                elif not await self._wait():
+                    quiet += 1
+                    if quiet * STREAM_CHECK_MS >= KEEP_ALIVE_MS:
+                        quiet = 0
+                        await response.write(b": still here\n\n")
+        except ConnectionError:
+            pass  # the reader has left
+        finally:
+            self._listeners -= 1
+        return response
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Nobody tells a handler that waits; a reader who goes from page to page must not use up the places."""
+    return request.transport is None or request.transport.is_closing()
+
+
+def read_update(db: ReadTransaction) -> dict[str, Any]:
+    """What a page needs to know to see whether it is out of date."""
+    facts = db.read_meta()
+    steps = {row["run"]: row["latest_step"] for row in db.rows("SELECT run, latest_step FROM runs LIMIT 100")}
+    return {"size": facts.get("size", 0), "head_size": facts.get("head_size", 0), "steps": steps}
+
+
+NODE_COLUMNS = (
+    "node", "owner", "name", "status", "accepted", "soft", "hard", "rollouts", "tokens", "units", "earned_nano",
+    "stake_nano", "verdicts", "upheld", "faults",
+)  # fmt: skip
+STEP_COLUMNS = (
+    "run", "step", "submissions", "accepted", "soft", "hard", "rollouts", "tokens", "units", "paid_nano",
+)  # fmt: skip
+
+
+async def send_contributions_csv(request: web.Request, reader: IndexReader) -> web.StreamResponse:
+    """Of all nodes, or with `node` of one, in pieces."""
+    node = PageParams(request.query).node("node")
+    columns = STEP_COLUMNS if node else NODE_COLUMNS
+    name = f"contributions-{node}.csv" if node else "contributions.csv"
+    rows = await reader.query(partial(_read_contributions, node, (b"",) if node is None else ("", -1)))
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/csv; charset=utf-8",
+            "Content-Disposition": f'attachment; filename="{name}"',
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-cache",
+        }
+    )
+    await response.prepare(request)
+    await response.write(encode_csv([columns]))
+    while rows:
+        await response.write(encode_csv([[format_id(row[column]) for column in columns] for row in rows]))
+        last = (rows[-1]["node"],) if node is None else (rows[-1]["run"], rows[-1]["step"])
+        rows = await reader.query(partial(_read_contributions, node, last))
+    return response
+
+
+def _read_contributions(node: NodeId | None, last: tuple[Any, ...], db: ReadTransaction) -> list[Any]:
+    if node is None:
+        return db.rows("SELECT * FROM nodes WHERE node>? ORDER BY node LIMIT ?", *last, CSV_BATCH_ROWS)
+    query = "SELECT * FROM contributions WHERE node=? AND (run, step)>(?, ?) ORDER BY run, step LIMIT ?"
+    return db.rows(query, node, *last, CSV_BATCH_ROWS)
+
+
+def encode_csv(rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

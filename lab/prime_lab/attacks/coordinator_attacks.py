@@ -1,0 +1,265 @@
+"""A dishonest coordinator: logs that are bent after the fact, signed with its own keys, shown to a stranger.
+
+Whoever runs a coordinator can sign any entry of its own and any tree head. What it cannot do is make a stranger's
+replay hold, or make two heads that it signed fit.
+
+A coordinator that grinds the draw: it tries in private what it may choose, and publishes what suits a friend.
+
+A draw hangs on the first head after the submission, and the head on every entry before it. The last of these was taken
+in at a time that only the coordinator knows, so each millisecond that it may claim is another head. A stranger sees one
+log that holds, and no try that was thrown away.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, Attack, AttackResult, AttackVerdict
+from prime_lab.simulator.coordinator_host import CoordinatorHost
+from prime_lab.simulator.plan import SimulationPlan
+from prime_lab.simulator.simulation import simulate_world
+from prime_lab.simulator.world import NETWORK, RUN
+from prime_node.log.tree_heads import HeadRelation, SignedHead, compare_sizes, compare_with_tiles
+from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_audit_rate_bps, compute_draw
+from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
+from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
+from prime_protocol.log.tiles import encode_tile
+from prime_protocol.log.tree_head import TreeHead, sign_tree_head
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload, seal_envelope
+from prime_protocol.wire.ids import Digest, NodeId
+
+Leaves = Sequence[bytes]
+
+
+def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = lambda entry: True) -> int:
+    """Index of the first entry of a kind."""
+    for index, leaf in enumerate(leaves):
+        _, letter = decode_leaf(leaf)
+        if letter.kind == kind.__name__ and is_wanted(decode(kind, letter.body)):
+            return index
+    raise AssertionError(f"the world has no {kind.__name__}")
+
+
+def rewrite_entry(host: CoordinatorHost, leaf: bytes, change: Callable[[Any], Any]) -> bytes:
+    """One of the coordinator's own entries with other words, signed by it at the same place and time."""
+    record = decode(LogRecord, leaf)
+    _, letter = decode_leaf(leaf)
+    entry = change(decode(ENTRY_TYPES[letter.kind], letter.body))
+    frame = seal_envelope(
+        host.key,
+        kind=letter.kind,
+        body=encode(entry),
+        network=letter.network,
+        run=letter.run,
+        sequence=letter.sequence,
+        issued_at_ms=letter.issued_at_ms,
+        life_ms=get_life_ms(letter),
+    )
+    return encode(replace(record, frame=frame))
+
+
+def get_life_ms(letter: Payload) -> int:
+    return letter.expires_at_ms - letter.issued_at_ms
+
+
+# --- Histories ------------------------------------------------------------------------------------------------------
+
+
+def fork_log(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """The same length, and one payment of another time in it."""
+    other = list(leaves)
+    record = decode(LogRecord, other[-1])
+    other[-1] = encode(replace(record, at_ms=record.at_ms + 1))
+    return other
+
+
+def reorder_submissions(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """Two submissions change places."""
+    first = find_entry(leaves, e.Submitted)
+    second = first + 1 + find_entry(leaves[first + 1 :], e.Submitted)
+    other = list(leaves)
+    other[first], other[second] = other[second], other[first]
+    return other
+
+
+def drop_submission(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """Up to a submission whose author was told that it is in the log, and on without it."""
+    return list(leaves[: find_entry(leaves, e.Submitted)])
+
+
+def change_draw(change: Callable[[e.AuditDrawn], e.AuditDrawn]) -> Callable[[CoordinatorHost, Leaves], list[bytes]]:
+    def bend(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+        place = find_entry(leaves, e.AuditDrawn, lambda entry: bool(entry.validators))
+        return [*leaves[:place], rewrite_entry(host, leaves[place], change), *leaves[place + 1 :]]
+
+    return bend
+
+
+def backdate_entry(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    place = find_entry(leaves, e.Submitted)
+    record = decode(LogRecord, leaves[place])
+    before = decode(LogRecord, leaves[place - 1])
+    return [*leaves[:place], encode(replace(record, at_ms=before.at_ms - 1)), *leaves[place + 1 :]]
+
+
+FORGED_LOGS: dict[str, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
+    "two-histories": fork_log,
+    "reordered-log": reorder_submissions,
+    "dropped-submission": drop_submission,
+    "invented-draw": change_draw(lambda entry: replace(entry, validators=tuple(reversed(entry.validators)))),
+    "spared-draw": change_draw(lambda entry: replace(entry, validators=())),
+    "back-dated-head": change_draw(lambda entry: replace(entry, head_size=entry.head_size - 1)),
+    "back-dated-entry": backdate_entry,
+}
+
+
+# --- What a stranger makes of them ----------------------------------------------------------------------------------
+
+
+def attack_logs() -> Iterator[tuple[Attack, AttackResult]]:
+    _, scene = simulate_world(SimulationPlan(seed=1, nodes=16, steps=1, malicious=0.0))
+    host = scene.world.host
+    leaves = list(host.disk)
+    for attack in COORDINATOR_ATTACKS:
+        yield attack, verify_forged_log(host, leaves, FORGED_LOGS[attack.name](host, leaves))
+
+
+def verify_forged_log(host: CoordinatorHost, shown: Leaves, bent: Leaves) -> AttackResult:
+    """A party that kept a head of what it was shown first, and is now shown something else."""
+    try:
+        replay(NETWORK, bent, coordinator=host.key.node)
+    except RemoteError as error:
+        return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=str(error))
+    # The bent log goes on as long as the other did, so that it cannot be told by its length.
+    longer = [*bent, *shown[len(bent) :][1:]] if len(bent) < len(shown) else list(bent)
+    one, other = sign_head(host, shown), sign_head(host, longer)
+    relation = compare_sizes(one, other)
+    if relation is HeadRelation.UNKNOWN:
+        newer = shown if one.size > other.size else longer
+        tree = MerkleTree([compute_leaf_hash(leaf) for leaf in newer])
+        relation = compare_with_tiles(one, other, lambda tile: encode_tile(tile, tree.get_node))
+    verdict = AttackVerdict.PROVEN if relation is HeadRelation.FORK else None
+    sizes = f"heads over {one.size} and {other.size} entries"
+    return AttackResult(
+        verdict=verdict,
+        checks=("consistency",) if verdict else (),
+        reason=f"{sizes}, both signed, do not fit" if verdict else f"{sizes} fit",
+    )
+
+
+def sign_head(host: CoordinatorHost, leaves: Leaves) -> SignedHead:
+    tree = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves])
+    head = TreeHead(host.origin, len(leaves), tree.root())
+    return SignedHead(head, sign_tree_head(head, host.log_key))
+
+
+TRIES_MAX = 200
+"""Far fewer than a coordinator has time for: a try is one hash of the log's right edge."""
+Draw = tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrindingPosition:
+    """Where a log can be ground: its entries up to the last before a head, and the draw that hangs on that head."""
+
+    leaves: Leaves
+    """Without what comes after the draw."""
+    head: int
+    """Index of the noted head."""
+    submission: Digest
+    rate_bps: int
+    """How likely it was to be drawn."""
+    foe: NodeId
+    """A judge whom the coordinator would rather not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroundLog:
+    """A log that suits, and how many were tried."""
+
+    leaves: Leaves
+    drawn: Draw
+    """Nobody: it is spared."""
+    tries: int
+
+
+def attack_draws() -> Iterator[tuple[Attack, AttackResult]]:
+    """In an honest world's log; the friend is the first worker past probation whose file was drawn."""
+    _, scene = simulate_world(SimulationPlan(seed=1, nodes=16, steps=4, malicious=0.0))
+    host = scene.world.host
+    yield GROUND_DRAW, grind_log(host, list(host.disk))
+
+
+def grind_log(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
+    place = find_grinding_position(leaves)
+    if place is None:
+        return AttackResult(verdict=None, checks=(), reason="nobody past probation was drawn")
+    spared = grind_draw(host, place, lambda drawn: not drawn)
+    friendly = grind_draw(host, place, lambda drawn: bool(drawn) and place.foe not in drawn)
+    if spared is None or friendly is None:
+        return AttackResult(verdict=None, checks=(), reason=f"no draw suited in {TRIES_MAX} tries")
+    for found in (spared, friendly):
+        try:
+            replay(NETWORK, found.leaves, coordinator=host.key.node)
+        except RemoteError as error:
+            return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=str(error))
+    told = (
+        f"spared in try {spared.tries} at {place.rate_bps / BASIS_POINTS:.0%}, rid of a judge in try {friendly.tries}"
+    )
+    return AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason=f"{told}; both replay")
+
+
+def find_grinding_position(leaves: Leaves) -> GrindingPosition | None:
+    """The first draw that fell on a submission which might have been spared."""
+    ledger = Ledger(NETWORK)
+    for index, leaf in enumerate(leaves):
+        entry = read_entry(leaf)
+        if isinstance(entry, e.AuditDrawn) and entry.validators and not entry.round:
+            run = ledger.state.runs[RUN]
+            node = run.submissions[entry.submission].node
+            rate_bps = compute_audit_rate_bps(ledger.state.nodes[node].streak, run.terms)
+            if rate_bps < BASIS_POINTS:
+                return GrindingPosition(
+                    leaves[: index + 1], entry.head_size, entry.submission, rate_bps, entry.validators[0]
+                )
+        ledger.restore(leaf)
+    return None
+
+
+def grind_draw(host: CoordinatorHost, place: GrindingPosition, suits: Callable[[Draw], bool]) -> GroundLog | None:
+    """Claim one millisecond after the other for the last entry before the head, until the draw suits."""
+    before = Ledger(NETWORK)
+    for leaf in place.leaves[: place.head - 1]:
+        before.restore(leaf)
+    last, head, draw = place.leaves[place.head - 1], place.leaves[place.head], place.leaves[-1]
+    for number in range(1, TRIES_MAX + 1):
+        ledger, tried = deepcopy(before), delay_entry(last, number)
+        ledger.restore(tried)
+        root = ledger.state.frontier.root()
+        noted = delay_entry(rewrite_entry(host, head, partial(replace, root=root)), number)
+        ledger.restore(noted)
+        at_ms = decode(LogRecord, draw).at_ms + number
+        drawn = compute_draw(ledger.state, ledger.state.runs[RUN], place.submission, at_ms)
+        if drawn is not None and suits(drawn):
+            said = delay_entry(rewrite_entry(host, draw, partial(replace, validators=drawn)), number)
+            return GroundLog([*place.leaves[: place.head - 1], tried, noted, said], drawn, number)
+    return None
+
+
+def delay_entry(leaf: bytes, wait_ms: int) -> bytes:
+    """The same entry, said to be taken in later. Its author's signature does not cover that."""
+    record = decode(LogRecord, leaf)
+    return encode(replace(record, at_ms=record.at_ms + wait_ms))
+
+
+def read_entry(leaf: bytes) -> Any:
+    _, letter = decode_leaf(leaf)
+    return decode(ENTRY_TYPES[letter.kind], letter.body)

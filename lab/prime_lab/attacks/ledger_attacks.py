@@ -1,0 +1,251 @@
+"""Attacks on the books and among validators, in the simulator: the coordinator's and the nodes' own decisions.
+
+A world with liars of one kind runs to its end, is checked from outside by every checker there is, and is then asked
+what came of the liars.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from prime_lab.attacks.catalog import LEDGER_ATTACKS, VALIDATOR_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.simulator.invariants import FinishedWorld
+from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
+from prime_lab.simulator.plan import SimulationPlan
+from prime_lab.simulator.simulation import simulate_world
+from prime_lab.simulator.world import AdversaryAttempt
+from prime_protocol.ledger.entries import Outcome as Finding
+from prime_protocol.wire.ids import NodeId
+
+NODES, STEPS = 24, 2
+VALIDATOR_WORLD_NODES = 64
+"""Nodes of a world of lying validators: every fourth validates, and three in sixteen of those lie. Where a third of a
+handful of validators lies together, a quorum of three cannot be kept clear of them; docs/verification.md says so."""
+
+
+SEEDS = range(3, 64)
+"""Worlds that are tried until one gives the liars an occasion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerScenario:
+    """Who lies in it, and what must come of that."""
+
+    liars: tuple[str, ...]
+    judge: Callable[[FinishedWorld], AttackResult | None]
+    """None where the liars had no occasion."""
+    nodes: int = NODES
+    malicious: float = 0.25
+    inspectors: int = 0
+
+    def plan(self, seed: int) -> SimulationPlan:
+        return SimulationPlan(
+            seed=seed,
+            nodes=self.nodes,
+            steps=STEPS,
+            malicious=self.malicious,
+            liars=self.liars,
+            inspectors=self.inspectors,
+        )
+
+
+def make_result(verdict: AttackVerdict, is_so: bool, reason: str, *checks: str) -> AttackResult:
+    """That verdict with what named it, or that the lie went through."""
+    return AttackResult(verdict=verdict if is_so else None, checks=checks if is_so else (), reason=reason)
+
+
+# --- Workers --------------------------------------------------------------------------------------------------------
+
+
+def judge_refused(scene: FinishedWorld) -> AttackResult | None:
+    """Everything that liars sent beyond their own work was refused, by the field that is named."""
+    refused, taken = count_tries(scene)
+    if not refused and not taken:
+        return None
+    told = f"{refused.total()} tries refused, {taken} taken"
+    return make_result(AttackVerdict.REFUSED, not taken, told, *refused)
+
+
+def judge_duplicates(scene: FinishedWorld) -> AttackResult | None:
+    """Of two answers to one lease the second is refused, whichever that is."""
+    refused, taken = count_tries(scene)
+    answers = Counter(tale.receipt.lease for tale in scene.chronicle.submissions.values())
+    twice = sum(count > 1 for count in answers.values())
+    if not refused:
+        return None
+    told = f"{refused.total()} answers refused, {taken} came first; {twice} leases have two"
+    return make_result(AttackVerdict.REFUSED, not twice, told, *refused)
+
+
+def count_tries(scene: FinishedWorld) -> tuple[Counter[str], int]:
+    """What liars tried: refusals by the field that was named, and how many were taken."""
+    fields = [each.field for each in scene.world.tries if each.field is not None]
+    return Counter(field for field in fields if field), fields.count("")
+
+
+def judge_forgers(scene: FinishedWorld) -> AttackResult | None:
+    """What was drawn and forged is rejected and slashed."""
+    forged = [tale for tale in scene.chronicle.submissions.values() if scene.is_forged(tale)]
+    drawn = [tale for tale in forged if tale.draws and tale.draws[0].entry.validators]
+    hard = sum(tale.outcome is Finding.FRAUDULENT for tale in drawn)
+    slashed = sum(bool(tale.executed) for tale in forged)
+    if not drawn:
+        return None
+    told = f"{len(forged)} forged files, {len(drawn)} drawn, {hard} rejected, {slashed} slashed"
+    return make_result(AttackVerdict.FRAUDULENT, hard == len(drawn) and bool(slashed), told, "audit")
+
+
+def judge_swappers(scene: FinishedWorld) -> AttackResult | None:
+    """As forgers, and the honest file that came after the draw changed nothing."""
+    refused, taken = count_tries(scene)
+    judged = judge_forgers(scene)
+    if judged is None or not (refused or taken):
+        return None
+    return replace(
+        judged,
+        verdict=None if taken else judged.verdict,
+        reason=f"{refused.total()} swaps refused, {taken} taken; {judged.reason}",
+    )
+
+
+def judge_two_keys(scene: FinishedWorld) -> AttackResult | None:
+    """Two keys of one owner answered leases of the same slots with one work, and it was paid once."""
+    chronicle = scene.chronicle
+    answers: dict[tuple[int, range, NodeId], list[LoggedSubmission]] = {}
+    for tale in chronicle.submissions.values():
+        node = tale.receipt.node
+        if tale.lease is not None and node not in scene.honest:
+            answers.setdefault((tale.receipt.step, tale.lease.slots, chronicle.owners[node]), []).append(tale)
+    pairs = [tales for tales in answers.values() if len({tale.receipt.node for tale in tales}) > 1]
+    twice = sum(sum(bool(tale.credited) for tale in tales) > 1 for tales in pairs)
+    if not pairs:
+        return None
+    told = f"{len(pairs)} times two keys of one owner answered the same slots, {twice} times both were paid"
+    return make_result(AttackVerdict.REFUSED, not twice, told, "slots")
+
+
+# --- Validators -----------------------------------------------------------------------------------------------------
+
+
+def judge_validators(scene: FinishedWorld) -> AttackResult | None:
+    """Their verdicts do not stand, and are held against them."""
+    scored = [
+        line
+        for tale in scene.chronicle.submissions.values()
+        for line in tale.scored
+        if line.entry.validator not in scene.honest
+    ]
+    if not scored:
+        return None
+    told = f"{len(scored)} verdicts of liars were overruled and counted against them"
+    return make_result(AttackVerdict.OVERRULED, True, told, "score")
+
+
+def judge_unread(scene: FinishedWorld) -> AttackResult | None:
+    """Whatever an inspector read, it found out who had not read it, and none of the honest; and that costs them pay."""
+    tales = scene.chronicle.submissions.values()
+    seen = [seen.reader for tale in tales for line in tale.inspected for seen in line.entry.seen]
+    liars = sum(reader not in scene.honest for reader in seen)
+    if not liars:
+        return None
+    unread = [reader for tale in tales for reader in tale.unread()]
+    found = sum(reader not in scene.honest for reader in unread)
+    others = len(unread) - found
+    earned = compute_verdict_pay_ratio(scene)
+    told = f"{found} of {liars} inspected verdicts of liars were found unread, and {others} of the others"
+    paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
+    is_so = found == liars and not others and earned < 1
+    return make_result(AttackVerdict.OVERRULED, is_so, f"{told}; {paid}", "looks")
+
+
+def compute_verdict_pay_ratio(scene: FinishedWorld) -> float:
+    """What liars among the validators earned for a verdict, as a part of what the honest did."""
+    core = scene.world.host.core
+    assert core is not None, "the world has come to rest"
+    given = Counter(line.author for tale in scene.chronicle.submissions.values() for line in tale.verdicts)
+    earned: Counter[bool] = Counter()
+    verdicts: Counter[bool] = Counter()
+    for node, count in given.items():
+        earned[node in scene.honest] += core.state.nodes[node].earned_nano
+        verdicts[node in scene.honest] += count
+    return earned[False] / verdicts[False] / (earned[True] / verdicts[True])
+
+
+def judge_leaks(scene: FinishedWorld) -> AttackResult | None:
+    """A drawn worker was told in time, tried to swap its file, was refused, and the file that was drawn was judged."""
+    chronicle = scene.chronicle
+    told = [each for each in scene.world.tries if each.field is not None and is_open(chronicle, each)]
+    if not told:
+        return None
+    taken = sum(not each.field for each in told)
+    tales = [chronicle.submissions[name] for name in {each.submission for each in told}]
+    hard = sum(tale.outcome is Finding.FRAUDULENT for tale in tales)
+    reason = f"{len(told)} swaps after a leak, {taken} taken; {hard} of {len(tales)} such files rejected"
+    fields = {each.field for each in told if each.field}
+    return make_result(AttackVerdict.HARMLESS, not taken and hard == len(tales), reason, *sorted(fields))
+
+
+def is_open(chronicle: LogHistory, each: AdversaryAttempt) -> bool:
+    """Whether the submission that a try was about was drawn and not settled at that time."""
+    tale = chronicle.submissions.get(each.submission)
+    if tale is None or not tale.draws or not tale.settled:
+        return False
+    return tale.draws[0].at_ms <= each.at_ms <= tale.settled[0].at_ms
+
+
+def judge_silent(scene: FinishedWorld) -> AttackResult | None:
+    """Who was drawn and said nothing held nobody up for good: others were drawn, and honest work was accepted."""
+    held_up = [
+        tale
+        for tale in scene.chronicle.submissions.values()
+        if any(node not in scene.honest for line in tale.draws for node in line.entry.validators)
+    ]
+    spoke = sum(line.author not in scene.honest for tale in held_up for line in tale.verdicts)
+    accepted = sum(tale.outcome is Finding.ACCEPT for tale in held_up)
+    rounds = max((len(tale.draws) for tale in held_up), default=0)
+    if not held_up or spoke:
+        return None
+    told = f"{len(held_up)} files had a silent judge, {accepted} accepted after up to {rounds} rounds"
+    return make_result(AttackVerdict.HARMLESS, accepted == len(held_up), told, "rounds")
+
+
+LEDGER_SCENARIOS: dict[str, LedgerScenario] = {
+    "late": LedgerScenario(liars=("latecomer",), judge=judge_refused),
+    "backdated": LedgerScenario(liars=("backdater",), judge=judge_refused),
+    "copycat": LedgerScenario(liars=("copycat",), judge=judge_refused),
+    "two-keys": LedgerScenario(liars=("two-keys",), malicious=1.0, judge=judge_two_keys),
+    "duplicate": LedgerScenario(liars=("duplicator",), judge=judge_duplicates),
+    "swapped-when-drawn": LedgerScenario(liars=("swapper",), judge=judge_swappers),
+    "runs-with-stake": LedgerScenario(liars=("runner",), judge=judge_forgers),
+    "sleeper": LedgerScenario(liars=("sleeper",), judge=judge_forgers),
+    "lazy": LedgerScenario(
+        liars=("lazy", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
+    ),
+    "vindictive": LedgerScenario(
+        liars=("vindictive",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
+    ),
+    "colluding-minority": LedgerScenario(
+        liars=("colluder", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
+    ),
+    "copies-verdicts": LedgerScenario(
+        liars=("parrot", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
+    ),
+    "leaks-draws": LedgerScenario(liars=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
+    "silent": LedgerScenario(liars=("silent",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_silent),
+}
+
+
+def attack_networks() -> Iterator[tuple[Attack, AttackResult]]:
+    for attack in (*LEDGER_ATTACKS, *VALIDATOR_ATTACKS):
+        yield attack, attack_network(LEDGER_SCENARIOS[attack.name])
+
+
+def attack_network(world: LedgerScenario) -> AttackResult:
+    for seed in SEEDS:
+        report, scene = simulate_world(world.plan(seed))
+        if report.complaints:
+            return AttackResult(verdict=None, checks=(), reason=f"seed {seed}: {report.complaints[0]}")
+        judged = world.judge(scene)
+        if judged is not None:
+            return judged
+    return AttackResult(verdict=None, checks=(), reason=f"the liars had no occasion in {len(SEEDS)} worlds")

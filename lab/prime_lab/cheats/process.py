@@ -1,0 +1,105 @@
+"""A validator that judges without reading: the answers of an engine's check, made up. Nothing is computed.
+
+Every file is found good, as most are, and the looks are drawn from what looks are like.
+
+The engine's process of a cheater. It is started in the place of the honest one, with the same words:
+
+    python -m prime_lab.cheats.process NAME -m prime_node.engine.child --engine torch ...
+
+`write_interpreter` makes the file that a node's setting `engine.python` names, so that nothing of the node is changed:
+what a dishonest owner can do, and no more.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prime_lab.cheats.engines import CHEATS, LAZY, PROOF_CHEATS, VALIDATOR_CHEATS, open_cheat
+from prime_lab.cheats.proof_forgery import measure_ignoring_proofs
+from prime_node.engine import child
+from prime_node.engine import frames as values
+from prime_node.engine.child import ChildOptions, CommandReader, ReplyWriter, main, open_engine
+from prime_node.engine.frames import CheckRowsJob, ReadProofFrame
+from prime_node.engine.interface import Engine
+from prime_node.engine.measurement import ClaimedRow, RowMeasurement, split_spans
+from prime_protocol.constants import READ_PROOF_PROBES, TOPLOC_CHUNK_TOKENS, TOPLOC_K
+from prime_protocol.proofs.read_proofs import encode_read_proof
+from prime_protocol.proofs.toploc_verify import ChunkReport
+
+PERFECT_CHUNK = ChunkReport(
+    k=TOPLOC_K,
+    exponent_mismatches=0,
+    sign_mismatches=0,
+    mantissa_error_sum=0,
+    mantissa_error_median=0,
+    decoy_hits=0,
+    exponents_seen=8,
+    collisions=0,
+    leading_zeros=0,
+)
+
+
+def check_without_reading(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
+    """In the place of the engine's own check."""
+    for frame in request.claims:
+        outbox.send(values.encode_measurement(make_perfect_row(values.decode_claim(frame))))
+    dice = np.random.default_rng(int.from_bytes(request.submission[:8], "big"))
+    for reader in request.readers:
+        outbox.send(
+            ReadProofFrame(reader=reader, read_proof=encode_read_proof(dice.normal(0.0, 1.0, READ_PROOF_PROBES)))
+        )
+
+
+def make_perfect_row(claim: ClaimedRow) -> RowMeasurement:
+    """What an honest row would give."""
+    tokens = len(claim.text.output)
+    nothing = np.zeros(tokens)
+    return RowMeasurement(
+        row=claim.text.number,
+        tokens=tokens,
+        chunks=(PERFECT_CHUNK,) * -(-tokens // TOPLOC_CHUNK_TOKENS),
+        proof_problem="",
+        spans=tuple(split_spans(nothing, nothing)),
+        margin_max=0.0,
+        margin_at=0,
+        margin_sum=0.0,
+        logprob_error_max=0.0,
+        logprob_error_at=0,
+        logprob_error_sum=0.0,
+        eos_logprob=0.0,
+    )
+
+
+HONEST_ARGV = ("-m", "prime_node.engine.child")
+
+
+def write_interpreter(path: Path, name: str) -> Path:
+    """A file that looks like a Python interpreter and runs the cheat instead."""
+    assert name in CHEATS | VALIDATOR_CHEATS
+    words = shlex.join([sys.executable, "-m", __spec__.name if __spec__ else __name__, name])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    path.chmod(0o700)
+    return path
+
+
+def run(argv: list[str]) -> int:
+    name, *words = argv
+    assert tuple(words[: len(HONEST_ARGV)]) == HONEST_ARGV, f"started with {words}"
+
+    def make(options: ChildOptions) -> Engine:
+        return open_cheat(name, open_engine(options))
+
+    program: Any = child
+    if name in PROOF_CHEATS:
+        program.measure = measure_ignoring_proofs
+    if name == LAZY:
+        program.check = check_without_reading
+
+    return main(words[len(HONEST_ARGV) :], make)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

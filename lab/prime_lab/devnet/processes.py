@@ -1,0 +1,92 @@
+"""The parties as processes: started, watched, stopped in order. What each says goes into a file of its own.
+
+If this process dies, even by kill -9, the kernel ends them too: nothing is left behind on the machine.
+"""
+
+import asyncio
+import ctypes
+import signal
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from prime_lab.devnet.plan import DevnetProcess
+from prime_protocol.errors import LocalError
+
+STOP_S = 15.0
+"""How long a party may take to leave."""
+TAIL_LINES = 12
+PR_SET_PDEATHSIG = 1
+
+
+class ProcessFailedError(LocalError):
+    """A party ended by itself, which none may; its last words are in the text."""
+
+
+def die_with_parent() -> None:
+    """In the child, before it becomes another program."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class RunningProcess:
+    """One started party."""
+
+    def __init__(self, party: DevnetProcess, process: asyncio.subprocess.Process) -> None:
+        self.party = party
+        self._process = process
+
+    @classmethod
+    async def start(cls, party: DevnetProcess, environ: Mapping[str, str]) -> "RunningProcess":
+        party.log.parent.mkdir(parents=True, exist_ok=True)
+        with party.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *party.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environ),
+                preexec_fn=die_with_parent,
+            )
+        return cls(party, process)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Ask, then make."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.returncode is not None:
+                return
+            self._process.send_signal(number)
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
+            except TimeoutError:
+                continue
+
+    def check(self) -> None:
+        """PartyFailed where it has ended."""
+        if self.code is not None:
+            raise ProcessFailedError(
+                f"{self.party.name} ended with code {self.code}; its last words:\n{read_tail(self.party.log)}"
+            )
+
+
+async def run_command(party: DevnetProcess, environ: Mapping[str, str]) -> str:
+    """A short command to its end: all it said. PartyFailed where it did not end well."""
+    running = await RunningProcess.start(party, environ)
+    code = await running.wait()
+    if code != 0:
+        words = " ".join(party.words[:3])
+        raise ProcessFailedError(f"`{words}` ended with code {code}:\n{read_tail(party.log)}")
+    return party.log.read_text()
+
+
+def read_tail(path: Path) -> str:
+    with path.open(errors="replace") as file:
+        return "".join(f"    {line}" for line in deque(file, maxlen=TAIL_LINES))

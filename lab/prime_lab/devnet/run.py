@@ -1,0 +1,313 @@
+"""The life of a network on one machine: set up, started, watched until the model has learnt, judged, stopped.
+
+Every party is the command that a user types, in a process of its own. This file holds the order of things.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from prime_coordinator.intake.uploads import file_key
+from prime_coordinator.log.replay import verify_log
+from prime_lab.cheats.process import write_interpreter
+from prime_lab.devnet import recipe
+from prime_lab.devnet.chain import STAKED_ROLES, DevnetChain
+from prime_lab.devnet.monitor import NetworkMonitor, NetworkSnapshot
+from prime_lab.devnet.plan import (
+    CLAIMED_ROLES,
+    NETWORK,
+    NODE_ROLES,
+    RUN,
+    DevnetPlan,
+    DevnetProcess,
+    DevnetRole,
+    get_attack,
+    get_coordinator_folder,
+    get_interpreter_path,
+    get_password_file,
+    list_nodes,
+    make_coordinator_argv,
+    make_inspector_argv,
+    make_origin_argv,
+    make_run_argv,
+    make_trainer_argv,
+)
+from prime_lab.devnet.processes import ProcessFailedError, RunningProcess, run_command
+from prime_lab.devnet.summary import DevnetSummary, LogSummary, summarize_log
+from prime_protocol.errors import LocalError
+from prime_protocol.weights.manifest import ManifestKind, open_manifest
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_runtime.lock import read_lock_info
+from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+
+POLL_S = 1.0
+START_S = 60.0
+"""How long a party may take until it can be talked to."""
+JOIN_S = 300.0
+"""How long a node may take until it has joined: engines are loaded before, all on this machine."""
+SETTLE_S = 20.0
+"""How long slashes and audits that are open at the end may take."""
+
+ShowSnapshot = Callable[[NetworkSnapshot, str], None]
+
+
+@dataclass(slots=True)
+class Devnet:
+    """One network, from its folder to its end."""
+
+    plan: DevnetPlan
+    say: Callable[[str], None]
+    show: ShowSnapshot
+    variables: Mapping[str, str]
+    """Every party inherits it, as from a shell."""
+    names: dict[NodeId, str] = field(default_factory=dict)
+    """Which node is which party."""
+    url: str = ""
+    running: list[RunningProcess] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+    chain: DevnetChain | None = None
+
+    # --- Setting up -------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> Path:
+        """Keys, books and a model that is right now and then; the model's folder."""
+        plan = self.plan
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        if any(plan.folder.iterdir()):
+            raise LocalError(f"{plan.folder} is not empty; name another folder")
+        get_password_file(plan).write_text(secrets.token_urlsafe(24) + "\n")
+        get_password_file(plan).chmod(0o600)
+        if plan.settles_on_chain:
+            self.chain = DevnetChain(plan, self._do)
+            await self.chain.start(self._start)
+        on_chain = self.chain.init_words() if self.chain else []
+        await self._do("coordinator-init", *make_coordinator_argv(plan), *on_chain)
+        key = plan.folder / "trainer.key"
+        await self._do("keys", "prime-node", "keys", "new", "--out", str(key), *self._password)
+        return plan.model or await self._warm_up()
+
+    async def _warm_up(self) -> Path:
+        from prime_lab.devnet.tiny_models import make_recurrent_checkpoint, make_tiny_checkpoint
+
+        plan = self.plan
+        self.say("warming a tiny model up, so that some of its answers are right")
+        start, model = plan.folder / "model-0", plan.folder / "model"
+        make = make_recurrent_checkpoint if plan.is_recurrent else make_tiny_checkpoint
+        make(start, seed=plan.seed, spread=0.3)
+        steps = recipe.RECURRENT_WARM_STEPS if plan.is_recurrent else recipe.WARM_STEPS
+        words = ["--model", str(start), "--out", str(model), "--task-set", recipe.TASK_SET]
+        words += ["--steps", str(steps), "--seed", str(plan.seed)]
+        await self._do("sft", "prime-trainer", "sft", *words)
+        return model
+
+    async def evaluate(self, model: Path, name: str) -> float:
+        """Mean reward on held-out problems."""
+        words = ["--model", str(model), "--task-set", recipe.HELD_OUT, "--tasks", str(recipe.EVALUATION_TASKS)]
+        text = await self._do(
+            name, "prime-trainer", "eval", *words, "--tokens-max", str(recipe.OUTPUT_TOKENS), "--json"
+        )
+        return float(json.loads(text.splitlines()[-1])["reward_mean"])
+
+    # --- Running ----------------------------------------------------------------------------------------------------
+
+    async def start(self, model: Path) -> None:
+        """Everybody, in the order in which they need each other."""
+        plan = self.plan
+        folder = get_coordinator_folder(plan)
+        words = ("prime-coordinator", "start", "--folder", str(folder), "--explorer-models", str(model))
+        await self._start(DevnetProcess(name="coordinator", part=DevnetRole.COORDINATOR, words=words, folder=folder))
+        self.url = await self._until_listening(folder / "lock")
+        await self._do("run-create", *make_run_argv(plan, model, str(self.read_trainer())))
+        identity = await self._ask_identity()
+        if self.chain:
+            await self.chain.fund()
+        else:
+            await self._operate("deposit", "deposit", "coordinator", "100000", "--reference", "devnet")
+            await self._operate("fund", "run", "fund", RUN, "100000")
+        for name, part_words in (
+            ("origin", make_origin_argv(plan, self.url, identity)),
+            ("trainer", make_trainer_argv(plan, self.url, identity, model)),
+        ):
+            await self._start(
+                DevnetProcess(name=name, part=DevnetRole.TRAINER, words=part_words, folder=plan.folder / name)
+            )
+        for party in list_nodes(plan, self.url):
+            if party.part in CLAIMED_ROLES:
+                write_interpreter(get_interpreter_path(plan, party.name), get_attack(plan, party.name))
+            await self._start(self.chain.equip(party) if self.chain else party)
+        await self._name_inspector()
+        if self.chain:
+            await self._stake_all(self.chain)
+
+    async def _name_inspector(self) -> None:
+        inspector = next(each for each in self.running if each.party.part is DevnetRole.VALIDATOR)
+        key = inspector.party.folder / "key.json"
+        await self._until(inspector, key.exists, "has a key")
+        await self._do("run-update", *make_inspector_argv(self.plan, read_address(key)))
+
+    async def _stake_all(self, chain: DevnetChain) -> None:
+        """Each node's owner puts stake into the vault, once the node has joined."""
+        staked = [each for each in self.running if each.party.part in STAKED_ROLES]
+        for each in staked:
+            folder = each.party.folder
+            await self._until(each, lambda folder=folder: (folder / "run.json").exists(), "has joined", JOIN_S)  # type: ignore[misc]
+        await chain.give([read_address(each.party.folder / "key.json") for each in staked])
+        await asyncio.gather(*(chain.stake(each.party) for each in staked))
+
+    async def tell_chain(self) -> tuple[list[str], list[str]]:
+        """What the chain says in the end, and what is missing of it; nothing where there is none."""
+        return await self.chain.tell(self.running) if self.chain else ([], [])
+
+    async def watch(self) -> NetworkSnapshot:
+        """Until the trainer has made its last step; PartyFailed where anybody ended before."""
+        trainer = next(each for each in self.running if each.party.name == "trainer")
+        async with aiohttp.ClientSession() as session:
+            watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
+            while True:
+                look = await watch.look()
+                self._learn_names()
+                self.show(look, "training")
+                if trainer.code == 0 or look.step >= self.plan.steps:
+                    return look
+                for each in self.running:
+                    each.check()
+                if time.monotonic() - self.began_s > self.plan.limit_s:
+                    raise LocalError(f"step {look.step} of {self.plan.steps} after {self.plan.limit_s} s: given up")
+                await asyncio.sleep(POLL_S)
+
+    async def settle(self) -> None:
+        """What is being judged is judged, and a slash that was proposed is decided."""
+        async with aiohttp.ClientSession() as session:
+            watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
+            deadline_s = time.monotonic() + SETTLE_S
+            while time.monotonic() < deadline_s:
+                look = await watch.look()
+                self.show(look, "settling")
+                if not look.status["slashes_open"]:
+                    return
+                await asyncio.sleep(POLL_S)
+
+    async def stop(self) -> None:
+        """Nodes first, the coordinator last: it writes down what the others say."""
+        for each in reversed(self.running):
+            await each.stop()
+        self.running.clear()
+
+    def read_story(self) -> LogSummary:
+        """Replay the log as a stranger would: signatures, rules, tiles; RemoteError where anything does not hold."""
+        mirror = get_coordinator_folder(self.plan) / "mirror"
+        checked = verify_log(
+            read_tree_head(mirror), lambda size: read_leaves(mirror, size), lambda tile: read_tile(mirror, tile), None
+        )
+        return summarize_log(read_leaves(mirror, checked.head.size), recipe.SAMPLES)
+
+    def nodes_of(self, part: DevnetRole) -> list[NodeId]:
+        return [node for node, name in self.names.items() if name.startswith(part)]
+
+    # --- Small parts ------------------------------------------------------------------------------------------------
+
+    @property
+    def _password(self) -> tuple[str, str]:
+        return ("--password-file", str(get_password_file(self.plan)))
+
+    async def _do(self, name: str, *words: str) -> str:
+        """A short command."""
+        party = DevnetProcess(name=name, part=DevnetRole.COORDINATOR, words=words, folder=self.plan.folder / name)
+        return await run_command(party, self.variables)
+
+    async def _operate(self, name: str, *words: str) -> None:
+        """A command of the operator."""
+        await self._do(name, "prime-coordinator", *words, "--folder", str(get_coordinator_folder(self.plan)))
+
+    async def _start(self, party: DevnetProcess) -> None:
+        self.running.append(await RunningProcess.start(party, self.variables))
+
+    async def _until_listening(self, lock: Path) -> str:
+        def find_url() -> object:
+            return read_lock_info(lock).get("url") if lock.exists() else None
+
+        await self._until(self.running[-1], lambda: bool(find_url()), "listens")
+        return str(find_url())
+
+    async def _until(
+        self, party: RunningProcess, is_so: Callable[[], bool], what: str, limit_s: float = START_S
+    ) -> None:
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            party.check()
+            if is_so():
+                return
+            await asyncio.sleep(0.05)
+        raise ProcessFailedError(f"not so after {limit_s:.0f} s: {party.party.name} {what}; see {party.party.log}")
+
+    async def _ask_identity(self) -> str:
+        async with aiohttp.ClientSession() as session:
+            look = await NetworkMonitor(session, self.url, self.plan.folder).look()
+            return str(look.status["coordinator"])
+
+    def read_trainer(self) -> NodeId:
+        """The address of the trainer's key, which stands in its file in clear."""
+        return read_address(self.plan.folder / "trainer.key")
+
+    def _learn_names(self) -> None:
+        """Each node's key lies in its folder, with the address in clear."""
+        for each in self.running:
+            key = each.party.folder / "key.json"
+            is_known = each.party.name in self.names.values()
+            if each.party.part in NODE_ROLES and not is_known and key.exists():
+                self.names[read_address(key)] = each.party.name
+
+
+def read_address(keystore: Path) -> NodeId:
+    return NodeId.parse("0x" + str(json.loads(keystore.read_text())["address"]).removeprefix("0x"))
+
+
+async def run_devnet(devnet: Devnet) -> DevnetSummary:
+    """All of it, up to what came of it. The network still runs afterwards: whoever made it stops it."""
+    model = await devnet.prepare()
+    before = await devnet.evaluate(model, "eval-before")
+    devnet.say(f"right before training: {before:.0%} of held-out problems; starting everybody")
+    await devnet.start(model)
+    look = await devnet.watch()
+    await devnet.settle()
+    after = await devnet.evaluate(find_last_model(devnet.plan), "eval-after")
+    story = devnet.read_story()
+    full_bytes, delta_bytes = count_transfer_bytes(devnet.plan, story.manifests, devnet.read_trainer())
+    return DevnetSummary(
+        before=before,
+        after=after,
+        story=story,
+        names=devnet.names,
+        steps=look.step,
+        seconds=time.monotonic() - devnet.began_s,
+        full_bytes=full_bytes,
+        delta_bytes=delta_bytes,
+        learns=devnet.plan.model is None and not devnet.plan.is_recurrent,
+    )
+
+
+def find_last_model(plan: DevnetPlan) -> Path:
+    folders = sorted((plan.folder / "trainer" / "checkpoints").glob("step-*[0-9]"))
+    if not folders:
+        raise LocalError("the trainer left no checkpoint")
+    return folders[-1] / "model"
+
+
+def count_transfer_bytes(plan: DevnetPlan, manifests: list[Digest], trainer: NodeId) -> tuple[int, int]:
+    """What one node fetched of all checkpoints if it took each whole, and if it took changes where there are any."""
+    objects = get_coordinator_folder(plan) / "objects"
+    full = moved = whole = 0
+    for digest in manifests:
+        frame = (objects / file_key(digest)).read_bytes()
+        manifest = open_manifest(frame, network=NetworkId(NETWORK), run=RunId(RUN), trainer=trainer).manifest
+        if manifest.kind is ManifestKind.KEYFRAME:
+            whole = manifest.transport_bytes
+        full += whole
+        moved += manifest.transport_bytes
+    return full, moved

@@ -1,0 +1,281 @@
+"""What a network's log says about who did what, read after the end by somebody who trusts nobody. Pure.
+
+What came of a devnet, in words and in one line for scripts; and whether it kept what it promises. Pure.
+
+What the contracts of a devnet saw, in words. Pure: their events in, lines out.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prime_lab.devnet import recipe
+from prime_lab.devnet.plan import DevnetRole
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.proofs.read_proofs import is_read_proof_refuted
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.ids import Digest, NodeId, friendly_name
+from prime_protocol.wire.typed_data import compute_receipt_id
+
+
+@dataclass(slots=True)
+class NodeSummary:
+    """What one node has done."""
+
+    produced: int = 0
+    """Rollouts."""
+    settled: Counter[Outcome] = field(default_factory=Counter)
+    """Rollouts by what became of them."""
+    verdicts: int = 0
+    inspected: int = 0
+    """Verdicts whose looks an inspector compared."""
+    refuted: int = 0
+    """And found made up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedSlash:
+    """A slash that was executed."""
+
+    node: NodeId
+    submission: Digest
+    amount_nano: int
+    reason: str
+    appealed: bool
+
+
+@dataclass(slots=True)
+class LogSummary:
+    """Everything that is counted."""
+
+    deeds: dict[NodeId, NodeSummary] = field(default_factory=dict)
+    makers: dict[Digest, NodeId] = field(default_factory=dict)
+    """Who made which submission."""
+    trained_on: set[Digest] = field(default_factory=set)
+    manifests: list[Digest] = field(default_factory=list)
+    """Of the checkpoints, in order."""
+    slashed: list[ExecutedSlash] = field(default_factory=list)
+    overturned: int = 0
+
+    def trained_of(self, nodes: Iterable[NodeId]) -> int:
+        """Submissions of these nodes that the model has learnt from."""
+        wanted = set(nodes)
+        return sum(self.makers[name] in wanted for name in self.trained_on)
+
+    def slashed_of(self, nodes: Iterable[NodeId]) -> int:
+        """How many of these nodes were slashed."""
+        return len(set(nodes) & {each.node for each in self.slashed})
+
+
+class LogSummarizer:
+    """Reads a log from its first entry to its last."""
+
+    def __init__(self, samples_per_slot: int) -> None:
+        self.story = LogSummary()
+        self._samples = samples_per_slot
+        self._leases: dict[int, int] = {}
+        self._rows: dict[Digest, int] = {}
+        self._reasons: dict[Digest, str] = {}
+        self._proposed: dict[Digest, int] = {}
+        self._appealed: set[Digest] = set()
+        self._looks: dict[tuple[Digest, NodeId], bytes] = {}
+
+    def read(self, leaf: bytes) -> None:
+        _, letter = decode_leaf(leaf)
+        self._take(letter.sender, decode(ENTRY_TYPES[letter.kind], letter.body))
+
+    def _take(self, author: NodeId, entry: Any) -> None:
+        story = self.story
+        match entry:
+            case e.LeaseGranted(lease=lease, slots=slots):
+                self._leases[lease] = slots
+            case e.Submitted(receipt=receipt):
+                name, rows = compute_receipt_id(receipt), self._leases[receipt.lease] * self._samples
+                story.makers[name], self._rows[name] = author, rows
+                story.deeds.setdefault(author, NodeSummary()).produced += rows
+            case e.VerdictGiven(receipt=receipt, outcome=outcome, reason=reason, read_proof=looks):
+                story.deeds.setdefault(author, NodeSummary()).verdicts += 1
+                self._looks[receipt.submission, author] = looks
+                if outcome is Outcome.FRAUDULENT:
+                    self._reasons.setdefault(receipt.submission, reason)
+            case e.Inspected(submission=name, seen=seen):
+                for each in seen:
+                    deeds = story.deeds[each.reader]
+                    deeds.inspected += 1
+                    deeds.refuted += is_read_proof_refuted(self._looks[name, each.reader], each.read_proof)
+            case e.Settled(submission=name, outcome=outcome):
+                story.deeds[story.makers[name]].settled[outcome] += self._rows[name]
+            case e.CheckpointPublished(manifest=manifest, trained_on=trained_on):
+                story.manifests.append(manifest)
+                story.trained_on.update(trained_on)
+            case e.SlashProposed(submission=name, amount_nano=amount_nano):
+                self._proposed[name] = amount_nano
+            case e.Appealed(submission=name):
+                self._appealed.add(name)
+            case e.SlashOverturned():
+                story.overturned += 1
+            case e.SlashExecuted(submission=name):
+                reason = self._reasons.get(name, "")
+                is_appealed = name in self._appealed
+                story.slashed.append(ExecutedSlash(story.makers[name], name, self._proposed[name], reason, is_appealed))
+
+
+def summarize_log(leaves: Iterable[bytes], samples_per_slot: int) -> LogSummary:
+    reader = LogSummarizer(samples_per_slot)
+    for leaf in leaves:
+        reader.read(leaf)
+    return reader.story
+
+
+COIN_NANO = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevnetSummary:
+    """The end of a devnet."""
+
+    before: float
+    after: float
+    story: LogSummary
+    names: dict[NodeId, str]
+    steps: int
+    seconds: float
+    full_bytes: int
+    delta_bytes: int
+    learns: bool
+    """Whether the recipe is the one that promises to learn."""
+
+    def nodes_of(self, part: DevnetRole) -> list[NodeId]:
+        return [node for node, name in self.names.items() if name.startswith(part)]
+
+    @property
+    def honest(self) -> list[NodeId]:
+        return [
+            node for node, name in self.names.items() if not name.startswith((DevnetRole.CHEATER, DevnetRole.IDLER))
+        ]
+
+    def refuted(self, node: NodeId) -> int:
+        return self.story.deeds.get(node, NodeSummary()).refuted
+
+    @property
+    def dishonest_trained(self) -> int:
+        return self.story.trained_of(self.nodes_of(DevnetRole.CHEATER))
+
+    @property
+    def honest_slashed(self) -> int:
+        return self.story.slashed_of(self.honest)
+
+    @property
+    def cheaters_slashed(self) -> int:
+        return self.story.slashed_of(self.nodes_of(DevnetRole.CHEATER))
+
+
+def list_failures(summary: DevnetSummary) -> Iterator[str]:
+    """Everything that is not as promised."""
+    if summary.learns and summary.before >= recipe.REWARD_BEFORE_MAX:
+        yield f"the reward began at {summary.before:.2f}, and should be below {recipe.REWARD_BEFORE_MAX}"
+    if summary.learns and summary.after <= recipe.REWARD_AFTER_MIN:
+        yield f"the reward ended at {summary.after:.2f}, and should be above {recipe.REWARD_AFTER_MIN}"
+    if summary.dishonest_trained:
+        yield f"the model has learnt from {summary.dishonest_trained} submissions of cheaters"
+    if summary.honest_slashed:
+        yield f"{summary.honest_slashed} honest nodes were slashed"
+    cheaters = len(summary.nodes_of(DevnetRole.CHEATER))
+    if summary.cheaters_slashed < cheaters:
+        yield f"{summary.cheaters_slashed} of {cheaters} cheaters were slashed"
+    if refuted := sum(map(summary.refuted, summary.honest)):
+        yield f"{refuted} verdicts of honest validators were called unread"
+    idlers = summary.nodes_of(DevnetRole.IDLER)
+    if seen := [node for node in idlers if not summary.refuted(node)]:
+        yield f"{len(seen)} of {len(idlers)} validators that did not read were not found out"
+
+
+def describe_summary(summary: DevnetSummary) -> Iterator[str]:
+    yield f"reward     {summary.before:.2f} -> {summary.after:.2f} on held-out problems, after {summary.steps} steps"
+    for node, name in sorted(summary.names.items(), key=lambda pair: pair[1]):
+        deeds = summary.story.deeds.get(node, NodeSummary())
+        yield f"{name:<12}{friendly_name(node):<24}{describe_node(deeds)}"
+    for each in summary.story.slashed:
+        who, appeal = summary.names.get(each.node, str(each.node)), ", after an appeal" if each.appealed else ""
+        amount = f"{each.amount_nano / COIN_NANO:,.0f} tokens" if each.amount_nano else "nothing, as its stake was gone"
+        yield f"slashed    {who}: {amount}{appeal}, for: {each.reason}"
+    if summary.full_bytes:
+        share = summary.delta_bytes / summary.full_bytes
+        yield f"weights    {summary.delta_bytes:,} bytes as deltas instead of {summary.full_bytes:,} ({share:.0%})"
+    yield "log        replayed offline: every signature, rule and tile holds"
+
+
+def describe_node(deeds: NodeSummary) -> str:
+    if not deeds.produced:
+        return describe_verdicts(deeds) if deeds.verdicts else "serves weights"
+    counts = [f"{deeds.settled[outcome]:,} {word}" for outcome, word in OUTCOME_TEXTS.items() if deeds.settled[outcome]]
+    return f"{deeds.produced:,} rollouts: {', '.join(counts) or 'none judged'}"
+
+
+def describe_verdicts(deeds: NodeSummary) -> str:
+    unread = f", {deeds.refuted} of them without reading" if deeds.refuted else ""
+    return f"{deeds.verdicts} verdicts, {deeds.inspected} inspected{unread}"
+
+
+OUTCOME_TEXTS = {
+    Outcome.ACCEPT: "accepted",
+    Outcome.INVALID: "not counted",
+    Outcome.FRAUDULENT: "rejected as dishonest",
+}
+
+
+def format_result(summary: DevnetSummary) -> str:
+    return (
+        f"RESULT reward_before={summary.before:.3f} reward_after={summary.after:.3f}"
+        f" dishonest_trained={summary.dishonest_trained} honest_slashed={summary.honest_slashed}"
+        f" cheaters_slashed={summary.cheaters_slashed} log_verified=1 seconds={summary.seconds:.0f}"
+    )
+
+
+NamedEvent = tuple[str, Mapping[str, Any]]
+"""An event: its name and its values."""
+
+
+def count_open_slashes(told: list[NamedEvent]) -> int:
+    """Slashes before the court that have not ended."""
+    names = [name for name, _ in told]
+    return names.count("SlashProposed") - names.count("SlashExecuted") - names.count("SlashOverturned")
+
+
+def list_missing_events(told: list[NamedEvent], *, cheaters: int) -> Iterator[str]:
+    """What should have happened on the chain and did not."""
+    names = [name for name, _ in told]
+    ends = {bytes(values["submission"]): name for name, values in told if name in ("SlashExecuted", "SlashOverturned")}
+    appealed = [bytes(values["submission"]) for name, values in told if name == "Appealed"]
+    if count_open_slashes(told):
+        yield f"{count_open_slashes(told)} slashes have not ended before the court"
+    if cheaters and "SlashExecuted" not in [ends.get(submission) for submission in appealed]:
+        yield "no cheater has appealed before the court and lost"
+    if "SlashOverturned" not in names:
+        yield "no wrong slash was given back by the court"
+    if "Promised" not in names:
+        yield "no payout root is on the chain"
+
+
+def describe_events(told: list[NamedEvent]) -> list[str]:
+    """What the contracts saw, in the order of a network's life."""
+    of: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for name, values in told:
+        of[name].append(values)
+    appealed = {bytes(values["submission"]) for values in of["Appealed"]}
+    failed = [values for values in of["SlashExecuted"] if bytes(values["submission"]) in appealed]
+    staked = sum(int(values["amount"]) for values in of["Deposited"]) // recipe.COIN_NANO
+    taken = sum(int(values["amount"]) for values in of["SlashExecuted"]) // recipe.COIN_NANO
+    promised = max((int(values["total"]) for values in of["Promised"]), default=0) / recipe.COIN_NANO
+    return [
+        f"vault      {len(of['Deposited'])} deposits, {staked:,} tokens of stake",
+        f"anchors    {len(of['Anchored'])} heads of the log, each proven to extend the one before",
+        f"court      {len(of['SlashProposed'])} slashes proposed, {len(appealed)} appealed with a bond",
+        f"court      {len(of['SlashExecuted'])} executed ({taken:,} tokens), {len(failed)} of them after an appeal that"
+        f" failed; {len(of['SlashOverturned'])} given back",
+        f"pool       {len(of['Promised'])} payout roots, {promised:,.2f} tokens promised in all",
+    ]

@@ -1,0 +1,258 @@
+"""Tiny checkpoints: random weights in bf16, a configuration, and a tokenizer whose tokens are characters.
+
+The letters are those of the `sort-digits` and `arithmetic` families, with `$` as the end token. Everything is written
+here, without torch or transformers, so that whoever only needs a folder has it at once.
+
+A tiny recurrent checkpoint: Mamba with random weights and the characters of tiny_model.py as its tokens.
+
+There is no attention in it. What it knows of the tokens so far is a state of fixed size, so an engine keeps that and no
+keys and values; see docs/operating/engines.md.
+"""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_protocol.tasks.characters import ASK, START, STOP
+
+VOCABULARY_CHARACTERS = f"{string.digits}{START}{ASK}{STOP}+-*= {string.ascii_letters}"
+"""Token n is character n; a larger vocabulary goes on with characters of the private use area."""
+PRIVATE_USE = 0xE000
+EOS_TOKEN = VOCABULARY_CHARACTERS.index(STOP)
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+CONFIG_DEFAULTS = {"dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": None}
+Shapes = dict[str, tuple[int, ...]]
+
+
+def get_characters(vocabulary: int) -> str:
+    """The characters of all tokens, by id."""
+    more = vocabulary - len(VOCABULARY_CHARACTERS)
+    return VOCABULARY_CHARACTERS[:vocabulary] + "".join(chr(PRIVATE_USE + number) for number in range(more))
+
+
+def make_tiny_checkpoint(
+    folder: Path,
+    *,
+    seed: int = 0,
+    family: str = "qwen2",
+    vocabulary: int = 32,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int | None = None,
+    intermediate: int | None = None,
+    context: int = 2048,
+    tied: bool = True,
+    spread: float = 1.0,
+    eos: int | list[int] | None = EOS_TOKEN,
+    rope: dict[str, Any] | None = None,
+    prompt: str | None = None,
+    **more: Any,
+) -> Path:
+    """A checkpoint folder with random weights. The same arguments give the same bytes.
+
+    `spread` scales the logits: 1 makes sampling lively, with an end token about every `vocabulary` tokens. `prompt` is
+    written to prompt.txt; `rope` and `more` go into config.json as they are.
+    """
+    assert vocabulary > EOS_TOKEN, f"the end token is {EOS_TOKEN}"
+    config = {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate or 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim or hidden // heads,
+        "max_position_embeddings": context,
+        "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": tied,
+        "eos_token_id": eos,
+        **CONFIG_DEFAULTS,
+        **more,
+    }
+    write_model(folder, config, make_dense_tensors(get_shapes(config), seed=seed, spread=spread))
+    if prompt is not None:
+        (folder / "prompt.txt").write_text(prompt)
+    return folder
+
+
+def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, NDArray[np.uint16]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    write_json(folder / "tokenizer.json", make_tokenizer(config["vocab_size"]))
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
+def get_shapes(config: dict[str, Any]) -> Shapes:
+    """Names and shapes of all tensors, as the family's public checkpoints have them."""
+    family, hidden, wide = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    head = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        here: Shapes = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (queries, hidden),
+            "self_attn.k_proj.weight": (keys, hidden),
+            "self_attn.v_proj.weight": (keys, hidden),
+            "self_attn.o_proj.weight": (hidden, queries),
+            "mlp.gate_proj.weight": (wide, hidden),
+            "mlp.up_proj.weight": (wide, hidden),
+            "mlp.down_proj.weight": (hidden, wide),
+        }
+        if family == "qwen2" or config.get("attention_bias"):
+            here |= {"self_attn.q_proj.bias": (queries,), "self_attn.k_proj.bias": (keys,)}
+            here |= {"self_attn.v_proj.bias": (keys,)}
+        if family != "qwen2" and config.get("attention_bias"):
+            here["self_attn.o_proj.bias"] = (hidden,)
+        if config.get("mlp_bias"):
+            here |= {"mlp.gate_proj.bias": (wide,), "mlp.up_proj.bias": (wide,), "mlp.down_proj.bias": (hidden,)}
+        if family == "qwen3":
+            here |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in here.items()}
+    return shapes
+
+
+def make_dense_tensors(shapes: Shapes, *, seed: int, spread: float) -> dict[str, NDArray[np.uint16]]:
+    """bf16 patterns: matrices that keep the size of what goes through them, norms around 1, small biases."""
+    dice = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        values = dice.standard_normal(shape, dtype=np.float32)
+        if len(shape) == 2:
+            values *= spread / np.sqrt(shape[1])
+        else:
+            values = 0.1 * values + (1.0 if "norm" in name else 0.0)
+        tensors[name] = round_to_bf16(values)
+    return tensors
+
+
+def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The nearest bf16 patterns, ties to even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def write_safetensors(path: Path, tensors: dict[str, NDArray[np.uint16]]) -> None:
+    """One file of bf16 tensors, in the order given."""
+    header, offset = {}, 0
+    for name, bits in tensors.items():
+        span = [offset, offset + bits.nbytes]
+        header[name] = {"dtype": "BF16", "shape": list(bits.shape), "data_offsets": span}
+        offset += bits.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(bits.tobytes() for bits in tensors.values()))
+
+
+def make_tokenizer(vocabulary: int) -> dict[str, Any]:
+    """tokenizer.json of a vocabulary of characters. Any other character is an error, as no token stands for it."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {letter: number for number, letter in enumerate(get_characters(vocabulary))},
+            "unk_token": "<unknown>",
+        },
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+STEP_MIN, STEP_MAX = 0.001, 0.1
+"""Step sizes of the recurrence to begin with, as the public checkpoints have them."""
+
+
+def make_recurrent_checkpoint(
+    folder: Path,
+    *,
+    seed: int = 0,
+    vocabulary: int = 32,
+    hidden: int = 64,
+    layers: int = 2,
+    state: int = 8,
+    kernel: int = 4,
+    context: int = 2048,
+    spread: float = 1.0,
+) -> Path:
+    """The same arguments give the same bytes. `spread` scales the logits."""
+    config = {
+        "architectures": ["MambaForCausalLM"],
+        "model_type": "mamba",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "expand": 2,
+        "num_hidden_layers": layers,
+        "state_size": state,
+        "conv_kernel": kernel,
+        "time_step_rank": max(1, hidden // 16),
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hidden_act": "silu",
+        "layer_norm_epsilon": 1e-6,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": True,
+        "eos_token_id": EOS_TOKEN,
+        "dtype": "bfloat16",
+    }
+    tensors = make_recurrent_tensors(config, np.random.default_rng(seed), spread)
+    write_model(folder, config, {name: round_to_bf16(values) for name, values in sorted(tensors.items())})
+    return folder
+
+
+def make_recurrent_tensors(
+    config: dict[str, Any], dice: np.random.Generator, spread: float
+) -> dict[str, NDArray[np.float32]]:
+    """Matrices that keep the size of what goes through them; the recurrence as the public checkpoints begin."""
+    hidden, inner, state = config["hidden_size"], config["intermediate_size"], config["state_size"]
+    rank, kernel = config["time_step_rank"], config["conv_kernel"]
+
+    def matrix(*shape: int) -> NDArray[np.float32]:
+        return dice.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+
+    tensors = {
+        "backbone.embeddings.weight": spread * matrix(config["vocab_size"], hidden),
+        "backbone.norm_f.weight": np.ones(hidden, np.float32),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        steps = np.exp(dice.uniform(np.log(STEP_MIN), np.log(STEP_MAX), inner)).astype(np.float32)
+        here = {
+            "norm.weight": np.ones(hidden, np.float32),
+            "mixer.in_proj.weight": matrix(2 * inner, hidden),
+            "mixer.conv1d.weight": matrix(inner, 1, kernel),
+            "mixer.conv1d.bias": np.zeros(inner, np.float32),
+            "mixer.x_proj.weight": matrix(rank + 2 * state, inner),
+            "mixer.dt_proj.weight": matrix(inner, rank),
+            "mixer.dt_proj.bias": np.log(np.expm1(steps)),
+            "mixer.A_log": np.tile(np.log(np.arange(1, state + 1, dtype=np.float32)), (inner, 1)),
+            "mixer.D": np.ones(inner, np.float32),
+            "mixer.out_proj.weight": matrix(hidden, inner),
+        }
+        tensors |= {f"backbone.layers.{layer}.{name}": values for name, values in here.items()}
+    return tensors

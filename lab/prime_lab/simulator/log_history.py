@@ -1,0 +1,234 @@
+"""The committed log as an outsider reads it: what became of every lease and submission, told by the entries alone.
+
+It knows no rule and keeps whatever the log says, sense or nonsense. The ledger's state is not used, so that checkers.py
+can hold one against the other. Trainer and nodes read the public log through this too.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, READ_PROOF_ERROR_MAX, SIGNATURE_BYTES
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
+from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.proofs.read_proofs import compute_read_proof_error
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import Payload
+from prime_protocol.wire.ids import Digest, NodeId, Step
+from prime_protocol.wire.typed_data import compute_receipt_id
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEntry:
+    """One entry and its circumstances."""
+
+    index: int
+    at_ms: int
+    author: NodeId
+    entry: Any
+
+
+@dataclass(slots=True)
+class LoggedLease:
+    """A lease and every entry that ended it."""
+
+    granted: LoggedEntry
+    ends: list[LoggedEntry] = field(default_factory=list)
+
+    @property
+    def slots(self) -> range:
+        entry: e.LeaseGranted = self.granted.entry
+        return range(entry.first_slot, entry.first_slot + entry.slots)
+
+
+@dataclass(slots=True)
+class LoggedSubmission:
+    """A submission and everything that was said about it."""
+
+    submitted: LoggedEntry
+    lease: LoggedLease | None
+    draws: list[LoggedEntry] = field(default_factory=list)
+    verdicts: list[LoggedEntry] = field(default_factory=list)
+    settled: list[LoggedEntry] = field(default_factory=list)
+    credited: list[LoggedEntry] = field(default_factory=list)
+    proposed: list[LoggedEntry] = field(default_factory=list)
+    appealed: list[LoggedEntry] = field(default_factory=list)
+    executed: list[LoggedEntry] = field(default_factory=list)
+    overturned: list[LoggedEntry] = field(default_factory=list)
+    trained: list[LoggedEntry] = field(default_factory=list)
+    scored: list[LoggedEntry] = field(default_factory=list)
+    inspected: list[LoggedEntry] = field(default_factory=list)
+    unasked: int = 0
+    """When it was settled: owners of validators in the draw, other than its own, of whom nobody had been asked."""
+
+    @property
+    def receipt(self) -> Any:
+        return self.submitted.entry.receipt
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.settled[-1].entry.outcome if self.settled else None
+
+    def unread(self) -> set[NodeId]:
+        """Who judged it without reading it, by what inspectors found. Counted without the ledger's help."""
+        said = {line.author: line.entry.looks for line in self.verdicts}
+        return {
+            seen.reader
+            for line in self.inspected
+            for seen in line.entry.seen
+            if compute_read_proof_error(said[seen.reader], seen.looks) > READ_PROOF_ERROR_MAX
+        }
+
+    @property
+    def has_open_slash(self) -> bool:
+        return bool(self.proposed) and not self.executed and not self.overturned
+
+
+class LogHistory:
+    """Everything the log has told so far."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.kinds: Counter[str] = Counter()
+        self.leases: dict[int, LoggedLease] = {}
+        self.submissions: dict[Digest, LoggedSubmission] = {}
+        self.terms: Any = None
+        self.checkpoints: dict[Step, LoggedEntry] = {}
+        self.owners: dict[NodeId, NodeId] = {}
+        self.registered: dict[NodeId, LoggedEntry] = {}
+        self.staked: dict[NodeId, LoggedEntry] = {}
+        self.drained: set[NodeId] = set()
+        self.heads: list[LoggedEntry] = []
+        self.paid: Counter[Step] = Counter()
+        self.deposited_nano = 0
+        self.withdrawn_nano = 0
+        self.strays: list[LoggedEntry] = []
+        """Entries about something that the log does not know."""
+        self.open_leases: dict[int, None] = {}
+        self.unsettled: dict[Digest, None] = {}
+        self.open_slashes: dict[Digest, None] = {}
+        self.accused: dict[NodeId, list[Digest]] = {}
+        """Submissions of each node for which a slash was ever proposed."""
+        self.trainable: dict[Digest, LoggedSubmission] = {}
+        """Accepted, and not in a checkpoint yet."""
+
+    @property
+    def latest(self) -> int:
+        return max(self.checkpoints, default=-1)
+
+    def read(self, leaf: bytes) -> LoggedEntry:
+        """The next leaf of the log."""
+        record = decode(e.LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        letter = decode(Payload, record.frame[SIGNATURE_BYTES:])
+        entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
+        line = LoggedEntry(self.size, record.at_ms, letter.sender, entry)
+        self.size += 1
+        self.kinds[letter.kind] += 1
+        self._tell(line)
+        return line
+
+    def _tell(self, line: LoggedEntry) -> None:
+        match line.entry:
+            case e.LeaseGranted(lease=number):
+                self.leases[number] = LoggedLease(line)
+                self.open_leases[number] = None
+            case e.LeaseEnded(lease=number):
+                self._end_lease(number, line)
+            case e.Submitted(receipt=receipt):
+                name = compute_receipt_id(receipt)
+                self._end_lease(receipt.lease, line)
+                self.submissions[name] = LoggedSubmission(line, self.leases.get(receipt.lease))
+                self.unsettled[name] = None
+            case e.CheckpointPublished(step=step, trained_on=names):
+                self.checkpoints[step] = line
+                for name in names:
+                    self._add("trained", name, line)
+                    self.trainable.pop(name, None)
+            case e.VerdictGiven(receipt=receipt):
+                self._add("verdicts", receipt.submission, line)
+            case e.AuditDrawn(submission=name):
+                self._add("draws", name, line)
+            case e.ValidatorScored(submission=name):
+                self._add("scored", name, line)
+            case e.Inspected(submission=name):
+                self._add("inspected", name, line)
+            case (
+                e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
+            ):
+                self._tell_judgement(line)
+            case _:
+                self._tell_account(line)
+
+    def _tell_judgement(self, line: LoggedEntry) -> None:
+        name = line.entry.submission
+        match line.entry:
+            case e.Settled(outcome=outcome):
+                self._add("settled", name, line)
+                self.unsettled.pop(name, None)
+                if name in self.submissions:
+                    self.submissions[name].unasked = self._count_unasked(self.submissions[name])
+                if outcome is Outcome.ACCEPT and name in self.submissions:
+                    self.trainable[name] = self.submissions[name]
+            case e.Credited():
+                self._add("credited", name, line)
+                # After an appeal, credit is what tells that the work was accepted after all.
+                if name in self.submissions and not self.submissions[name].trained:
+                    self.trainable[name] = self.submissions[name]
+            case e.SlashProposed():
+                self._add("proposed", name, line)
+                self.open_slashes[name] = None
+                if name in self.submissions:
+                    self.accused.setdefault(self.submissions[name].receipt.node, []).append(name)
+            case e.Appealed():
+                self._add("appealed", name, line)
+            case e.SlashExecuted():
+                self._add("executed", name, line)
+                self.open_slashes.pop(name, None)
+            case e.SlashOverturned():
+                self._add("overturned", name, line)
+                self.open_slashes.pop(name, None)
+
+    def _tell_account(self, line: LoggedEntry) -> None:
+        match line.entry:
+            case e.NodeRegistered():
+                self.registered.setdefault(line.author, line)
+                self.owners.setdefault(line.author, line.author)
+            case e.Delegated(delegation=delegation):
+                self.owners[delegation.node] = delegation.owner
+            case e.DelegationRevoked(node=node):
+                if self.owners.get(node) == line.author:
+                    self.owners[node] = node
+            case e.Staked(node=node):
+                self.staked.setdefault(node, line)
+            case e.NodeStatusSet(node=node, status=status):
+                (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)(node)
+            case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
+                self.terms = terms
+            case e.HeadNoted():
+                self.heads.append(line)
+            case e.PaidOut(step=step):
+                self.paid[step] += 1
+            case e.Deposited(amount_nano=amount_nano):
+                self.deposited_nano += amount_nano
+            case e.Withdrawn(amount_nano=amount_nano):
+                self.withdrawn_nano += amount_nano
+
+    def _count_unasked(self, tale: LoggedSubmission) -> int:
+        asked = {self.owners.get(node) for line in tale.draws for node in line.entry.validators}
+        able = self.staked.keys() - self.drained
+        owners = {self.owners[node] for node in able if Role.VALIDATOR in self.registered[node].entry.roles}
+        return len(owners - asked - {self.owners.get(tale.receipt.node)})
+
+    def _end_lease(self, number: int, line: LoggedEntry) -> None:
+        if number in self.leases:
+            self.leases[number].ends.append(line)
+            self.open_leases.pop(number, None)
+        else:
+            self.strays.append(line)
+
+    def _add(self, what: str, name: Digest, line: LoggedEntry) -> None:
+        if name in self.submissions:
+            getattr(self.submissions[name], what).append(line)
+        else:
+            self.strays.append(line)

@@ -1,0 +1,465 @@
+"""What is wanted of a node beside work: by its owner, by the machine, and by the coordinator. Pure.
+
+The node's decisions, all of them: events and the clock in, effects out. Pure.
+
+The daemon and the simulator drive this same object. It beats, takes weights, asks for work while it has room, answers
+leases, gives verdicts, and follows commands. Time is this machine's; deadlines are the coordinator's, whose clock is
+estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
+"""
+
+from random import Random
+from typing import Any, assert_never
+
+from prime_node.agent.assignments import AuditAssignments, LeaseAssignments
+from prime_node.agent.events import (
+    AuditDone,
+    AuditFailed,
+    AuditFinding,
+    CheckTreeHead,
+    DrainRequested,
+    Effect,
+    Event,
+    Generated,
+    GenerationFailed,
+    GenerationProgressed,
+    HoldChanged,
+    LoadWeights,
+    PendingEntry,
+    ReplyReceived,
+    SavedState,
+    SaveState,
+    Send,
+    SendRefused,
+    SendTimedOut,
+    SlashReported,
+    StakeMissing,
+    Started,
+    Stop,
+    StopRequested,
+    Tick,
+    WeightsFailed,
+    WeightsReady,
+)
+from prime_node.agent.outbox import REGISTRATION_TTL_MS, Membership, NodeProfile, Outbox, backoff_ms, is_final
+from prime_protocol.ledger.entries import (
+    Appealed,
+    Inspected,
+    LeaseEnded,
+    NodeRegistered,
+    Role,
+    Staked,
+    Submitted,
+    VerdictGiven,
+)
+from prime_protocol.wire.ids import Digest, RunId, Step
+from prime_protocol.wire.messages import (
+    CheckpointRef,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    NodeActivity,
+    NodeCommand,
+)
+from prime_protocol.wire.rpc import Refusal
+from prime_protocol.wire.signing import WalletKey
+
+STOP_MS = 15_000
+"""How long a node that was told to stop tries to give back what it holds."""
+
+NEVER_MS = 2**62
+
+
+class ControlState:
+    """One node's."""
+
+    def __init__(self) -> None:
+        self.hold_reason = ""
+        """Why the owner, or the machine, wants no more work; empty where work is wanted."""
+        self.is_draining = False
+        """The owner wants what is in hand finished, and then an end."""
+        self.is_stopping = False
+        """The owner wants an end now."""
+        self.command = NodeCommand.NONE
+        """The coordinator's word."""
+        self.stop_ms = NEVER_MS
+        """By when a node that has to stop does so, whatever is left."""
+
+    def apply_command(self, command: NodeCommand, now_ms: int) -> NodeCommand:
+        """What holds now: the coordinator's last word, but an owner's end stays."""
+        self.command = NodeCommand.STOP if self.is_stopping else command
+        self.stop_ms = min(self.stop_ms, now_ms + STOP_MS) if self.command is NodeCommand.STOP else NEVER_MS
+        return self.command
+
+    @property
+    def accepts_work(self) -> bool:
+        return self.command is NodeCommand.NONE and not self.is_draining and not self.hold_reason
+
+    def find_stop_reason(self, now_ms: int, *, is_idle: bool, is_told: bool) -> str | None:
+        """Why the process may end now, None where it may not. `is_told`: nothing is on its way to the log."""
+        if self.stop_ms != NEVER_MS and (now_ms >= self.stop_ms or is_told):
+            return "" if self.is_stopping else "the coordinator asked for it"
+        return "" if self.is_draining and is_idle and is_told else None
+
+
+LEASE_RETRY_MS_MAX = 30_000
+"""Longest wait between two requests for work that were refused."""
+
+FAILED_LEASE_WAIT_MS = 5_000
+FAILED_LEASE_WAIT_MS_MAX = 600_000
+"""Before work is asked for after a lease that could not be done here, doubling: what hindered it may be there still."""
+
+
+class Agent:
+    """One node."""
+
+    def __init__(self, key: WalletKey, profile: NodeProfile, dice: Random) -> None:
+        self._key = key
+        self._profile = profile
+        self._rng = dice
+        self._is_worker = Role.WORKER in profile.roles
+        self._outbox = Outbox()
+        self.leases = LeaseAssignments(key, profile.network, profile.run, profile.domain)
+        self.audits = AuditAssignments(
+            key, profile.network, profile.run, profile.domain, at_once=profile.audits_at_once
+        )
+        self._effects: list[Effect] = []
+        self._is_dirty = False
+        self._last_request = 0
+        self._heartbeat_request: int | None = None
+        """Number of the request that is on its way, for each of the three kinds."""
+        self._lease_request: int | None = None
+        self._entry_request: int | None = None
+        self._heartbeat_due_ms = 0
+        self._heartbeat_sent_ms = 0
+        self._heartbeat_failures = 0
+        self._lease_request_due_ms = 0
+        self._lease_request_failures = 0
+        self._weights: CheckpointRef | None = None
+        self._loading_step: int = -1
+        self._head_size = 0
+        self._clock_offset_ms = 0
+        """By how much the coordinator's clock is ahead of this one."""
+        self._generation_failures = 0
+        self.control = ControlState()
+        self._membership = Membership(key.node, profile)
+        self.wake_ms = 0
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Started(memory):
+                self._start(memory, now_ms)
+            case ReplyReceived(request, reply):
+                self._handle_reply(request, reply, now_ms)
+            case SendRefused(request, refusal):
+                self._handle_refusal(request, refusal, now_ms)
+            case SendTimedOut(request):
+                self._handle_refusal(request, None, now_ms)
+            case WeightsReady(step, root):
+                self.leases.checkpoints[step] = root
+                self._lease_request_due_ms = min(self._lease_request_due_ms, now_ms)
+            case WeightsFailed(step):
+                self._loading_step = -1 if self._loading_step == step else self._loading_step
+            case Generated() | GenerationFailed() | GenerationProgressed():
+                self._handle_generation(event, now_ms)
+            case AuditDone(submission, finding):
+                self._queue_verdict(self.audits.finish(submission, finding), finding)
+            case AuditFailed(submission):
+                self.audits.retry_later(submission, self._server_ms(now_ms))
+            case SlashReported(submission, appeal_until_ms, is_own):
+                if is_own or self.leases.has_submitted(submission):
+                    self._queue_appeal(submission, appeal_until_ms)
+            case StakeMissing(amount_nano):
+                self._membership.set_missing_stake(amount_nano)
+            case HoldChanged(reason):
+                self.control.hold_reason = reason
+            case DrainRequested():
+                self.control.is_draining = True
+            case StopRequested():
+                self.control.is_stopping = True
+                self._apply_command(NodeCommand.STOP, now_ms)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._advance(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- What comes in ----------------------------------------------------------------------------------------------
+
+    def _start(self, memory: SavedState, now_ms: int) -> None:
+        stale = [
+            p
+            for p in memory.pending
+            if isinstance(p.entry, NodeRegistered) and p.entry != self._membership.registration
+        ]
+        self._outbox = Outbox(parcel for parcel in memory.pending if parcel not in stale)
+        self._membership.restore(memory.registered, memory.is_staked)
+        if self._membership.is_outdated:
+            self._queue_registration(now_ms)
+        self.leases.answers = {answer.lease: answer for answer in memory.answers}
+        self.leases.returned = {p.entry.lease for p in memory.pending if isinstance(p.entry, LeaseEnded)}
+        for parcel in memory.pending:
+            match parcel.entry:
+                case VerdictGiven(receipt=receipt):
+                    self.audits.mark_done(receipt.submission)
+                case Inspected(submission=name):
+                    self.audits.mark_done(name)
+        # Nodes that start together, after a power cut or an upgrade, must not come all at once.
+        self._heartbeat_due_ms = now_ms + int(self._rng.random() * backoff_ms(0, self._rng))
+
+    def _handle_reply(self, request: int, reply: Any, now_ms: int) -> None:
+        if request == self._heartbeat_request:
+            self._heartbeat_request = None
+            self._apply_heartbeat_reply(reply, now_ms)
+        elif request == self._lease_request:
+            self._lease_request = None
+            self._handle_lease_reply(reply, now_ms)
+        elif request == self._entry_request:
+            self._entry_request = None
+            self._finish_entry(self._outbox.pop(), None, now_ms)
+
+    def _handle_refusal(self, request: int, refusal: Refusal | None, now_ms: int) -> None:
+        """A refusal, or None where no answer came."""
+        retry_after_ms = refusal.retry_after_ms if refusal else 0
+        if request == self._heartbeat_request:
+            self._heartbeat_request = None
+            self._heartbeat_due_ms = now_ms + retry_after_ms + backoff_ms(self._heartbeat_failures, self._rng)
+            self._heartbeat_failures += 1
+            if refusal and refusal.field == "node":
+                self._queue_registration(now_ms)
+        elif request == self._lease_request:
+            self._lease_request = None
+            self._delay_lease_request(retry_after_ms, now_ms)
+        elif request == self._entry_request:
+            self._entry_request = None
+            if refusal and is_final(refusal):
+                self._finish_entry(self._outbox.pop(), refusal, now_ms)
+            else:
+                self._outbox.schedule_retry(now_ms, self._rng, retry_after_ms)
+
+    def _apply_heartbeat_reply(self, reply: HeartbeatReply, now_ms: int) -> None:
+        """Everything a heartbeat's reply says."""
+        self._heartbeat_failures = 0
+        self._membership.is_known = True
+        self._heartbeat_due_ms = now_ms + int(reply.next_heartbeat_ms * (0.8 + 0.2 * self._rng.random()))
+        self._clock_offset_ms = reply.now_ms - (self._heartbeat_sent_ms + now_ms) // 2
+        if reply.head:
+            self._effects.append(CheckTreeHead(reply.head))
+        if reply.weights is not None:
+            self._apply_weights(reply.weights, reply.lag_max, now_ms)
+        if self._is_worker:
+            self._effects += self.leases.reconcile(reply.leases, self._heartbeat_sent_ms, now_ms)
+        self.audits.reconcile(reply.audits)
+        self._membership.is_staked = self._membership.is_staked or bool(reply.leases or reply.audits)
+        self._apply_command(reply.command, now_ms)
+
+    def set_head_size(self, size: int) -> None:
+        """The shell has checked and kept a head of this size."""
+        self._head_size = max(self._head_size, size)
+
+    def _apply_weights(self, weights: CheckpointRef, lag_max: int, now_ms: int) -> None:
+        is_new = self._weights is None or (weights.step, weights.beacon) != (self._weights.step, self._weights.beacon)
+        if self._weights is not None and weights.step < self._weights.step:
+            return  # an old reply
+        self._weights = weights
+        self.leases.apply_weights(weights, lag_max)
+        if is_new:
+            self._lease_request_failures = 0
+            self._lease_request_due_ms = min(self._lease_request_due_ms, now_ms)
+        if weights.step > max(self._loading_step, self.leases.newest_checkpoint):
+            self._loading_step = weights.step
+            self._effects.append(LoadWeights(weights))
+
+    def _apply_command(self, command: NodeCommand, now_ms: int) -> None:
+        command = self.control.apply_command(command, now_ms)
+        if command is not NodeCommand.NONE:
+            kept = self.leases.current if command is NodeCommand.DRAIN else None
+            for number in [number for number, each in self.leases.open.items() if each is not kept]:
+                self._effects += self.leases.drop(number)
+                self._return_lease(LeaseEnded(lease=number, reason=f"the node was told to {command}"), now_ms)
+
+    def _handle_lease_reply(self, reply: LeaseReply, now_ms: int) -> None:
+        if reply.lease is None:
+            self._delay_lease_request(reply.retry_ms, now_ms)
+            return
+        self._lease_request_failures = 0
+        self._membership.is_staked = True
+        self.leases.accept(reply.lease, now_ms)
+        if not self.leases.has_beacon(reply.lease.step):
+            self._heartbeat_due_ms = min(self._heartbeat_due_ms, now_ms)
+
+    def _handle_generation(self, event: Generated | GenerationFailed | GenerationProgressed, now_ms: int) -> None:
+        """News of a lease that is being generated."""
+        number, server_ms = event.lease, self._server_ms(now_ms)
+        match event:
+            case Generated(_, work):
+                self._generation_failures = 0
+                self._queue_submission(self.leases.finish(number, work, now_ms, server_ms))
+            case GenerationFailed(_, reason) if number in self.leases.open:
+                self.leases.drop(number)
+                self._return_lease(LeaseEnded(lease=number, reason=reason), now_ms)
+                self._lease_request_due_ms = now_ms + min(
+                    FAILED_LEASE_WAIT_MS_MAX, FAILED_LEASE_WAIT_MS << min(self._generation_failures, 10)
+                )
+                self._generation_failures += 1
+            case GenerationProgressed(_, done, rows) if self.leases.would_miss_deadline(
+                number, rows_done=done, rows=rows, now_ms=now_ms, server_ms=server_ms
+            ):
+                self._effects += self.leases.drop(number)
+                self._return_lease(LeaseEnded(lease=number, reason="it would not be done before its deadline"), now_ms)
+
+    def _delay_lease_request(self, retry_ms: int, now_ms: int) -> None:
+        wait_ms = retry_ms + backoff_ms(self._lease_request_failures, self._rng)
+        self._lease_request_due_ms = now_ms + min(LEASE_RETRY_MS_MAX, wait_ms)
+        self._lease_request_failures += 1
+
+    def _finish_entry(self, parcel: PendingEntry, refusal: Refusal | None, now_ms: int) -> None:
+        """The first parcel is logged, or refused for good."""
+        self._is_dirty = True
+        entry = parcel.entry
+        match entry:
+            case NodeRegistered() if refusal is None:
+                self._membership.registered = entry
+                self._heartbeat_due_ms = now_ms
+            case Staked():
+                self._membership.is_staked = refusal is None
+            case Submitted() if refusal is not None and refusal.field != "receipt.lease":
+                # The lease is still open, and this was the only answer it will get.
+                self._return_lease(LeaseEnded(lease=entry.receipt.lease, reason="its file was refused"), now_ms)
+
+    # --- What goes out ----------------------------------------------------------------------------------------------
+
+    def _queue_entry(self, entry: Any, until_ms: int, file: Digest | None = None, run: RunId | None = None) -> None:
+        self._outbox.push(PendingEntry(entry, run, until_ms, file))
+        self._is_dirty = True
+
+    def _queue_registration(self, now_ms: int) -> None:
+        """The coordinator does not know this key."""
+        self._queue_entries(
+            self._membership.make_registration(
+                self._outbox.list_entries(), self._server_ms(now_ms) + REGISTRATION_TTL_MS
+            )
+        )
+
+    def _queue_entries(self, parcels: list[PendingEntry]) -> None:
+        for parcel in parcels:
+            self._outbox.push(parcel)
+            self._is_dirty = True
+
+    def _queue_submission(self, entry: Submitted | None) -> None:
+        if entry is not None:
+            deadline_ms = self.leases.answers[entry.receipt.lease].deadline_ms
+            self._queue_entry(entry, deadline_ms, entry.receipt.file_digest, self._profile.run)
+
+    def _queue_verdict(self, judged: tuple[VerdictGiven | Inspected, int] | None, finding: AuditFinding) -> None:
+        if judged is not None:
+            self._queue_entry(*judged, file=finding.evidence if finding.has_bundle else None, run=self._profile.run)
+
+    def _queue_appeal(self, submission: Digest, appeal_until_ms: int) -> None:
+        """What this node made, it made honestly; what it did not make is not its to defend."""
+        told = any(
+            isinstance(p.entry, Appealed) and p.entry.submission == submission for p in self._outbox.list_entries()
+        )
+        if not told:
+            entry = Appealed(submission=submission, reason="the file was generated as the run asks")
+            self._queue_entry(entry, appeal_until_ms, run=self._profile.run)
+
+    def _return_lease(self, entry: LeaseEnded, now_ms: int) -> None:
+        self.leases.returned.add(entry.lease)
+        self._queue_entry(entry, self._server_ms(now_ms) + REGISTRATION_TTL_MS, run=self._profile.run)
+
+    # --- What is due ------------------------------------------------------------------------------------------------
+
+    def _advance(self, now_ms: int) -> None:
+        """Begin everything that can be begun, and note when to look again."""
+        server_ms = self._server_ms(now_ms)
+        if self._is_worker:
+            effects, returned = self.leases.advance(now_ms, server_ms)
+            self._effects += effects
+            for entry in returned:
+                self._return_lease(entry, now_ms)
+        if self.control.accepts_work:
+            self._effects += self.audits.advance(server_ms)
+        self._queue_entries(
+            self._membership.make_stake(self._outbox.list_entries(), now_ms, server_ms + REGISTRATION_TTL_MS)
+        )
+        if self._entry_request is None and self._outbox.drop_stale(server_ms):
+            self._is_dirty = True
+        if self._is_dirty:
+            self._is_dirty = False
+            answers = tuple(self.leases.answers.values())
+            member = self._membership
+            self._effects.append(
+                SaveState(SavedState(self._outbox.list_entries(), answers, member.is_staked, member.registered))
+            )
+        ask_ms = self._next_lease_request_ms(now_ms) if self._lease_request is None else NEVER_MS
+        self._send_due(now_ms, ask_ms)
+        end = self.control.find_stop_reason(
+            now_ms, is_idle=not self.is_busy and self._lease_request is None, is_told=not self._outbox
+        )
+        if end is not None:
+            self._effects.append(Stop(end))
+        self.wake_ms = self._next_wake_ms(now_ms, ask_ms)
+
+    def _send_due(self, now_ms: int, ask_ms: int) -> None:
+        if self._entry_request is None and self._outbox and now_ms >= self._outbox.due_ms:
+            parcel = self._outbox.first()
+            self._entry_request = self._send(parcel.entry, parcel.run, parcel.file)
+        if now_ms >= ask_ms:
+            tokens_per_s = self.leases.tokens_per_s or self._profile.tokens_per_s
+            request = LeaseRequest(checkpoint_step=self.leases.newest_checkpoint, tokens_per_s=tokens_per_s)
+            self._lease_request = self._send(request, self._profile.run)
+        if self._heartbeat_request is None and now_ms >= self._heartbeat_due_ms:
+            self._heartbeat_sent_ms = now_ms
+            beat = Heartbeat(
+                activity=self.activity, checkpoint_step=self.leases.newest_checkpoint, head_size=self._head_size
+            )
+            self._heartbeat_request = self._send(beat, self._profile.run)
+
+    def _send(self, message: Any, run: RunId | None, file: Digest | None = None) -> int:
+        self._last_request += 1
+        self._effects.append(Send(self._last_request, message, run, file))
+        return self._last_request
+
+    def _next_lease_request_ms(self, now_ms: int) -> int:
+        """When to ask for work, if nothing happens before."""
+        desk, weights = self.leases, self._weights
+        if not self._is_worker or weights is None or not self.control.accepts_work:
+            return NEVER_MS
+        if not desk.has_beacon(Step(weights.step)) or desk.newest_checkpoint < max(0, weights.step - desk.lag_max):
+            return NEVER_MS
+        room_ms = desk.next_room_ms(now_ms)
+        return NEVER_MS if room_ms is None else max(room_ms, self._lease_request_due_ms)
+
+    def _next_wake_ms(self, now_ms: int, ask_ms: int) -> int:
+        wake_ms = self.control.stop_ms
+        if self._heartbeat_request is None:
+            wake_ms = min(wake_ms, self._heartbeat_due_ms)
+        if self._lease_request is None:
+            wake_ms = min(wake_ms, ask_ms)
+        if self._entry_request is None and self._outbox:
+            wake_ms = min(wake_ms, self._outbox.due_ms)
+        deadline_ms = self.leases.next_deadline_ms()
+        if deadline_ms is not None:
+            wake_ms = min(wake_ms, deadline_ms - self._clock_offset_ms)
+        return max(now_ms + 1, wake_ms)
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def activity(self) -> NodeActivity:
+        if not self.control.accepts_work:
+            return NodeActivity.DRAINING
+        if self.is_busy:
+            return NodeActivity.WORKING
+        return NodeActivity.LOADING if self._loading_step > self.leases.newest_checkpoint else NodeActivity.IDLE
+
+    @property
+    def is_busy(self) -> bool:
+        """There is work in hand."""
+        return bool(self.leases.open) or self.audits.is_busy
+
+    def _server_ms(self, now_ms: int) -> int:
+        return now_ms + self._clock_offset_ms

@@ -1,0 +1,196 @@
+"""One process of a node, from the lock to the last word: key, acquaintance, joining, work, clean end."""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from prime_node.config import NodeConfig, NodeRole
+from prime_node.daemon import Daemon, DaemonControl
+from prime_node.doctor.machine import load_nvml, probe_port
+from prime_node.doctor.probes import describe_hardware
+from prime_node.joining import CoordinatorDiscovery, PrintLine
+from prime_node.policy.enforcer import PolicyEnforcer
+from prime_node.status.local_server import LocalServer, make_metrics, make_pages
+from prime_node.status.report import ProcessInfo, make_joining_report, make_report
+from prime_node.storage.keys import OpenedKey, open_key
+from prime_node.storage.node_folder import (
+    NodeFolder,
+    lock_folder,
+    make_folder,
+    save_first_config,
+    save_pins,
+    save_trainer,
+)
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import NodeId, friendly_name
+from prime_protocol.wire.signing import checksum_address
+from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.lock import ProcessLock
+from prime_runtime.supervisor import SupervisedTask, Supervisor
+
+log = logging.getLogger(__name__)
+
+
+class NodeProcess:
+    """What the local door shows, before and after the node has joined."""
+
+    def __init__(self, config: NodeConfig, opened: OpenedKey, clock: Clock, say: PrintLine) -> None:
+        self._config = config
+        self._print = say
+        self._key = opened.key
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._started_ms = clock.now_ms()
+        self._daemon: Daemon | None = None
+        self._discovery = CoordinatorDiscovery(config, self._stop, clock, say)
+        self._enforcer = PolicyEnforcer(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
+        self._parts = Supervisor([SupervisedTask("owner", self._enforcer.run)], clock)
+        self._url = ""
+        orders = {
+            "stop": self._handle_stop,
+            "pause": self._handle_pause,
+            "resume": self._handle_resume,
+            "drain": self._handle_drain,
+        }
+        pages = make_pages(self.report, make_metrics(self.report))
+        self._local_server = LocalServer(self.report, orders, config.page, pages)
+
+    async def start_control_api(self, lock: ProcessLock, stack: AsyncExitStack) -> None:
+        """From then on the other commands of this machine are answered."""
+        self._url = await self._local_server.start()
+        stack.push_async_callback(self._local_server.close)
+        lock.write_url(self._url, token=self._local_server.token)
+
+    # --- What the door is asked -------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        place = ProcessInfo(
+            folder=self._config.folder,
+            key=self._key,
+            enforcer=self._enforcer,
+            started_ms=self._started_ms,
+            page_url=self._url if self._config.page.enabled else None,
+            parts=self._parts.parts,
+        )
+        now_ms = self._clock.now_ms()
+        if self._daemon is None:
+            return make_joining_report(self._discovery.problem, place, now_ms=now_ms)
+        return make_report(self._daemon, place, now_ms=now_ms)
+
+    def _handle_stop(self, given: dict[str, str]) -> str:
+        self._stop.set()
+        return "stopping"
+
+    def _handle_pause(self, given: dict[str, str]) -> str:
+        return self._enforcer.pause(given.get("gpu"))
+
+    def _handle_resume(self, given: dict[str, str]) -> str:
+        return self._enforcer.resume(given.get("gpu"))
+
+    def _handle_drain(self, given: dict[str, str]) -> str:
+        if self._daemon is None:
+            return self._handle_stop(given)  # there is nothing to finish yet
+        return self._enforcer.drain()
+
+    # --- From the first question to the last word -------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Until told to stop; why, where nobody on this machine asked for it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        config = await self._discovery.resolve_config()
+        if config is None:
+            return ""
+        async with open_client(
+            key=self._key,
+            network=config.network_id,
+            clock=self._clock,
+            dice=random.Random(),
+            limits=config.client,
+            authority=config.authority,
+        ) as client:
+            trainer = await self._discovery.resolve_trainer(config, client)
+            if trainer is None:
+                return ""
+            check_port(config)
+            self._save_settings(config, trainer)
+            return await self._work(config, client, trainer)
+
+    async def _work(self, config: NodeConfig, client: HttpClient, trainer: NodeId) -> str:
+        hardware = config.hardware or describe_hardware(self._enforcer.listing)
+        daemon = self._daemon = Daemon(replace(config, hardware=hardware), self._key, client, trainer, self._clock)
+        self._enforcer.control = DaemonControl(daemon)
+        looking = asyncio.create_task(self._parts.run())
+        self._print(f"joined {config.run} as {config.role}, on {hardware}")
+        self._print(f"  look at it: prime-node status --watch{f', or {self._url}' if config.page.enabled else ''}")
+        try:
+            await daemon.run(self._stop)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        return daemon.stop_reason
+
+    def _save_settings(self, config: NodeConfig, trainer: NodeId) -> None:
+        if save_first_config(config):
+            self._print(f"wrote {NodeFolder(config.folder).config}: the next start needs no flags")
+        save_pins(config)
+        save_trainer(config.folder, trainer)
+
+
+def print_identity(opened: OpenedKey, config: NodeConfig, say: PrintLine) -> None:
+    """Who this node is; more at its first start."""
+    node, home = opened.key.node, NodeFolder(config.folder)
+    say(f"node {checksum_address(node)}, called {friendly_name(node)}")
+    if opened.is_new:
+        password = (
+            f", and its password {home.password}. They are" if opened.is_password_new else ". With its password it is"
+        )
+        say(f"  drew its key {home.key}{password} this node and what it earns.")
+        say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
+
+
+def check_engine(config: NodeConfig) -> None:
+    """Refuse a role that this installation cannot fill, before anything is made."""
+    if config.role is NodeRole.RELAY or config.engine.python is not None:
+        return
+    if find_spec("torch") is None:
+        raise LocalError(
+            f"the role {config.role} needs an engine, and torch is not installed here: pip install 'prime-swarm[node]'."
+            " Without one a node can still pass weights on: --role relay"
+        )
+
+
+def check_port(config: NodeConfig) -> None:
+    """Before the settings are written down: a port that is taken is none to keep."""
+    facts = probe_port(config, is_running=False)
+    if facts.problem:
+        raise LocalError(
+            f"cannot listen on {facts.listen}: {facts.problem}; choose another --listen-port, and --announce with it"
+        )
+
+
+async def run(config: NodeConfig, say: PrintLine) -> int:
+    """0: stopped when asked to. 1: the coordinator, or a change of the run, ended it."""
+    check_engine(config)
+    make_folder(config.folder)
+    clock = SystemClock()
+    with lock_folder(config.folder) as lock:
+        opened = open_key(config)
+        print_identity(opened, config, say)
+        process = NodeProcess(config, opened, clock, say)
+        async with AsyncExitStack() as stack:
+            await process.start_control_api(lock, stack)
+            log.info("node %s, process of %s", opened.key.node, config.folder)
+            reason = await process.run()
+    if reason:
+        log.error("the node stops: %s", reason)
+        return 1
+    log.info("the node has stopped")
+    return 0

@@ -1,0 +1,413 @@
+"""How noisy an honest completion is against the reader's own reading, and how far that spreads: the second test of an
+audit. Pure.
+
+Noise has one part that evens out over the chunks of a completion and one that does not. The spread is widened until a
+completion of any pairing of machines multiplies the evidence against its author by no more than 1 on average, for sure
+enough: few completions, or some that are further out than a normal distribution has them, widen it more.
+
+From the noise of honest machines to the bounds of an audit, for a stated chance of refusing an honest node. Pure.
+
+A number is never bounded by the largest one seen: with a million honest chunks to come, a larger one will. What is seen
+is fitted, and the fit is followed out to that chance:
+
+- Counts (exponents, signs, the sum of mantissa errors) are sums of rare events whose rate differs from chunk to chunk:
+  a negative binomial distribution.
+- The largest margin and log-prob error of a chunk are extremes: a generalised Pareto tail over the largest tenth, never
+  lighter than an exponential one. Chunks of one completion go together, so it is as sure as its completions are many.
+  Where they are few the default is the limit.
+- Means over a file follow Bernstein's inequality, from their variance between completions.
+- What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
+- How noisy a completion is as a whole, and how far honest ones spread there, is in calibration_noise.py.
+
+Each estimate is taken at its upper confidence limit, and the worst pairing of machines decides.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.measurement import RowMeasurement
+from prime_protocol.constants import (
+    EVIDENCE_NOISE_MAX,
+    FAR_BEYOND_FACTOR,
+    LOGPROB_ERROR_MAX,
+    MARGIN_MAX,
+    NOISE_SHIFT,
+    TOLERANCE_NUMBER_MAX,
+    TOPLOC_K,
+)
+from prime_protocol.errors import LocalError
+from prime_protocol.proofs.evidence import compute_noise
+from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_protocol.proofs.toploc_verify import MANTISSA_ERROR_NONE
+
+NoiseArray = NDArray[np.float64]
+WIDEN_FACTOR = 1.02
+SPREAD_FLOOR = 0.01
+"""Least spread. A narrower one would make a hundredth of the noise, which is nobody's fault, a standard deviation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletionNoise:
+    """Noise of the completions of one pairing that have whole chunks and were read twice."""
+
+    noise: NoiseArray
+    chunks: NoiseArray
+    """Whole ones in each."""
+    within: float
+    """Variance that a single chunk has in its completion."""
+
+    @property
+    def between(self) -> float:
+        """Variance of completions beyond that of their chunks; long ones tell most of it."""
+        excess = (self.noise - self.noise.mean()) ** 2 - self.within / self.chunks
+        return max(0.0, float((excess * self.chunks).sum() / self.chunks.sum()))
+
+
+def collect_completion_noise(rows: Sequence[RowMeasurement], tolerance: Tolerance) -> CompletionNoise:
+    """`tolerance` says what is usual, beyond which a chunk counts no more."""
+    noise, chunks, squares = [], [], 0.0
+    for row in rows:
+        whole = [(span, report) for span, report in zip(row.spans, row.chunks, strict=True) if span.is_whole]
+        if any(span.is_read_twice for span, _ in whole):
+            mean = compute_noise(whole, tolerance)
+            squares += sum((compute_noise([chunk], tolerance) - mean) ** 2 for chunk in whole)
+            noise.append(mean)
+            chunks.append(len(whole))
+    spare = max(1, sum(chunks) - len(chunks))
+    return CompletionNoise(np.array(noise, float), np.array(chunks, float), squares / spare)
+
+
+def fit_noise(pairings: Sequence[CompletionNoise], *, z: float) -> dict[str, Any]:
+    """The three bounds; none where nobody read twice, and then the run's defaults hold."""
+    known = [each for each in pairings if len(each.noise)]
+    if not known:
+        return {}
+    typical = max(bound_sample_mean(each.noise, z) for each in known)
+    spread, spread_chunk = widen_spread(known, typical, z)
+    return {
+        "noise_typical": round_up_three(typical),
+        "noise_spread": round_up_three(spread),
+        "noise_spread_chunk": round_up_three(spread_chunk),
+    }
+
+
+def bound_sample_mean(values: NoiseArray, z: float) -> float:
+    return float(values.mean() + z * values.std() / math.sqrt(len(values)))
+
+
+def measure_spread(pairings: Sequence[CompletionNoise]) -> tuple[float, float]:
+    """Standard deviations in the noisiest pairing: of completions, and of chunks in them."""
+    worst = max(pairings, key=lambda each: float(each.noise.mean()))
+    return math.sqrt(worst.between), math.sqrt(worst.within)
+
+
+def widen_spread(pairings: Sequence[CompletionNoise], typical: float, z: float) -> tuple[float, float]:
+    """From the noisiest pairing's own spread, at its upper confidence limit, up to one that all of them keep."""
+    sure = math.sqrt(1 + z * math.sqrt(2 / min(len(each.noise) for each in pairings)))
+    spread, spread_chunk = (max(sure * part, SPREAD_FLOOR) for part in measure_spread(pairings))
+    while any(bound_evidence_factor(each, typical, spread, spread_chunk, z) > 1 for each in pairings):
+        spread, spread_chunk = spread * WIDEN_FACTOR, spread_chunk * WIDEN_FACTOR
+    return spread, spread_chunk
+
+
+def bound_evidence_factor(
+    completions: CompletionNoise, typical: float, spread: float, spread_chunk: float, z: float
+) -> float:
+    """What a completion multiplies the evidence by, on average: the upper confidence limit."""
+    deviations = (completions.noise - typical) / np.sqrt(spread**2 + spread_chunk**2 / completions.chunks)
+    most = EVIDENCE_NOISE_MAX / 10 * math.log(10)
+    return bound_sample_mean(np.exp(np.clip(NOISE_SHIFT * (deviations - NOISE_SHIFT / 2), -most, most)), z)
+
+
+def round_up_three(value: float) -> float:
+    """Up, to three digits: typical noise is known better than to two."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.4g}")
+
+
+FloatArray = NDArray[np.float64]
+
+CHUNKS_MIN = 1_000
+ROWS_MIN = 100
+"""Fewer say nothing about rare events."""
+TAIL_SHARE = 10
+TAIL_MIN, TAIL_MAX = 10, 1_000
+"""A tail is fitted to the largest tenth of the chunks, and to so many of them at least and at most."""
+SHAPE_MAX = 0.25
+"""Heaviest tail that is believed. Rounding errors have far lighter ones; a heavier fit is a broken machine."""
+RESAMPLES = 200
+ERROR_FLOOR = 1e-4
+"""Least bound of an error of log-probs: a hundred times what float32 can tell apart near 10."""
+MANTISSA_FLOOR = 0.05
+"""Least bound of what is a usual mantissa error: six units in 128 values."""
+USUAL_ONE_IN = 300
+"""Honest chunks of which one may be unusual in one number. There are six numbers, and 2 % in all are allowed for."""
+CHANCE_MATCH = MANTISSA_ERROR_NONE - 1
+"""A value of another index may have the right exponent by chance, and then any mantissa."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationTarget:
+    """What the bounds are to keep."""
+
+    false_rejects: float = 1e-9
+    """Chance that one number of one honest chunk, completion or file is above its bound."""
+    confidence: float = 0.95
+    """That the chance is no larger."""
+    file_tokens: int = 512
+    """Fewest output tokens of a file. The fewer, the further a mean strays."""
+
+    def __post_init__(self) -> None:
+        if not 1e-12 <= self.false_rejects <= 1e-2:
+            raise LocalError(f"false_rejects is {self.false_rejects}, allowed is 1e-12 to 0.01")
+        if not 0.5 <= self.confidence < 1:
+            raise LocalError(f"confidence is {self.confidence}, allowed is 0.5 to below 1")
+        if self.file_tokens < 1:
+            raise LocalError(f"file_tokens is {self.file_tokens}, it must be at least 1")
+
+    @property
+    def z(self) -> float:
+        """Standard deviations up to the confidence limit."""
+        return NormalDist().inv_cdf(self.confidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairNoise:
+    """What one pairing of machines gave: one wrote completions, the other read them."""
+
+    pair: str
+    exponents: FloatArray
+    signs: FloatArray
+    mantissa_sums: FloatArray
+    mantissa_means: FloatArray
+    mantissa_medians: FloatArray
+    chunk_margins: FloatArray
+    chunk_margin_means: FloatArray
+    chunk_logprobs: FloatArray
+    chunk_logprob_means: FloatArray
+    is_whole: NDArray[np.bool_]
+    owners: NDArray[np.int64]
+    """Which completion it belongs to. One for each chunk, so far."""
+    tokens: FloatArray
+    margin_maxima: FloatArray
+    margin_sums: FloatArray
+    logprob_maxima: FloatArray
+    logprob_sums: FloatArray
+    rows: tuple[RowMeasurement, ...]
+    """One for each completion."""
+
+
+def collect_noise(pairing: str, rows: Sequence[RowMeasurement]) -> PairNoise:
+    """LocalError where a row's proofs cannot even be read: that is not noise."""
+    for row in rows:
+        if row.proof_problem:
+            raise LocalError(f"{pairing}: an honest row has proofs that cannot be read: {row.proof_problem}")
+    chunks = [chunk for row in rows for chunk in row.chunks]
+    spans = [span for row in rows for span in row.spans]
+    return PairNoise(
+        pair=pairing,
+        exponents=np.array([chunk.exponent_mismatches for chunk in chunks], float),
+        signs=np.array([chunk.sign_mismatches for chunk in chunks], float),
+        mantissa_sums=np.array([chunk.mantissa_error_sum for chunk in chunks], float),
+        mantissa_means=np.array([chunk.mantissa_error_mean for chunk in chunks], float),
+        mantissa_medians=np.array([chunk.mantissa_error_median for chunk in chunks], float),
+        chunk_margins=np.array([span.margin_max for span in spans], float),
+        chunk_margin_means=np.array([span.margin_sum / span.tokens for span in spans], float),
+        chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
+        chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
+        is_whole=np.array([span.is_whole for span in spans], bool),
+        owners=np.repeat(np.arange(len(rows)), [len(row.spans) for row in rows]),
+        tokens=np.array([row.tokens for row in rows], float),
+        margin_maxima=np.array([row.margin_max for row in rows], float),
+        margin_sums=np.array([row.margin_sum for row in rows], float),
+        logprob_maxima=np.array([row.logprob_error_max for row in rows], float),
+        logprob_sums=np.array([row.logprob_error_sum for row in rows], float),
+        rows=tuple(rows),
+    )
+
+
+def fit_tolerance(
+    noises: Sequence[PairNoise], target: CalibrationTarget, *, precision: Precision, hidden: int
+) -> Tolerance:
+    """Bounds that every pairing keeps."""
+    for noise in noises:
+        if len(noise.exponents) < CHUNKS_MIN or len(noise.tokens) < ROWS_MIN:
+            raise LocalError(
+                f"{noise.pair} has {len(noise.exponents)} chunks in {len(noise.tokens)} completions; a fit needs "
+                f"{CHUNKS_MIN} in {ROWS_MIN}: ask for more or longer completions"
+            )
+    # A chunk at the end of a completion may have fewer values, and is allowed in proportion.
+    scale = TOPLOC_K / min(TOPLOC_K, hidden)
+    mantissa_sum = max(bound_count(noise.mantissa_sums, target) for noise in noises) + CHANCE_MATCH
+    mantissa_mean = min(mantissa_sum * scale / TOPLOC_K, float(CHANCE_MATCH))
+    logprob = max(ERROR_FLOOR, *(bound_extreme(noise.chunk_logprobs, noise.owners, target) for noise in noises))
+    logprob = clamp_limit(logprob, max(noise.chunk_logprobs.max() for noise in noises), known=LOGPROB_ERROR_MAX)
+    # A token only loses if the errors of its own and the winner's log-prob add up to the gap between them.
+    margin = max(2 * logprob, *(bound_extreme(noise.chunk_margins, noise.owners, target) for noise in noises))
+    margin = clamp_limit(margin, max(noise.chunk_margins.max() for noise in noises), known=MARGIN_MAX)
+    usual = fit_usual(noises, target)
+    return Tolerance(
+        precision=precision,
+        exponent_mismatches_max=scale_count(max(bound_count(noise.exponents, target) for noise in noises), scale),
+        sign_mismatches_max=scale_count(max(bound_count(noise.signs, target) for noise in noises), scale),
+        mantissa_error_mean_max=round_up(mantissa_mean),
+        # At least half of the errors are as large as the median, so it is at most twice their mean.
+        mantissa_error_median_max=min(math.floor(2 * mantissa_mean), CHANCE_MATCH),
+        margin_max=round_up(margin),
+        margin_mean_max=round_up(max(bound_mean(noise.tokens, noise.margin_sums, margin, target) for noise in noises)),
+        logprob_error_max=round_up(logprob),
+        logprob_error_mean_max=round_up(
+            max(bound_mean(noise.tokens, noise.logprob_sums, logprob, target) for noise in noises)
+        ),
+        **usual,
+        **fit_noise([collect_completion_noise(noise.rows, Tolerance(**usual)) for noise in noises], z=target.z),
+    )
+
+
+def fit_usual(noises: Sequence[PairNoise], target: CalibrationTarget) -> dict[str, Any]:
+    """What all but a few honest chunks are below, in every pairing. Short chunks stray, so whole ones are looked at."""
+
+    def find(name: str, floor: float) -> float:
+        return max(floor, *(bound_usual(getattr(noise, name)[noise.is_whole], target) for noise in noises))
+
+    return {
+        "exponent_mismatches_usual": min(math.ceil(find("exponents", 0)), TOPLOC_K - 1),
+        "mantissa_error_mean_usual": round_up(find("mantissa_means", MANTISSA_FLOOR)),
+        "margin_usual": round_up(find("chunk_margins", ERROR_FLOOR)),
+        "margin_mean_usual": round_up(find("chunk_margin_means", ERROR_FLOOR / 10)),
+        "logprob_error_usual": round_up(find("chunk_logprobs", ERROR_FLOOR)),
+        "logprob_error_mean_usual": round_up(find("chunk_logprob_means", ERROR_FLOOR / 10)),
+    }
+
+
+def scale_count(count: int, scale: float) -> int:
+    return min(math.ceil(count * scale), TOPLOC_K - 1)
+
+
+def round_up(value: float) -> float:
+    """To two digits, as more say nothing."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.3g}")
+
+
+# --- Counts ---------------------------------------------------------------------------------------------------------
+
+
+def bound_count(counts: FloatArray, target: CalibrationTarget) -> int:
+    """The count that a chunk exceeds with the chance that is wanted."""
+    n, total = len(counts), float(counts.sum())
+    dispersion = max(1.0, float(counts.var()) / max(counts.mean(), 1 / n)) * (1 + target.z * math.sqrt(2 / n))
+    # One more than was seen, so that nothing seen does not stand for nothing possible.
+    mean = (total + 1 + target.z * math.sqrt((total + 1) * dispersion)) / n
+    return count_quantile(mean, mean * dispersion, target.false_rejects)
+
+
+def count_quantile(mean: float, variance: float, chance: float) -> int:
+    """Smallest count with at most that chance of a larger one: negative binomial, Poisson where nothing varies."""
+    top = math.ceil(mean + 200 * math.sqrt(variance) + 200)
+    counts = np.arange(top + 1, dtype=float)
+    factorials = np.cumsum(np.log(np.maximum(counts, 1)))
+    if variance > mean * (1 + 1e-9):
+        size = mean * mean / (variance - mean)
+        rises = np.concatenate([[0.0], np.cumsum(np.log(size + counts[:-1]))])
+        logs = rises - factorials + size * math.log(size / (size + mean)) + counts * math.log(mean / (size + mean))
+    else:
+        logs = counts * math.log(mean) - mean - factorials
+    # Beyond `top` is nothing that counts. Summed from the small end, so that nothing is lost.
+    above = np.cumsum(np.exp(logs)[::-1])[::-1]
+    return int(np.argmax(np.append(above[1:], 0.0) <= chance))
+
+
+# --- What is usual --------------------------------------------------------------------------------------------------
+
+
+def bound_usual(values: FloatArray, target: CalibrationTarget) -> float:
+    """The value that at most one chunk in USUAL_ONE_IN exceeds, at its upper confidence limit.
+
+    How many of n chunks are above the value that one in USUAL_ONE_IN exceeds is binomial, so the order statistic is
+    taken that lies above it for sure enough; where there are too few chunks, the largest one.
+    """
+    if not len(values):
+        return 0.0
+    n, chance = len(values), 1 / USUAL_ONE_IN
+    above = math.floor(n * chance - target.z * math.sqrt(n * chance * (1 - chance)))
+    return float(np.sort(values)[-1 - max(0, above)])
+
+
+# --- Extremes -------------------------------------------------------------------------------------------------------
+
+
+def bound_extreme(maxima: FloatArray, owners: NDArray[np.int64], target: CalibrationTarget) -> float:
+    """The value that a chunk's largest exceeds with the chance that is wanted; the largest seen if most are 0.
+
+    `owners` names the completion of each chunk.
+    """
+    k = min(len(maxima) // TAIL_SHARE, TAIL_MAX, int((maxima > 0).sum()))
+    if k < TAIL_MIN:
+        return float(maxima.max())
+    places = np.argsort(maxima)
+    start = float(maxima[places[-k - 1]])
+    excess, independent = maxima[places[-k:]] - start, len(np.unique(owners[places[-k:]]))
+    depth = k / len(maxima) / target.false_rejects
+    shape, scale = fit_tail(excess)
+    # How far the fit itself can be off is seen by fitting what it would have given.
+    dice = np.random.default_rng(len(maxima))
+    reaches = [
+        tail_quantile(*fit_tail(sample_tail(shape, scale, dice.random(independent))), depth) for _ in range(RESAMPLES)
+    ]
+    return start + max(tail_quantile(shape, scale, depth), float(np.quantile(reaches, target.confidence)))
+
+
+def clamp_limit(limit: float, seen: float, *, known: float) -> float:
+    """No wider than the default, unless what was seen comes near it.
+
+    Few values cannot rule out a heavy tail, and one in 1e9 of that is anything: limits of 15 came of errors below 0.4.
+    The default is known to hold for honest machines, and a chunk that is beyond a limit convicts nobody by itself.
+    """
+    return min(limit, max(known, FAR_BEYOND_FACTOR * seen))
+
+
+def fit_tail(excess: FloatArray) -> tuple[float, float]:
+    """Shape and scale of a generalised Pareto distribution, by probability-weighted moments."""
+    ordered = np.sort(excess)
+    k = len(ordered)
+    weights = 1 - (np.arange(1, k + 1) - 0.35) / k
+    mean, weighted = float(ordered.mean()), float((weights * ordered).mean())
+    shape = 2 - mean / (mean - 2 * weighted) if mean > 2 * weighted else SHAPE_MAX
+    if shape <= 0:
+        return 0.0, mean
+    shape = min(shape, SHAPE_MAX)
+    return shape, mean * (1 - shape)
+
+
+def sample_tail(shape: float, scale: float, uniform: FloatArray) -> FloatArray:
+    drawn: FloatArray = -scale * np.log(uniform) if shape == 0 else scale / shape * (uniform**-shape - 1)
+    return drawn
+
+
+def tail_quantile(shape: float, scale: float, depth: float) -> float:
+    """How far above its start a tail reaches with a chance of one in `depth`."""
+    return scale * math.log(depth) if shape == 0 else scale / shape * (depth**shape - 1)
+
+
+# --- Means ----------------------------------------------------------------------------------------------------------
+
+
+def bound_mean(tokens: FloatArray, sums: FloatArray, largest: float, target: CalibrationTarget) -> float:
+    """The mean over a file's tokens that is exceeded with the chance that is wanted.
+
+    The tokens of a completion are noisy together, so the variance of a token is taken from that of whole completions.
+    """
+    mean = float(sums.sum() / tokens.sum())
+    variance = float(((sums - mean * tokens) ** 2).mean() / tokens.mean())
+    sure = mean + target.z * math.sqrt(variance / tokens.sum())
+    strength = -math.log(target.false_rejects) / target.file_tokens
+    return min(sure + math.sqrt(2 * variance * strength) + 2 / 3 * largest * strength, largest)

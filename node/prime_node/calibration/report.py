@@ -1,0 +1,105 @@
+"""What calibration found, for people and for a run's terms: a table of the noise, and a [tolerance] section. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from prime_node.calibration.fit import (
+    CalibrationTarget,
+    FloatArray,
+    PairNoise,
+    collect_completion_noise,
+    measure_spread,
+)
+from prime_protocol.proofs.tolerance import Tolerance
+from prime_runtime.settings.loader import render_config
+
+COLUMNS = (
+    "wrote → read",
+    "chunks",
+    "exponents max",
+    "99.9 %",
+    "mantissa mean max",
+    "99.9 %",
+    "median max",
+    "margin max",
+    "99.9 %",
+    "log-prob error max",
+    "99.9 %",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedTerms:
+    """The part of a run's terms that is calibrated."""
+
+    tolerance: Tolerance
+
+
+def list_noise(noises: Sequence[PairNoise]) -> list[list[str]]:
+    """A row for each pairing, under COLUMNS: the largest of each number, and what one in a thousand exceeds."""
+    return [
+        [
+            noise.pair,
+            str(len(noise.exponents)),
+            *format_max_and_tail(noise.exponents, "{:.0f}"),
+            *format_max_and_tail(noise.mantissa_means, "{:.2f}"),
+            f"{noise.mantissa_medians.max():.0f}",
+            *format_max_and_tail(noise.margin_maxima, "{:.2g}"),
+            *format_max_and_tail(noise.logprob_maxima, "{:.2g}"),
+        ]
+        for noise in noises
+    ]
+
+
+def format_max_and_tail(values: FloatArray, form: str) -> tuple[str, str]:
+    return form.format(values.max()), form.format(np.quantile(values, 0.999))
+
+
+def list_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> list[list[str]]:
+    """Each bound beside the largest that was seen of what it bounds."""
+    seen = {
+        "exponent_mismatches_max": max(noise.exponents.max() for noise in noises),
+        "sign_mismatches_max": max(noise.signs.max() for noise in noises),
+        "mantissa_error_mean_max": max(noise.mantissa_means.max() for noise in noises),
+        "mantissa_error_median_max": max(noise.mantissa_medians.max() for noise in noises),
+        "margin_max": max(noise.margin_maxima.max() for noise in noises),
+        "margin_mean_max": max(noise.margin_sums.sum() / noise.tokens.sum() for noise in noises),
+        "logprob_error_max": max(noise.logprob_maxima.max() for noise in noises),
+        "logprob_error_mean_max": max(noise.logprob_sums.sum() / noise.tokens.sum() for noise in noises),
+        "exponent_mismatches_usual": max(noise.exponents.max() for noise in noises),
+        "mantissa_error_mean_usual": max(noise.mantissa_means.max() for noise in noises),
+        "margin_usual": max(noise.chunk_margins.max() for noise in noises),
+        "margin_mean_usual": max(noise.chunk_margin_means.max() for noise in noises),
+        "logprob_error_usual": max(noise.chunk_logprobs.max() for noise in noises),
+        "logprob_error_mean_usual": max(noise.chunk_logprob_means.max() for noise in noises),
+    }
+    seen |= list_completion_bounds(tolerance, noises)
+    return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
+
+
+def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> dict[str, float]:
+    """What was seen of the noise of whole completions; nothing where no pairing was read twice."""
+    known = [each for each in (collect_completion_noise(noise.rows, tolerance) for noise in noises) if len(each.noise)]
+    if not known:
+        return {}
+    spread, spread_chunk = measure_spread(known)
+    return {
+        "noise_typical": max(float(each.noise.mean()) for each in known),
+        "noise_spread": spread,
+        "noise_spread_chunk": spread_chunk,
+    }
+
+
+def render_toml(tolerance: Tolerance, target: CalibrationTarget, noises: Sequence[PairNoise], *, model: str) -> str:
+    """A file that `prime-coordinator run create --terms` takes."""
+    chunks = sum(len(noise.exponents) for noise in noises)
+    head = (
+        f"# Measured by prime-node calibrate on {model}\n"
+        f"# from {chunks} comparisons of honest chunks: {', '.join(noise.pair for noise in noises)}.\n"
+        f"# Chance that one honest chunk, completion or file is above one bound: {target.false_rejects:g}, with a\n"
+        f"# confidence of {target.confidence:g}. Means hold for files of {target.file_tokens} tokens or more.\n\n"
+    )
+    names = [f"tolerance.{field.name}" for field in fields(Tolerance)]
+    return head + render_config(CalibratedTerms(tolerance=tolerance), always=names).lstrip("\n")

@@ -1,0 +1,421 @@
+"""`prime-node audit` of a submission that nobody rejected, or nobody was asked about: read again from the public log.
+
+There is no bundle for it, so everything comes from the coordinator: the worker's signed receipt, the lease, the step's
+facts, the file, and what validators said of it, with their looks.
+
+`prime-node audit`: run a verdict again from its evidence, and say whether this machine finds the same.
+
+Offline with --bundle and --weights. Else the evidence comes from the coordinator, by the name of the submission or by
+the digest of the evidence. A submission that nobody rejected has none; it is read again from the log (audit_any.py).
+"""
+
+import asyncio
+import random
+import secrets
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from prime_node.cli.context import NodeCliContext, with_pins
+from prime_node.config import NodeConfig
+from prime_node.jobs.examination import (
+    BUNDLE_BYTES_MAX,
+    ComparedMetric,
+    EvidenceBundle,
+    Examination,
+    compare_metrics,
+    decode_evidence,
+    get_dataset_digest,
+    replay_audit,
+    verify_evidence_signature,
+    verify_receipt,
+)
+from prime_node.jobs.file_checks import Judgement
+from prime_node.log import public_api as public_log
+from prime_node.log.submission_tracker import fetch_receipt
+from prime_node.storage.node_folder import NodeFolder
+from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_proof_refuted
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
+from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import Domain, SubmissionReceipt
+from prime_runtime.clock import SystemClock
+from prime_runtime.http.client import HttpClient, ServerAddress, open_client
+from prime_runtime.http.coordinator_api import JsonClient, NotFound, fetch_file, open_json_client
+
+PAGE_ROWS = 200
+PAGES_MAX = 50
+"""Leases of a node that are looked through for the one that was answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedVerdict:
+    """One validator's verdict, as the log has it."""
+
+    outcome: str
+    read_proof: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionToAudit:
+    """All that is needed to read a submission again."""
+
+    receipt: SubmissionReceipt
+    task: AuditTask
+    facts: StepReply
+    verdicts: Mapping[NodeId, LoggedVerdict]
+
+
+async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudit | None:
+    """From the coordinator; None where no submission has this name."""
+    async with open_json_client(config.coordinator, config.authority) as api:
+        try:
+            await api.get(f"/submissions/{name}")
+        except NotFound:
+            return None
+        receipt, _ = await fetch_receipt(api, name, config.signing_domain)
+        first_slot, slots = await _find_slots(api, receipt)
+        page = await api.get("/log/entries", kind="VerdictGiven", subject=str(name), limit=str(PAGE_ROWS))
+        verdicts = public_log.parse_answer("entries", page, parse_verdicts)
+        told = public_log.parse_answer("status", await api.get("/status"), lambda status: str(status["coordinator"]))
+    server = ServerAddress(config.coordinator, NodeId.parse(config.coordinator_id or told))
+    task = AuditTask(
+        submission=name,
+        round=0,
+        # Decoys of our own: whoever made the file could not know them either.
+        seed=Digest(secrets.token_bytes(Digest.SIZE)),
+        file_digest=receipt.file_digest,
+        lease=receipt.lease,
+        node=receipt.node,
+        step=receipt.step,
+        checkpoint_root=receipt.checkpoint_root,
+        first_slot=first_slot,
+        slots=slots,
+        deadline_ms=0,
+        readers=tuple(sorted(verdicts)),
+    )
+    verify_receipt(receipt, task)
+    return SubmissionToAudit(
+        receipt=receipt, task=task, facts=await _fetch_step_facts(config, server, receipt), verdicts=verdicts
+    )
+
+
+async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int, int]:
+    """Which tasks its lease was for."""
+    query = {"kind": "LeaseGranted", "subject": str(receipt.node), "limit": str(PAGE_ROWS)}
+    for _ in range(PAGES_MAX):
+        page = await api.get("/log/entries", **query)
+        leases, cursor = public_log.parse_answer("entries", page, parse_leases)
+        if (receipt.run, receipt.lease) in leases:
+            return leases[receipt.run, receipt.lease]
+        if cursor is None:
+            break
+        query["cursor"] = cursor
+    raise LocalError(f"lease {receipt.lease} of {receipt.node} is not among its last {PAGES_MAX * PAGE_ROWS}")
+
+
+def open_anonymous_client(config: NodeConfig, network: str) -> AbstractAsyncContextManager[HttpClient]:
+    """Anybody may read what an audit needs, so no key of the node's is: the one here is new and nobody's."""
+    return open_client(
+        key=WalletKey.from_secret(secrets.token_bytes(32)),
+        network=NetworkId(network),
+        clock=SystemClock(),
+        dice=random.Random(),
+        limits=config.client,
+        authority=config.authority,
+    )
+
+
+async def _fetch_step_facts(config: NodeConfig, server: ServerAddress, receipt: SubmissionReceipt) -> StepReply:
+    async with open_anonymous_client(config, receipt.network) as client:
+        wanted = StepRequest(step=receipt.step, root=receipt.checkpoint_root)
+        found: StepReply = (await client.call(server, STEP, wanted, run=receipt.run)).message
+    return found
+
+
+def parse_leases(page: Mapping[str, Any]) -> tuple[dict[tuple[str, int], tuple[int, int]], str | None]:
+    """First slot and number of slots by run and lease, and the cursor of the next page."""
+    leases = {
+        (str(row["run"]), int(row["body"]["lease"])): (int(row["body"]["first_slot"]), int(row["body"]["slots"]))
+        for row in page["rows"]
+    }
+    return leases, public_log.parse_cursor(page)
+
+
+def parse_verdicts(page: Mapping[str, Any]) -> dict[NodeId, LoggedVerdict]:
+    return {
+        NodeId.parse(row["body"]["receipt"]["validator"]): LoggedVerdict(
+            outcome=str(row["body"]["outcome"]), read_proof=bytes.fromhex(row["body"]["looks"].removeprefix("0x"))
+        )
+        for row in page["rows"]
+    }
+
+
+def describe_read_proof(said: bytes, found: bytes) -> str:
+    """What a validator's looks say, in words."""
+    if not found:
+        return "the file needs no model"
+    if not said:
+        return "did not read it: its verdict has no looks"
+    error = compute_read_proof_error(said, found)
+    return (
+        f"did not read it: off by {error:.2f}" if is_read_proof_refuted(said, found) else f"read it: off by {error:.4f}"
+    )
+
+
+def print_submission(
+    context: NodeCliContext, asked: SubmissionToAudit, judged: Judgement, looks: Mapping[NodeId, bytes]
+) -> None:
+    readers = [
+        (node, said.outcome, said.read_proof, looks.get(node, b"")) for node, said in sorted(asked.verdicts.items())
+    ]
+    if context.args.json:
+        context.screen.print_json(
+            {
+                "submission": str(asked.task.submission),
+                "here": {"outcome": str(judged.outcome), "reason": judged.reason},
+                "checks": {metric.name: metric.value for metric in judged.metrics},
+                "validators": [
+                    {
+                        "validator": str(node),
+                        "outcome": outcome,
+                        "read": not is_read_proof_refuted(said, found) if found else None,
+                    }
+                    for node, outcome, said, found in readers
+                ],
+            }
+        )
+        return
+    say, task = context.screen.print_line, asked.task
+    say(f"submission  {task.submission} of {task.node}, whose signature under it is good")
+    last = task.first_slot + task.slots - 1
+    say(f"            lease {task.lease}, step {task.step}, slots {task.first_slot} to {last}")
+    say(f"here        {judged.outcome}: {judged.reason or 'every check passes'}")
+    say("")
+    rows = [(metric.name, f"{metric.value:.6g}") for metric in judged.metrics]
+    context.screen.show(context.screen.table(["check", "here"], rows))
+    say("")
+    if not readers:
+        say("nobody was drawn to judge it")
+        return
+    told = [(str(node), outcome, describe_read_proof(said, found)) for node, outcome, said, found in readers]
+    context.screen.show(context.screen.table(["validator", "found", "by its looks"], told))
+
+
+EXIT_DISAGREES = 3
+
+
+def audit(context: NodeCliContext) -> int:
+    return asyncio.run(_audit(context))
+
+
+async def _audit(context: NodeCliContext) -> int:
+    given = {"coordinator": context.args.coordinator} if context.args.coordinator else {}
+    config = with_pins(context.resolve(given).config)
+    found = await _find_subject(context, config)
+    if isinstance(found, SubmissionToAudit):
+        return await _audit_submission(context, config, found)
+    return await _audit_bundle(context, config, found)
+
+
+async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes) -> int:
+    """A verdict, from its bundle."""
+    try:
+        evidence = decode_evidence(raw)
+    except RemoteError as error:
+        raise LocalError(f"that is no evidence bundle, or a damaged one: {error}") from None
+    if not context.args.json:
+        _print_evidence(context, evidence, raw, config.signing_domain)
+    examined = await _recompute(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
+    judged = examined.judge()
+    agrees = judged.outcome is evidence.outcome
+    _print_comparison(context, evidence, judged, agrees)
+    return 0 if agrees else EXIT_DISAGREES
+
+
+async def _audit_submission(context: NodeCliContext, config: NodeConfig, asked: SubmissionToAudit) -> int:
+    """A submission that nobody rejected: what this machine finds in it, and who had read it."""
+    examined = await _recompute(context, config, asked.receipt.run, asked.task, asked.facts, b"")
+    judged = examined.judge()
+    print_submission(context, asked, judged, examined.read_proofs)
+    return 0 if judged.outcome is Outcome.ACCEPT else EXIT_DISAGREES
+
+
+async def _recompute(
+    context: NodeCliContext, config: NodeConfig, run: RunId, task: AuditTask, facts: StepReply, file: bytes
+) -> Examination:
+    """With this machine's engine. What is not at hand is fetched."""
+    file = file or await _load(context.args.file, config, f"/objects/{task.file_digest}", task.file_digest, "--file")
+    dataset = get_dataset_digest(facts)
+    problems = b"" if dataset is None else await _load_dataset(context, config, dataset)
+    weights = _find_weights(context, config, task, facts)
+    with tempfile.TemporaryDirectory(prefix="prime-audit-") as folder:
+        return await replay_audit(
+            run,
+            task,
+            facts,
+            file=file,
+            weights=weights,
+            dataset=problems,
+            engine=config.engine,
+            folder=Path(folder),
+            clock=SystemClock(),
+        )
+
+
+# --- What is needed ---------------------------------------------------------------------------------------------------
+
+
+async def _find_subject(context: NodeCliContext, config: NodeConfig) -> bytes | SubmissionToAudit:
+    """A bundle; or a submission that has none, since nobody rejected it."""
+    if context.args.bundle is not None:
+        return _read_file(context.args.bundle, BUNDLE_BYTES_MAX)
+    if context.args.verdict is None:
+        raise LocalError("name a submission or an evidence digest, or give --bundle FILE")
+    name = parse_verdict_id(context.args.verdict)
+    if not config.coordinator:
+        raise LocalError("there is no node in the folder that knows a coordinator; give --coordinator URL, or --bundle")
+    evidence = await _find_evidence(config, name)
+    if evidence is None:
+        asked = await fetch_submission(config, name)
+        if asked is not None:
+            return asked
+    try:
+        return await _fetch(config, f"/objects/{evidence or name}", evidence or name, BUNDLE_BYTES_MAX)
+    except NotFound:
+        raise LocalError(
+            f"nothing that was submitted, and no evidence, is called {name} at {config.coordinator}, or it is not kept"
+            " any more. `prime-node rollouts ID` shows the names of yours; a file that you have is given with --bundle"
+        ) from None
+
+
+def parse_verdict_id(text: str) -> Digest:
+    try:
+        return Digest.parse(text)
+    except RemoteError as error:
+        raise LocalError(
+            f"{text!r} names no verdict: a digest {error.problem}. `prime-node rollouts ID` shows a submission's, the "
+            "explorer a verdict's; a file that you have is given with --bundle"
+        ) from None
+
+
+async def _find_evidence(config: NodeConfig, name: Digest) -> Digest | None:
+    """Of the first rejection of a submission with this name, if there is one."""
+    async with open_json_client(config.coordinator, config.authority) as api:
+        try:
+            page = await api.get("/verdicts", submission=str(name))
+        except NotFound:
+            return None
+    return public_log.parse_answer("verdicts", page, public_log.parse_evidence_digest)
+
+
+def _find_weights(context: NodeCliContext, config: NodeConfig, task: AuditTask, facts: StepReply) -> Path:
+    """The folder that was given, else the checkpoint where a node of this folder keeps it."""
+    if context.args.weights is not None:
+        return Path(context.args.weights)
+    store = config.weights.folder or NodeFolder(config.folder).weights
+    path = store / "checkpoints" / task.checkpoint_root.hex()
+    if not path.is_dir():
+        raise LocalError(
+            f"the checkpoint {task.checkpoint_root} of step {facts.weights.step} is not in {store}; "
+            "give --weights FOLDER with its files"
+        )
+    return path
+
+
+async def _load_dataset(context: NodeCliContext, config: NodeConfig, digest: Digest) -> bytes:
+    known = NodeFolder(config.folder).datasets / digest.hex()
+    given = context.args.dataset or (known if known.exists() else None)
+    return await _load(given, config, f"/datasets/{digest}", digest, "--dataset", DATASET_BYTES_MAX)
+
+
+async def _load(
+    given: Path | None,
+    config: NodeConfig,
+    path: str,
+    digest: Digest,
+    flag: str,
+    bytes_max: int = ROLLOUT_FILE_BYTES_MAX,
+) -> bytes:
+    """From a file, else from the coordinator."""
+    if given is None:
+        if not config.coordinator:
+            raise LocalError(f"the audit needs {digest}, which is not in the bundle; give {flag} FILE")
+        return await _fetch(config, path, digest, bytes_max)
+    data = _read_file(given, bytes_max)
+    if sha256(data).digest() != digest:
+        raise LocalError(f"{given} is not {digest}")
+    return data
+
+
+def _read_file(path: Path, bytes_max: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > bytes_max:
+        raise LocalError(f"{path} is larger than {bytes_max} bytes")
+    return data
+
+
+async def _fetch(config: NodeConfig, path: str, digest: Digest, bytes_max: int) -> bytes:
+    async with open_anonymous_client(config, config.network or "any") as client:
+        server = ServerAddress(config.coordinator, NodeId(bytes(NodeId.SIZE)))
+        return await fetch_file(client, server, path, digest, bytes_max=bytes_max)
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+
+
+def _print_evidence(context: NodeCliContext, evidence: EvidenceBundle, raw: bytes, domain: Domain) -> None:
+    task, say = evidence.task, context.screen.print_line
+    say(f"evidence    0x{sha256(raw).hexdigest()}, {len(raw)} bytes")
+    say(f"submission  {task.submission} of {task.node}")
+    last = task.first_slot + task.slots - 1
+    say(f"            lease {task.lease}, step {task.step}, slots {task.first_slot} to {last}")
+    signed = (
+        "its author's signature under it is good"
+        if verify_evidence_signature(evidence, domain)
+        else "no signature is here"
+    )
+    say(f"            {signed}")
+    say(f"checkpoint  {task.checkpoint_root}, step {evidence.facts.weights.step}")
+    engine = evidence.engine
+    how = f"{engine.engine} on {engine.device} in {engine.precision}" if engine else "no engine was needed"
+    say(f"then        {evidence.outcome}: {evidence.reason}")
+    say(f"            {how}; {', '.join(evidence.software) or 'software not named'}")
+
+
+def _print_comparison(context: NodeCliContext, evidence: EvidenceBundle, judged: Judgement, agrees: bool) -> None:
+    checks = list(compare_metrics(evidence.metrics, judged, evidence.facts.terms.tolerance))
+    if context.args.json:
+        context.screen.print_json(
+            {
+                "submission": str(evidence.task.submission),
+                "then": {"outcome": str(evidence.outcome), "reason": evidence.reason},
+                "here": {"outcome": str(judged.outcome), "reason": judged.reason},
+                "agrees": agrees,
+                "checks": [{"name": r.name, "limit": r.limit, "then": r.in_verdict, "here": r.here} for r in checks],
+                "flaws": [flaw.text for flaw in judged.flaws],
+            }
+        )
+        return
+    say = context.screen.print_line
+    say(f"here        {judged.outcome}: {judged.reason or 'every check passes'}")
+    say("")
+    context.screen.show(context.screen.table(["check", "limit", "then", "here"], [_cells(row) for row in checks]))
+    for flaw in judged.flaws[:10]:
+        say(f"  {flaw.text}")
+    say("this machine agrees with the verdict" if agrees else "this machine DISAGREES with the verdict")
+
+
+def _cells(row: ComparedMetric) -> tuple[Any, ...]:
+    return (row.name, *("" if value is None else f"{value:.6g}" for value in (row.limit, row.in_verdict, row.here)))

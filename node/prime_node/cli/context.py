@@ -1,0 +1,80 @@
+"""How a command reaches the running node of a folder: over its door on loopback, with the token of its lock file.
+
+What every command is handed: its arguments, the environment, the screen, and a way to ask for a password.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prime_node.cli.arguments import FOLDER, FOLDER_VARIABLE
+from prime_node.config import NodeConfig, resolve_node_config
+from prime_node.storage.node_folder import NodeFolder, read_pins
+from prime_protocol.errors import LocalError
+from prime_runtime.console import CommandOutput
+from prime_runtime.http.control_api import call_control_api
+from prime_runtime.keys import PASSWORD_CHARS_MIN
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import ResolvedConfig, read_flags
+
+
+async def call_node(folder: Path, method: str, path: str, given: dict[str, str] | None = None) -> dict[str, Any]:
+    """One question or order to the node in the folder."""
+    start = f"prime-node start --folder {folder}"
+    return await call_control_api(NodeFolder(folder).lock, "node", method, path, start=start, given=given)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCliContext:
+    """One call of the command line."""
+
+    args: Namespace
+    variables: Mapping[str, str]
+    """The environment, as cli.py read it."""
+    screen: CommandOutput
+    ask_password: Callable[[str, bool], str | None]
+    """Asks on the terminal, twice if True; None where there is no terminal."""
+
+    @property
+    def folder(self) -> Path:
+        given = self.args.folder or self.variables.get(FOLDER_VARIABLE) or FOLDER
+        try:
+            return Path(given).expanduser().absolute()
+        except RuntimeError:
+            raise LocalError("there is no home folder; give --folder") from None
+
+    def resolve(self, flags: Mapping[str, Any] | None = None) -> ResolvedConfig[NodeConfig]:
+        """The settings by flags, environment and file, with where each came from."""
+        given = read_flags(self.args, NodeConfig) if flags is None else flags
+        others = {name: value for name, value in given.items() if name != "folder"}
+        variables = {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
+        return resolve_node_config(self.folder, others, variables)
+
+    def load_config(self, *, with_password_flag: bool = True) -> NodeConfig:
+        """The settings of the node that is in the folder, with what it has learnt of its coordinator."""
+        if not self.folder.exists():
+            raise LocalError(f"there is no node in {self.folder}; prime-node start makes one")
+        config = with_pins(self.resolve({}).config)
+        file = self.args.key_password_file
+        return replace(config, password=None, password_file=file) if file and with_password_flag else config
+
+    def with_password(self, config: NodeConfig, question: str = "password of the node's key") -> NodeConfig:
+        """Ask for the key's password where nothing says it and somebody is there to answer."""
+        if config.password or config.password_file or NodeFolder(config.folder).password.exists():
+            return config
+        text = self.ask_password(question, False)
+        return config if text is None else replace(config, password=check_password(text))
+
+
+def with_pins(config: NodeConfig) -> NodeConfig:
+    """What is not set is what was learnt before."""
+    missing: dict[str, Any] = {name: value for name, value in read_pins(config).items() if not getattr(config, name)}
+    return replace(config, **missing)
+
+
+def check_password(text: str) -> Secret:
+    if len(text) < PASSWORD_CHARS_MIN:
+        raise LocalError(f"the password has {len(text)} characters, it needs at least {PASSWORD_CHARS_MIN}")
+    return Secret(text)

@@ -1,0 +1,184 @@
+"""`prime-node stake`: what stands behind the node, what its run asks for, and moving value to and fro.
+
+On a network that settles on a chain, value moves there first or last, and the log is told: see chain.py beside this.
+"""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from prime_node.cli.context import NodeCliContext
+from prime_node.config import NodeConfig
+from prime_node.storage.keys import load_key
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Appealed, Released, Staked, Unbonded
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.messages import ENTRY_ENDPOINTS
+from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
+from prime_runtime import keys as key_file
+from prime_runtime.clock import SystemClock
+from prime_runtime.formatting import format_amount, parse_amount
+from prime_runtime.http.client import CallRefused, open_client
+from prime_runtime.http.coordinator_api import NotFound, open_json_client
+from prime_runtime.keys import read_password_file
+
+if TYPE_CHECKING:
+    from prime_node.cli.chain import ChainStaking
+
+
+ENDPOINTS = {endpoint.request: endpoint for endpoint in ENTRY_ENDPOINTS}
+
+
+def show(context: NodeCliContext) -> int:
+    config = load_joined_config(context)
+    node = load_key(with_node_password(context, config)).node
+    facts = asyncio.run(fetch_stake(config, node))
+    if context.args.json:
+        context.screen.print_json(facts)
+        return 0
+    lines = [
+        ("node", facts["node"]),
+        ("owner", "itself" if facts["owner"] == facts["node"] else facts["owner"]),
+        ("stake", format_amount(facts["stake_nano"])),
+        ("needed", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
+        ("on its way back", format_amount(facts["unbonding_nano"])),
+        ("balance", f"{format_amount(facts['balance_nano'])} of the owner"),
+        ("standing", f"{facts['standing']}" + (f": {facts['way_out']}" if not facts["works"] else "")),
+    ]
+    context.screen.show(context.screen.key_value_table(lines))
+    missing = facts["stake_min_nano"] - facts["stake_nano"]
+    if missing > 0:
+        context.screen.print_line(
+            f"\n{format_amount(missing)} are missing: prime-node stake add {format_amount(missing)}"
+        )
+    return 0
+
+
+def add(context: NodeCliContext) -> int:
+    amount_nano = parse_amount(context.args.amount)
+    if settles_on_chain(context):
+        return open_chain_staking(context).add(amount_nano)
+    return write_owner_entry(
+        context, lambda node: Staked(node=node, amount_nano=amount_nano), f"{context.args.amount} tokens are staked"
+    )
+
+
+def remove(context: NodeCliContext) -> int:
+    amount_nano = parse_amount(context.args.amount)
+    if settles_on_chain(context):
+        return open_chain_staking(context).remove(amount_nano)
+    what = f"{context.args.amount} tokens are on their way back; when the delay is over: prime-node stake release"
+    return write_owner_entry(context, lambda node: Unbonded(node=node, amount_nano=amount_nano), what)
+
+
+def release(context: NodeCliContext) -> int:
+    if settles_on_chain(context):
+        return open_chain_staking(context).withdraw()
+    return write_owner_entry(context, lambda node: Released(node=node), "what had matured is in the balance")
+
+
+def claim(context: NodeCliContext) -> int:
+    if not settles_on_chain(context):
+        raise LocalError("what this network pays is in the balance already: see prime-node stake")
+    return open_chain_staking(context).claim()
+
+
+def appeal(context: NodeCliContext) -> int:
+    try:
+        submission = Digest.parse(context.args.submission)
+    except RemoteError as error:
+        raise LocalError(f"{context.args.submission!r} is not the name of a submission: it {error.problem}") from None
+    if settles_on_chain(context):
+        return open_chain_staking(context).appeal(submission, context.args.reason)
+    config = load_joined_config(context)
+    entry = Appealed(submission=submission, reason=context.args.reason)
+    return write_owner_entry(context, lambda node: entry, "the slash is appealed; others look again", run=config.run_id)
+
+
+def settles_on_chain(context: NodeCliContext) -> bool:
+    return load_joined_config(context).signing_domain != EMBEDDED_DOMAIN
+
+
+def open_chain_staking(context: NodeCliContext) -> "ChainStaking":
+    """What moves value on the chain; web3 is imported only here."""
+    from prime_node.cli.chain import ChainStaking
+
+    config = load_joined_config(context)
+    node_key = load_key(with_node_password(context, config))
+    owner = node_key if context.args.key is None else load_owner_key(context)
+    return ChainStaking(config, node_key, owner, context.args.rpc_url or config.rpc, context.screen.print_line)
+
+
+def load_joined_config(context: NodeCliContext) -> NodeConfig:
+    config = context.load_config(with_password_flag=False)
+    if not config.is_complete:
+        raise LocalError("this node has not joined a network yet: prime-node start --coordinator URL")
+    return config
+
+
+def with_node_password(context: NodeCliContext, config: NodeConfig) -> NodeConfig:
+    """--password-file is about --key where that is given."""
+    own = context.load_config() if context.args.key is None else config
+    return context.with_password(own)
+
+
+def write_owner_entry(context: NodeCliContext, make: Any, what: str, run: RunId | None = None) -> int:
+    """Have the owner's entry written to the log."""
+    config = load_joined_config(context)
+    node_key = load_key(with_node_password(context, config))
+    owner = node_key if context.args.key is None else load_owner_key(context)
+    try:
+        index = asyncio.run(send_entry(config, owner, make(node_key.node), run))
+    except CallRefused as error:
+        problem = f"{error.refusal.field} {error.refusal.problem}".strip()
+        raise LocalError(f"refused: {problem}. See: prime-node stake") from None
+    context.screen.print_line(f"{what} (entry {index} of the log)")
+    return 0
+
+
+def load_owner_key(context: NodeCliContext) -> WalletKey:
+    file, path = context.args.key_password_file, context.args.key
+    password = read_password_file(file) if file else context.ask_password(f"password of {path}", False)
+    if password is None:
+        raise LocalError("no terminal to ask for the password; use --password-file")
+    return key_file.load_key(path, password)
+
+
+async def send_entry(config: NodeConfig, key: WalletKey, entry: Any, run: RunId | None = None) -> int:
+    """The entry's index in the log; Refused where a rule is against it."""
+    async with open_client(
+        key=key,
+        network=config.network_id,
+        clock=SystemClock(),
+        dice=random.Random(),
+        limits=config.client,
+        authority=config.authority,
+    ) as client:
+        answer = await client.call(config.server, ENDPOINTS[type(entry)], entry, run=run)
+        return int(answer.message.index)
+
+
+async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
+    async with open_json_client(config.coordinator, config.authority) as client:
+        try:
+            detail = await client.get(f"/nodes/{node}")
+            run = await client.get(f"/runs/{config.run}")
+        except NotFound as error:
+            raise LocalError(f"the coordinator does not know it yet: {error}. Start the node first") from None
+    try:
+        summary = detail["summary"]
+        standing = next(row for row in detail["standings"] if row["run"] == config.run)
+        return {
+            "node": str(node),
+            "owner": str(summary["owner"]),
+            "stake_nano": int(summary["stake_nano"]),
+            "stake_min_nano": int(run["terms"]["stake_min_nano"]),
+            "unbonding_nano": int(detail["unbonding_nano"]),
+            "balance_nano": int(detail["owner_balance_nano"]),
+            "standing": str(standing["standing"]),
+            "works": standing["works"] is True,
+            "way_out": str(standing["way_out"]),
+        }
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise LocalError(f"the coordinator's answer is not as it should be: {error!r}") from None

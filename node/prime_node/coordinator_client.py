@@ -1,0 +1,101 @@
+"""Carries the agent's messages to the coordinator and brings back what became of them, as events.
+
+A file that an entry names goes first. Whether it could be brought is for the entry's own answer to show: a coordinator
+that has logged the entry before takes no more files for it, and says so.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from prime_node.agent.events import Event, ReplyReceived, Send, SendRefused, SendTimedOut
+from prime_node.agent.outbox import is_final
+from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Submitted, VerdictGiven
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import ENTRY_ENDPOINTS, HEARTBEAT, LEASE, UploadPurpose, UploadRequest
+from prime_protocol.wire.rpc import Endpoint
+from prime_runtime.clock import Clock
+from prime_runtime.http import client as http_errors
+from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.coordinator_api import upload_file
+
+log = logging.getLogger(__name__)
+
+KNOWN_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (HEARTBEAT, LEASE, *ENTRY_ENDPOINTS)
+ENDPOINTS = {endpoint.request: endpoint for endpoint in KNOWN_ENDPOINTS}
+SEND_MS = 15_000
+"""Time for one message, retries included. The agent tries again by its own rules."""
+UPLOAD_MS = 600_000
+"""Time for a file: 100 MB on a line of 2 Mbit/s."""
+
+
+class CoordinatorClient:
+    """Also knows whether the coordinator can be reached."""
+
+    def __init__(self, client: HttpClient, server: ServerAddress, shelf: UploadSpool, clock: Clock) -> None:
+        self._client = client
+        self._server = server
+        self._spool = shelf
+        self._clock = clock
+        self.problem = "nothing was sent yet"
+        """Why the last message got no answer; empty where it got one."""
+        self.last_reply_ms: int | None = None
+        """When an answer last came, on the wall clock."""
+        self.uploaded_bytes = 0
+        """Of files, in this process."""
+
+    async def send(self, send: Send) -> Event:
+        endpoint = ENDPOINTS[type(send.message)]
+        try:
+            if send.file is not None:
+                await self._upload_file(send, send.file)
+            answer = await self._client.call(self._server, endpoint, send.message, run=send.run, deadline_ms=SEND_MS)
+        except http_errors.CallRefused as error:
+            self._record_reachability("")
+            log.info("%s was refused: %s", endpoint.kind, error)
+            return SendRefused(send.request, error.refusal)
+        except (LocalError, RemoteError) as error:
+            self._record_reachability(str(error))
+            return SendTimedOut(send.request)
+        self._record_reachability("")
+        return ReplyReceived(send.request, answer.message)
+
+    async def _upload_file(self, send: Send, digest: Digest) -> None:
+        """The file that the entry names. What refuses the file for good says nothing of the entry."""
+        assert send.run is not None, "files belong to runs"
+        data = await asyncio.to_thread(self._spool.get, digest)
+        if data is None:
+            log.warning("the file %s is not on this disk any more; its entry is sent without it", digest)
+            return
+        upload = make_upload(send.message, digest, len(data))
+        try:
+            await upload_file(self._client, self._server, upload, data, run=send.run, deadline_ms=UPLOAD_MS)
+        except http_errors.CallRefused as error:
+            if not is_final(error.refusal):
+                raise
+            log.info("the file %s was not taken: %s", digest, error)
+            return
+        self.uploaded_bytes += len(data)
+
+    def _record_reachability(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.warning("the coordinator does not answer: %s", problem)
+        elif not problem:
+            if self.problem and self.last_reply_ms is not None:
+                log.info("the coordinator answers again")
+            self.last_reply_ms = self._clock.now_ms()
+        self.problem = problem
+
+
+def make_upload(entry: Submitted | VerdictGiven, digest: Digest, size_bytes: int) -> UploadRequest:
+    """Rollouts for a lease, evidence for a submission."""
+    is_work = isinstance(entry, Submitted)
+    return UploadRequest(
+        digest=digest,
+        size_bytes=size_bytes,
+        purpose=UploadPurpose.ROLLOUTS if is_work else UploadPurpose.EVIDENCE,
+        lease=entry.receipt.lease if isinstance(entry, Submitted) else None,
+        submission=None if isinstance(entry, Submitted) else entry.receipt.submission,
+    )

@@ -1,0 +1,324 @@
+"""What a role asks of a machine, from the size of the run's model. Pure.
+
+The factors are generous on purpose: a machine that is told it can work must not run out of memory an hour later.
+
+From what was found to a checklist: what, found, needed, what to do. Pure.
+
+A line is good, worth a note, or missing something. Only the last kind keeps a node from working.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prime_node.doctor.facts import CoordinatorFacts, MachineReport, SourceFacts
+from prime_protocol.constants import CLOCK_SKEW_MS_MAX, PROTOCOL_VERSION
+from prime_runtime.formatting import format_bytes
+
+GB = 10**9
+
+RUNTIME_BYTES = 2 * GB
+"""Torch, its kernels and the node itself, before any weights."""
+CACHE_SHARE = 0.25
+"""Keys and values of a small batch, beside the weights; the engine makes its batch smaller when there is less."""
+FLOAT32_FACTOR = 2
+"""On a CPU without bf16 instructions the weights are computed in float32: twice their published size."""
+COPIES_ON_DISK = 3
+"""The shards as they came, the checkpoint made of them, and the next one while it is built."""
+RELAY_BYTES = GB // 2
+"""Memory of a relay: shards go from disk to socket without passing through it."""
+RATE_BYTES_PER_S_MIN = 1_000_000
+"""Below this a checkpoint of a few gigabytes takes an hour, and the work made with it comes too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleNeeds:
+    """Bytes that a role takes."""
+
+    memory_bytes: int
+    """Of the machine, or of the GPU where the engine works on one."""
+    disk_bytes: int
+
+
+def compute_need(role: str, model_bytes: int | None, *, is_wide: bool) -> RoleNeeds:
+    """`is_wide`: the engine computes in float32."""
+    model = model_bytes or 0
+    if role == "relay":
+        return RoleNeeds(RELAY_BYTES, COPIES_ON_DISK * model)
+    weights = model * (FLOAT32_FACTOR if is_wide else 1)
+    return RoleNeeds(RUNTIME_BYTES + int(weights * (1 + CACHE_SHARE)), COPIES_ON_DISK * model)
+
+
+CLOCK_NOTED_MS = 2_000
+"""A machine with NTP is a hundred times better than this; one without drifts past it in a week."""
+WRITE_BYTES_PER_S_MIN = 20_000_000
+"""A disk slower than this holds up the building of checkpoints."""
+
+
+class CheckGrade(StrEnum):
+    """How good a line is."""
+
+    GOOD = "good"
+    NOTE = "note"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One thing that was looked at."""
+
+    what: str
+    found: str
+    needed: str = ""
+    advice: str = ""
+    """What to do; empty where nothing has to be done."""
+    grade: CheckGrade = CheckGrade.GOOD
+
+
+def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
+    """Every line for a node of this role."""
+    return [
+        *check_machine(examined, role),
+        *check_devices(examined, role),
+        *check_coordinator(examined.coordinator),
+        *check_sources(examined.sources),
+        *check_port(examined),
+        *check_roles(examined),
+    ]
+
+
+# --- The machine ----------------------------------------------------------------------------------------------------
+
+
+def check_machine(examined: MachineReport, role: str) -> Iterator[CheckResult]:
+    cpu, memory, disk = examined.cpu, examined.memory, examined.disk
+    features = ", ".join(cpu.features) or "no vector instructions that help"
+    yield CheckResult(what="processor", found=f"{cpu.cores} cores of {cpu.model} ({features})", needed="1 core")
+    need = compute_need(role, _get_model_bytes(examined), is_wide=not cpu.has_bf16)
+    # On a GPU the weights are there, and the machine's own memory only passes them on.
+    least = min(need.memory_bytes, RUNTIME_BYTES) if _list_usable_gpu_bytes(examined) else need.memory_bytes
+    yield make_result(
+        what="memory",
+        found=f"{format_bytes(memory.free_bytes)} free of {format_bytes(memory.total_bytes)}",
+        needed=format_bytes(least),
+        is_good=memory.free_bytes >= least,
+        advice="close other programs, or take part as a relay: --role relay",
+    )
+    if disk.problem:
+        yield CheckResult(
+            what="disk",
+            found=f"cannot write to {disk.folder}: {disk.problem}",
+            needed="a folder that can be written to",
+            advice="make room or rights there, or choose another --folder",
+            grade=CheckGrade.MISSING,
+        )
+        return
+    yield make_result(
+        what="disk",
+        found=f"{format_bytes(disk.free_bytes)} free at {disk.folder}",
+        needed=format_bytes(need.disk_bytes) if need.disk_bytes else "room for the weights",
+        is_good=disk.free_bytes >= need.disk_bytes,
+        advice="make room, or put the weights elsewhere: --weights-folder",
+    )
+    rate = disk.write_bytes_per_s or 0
+    yield make_result(
+        what="disk speed",
+        found=f"{format_bytes(rate)}/s written",
+        needed=f"{format_bytes(WRITE_BYTES_PER_S_MIN)}/s",
+        is_good=rate >= WRITE_BYTES_PER_S_MIN,
+        advice="a faster disk builds checkpoints sooner",
+        worst=CheckGrade.NOTE,
+    )
+
+
+def check_devices(examined: MachineReport, role: str) -> Iterator[CheckResult]:
+    listing, engine = examined.gpu_listing, examined.engine
+    for gpu in listing.gpus:
+        yield make_result(
+            what=f"GPU {gpu.number}",
+            found=gpu.problem or f"{gpu.name}, {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)}",
+            is_good=not gpu.problem,
+            advice="restart the machine, or the driver: the GPU does not answer it",
+        )
+    if not listing.gpus:
+        yield CheckResult(what="GPU", found=listing.problem or "none", needed="none, but it is many times faster")
+    if engine is None:
+        return
+    is_needed = role != "relay"
+    if not engine.torch:
+        yield make_result(
+            what="engine",
+            found=engine.problem or "torch is not installed",
+            needed="torch" if is_needed else "nothing for a relay",
+            is_good=not is_needed,
+            advice=f"pip install 'prime-swarm[node]' into the environment of {engine.python}",
+        )
+        return
+    also = f", vllm {engine.vllm}" if engine.vllm else ""
+    yield CheckResult(what="engine", found=f"torch {engine.torch}{also}", needed="torch")
+    for device in engine.devices:
+        yield make_result(
+            what=f"device {device.device}",
+            found=device.problem or f"multiplied in {device.took_ms} ms{f' on {device.name}' if device.name else ''}",
+            needed="a right product",
+            is_good=device.is_good,
+            advice="update the driver and torch so that they fit each other, or leave it out",
+        )
+    if listing.gpus and not any(device.device.startswith("cuda") for device in engine.devices):
+        yield CheckResult(
+            what="GPU in torch",
+            found="the driver lists GPUs, torch sees none",
+            needed="a torch that was built for this driver",
+            advice="install torch with CUDA: see pytorch.org; without it the CPU is used",
+            grade=CheckGrade.NOTE,
+        )
+
+
+# --- The network ----------------------------------------------------------------------------------------------------
+
+
+def check_coordinator(line: CoordinatorFacts | None) -> Iterator[CheckResult]:
+    if line is None:
+        advice = "ask whoever runs the network for its URL: prime-node doctor --coordinator URL"
+        yield CheckResult(
+            what="coordinator", found="none given", needed="its URL", advice=advice, grade=CheckGrade.NOTE
+        )
+        return
+    if line.problem:
+        advice = "check the URL and this machine's network"
+        yield CheckResult(
+            what="coordinator", found=line.problem, needed="an answer", advice=advice, grade=CheckGrade.MISSING
+        )
+        return
+    yield CheckResult(
+        what="coordinator",
+        found=f"{line.url}, network {line.network}, answers in {line.round_trip_ms} ms",
+        needed="an answer",
+    )
+    yield make_result(
+        what="run",
+        found=line.run_problem or f"{line.run}, model {line.model}",
+        needed="one that is active",
+        is_good=not line.run_problem,
+        advice="choose one with --run, or ask the operator",
+    )
+    yield from _judge_clock(line)
+    if line.version_min is not None:
+        yield make_result(
+            what="version",
+            found=f"this program speaks version {PROTOCOL_VERSION}",
+            needed=f"{line.version_min} or later",
+            is_good=line.version_min <= PROTOCOL_VERSION,
+            advice="pip install --upgrade prime-swarm",
+        )
+
+
+def _judge_clock(line: CoordinatorFacts) -> Iterator[CheckResult]:
+    if line.skew_ms is None:
+        return
+    off_ms, direction = abs(line.skew_ms), "ahead of" if line.skew_ms > 0 else "behind"
+    grade = CheckGrade.MISSING if off_ms > CLOCK_SKEW_MS_MAX else CheckGrade.NOTE
+    yield make_result(
+        what="clock",
+        found=f"{off_ms / 1000:.1f} s {direction} the coordinator's",
+        needed=f"at most {CLOCK_SKEW_MS_MAX // 1000} s off",
+        is_good=off_ms <= CLOCK_NOTED_MS,
+        advice="set the clock by NTP: timedatectl set-ntp true",
+        worst=grade,
+    )
+
+
+def check_sources(sources: SourceFacts | None) -> Iterator[CheckResult]:
+    if sources is None:
+        return
+    if sources.bytes_per_s is None:
+        reached = f"{sources.servers} nodes serve weights, {sources.reached} were reached" if sources.servers else ""
+        yield CheckResult(
+            what="weights",
+            found="; ".join(part for part in (reached, sources.problem) if part),
+            needed="somebody to fetch from",
+            advice="none is needed if the run has just begun; else look whether a firewall stops outgoing connections",
+            grade=CheckGrade.NOTE,
+        )
+        return
+    rate = sources.bytes_per_s
+    took = f"{format_bytes(sources.received_bytes)} from {sources.reached} of {sources.servers} nodes"
+    yield make_result(
+        what="weights",
+        found=f"{format_bytes(rate)}/s ({took})",
+        needed=f"{format_bytes(RATE_BYTES_PER_S_MIN)}/s",
+        is_good=rate >= RATE_BYTES_PER_S_MIN,
+        advice="a faster line; work with large models would come too late",
+        worst=CheckGrade.NOTE,
+    )
+
+
+def check_port(examined: MachineReport) -> Iterator[CheckResult]:
+    port = examined.port
+    if not port.announce:
+        yield CheckResult(
+            what="reached from outside",
+            found="announce is empty: this node calls out only, and serves nobody",
+            needed="nothing; but a node that serves helps the others",
+        )
+        return
+    where = ", ".join(port.announce)
+    yield make_result(
+        what="reached from outside",
+        found=port.problem
+        or f"{port.listen} is {'held by our node' if port.is_ours else 'free'}, told others: {where}",
+        needed="a port that is free here and forwarded to this machine",
+        is_good=not port.problem,
+        advice="choose another --listen-port, and --announce with it",
+    )
+
+
+# --- Roles ----------------------------------------------------------------------------------------------------------
+
+
+def check_roles(examined: MachineReport) -> Iterator[CheckResult]:
+    """Which roles this machine can take for the run's model, where that is known."""
+    model_bytes = _get_model_bytes(examined)
+    if model_bytes is None:
+        return
+    can = [role for role in ("worker", "validator", "relay") if _can_take_role(examined, role, model_bytes)]
+    yield make_result(
+        what="roles",
+        found=f"with a model of {format_bytes(model_bytes)} it can be: {', '.join(can) or 'nothing'}",
+        needed="one",
+        is_good=bool(can),
+        advice="free memory or disk; see the lines above",
+    )
+
+
+def _can_take_role(examined: MachineReport, role: str, model_bytes: int) -> bool:
+    need = compute_need(role, model_bytes, is_wide=not examined.cpu.has_bf16)
+    if examined.disk.problem or examined.disk.free_bytes < need.disk_bytes:
+        return False
+    if role == "relay":
+        return examined.memory.free_bytes >= need.memory_bytes
+    narrow = compute_need(role, model_bytes, is_wide=False)
+    if any(free >= narrow.memory_bytes for free in _list_usable_gpu_bytes(examined)):
+        return True
+    engine = examined.engine
+    has_cpu = engine is not None and any(each.device == "cpu" and each.is_good for each in engine.devices)
+    return has_cpu and examined.memory.free_bytes >= need.memory_bytes
+
+
+def _list_usable_gpu_bytes(examined: MachineReport) -> list[int]:
+    """Free bytes of each GPU that multiplied rightly."""
+    devices = examined.engine.devices if examined.engine else ()
+    return [each.free_bytes for each in devices if each.is_good and each.device != "cpu"]
+
+
+def _get_model_bytes(examined: MachineReport) -> int | None:
+    return examined.sources.model_bytes if examined.sources else None
+
+
+def make_result(
+    *, what: str, found: str, needed: str = "", is_good: bool, advice: str, worst: CheckGrade = CheckGrade.MISSING
+) -> CheckResult:
+    """A line that is good, or has this advice and grade."""
+    if is_good:
+        return CheckResult(what=what, found=found, needed=needed)
+    return CheckResult(what=what, found=found, needed=needed, advice=advice, grade=worst)

@@ -1,0 +1,207 @@
+"""Keeps one engine at hand: started when first needed, one caller at a time, begun again when it died.
+
+A process that dies is started again after a pause that doubles; one that keeps dying is left alone until the pause is
+over, and says why. Which checkpoint it holds is remembered, so that only a change is loaded.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from prime_node.engine.config import EngineConfig
+from prime_node.engine.interface import EngineFacts
+from prime_node.engine.process import EngineDied, EngineProcess, build_command, build_environment
+from prime_protocol.errors import LocalError
+from prime_protocol.proofs.tolerance import Precision
+from prime_protocol.wire.ids import Digest
+from prime_runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+RESTART_PAUSE_MS = 500
+RESTART_PAUSE_MS_MAX = 600_000
+"""Before a process that died is started again, doubling with each death that followed no success."""
+DEATHS_MAX = 3
+"""After so many deaths without a success between them the engine is taken for broken: nobody waits for it any more."""
+
+BuildCommand = Callable[[EngineConfig, Precision], Sequence[str]]
+FindChangedTensors = Callable[[Digest, Digest], frozenset[str] | None]
+"""Which tensors differ between two checkpoints; None where that is not known."""
+
+
+class EngineState(StrEnum):
+    """What the engine is doing."""
+
+    OFF = "off"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    BROKEN = "broken"
+
+
+class EngineBroken(LocalError):
+    """The engine keeps dying; nothing is asked of it until the pause is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSession:
+    """The engine, for as long as the caller has its turn."""
+
+    process: EngineProcess
+    facts: EngineFacts
+
+    @property
+    def software(self) -> tuple[str, ...]:
+        return self.process.software
+
+
+class EngineManager:
+    """One node's engine."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        clock: Clock,
+        *,
+        changes: FindChangedTensors = lambda old, new: None,
+        command: BuildCommand = build_command,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._clock = clock
+        self._find_changed_tensors = changes
+        self._command = command
+        self._lock = asyncio.Lock()
+        self._process: EngineProcess | None = None
+        self._precision = Precision.FLOAT32
+        self._retry_at_ms = 0
+        self._deaths = 0
+        self.state = EngineState.OFF
+        self.loaded: Digest | None = None
+        self.facts: EngineFacts | None = None
+        self.restarts = 0
+        self.last_error = ""
+        """Why the engine last died, or could not be started."""
+
+    @property
+    def is_broken(self) -> bool:
+        return self._deaths >= DEATHS_MAX
+
+    def get_retry_wait_ms(self) -> int:
+        """How long until a broken engine may be tried again."""
+        return max(0, self._retry_at_ms - self._clock.monotonic_ms())
+
+    @asynccontextmanager
+    async def acquire(self, root: Digest, checkpoint: Path, precision: Precision) -> AsyncIterator[EngineSession]:
+        """The engine with this checkpoint, alone. EngineDied where it dies in your hands, else LocalError."""
+        async with self._lock:
+            try:
+                process = await self._open(precision)
+                facts = await self._load(process, root, checkpoint)
+                yield EngineSession(process, facts)
+                self._deaths = 0
+            except EngineDied as error:
+                self._record_death(error)
+                raise
+            finally:
+                if self._process is not None and not self._process.is_alive:
+                    self._clear_process()
+
+    async def _open(self, precision: Precision) -> EngineProcess:
+        """The process that runs, or another one."""
+        if self._process is not None and not self._process.is_alive:
+            self.restarts += 1
+            await self._end(self._process)
+        elif self._process is not None and precision is not self._precision:
+            await self._end(self._process)
+        if self._process is not None:
+            return self._process
+        if self.is_broken and self.get_retry_wait_ms():
+            raise EngineBroken(f"the engine died {self._deaths} times in a row; the last time: {self.last_error}")
+        await self._clock.sleep_ms(self.get_retry_wait_ms())
+        self.state = EngineState.STARTING
+        config = self._config
+        try:
+            self._process = await EngineProcess.start(
+                self._command(config, precision),
+                build_environment(config, self._folder),
+                self._folder,
+                start_ms=config.start_ms,
+                stall_ms=config.stall_ms,
+            )
+        except LocalError as error:
+            self._record_death(error)
+            raise
+        self._precision = precision
+        log.info("the engine runs, process %d", self._process.pid)
+        return self._process
+
+    async def _load(self, process: EngineProcess, root: Digest, checkpoint: Path) -> EngineFacts:
+        if self.loaded == root and self.facts is not None:
+            return self.facts
+        changed = self._find_changed_tensors(self.loaded, root) if self.loaded is not None else None
+        # Whatever comes of it, the old weights are gone.
+        self.loaded, self.state = None, EngineState.LOADING
+        self.facts = await process.load(checkpoint, changed)
+        self.loaded, self.state = root, EngineState.READY
+        log.info(
+            "the engine holds %s: %s on %s in %s", root, self.facts.engine, self.facts.device, self.facts.precision
+        )
+        return self.facts
+
+    def _record_death(self, error: LocalError) -> None:
+        """Nothing is tried again at once: what killed it may still be there."""
+        self._clear_process()
+        pause_ms = min(RESTART_PAUSE_MS_MAX, RESTART_PAUSE_MS << min(self._deaths, 10))
+        self._deaths += 1
+        self.restarts += 1
+        self.last_error = str(error)
+        self._retry_at_ms = self._clock.monotonic_ms() + pause_ms
+        self.state = EngineState.BROKEN if self.is_broken else EngineState.OFF
+        log.warning("%s; it may be started again in %.1f s", error, pause_ms / 1000)
+
+    def _clear_process(self) -> None:
+        self._process = self.loaded = self.facts = None
+        self.state = EngineState.OFF
+
+    async def _end(self, process: EngineProcess) -> None:
+        await process.close()
+        self._clear_process()
+
+    async def invalidate_weights(self) -> None:
+        """Have the next caller load all of them."""
+        async with self._lock:
+            self.loaded = None
+
+    async def stop_process(self) -> None:
+        """Have the next caller start another process: the devices of this machine have changed."""
+        async with self._lock:
+            if self._process is not None:
+                await self._end(self._process)
+
+    async def close(self) -> None:
+        """End it, also in the middle of a job."""
+        if self._process is not None:
+            await self._process.kill()
+            self._clear_process()
+
+    def get_status(self) -> dict[str, Any]:
+        """For people and scripts."""
+        facts = self.facts
+        return {
+            "state": str(self.state),
+            "engine": facts.engine if facts else str(self._config.engine),
+            "device": facts.device if facts else self._config.device,
+            "precision": facts.precision if facts else "",
+            "pid": self._process.pid if self._process else None,
+            "loaded": str(self.loaded) if self.loaded else None,
+            "restarts": self.restarts,
+            "last_error": self.last_error,
+            "retry_ms": self.get_retry_wait_ms() if self.is_broken else 0,
+        }

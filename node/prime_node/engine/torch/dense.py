@@ -1,0 +1,347 @@
+"""Rotary positions: how fast each pair of channels turns, and how far it has at a position.
+
+The dense decoder family, computed here: one pass takes decoding rows and whole sequences together.
+
+What transformers spreads over modules is joined: queries, keys and values are one product, gate and up another. Tokens
+lie end to end without padding; only attention knows which of them belong together. Dropout, other activations and
+sliding windows are left out: dense_shape.py lets no model in that has them.
+
+The fast way: a DenseDecoder with its weights by their public names, its batches, and its reading.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from prime_node.engine.interface import Generation
+from prime_node.engine.torch.attention import (
+    STRIPES,
+    DecodeAttention,
+    KvCache,
+    attend_prefill,
+    has_native_decode,
+    open_attention,
+    plan_compaction,
+)
+from prime_node.engine.torch.dense_shape import DenseShape, RopeShape
+from prime_node.engine.torch.kernels import FusedOps, open_ops
+from prime_node.engine.torch.model import FolderTensors, choose_names
+
+
+def get_frequencies(rope: RopeShape, head_dim: int) -> Tensor:
+    """Radians per token of each pair of channels, in float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    match rope.kind:
+        case "linear":
+            return frequencies / rope.scaling["factor"]
+        case "llama3":
+            return scale_llama3(frequencies, rope.scaling)
+        case kind:
+            assert kind == "default"
+            return frequencies
+
+
+def scale_llama3(frequencies: Tensor, scaling: dict[str, float]) -> Tensor:
+    """Llama 3.1's way to a longer context: slow pairs are slowed by the factor, fast ones kept, others in between."""
+    factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    # How often a pair goes round within the first context.
+    turns = context * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - share) * frequencies / factor + share * frequencies
+
+
+def get_angles(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """(tokens, size) in float32: for each pair of channels its cosine, then for each its sine."""
+    angles = positions[:, None].float() * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+MLP_TOKENS = 512
+"""Tokens that go through the wide part at once: its activations stay in the cache of a CPU, and bounded on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualLengthRun:
+    """Sequences of one length, end to end, that start from nothing."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardBatch:
+    """What goes through the model at once: first a token for each decoding row, then runs of whole sequences."""
+
+    tokens: Tensor
+    positions: Tensor
+    runs: list[EqualLengthRun]
+    decoding: DecodeAttention | None = None
+    cache: KvCache | None = None
+    """Where the runs' keys and values are kept; None: nowhere, they are read once."""
+    places: Tensor | None = None
+    """Where in the cache, for each token of the runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer's weights. Biases and norms that a model does not have are None."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """(heads and key heads, size): each head's own copy, so that one product does for all."""
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class DenseDecoder:
+    """The computation, over weights that somebody else puts into `embedding`, `layers`, `norm` and `head`."""
+
+    def __init__(self, shape: DenseShape, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.device = device
+        self.dtype = dtype
+        self.frequencies = get_frequencies(shape.rope, shape.head_dim).to(device)
+        self.embedding = self._empty(shape.vocabulary, shape.hidden)
+        self.norm = self._empty(shape.hidden)
+        self.head = self.embedding if shape.is_tied else self._empty(shape.vocabulary, shape.hidden)
+        self.layers = [self._make_layer() for _ in range(shape.layers)]
+
+    def _empty(self, *size: int) -> Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def _make_layer(self) -> LayerWeights:
+        shape = self.shape
+        qkv, queries = shape.qkv_heads * shape.head_dim, shape.heads * shape.head_dim
+        return LayerWeights(
+            input_norm=self._empty(shape.hidden),
+            qkv=self._empty(qkv, shape.hidden),
+            qkv_bias=self._empty(qkv) if shape.has_qkv_bias else None,
+            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head_dim) if shape.has_qk_norm else None,
+            out=self._empty(shape.hidden, queries),
+            out_bias=self._empty(shape.hidden) if shape.has_out_bias else None,
+            mlp_norm=self._empty(shape.hidden),
+            gate_up=self._empty(2 * shape.intermediate, shape.hidden),
+            gate_up_bias=self._empty(2 * shape.intermediate) if shape.has_mlp_bias else None,
+            down=self._empty(shape.hidden, shape.intermediate),
+            down_bias=self._empty(shape.hidden) if shape.has_mlp_bias else None,
+        )
+
+    def forward(self, todo: ForwardBatch, wanted: Tensor | None = None) -> Tensor:
+        """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
+        states = functional.embedding(todo.tokens, self.embedding)
+        steps = open_ops(self.shape, get_angles(self.frequencies, todo.positions), self.dtype)
+        for number, layer in enumerate(self.layers):
+            queries, keys, values = self._project(states, layer, steps)
+            mixed = self._attend(todo, number, queries, keys, values)
+            add_product(states, mixed, layer.out, layer.out_bias)
+            for part in states.split(MLP_TOKENS):
+                self._feed_forward(part, layer, steps)
+        if wanted is not None:
+            states = states.index_select(0, wanted)
+        return steps.norm(states, self.norm, self.shape.epsilon)
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.head).float()
+
+    def _project(self, states: Tensor, layer: LayerWeights, steps: FusedOps) -> tuple[Tensor, Tensor, Tensor]:
+        shape = self.shape
+        normed = steps.norm(states, layer.input_norm, shape.epsilon)
+        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(-1, shape.qkv_heads, shape.head_dim)
+        turned, values = heads[:, : -shape.kv_heads], heads[:, -shape.kv_heads :]
+        if layer.qk_norm is not None:
+            turned = functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon) * layer.qk_norm
+        turned = steps.rotate(turned)
+        return turned[:, : shape.heads], turned[:, shape.heads :], values
+
+    def _attend(self, todo: ForwardBatch, number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        start, parts = 0, []
+        if todo.decoding is not None:
+            start = todo.decoding.rows
+            parts.append(todo.decoding.attend(number, queries[:start], keys[:start], values[:start]))
+        if todo.cache is not None and todo.places is not None:
+            todo.cache.write(number, todo.places, keys[start:], values[start:])
+        for run in todo.runs:
+            here = slice(run.start, run.stop)
+            parts.append(attend_prefill(queries[here], keys[here], values[here], run.length))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _feed_forward(self, states: Tensor, layer: LayerWeights, steps: FusedOps) -> None:
+        """The wide part, added to the states in place."""
+        normed = steps.norm(states, layer.mlp_norm, self.shape.epsilon)
+        both = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
+        add_product(states, steps.silu_and_multiply(both), layer.down, layer.down_bias)
+
+
+def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """states += factor @ weight.T + bias, in place."""
+    states.addmm_(factor, weight.t())
+    if bias is not None:
+        states.add_(bias)
+
+
+JOINING_TOKENS = 2048
+"""Most tokens that newcomers bring into one pass, so that those who are decoding do not wait long."""
+
+
+class DenseModel:
+    """Weights of the dense family on a device, of tensors that were checked: a hostile shape could ask for any size."""
+
+    def __init__(self, shape: DenseShape, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.decoder = DenseDecoder(shape, device=device, dtype=dtype)
+        self.tensor_targets = map_tensors(self.decoder)
+        self.is_whole = False
+        self.swap_weights(tensors, None)
+
+    def swap_weights(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        tensors.check(self.shape.get_tensors())
+        names = choose_names(self.tensor_targets, changed if self.is_whole else None)
+        self.is_whole = False
+        tensors.copy_into(self.tensor_targets, names)
+        self.is_whole = True
+
+    def open_batch(self, *, rows: int, length_max: int, cache_bytes: int | None) -> "DenseBatch":
+        decoder = self.decoder
+        cache = KvCache(self.shape, rows=rows, device=decoder.device, dtype=decoder.dtype, bytes_max=cache_bytes)
+        return DenseBatch(decoder, cache, length_max)
+
+    def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
+        return self.decoder.forward(*self.plan_forward(sequences, firsts))
+
+    def plan_forward(
+        self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]
+    ) -> tuple[ForwardBatch, Tensor]:
+        """What goes through, and which of its tokens are wanted."""
+        lengths = [len(sequence) for sequence in sequences]
+        starts = np.cumsum([0, *lengths[:-1]])
+        wanted = [
+            np.arange(start + first, start + length)
+            for start, first, length in zip(starts, firsts, lengths, strict=True)
+        ]
+        todo = ForwardBatch(
+            tokens=self._send(np.concatenate(sequences)),
+            positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
+            runs=plan_runs(lengths, 0),
+        )
+        return todo, self._send(np.concatenate(wanted))
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.get_logits(hidden)
+
+    def _send(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self.decoder.device)
+
+
+class DenseBatch:
+    """Rows in a cache, without gaps: sequences join at the end and leave anywhere."""
+
+    def __init__(self, decoder: DenseDecoder, cache: KvCache, length_max: int) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.length_max = length_max
+        """Longest that any sequence can get."""
+        self.lengths: list[int] = []
+        """Tokens that each row has in the cache."""
+
+    def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
+        joining: list[Generation] = []
+        tokens = 0
+        while waiting and len(joining) < room and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
+            joining.append(waiting.popleft())
+            tokens += joining[-1].length
+        # The longest first, as all rows are; equal ones stand together and are attended together.
+        return sorted(joining, key=lambda writing: -writing.length)
+
+    def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
+        decoding, joining = running[: len(running) - joined], running[len(running) - joined :]
+        lengths = self.lengths = [writing.length for writing in running]
+        self.cache.reserve(max(lengths), self.length_max)
+        tokens = [writing.output[-1] for writing in decoding]
+        positions = [length - 1 for length in lengths[: len(decoding)]]
+        attention = open_attention(self.cache, lengths[: len(decoding)]) if decoding else None
+        if not joining:
+            return self.decoder.forward(ForwardBatch(self._send(tokens), self._send(positions), [], attention))
+        rows: list[int] = []
+        for row, writing in enumerate(joining, len(decoding)):
+            tokens += writing.tokens
+            positions += range(writing.length)
+            rows += [row] * writing.length
+        places = self.cache.get_write_indices(self._send(rows), self._send(positions[len(decoding) :]))
+        runs = plan_runs(lengths[len(decoding) :], len(decoding))
+        todo = ForwardBatch(self._send(tokens), self._send(positions), runs, attention, self.cache, places)
+        last = np.cumsum([1] * len(decoding) + lengths[len(decoding) :]) - 1
+        return self.decoder.forward(todo, torch.from_numpy(last).to(self.decoder.device))
+
+    def remove_rows(self, gone: Sequence[int]) -> list[int]:
+        # Only rows that attend together gain from lying by length.
+        order = plan_compaction(len(self.lengths), gone, stripes=1 if has_native_decode(self.cache) else STRIPES)
+        moves = [(place, row) for place, row in enumerate(order) if place != row]
+        if moves:
+            targets, sources = zip(*moves, strict=True)
+            self.cache.move(targets, sources, max(self.lengths[row] for row in sources))
+        return order
+
+    def _send(self, numbers: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.array(numbers, np.int64)).to(self.decoder.device)
+
+
+def plan_runs(lengths: Sequence[int], start: int) -> list[EqualLengthRun]:
+    """Neighbours of equal length are one run."""
+    runs = []
+    for length, same in groupby(lengths):
+        run = EqualLengthRun(start, len(list(same)), length)
+        runs.append(run)
+        start = run.stop
+    return runs
+
+
+def map_tensors(decoder: DenseDecoder) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint goes: views into the joined weights."""
+    shape = decoder.shape
+    places = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
+    if not shape.is_tied:
+        places["lm_head.weight"] = decoder.head
+    sizes = [heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    for number, layer in enumerate(decoder.layers):
+        here = {
+            "input_layernorm.weight": layer.input_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.bias": layer.out_bias,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        for kind, joined in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+            parts = [None] * 3 if joined is None else joined.split(sizes)
+            here |= {f"self_attn.{name}_proj.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        for kind, joined in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
+            parts = [None] * 2 if joined is None else joined.chunk(2)
+            here |= {f"mlp.{name}_proj.{kind}": part for name, part in zip(("gate", "up"), parts, strict=True)}
+        if layer.qk_norm is not None:
+            here["self_attn.q_norm.weight"] = layer.qk_norm[: shape.heads]
+            here["self_attn.k_norm.weight"] = layer.qk_norm[shape.heads :]
+        places |= {f"model.layers.{number}.{name}": place for name, place in here.items() if place is not None}
+    assert places.keys() == shape.get_tensors().keys()
+    return places

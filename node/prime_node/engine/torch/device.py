@@ -1,0 +1,75 @@
+"""Which device and precision an engine computes in, how much memory is left there, and what running out looks like."""
+
+from pathlib import Path
+
+import torch
+
+from prime_protocol.errors import LocalError
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Instructions for bfloat16 products on x86 and ARM. Without one of them a product takes 12 to 20 times as long."""
+EMULATED_BF16 = "bfloat16-imitated"
+"""bfloat16 whatever it costs: how a machine without those instructions sees the noise of one that has them."""
+MEMORY_SHARE = 0.5
+"""Of the free memory, what the cache of keys and values may take. The rest is for activations and for others."""
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU, else the CPU; `cuda` is the first GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, colon, number = name.partition(":")
+    if kind != "cuda" or number.isdecimal() != bool(colon):
+        raise LocalError(f"device is {name!r}; use auto, cpu, cuda, or cuda:1 with the number of a GPU")
+    number = number or "0"
+    if int(number) >= torch.cuda.device_count():
+        raise LocalError(f"there is no {name}: torch sees {torch.cuda.device_count()} GPUs; run prime-node doctor")
+    return torch.device("cuda", int(number))
+
+
+def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
+    """What was asked for, but float32 where the device would have to imitate bfloat16 and nobody insists."""
+    if wanted == EMULATED_BF16:
+        return torch.bfloat16
+    if wanted not in ("auto", "float32", "bfloat16"):
+        raise LocalError(f"precision is {wanted!r}; use auto, float32 or bfloat16")
+    if wanted == "float32" or not has_bf16(device):
+        return torch.float32
+    return torch.bfloat16
+
+
+def has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return CPUINFO.exists() and names_bf16(CPUINFO.read_text())
+
+
+def names_bf16(cpuinfo: str) -> bool:
+    """Whether the processor lists one of the instructions."""
+    lines = [line.partition(":") for line in cpuinfo.splitlines()]
+    flags = {flag for key, _, value in lines if key.strip() in ("flags", "Features") for flag in value.split()}
+    return bool(flags & BF16_FLAGS)
+
+
+def get_cache_bytes(device: torch.device) -> int | None:
+    """What the cache may take now; None where nobody knows."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * MEMORY_SHARE)
+    if not MEMINFO.exists():
+        return None
+    for line in MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(int(line.split()[1]) * 1024 * MEMORY_SHARE)
+    return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch says it in three ways: on a GPU, from Python, and from its allocator for the CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

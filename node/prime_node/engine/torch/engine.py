@@ -1,0 +1,227 @@
+"""Causal language models on torch, on a CPU or one GPU: continuous batching, our sampling, proofs, weights in place.
+
+What runs next and what happens when memory is short is decided here. How a model is computed is in torch_dense*.py for
+the dense family and in torch_generic_model.py for the rest.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from prime_node.engine.interface import (
+    Completion,
+    EngineFacts,
+    ForwardResult,
+    GenerateRequest,
+    Sampling,
+    TokenSequence,
+    verify_requests,
+)
+from prime_node.engine.torch.dense import DenseModel
+from prime_node.engine.torch.dense_shape import UnsupportedShape, parse_dense_shape
+from prime_node.engine.torch.device import (
+    EMULATED_BF16,
+    choose_device,
+    choose_precision,
+    get_cache_bytes,
+    is_out_of_memory,
+)
+from prime_node.engine.torch.forward import (
+    forward_group,
+    get_length,
+    open_cross_precision,
+    plan_groups,
+    verify_sequences,
+)
+from prime_node.engine.torch.generation import GenerationScheduler, ProofBuilder, choose_executor
+from prime_node.engine.torch.model import DecodeBatch, FolderTensors, TorchModel
+from prime_protocol.errors import LocalError
+from prime_runtime.model_files import ModelFiles
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = {"cpu": 64, "cuda": 256}
+"""Sequences at once where the owner names no number. Past it a CPU gains nothing, and a GPU little."""
+READ_TOKENS = {"cpu": 4096, "cuda": 32768}
+"""Tokens of texts that are read in one pass."""
+
+
+class TorchEngine:
+    """One model on one device."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        threads: int = 1,
+        batch_max: int | None = None,
+        cache_bytes: int | None = None,
+        proofs: type[ProofBuilder] = ProofBuilder,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._device = choose_device(device)
+        self._dtype = choose_precision(precision, self._device)
+        self._uses_cross_precision = precision in ("bfloat16", EMULATED_BF16)
+        """In bfloat16 a text is also read in the other arithmetic: see torch_twin.py."""
+        self._batch_limit = batch_max or BATCH_MAX[self._device.type]
+        """Sequences at once. It shrinks where memory runs out, and does not grow again."""
+        self._read_tokens = READ_TOKENS[self._device.type]
+        """The same for tokens that are read at once."""
+        self._cache_bytes = cache_bytes
+        self._proofs = proofs
+        self._builder = choose_executor(self._device)
+        self._model: TorchModel | None = None
+        self._files: ModelFiles | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        files = self._get_files()
+        return EngineFacts(
+            engine="torch",
+            device=str(self._device),
+            precision=str(self._dtype).removeprefix("torch."),
+            hidden=files.hidden,
+            vocabulary=files.vocabulary,
+            context_max=files.context_max,
+        )
+
+    def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
+        files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
+        try:
+            with torch.inference_mode():
+                self._load_weights(files, tensors, changed)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise LocalError(f"the weights in {checkpoint} do not fit into the memory of {self._device}") from None
+
+    def _load_weights(self, files: ModelFiles, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        """Into the same storage where the model is the same."""
+        if self._model is not None and self._files is not None and files.config == self._files.config:
+            self._model.swap_weights(tensors, changed)
+        else:
+            make = plan_model(files, tensors, device=self._device, dtype=self._dtype)
+            # What can be checked is. The old one goes before the new one comes, as two rarely fit.
+            self._model = None
+            self._model = make()
+        self._files = files
+
+    def generate(
+        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        model, facts = self._get_model(), self.facts
+        verify_requests(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        if not orders:
+            return
+        rows = min(self._batch_limit, len(orders))
+        length_max = max(len(order.prompt) for order in orders) + sampling.tokens_max
+        proofs = self._proofs(rows=rows, hidden=facts.hidden, device=self._device, builder=self._builder)
+        generation = GenerationScheduler(orders, sampling, proofs)
+        batch: DecodeBatch | None = None
+        while generation.is_busy and is_wanted():
+            batch = batch or self._open_batch(model, rows, length_max)
+            if not self._try_step(generation, model, batch):
+                generation.requeue()
+                batch = None
+            yield from generation.take_ready()
+        yield from generation.take_ready(is_last=True)
+
+    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+        model, facts = self._get_model(), self.facts
+        verify_sequences(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        groups = deque(plan_groups(texts, self._read_tokens))
+        while groups:
+            group = groups.popleft()
+            readings = self._try_read(model, group, sampling)
+            if readings is None:
+                groups.extendleft(reversed(plan_groups(group, self._read_tokens)))
+            else:
+                yield from readings
+
+    # --- Where memory may run out -----------------------------------------------------------------------------------
+
+    def _open_batch(self, model: TorchModel, rows: int, length_max: int) -> DecodeBatch:
+        self._free()
+        cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
+        return model.open_batch(rows=min(self._batch_limit, rows), length_max=length_max, cache_bytes=cache_bytes)
+
+    def _try_step(self, generation: GenerationScheduler, model: TorchModel, batch: DecodeBatch) -> bool:
+        """False: out of memory, and from here on there are half as many at once."""
+        try:
+            with torch.inference_mode():
+                generation.step(model, batch, self._batch_limit)
+        except (RuntimeError, MemoryError) as error:
+            running = len(generation.running)
+            if not is_out_of_memory(error):
+                raise
+            if running <= 1:
+                raise LocalError(
+                    f"out of memory on {self._device} with a single sequence: {error}; "
+                    "free some memory, use another device, or leave this run to larger machines"
+                ) from None
+            self._batch_limit = running // 2
+            log.warning(
+                "out of memory with %d sequences at once, going on with %d: %s", running, self._batch_limit, error
+            )
+            return False
+        return True
+
+    def _try_read(
+        self, model: TorchModel, group: list[TokenSequence], sampling: Sampling
+    ) -> list[ForwardResult] | None:
+        """None: out of memory, and from here on there are half as many tokens at once."""
+        try:
+            with torch.inference_mode():
+                twin = open_cross_precision(model) if self._uses_cross_precision else None
+                return list(forward_group(model, group, sampling, vocabulary=self.facts.vocabulary, twin=twin))
+        except (RuntimeError, MemoryError) as error:
+            tokens = sum(map(get_length, group))
+            if not is_out_of_memory(error):
+                raise
+            if len(group) == 1:
+                raise LocalError(
+                    f"out of memory on {self._device} reading one text of {tokens} tokens: {error}; "
+                    "free some memory, or use another device"
+                ) from None
+            self._read_tokens = tokens // 2
+            log.warning("out of memory reading %d tokens at once, going on with %d", tokens, self._read_tokens)
+        self._free()
+        return None
+
+    def _free(self) -> None:
+        """Give back what torch holds of a GPU's memory: it may be in pieces that do not fit any more."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- What is loaded ---------------------------------------------------------------------------------------------
+
+    def _get_files(self) -> ModelFiles:
+        if self._files is None:
+            raise LocalError("no checkpoint is loaded yet")
+        return self._files
+
+    def _get_model(self) -> TorchModel:
+        if self._model is None or not self._model.is_whole:
+            raise LocalError("no checkpoint is loaded whole: load one")
+        return self._model
+
+
+def plan_model(
+    files: ModelFiles, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype
+) -> Callable[[], TorchModel]:
+    """How to make the model: the fast way where it is of the dense family, else the general one."""
+    try:
+        shape = parse_dense_shape(files)
+    except UnsupportedShape as reason:
+        log.info("%s runs through transformers: %s", files.architecture, reason)
+        # Importing transformers takes seconds, and most models do not need it.
+        from prime_node.engine.torch.generic_model import GenericModel, plan_generic
+
+        return partial(GenericModel, plan_generic(files, tensors), tensors, device=device, dtype=dtype)
+    tensors.check(shape.get_tensors())
+    return partial(DenseModel, shape, tensors, device=device, dtype=dtype)

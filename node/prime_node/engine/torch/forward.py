@@ -1,0 +1,206 @@
+"""The same texts read in another arithmetic: as bfloat16 rounds where the model computes in float32, and without
+rounding where it computes in bfloat16.
+
+What lies between the two is the noise that bfloat16 gives these very tokens. It is what an honest worker's numbers may
+be noisy by, so a validator of a run in bfloat16 knows it for each text, whatever the model. The weights are the model's
+own: bfloat16 values, whatever type holds them. Products are summed in float32 and rounded once, as hardware does.
+
+What a model says of finished texts: one pass for several of them, then their output tokens in bounded pieces.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
+from prime_node.engine.torch.dense import MLP_TOKENS, DenseDecoder, DenseModel, ForwardBatch, LayerWeights, get_angles
+from prime_node.engine.torch.kernels import TorchOps
+from prime_node.engine.torch.model import TorchModel
+from prime_node.engine.torch.sampling import Draws, get_logprobs, get_margins, get_max_logprobs, get_token_logprobs
+from prime_protocol.errors import RemoteError
+from prime_protocol.proofs.toploc import tensor_to_bits
+
+
+class CrossPrecisionModel:
+    """A decoder's computation in the other arithmetic. Slower than the decoder: nothing is joined or done in place."""
+
+    def __init__(self, model: DenseModel) -> None:
+        self._model = model
+        self._decoder: DenseDecoder = model.decoder
+        self.rounds_to_bf16 = model.decoder.dtype == torch.float32
+        """Whether this one rounds; else the model does."""
+
+    def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
+        """As Model.read, in float32 that holds what this arithmetic gives."""
+        todo, wanted = self._model.plan_forward(sequences, firsts)
+        return self._forward(todo, wanted)
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        return self._multiply(hidden, self._decoder.head, None)
+
+    def _forward(self, todo: ForwardBatch, wanted: Tensor) -> Tensor:
+        decoder = self._decoder
+        states = functional.embedding(todo.tokens, decoder.embedding).float()
+        angles = get_angles(decoder.frequencies, todo.positions)
+        steps = TorchOps(self._round(angles), torch.float32)
+        for layer in decoder.layers:
+            mixed = self._attend(todo, *self._project(states, layer, steps))
+            states = self._add(states, mixed, layer.out, layer.out_bias)
+            parts = [self._feed_forward(part, layer, steps) for part in states.split(MLP_TOKENS)]
+            states = torch.cat(parts)
+        return self._norm(states.index_select(0, wanted), decoder.norm)
+
+    def _project(self, states: Tensor, layer: LayerWeights, steps: TorchOps) -> tuple[Tensor, Tensor, Tensor]:
+        shape = self._decoder.shape
+        joined = self._multiply(self._norm(states, layer.input_norm), layer.qkv, layer.qkv_bias)
+        heads = joined.view(-1, shape.qkv_heads, shape.head_dim)
+        turned, values = heads[:, : -shape.kv_heads], heads[:, -shape.kv_heads :]
+        if layer.qk_norm is not None:
+            turned = self._round(functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon))
+            turned = self._round(turned * layer.qk_norm.float())
+        turned = self._round(steps.rotate(turned))
+        return turned[:, : shape.heads], turned[:, shape.heads :], values
+
+    def _attend(self, todo: ForwardBatch, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = []
+        for run in todo.runs:
+            query, key, value = (
+                tensor[run.start : run.stop].unflatten(0, (run.count, run.length)).transpose(1, 2)
+                for tensor in (queries, keys, values)
+            )
+            found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            parts.append(self._round(found.transpose(1, 2).flatten(2).flatten(0, 1)))
+        return torch.cat(parts)
+
+    def _feed_forward(self, states: Tensor, layer: LayerWeights, steps: TorchOps) -> Tensor:
+        both = self._multiply(self._norm(states, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        gate, up = both.chunk(2, dim=-1)
+        gated = self._round(self._round(functional.silu(gate)) * up)
+        return self._add(states, gated, layer.down, layer.down_bias)
+
+    def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
+        return self._round(functional.rms_norm(states, weight.shape, weight.float(), self._decoder.shape.epsilon))
+
+    def _multiply(self, factor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._round(functional.linear(factor, weight.float(), None if bias is None else bias.float()))
+
+    def _add(self, states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        added = self._round(torch.addmm(states, factor, weight.float().t()))
+        return added if bias is None else self._round(added + bias.float())
+
+    def _round(self, values: Tensor) -> Tensor:
+        return values.to(torch.bfloat16).float() if self.rounds_to_bf16 else values
+
+
+def open_cross_precision(model: TorchModel) -> CrossPrecisionModel | None:
+    """None for models of other families: theirs is computed by transformers."""
+    return CrossPrecisionModel(model) if isinstance(model, DenseModel) else None
+
+
+LOGITS_MAX = 2**22
+"""Logits at once: 16 MiB in float32, whatever the vocabulary."""
+
+ScoredRows = tuple[Tensor, Tensor, Tensor]
+"""Margins, log-probs, and log-probs of the likeliest end token, of some rows."""
+ComputeLogits = Callable[[Tensor], Tensor]
+
+
+def verify_sequences(texts: Sequence[TokenSequence], *, vocabulary: int, context_max: int) -> None:
+    """The tokens are the author's: what no model could have written is its fault."""
+    for text in texts:
+        field = f"rows[{text.number}]"
+        if not len(text.prompt) or not len(text.output):
+            raise RemoteError(field, "has no prompt or no output")
+        if len(text.prompt) + len(text.output) > context_max:
+            raise RemoteError(field, f"is longer than the model's context of {context_max} tokens")
+        for tokens in (text.prompt, text.output):
+            if tokens.min() < 0 or tokens.max() >= vocabulary:
+                raise RemoteError(field, f"has tokens outside of the {vocabulary} there are")
+
+
+def plan_groups(texts: Sequence[TokenSequence], tokens_max: int) -> list[list[TokenSequence]]:
+    """Texts of about the same length together, at most so many tokens at once, at least one text."""
+    groups: list[list[TokenSequence]] = []
+    tokens = 0
+    for text in sorted(texts, key=get_length):
+        if not groups or tokens + get_length(text) > tokens_max:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(text)
+        tokens += get_length(text)
+    return groups
+
+
+def get_length(text: TokenSequence) -> int:
+    return len(text.prompt) + len(text.output)
+
+
+def forward_group(
+    model: TorchModel,
+    texts: Sequence[TokenSequence],
+    sampling: Sampling,
+    *,
+    vocabulary: int,
+    twin: CrossPrecisionModel | None = None,
+) -> Iterator[ForwardResult]:
+    """With a twin the numbers are those of the one that does not round, and `own_...` of the one that does."""
+    # The last token leads to nothing that is asked for.
+    fed = [np.concatenate((text.prompt, text.output[:-1])).astype(np.int64) for text in texts]
+    firsts = [len(text.prompt) - 1 for text in texts]
+    exact: TorchModel | CrossPrecisionModel = model if twin is None or twin.rounds_to_bf16 else twin
+    rows_max = max(1, LOGITS_MAX // vocabulary)
+    hidden = exact.read(fed, firsts)
+    pieces = score_rows(exact.get_logits, hidden, texts, sampling, rows_max)
+    columns = [torch.cat(parts).cpu().numpy() for parts in zip(*pieces, strict=True)]
+    bits = tensor_to_bits(hidden.to(torch.bfloat16))
+    own_bits = own_logprobs = None
+    if twin is not None:
+        rounded: TorchModel | CrossPrecisionModel = twin if twin.rounds_to_bf16 else model
+        own_hidden = rounded.read(fed, firsts)
+        own_bits = tensor_to_bits(own_hidden.to(torch.bfloat16))
+        own_logprobs = compute_logprobs(rounded.get_logits, own_hidden, texts, sampling, rows_max).cpu().numpy()
+    start = 0
+    for text in texts:
+        rows = slice(start, start := start + len(text.output))
+        margins, logprobs, eos_logprobs = (column[rows] for column in columns)
+        yield ForwardResult(
+            number=text.number,
+            hidden_bits=bits[rows],
+            margins=margins,
+            logprobs=logprobs,
+            eos_logprobs=eos_logprobs,
+            bf16_hidden_bits=None if own_bits is None else own_bits[rows],
+            bf16_logprobs=None if own_logprobs is None else own_logprobs[rows],
+        )
+
+
+def compute_logprobs(
+    get_logits: ComputeLogits, hidden: Tensor, texts: Sequence[TokenSequence], sampling: Sampling, rows_max: int
+) -> Tensor:
+    """Of each output token, a bounded number at a time."""
+    tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64)).to(hidden.device)
+    pieces = zip(hidden.split(rows_max), tokens.split(rows_max), strict=True)
+    return torch.cat(
+        [get_token_logprobs(get_logprobs(get_logits(some), sampling.temperature), own) for some, own in pieces]
+    )
+
+
+def score_rows(
+    get_logits: ComputeLogits, hidden: Tensor, texts: Sequence[TokenSequence], sampling: Sampling, rows_max: int
+) -> Iterator[ScoredRows]:
+    """The rows of all texts, a bounded number at a time."""
+    tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64))
+    seeds = np.repeat(np.array([text.seed for text in texts], np.uint64), [len(text.output) for text in texts])
+    positions: NDArray[np.int64] = np.concatenate([np.arange(len(text.output)) for text in texts])
+    start = 0
+    while start < len(hidden):
+        rows = slice(start, start := start + rows_max)
+        logits = get_logits(hidden[rows])
+        own = tokens[rows].to(logits.device)
+        margins = get_margins(logits, own, Draws(sampling.temperature, seeds[rows], positions[rows]))
+        logprobs = get_logprobs(logits, sampling.temperature)
+        yield margins, get_token_logprobs(logprobs, own), get_max_logprobs(logprobs, sampling.eos)

@@ -1,0 +1,221 @@
+"""Every other architecture, through transformers' own modules: slower than torch_dense.py, and the same to the engine.
+
+Rows of a batch are equally long, so that no architecture has to understand padding, and a recurrent one carries no
+state over from it; sequences leave when they are done,
+and others join when all have left. Nothing that a checkpoint says is run as code, and nothing is fetched.
+"""
+
+import inspect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from prime_node.engine.interface import Generation
+from prime_node.engine.torch.model import FolderTensors, list_names
+from prime_protocol.errors import LocalError
+from prime_runtime.model_files import ModelFiles
+
+PROBE = (0, 1, 2, 3)
+"""A text on which the head is tried out."""
+PROBE_TOLERANCE = 0.02
+"""Of the largest logit: more than the rounding of bfloat16, less than any other head."""
+DROPPED_KEYS = frozenset({"attn_implementation", "experts_implementation", "dtype", "torch_dtype", "model_type"})
+"""What a configuration says about how to compute, which is for this machine to say."""
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What models call what they keep of the tokens so far: keys and values, or the state of a recurrence."""
+
+OTHER_ENGINE = "set the engine to vllm for this run"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenericModelPlan:
+    """An architecture that transformers knows, and its configuration."""
+
+    kind: Any
+    config: Any
+
+
+def plan_generic(files: ModelFiles, tensors: FolderTensors) -> GenericModelPlan:
+    """LocalError for what transformers does not know itself, or what the tensors cannot be."""
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(files.family)
+    if known != files.architecture:
+        raise LocalError(
+            f"this engine does not know the architecture {files.architecture} of {files.family}; "
+            f"transformers {transformers.__version__} may be too old for this run"
+        )
+    # Names that begin so set what is private to a configuration, such as kernels to fetch.
+    plain = {key: value for key, value in files.config.items() if key[:1] != "_" and key not in DROPPED_KEYS}
+    try:
+        config = transformers.AutoConfig.for_model(files.family, **plain)
+        kind = getattr(transformers, known)
+        with torch.device("meta"):
+            parameters = kind._from_config(config).num_parameters()
+    except Exception as error:  # boundary: each of 178 configurations complains in its own way
+        raise LocalError(f"transformers refuses the configuration in {files.folder}: {error}") from None
+    # A head that is tied may be counted on one side only. A shape that asks for more would fill the memory.
+    if parameters > tensors.parameters + files.vocabulary * files.hidden:
+        raise LocalError(
+            f"config.json in {files.folder} describes {parameters} parameters, its tensors hold {tensors.parameters}"
+        )
+    return GenericModelPlan(kind, config)
+
+
+class GenericModel:
+    """A transformers model on a device."""
+
+    def __init__(
+        self, plan: GenericModelPlan, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        # What does not fit is an error of ours; its tables and bars would fill the node's log.
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self._plan = plan
+        self.device = device
+        self._dtype = dtype
+        self._model = self._make(tensors).to(device)
+        self._cache_name = find_cache_name(self._model.base_model)
+        self._scale, self._cap = self._probe()
+        self.is_whole = True
+
+    def swap_weights(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
+        """All of them, whatever changed: transformers may join several tensors of a file into one."""
+        fresh = dict(self._make(tensors).state_dict())
+        self.is_whole = False
+        for name, place in self._model.state_dict().items():
+            place.copy_(fresh[name])
+        self.is_whole = True
+
+    def open_batch(self, *, rows: int, length_max: int, cache_bytes: int | None) -> "GenericBatch":
+        return GenericBatch(self, cache_bytes)
+
+    def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
+        """Shorter ones are filled up at the end, where it changes nothing: each token sees only those before it."""
+        tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
+        for row, sequence in enumerate(sequences):
+            tokens[row, : len(sequence)] = sequence
+        hidden, _ = self.compute(torch.from_numpy(tokens), None)
+        spans = zip(hidden, firsts, sequences, strict=True)
+        return torch.cat([states[first : len(sequence)] for states, first, sequence in spans])
+
+    def compute(self, tokens: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Final hidden states of all tokens, and the cache."""
+        kept = {self._cache_name: cache}
+        outputs = self._model.base_model(input_ids=tokens.to(self.device), use_cache=True, return_dict=True, **kept)
+        return outputs.last_hidden_state, getattr(outputs, self._cache_name, None)
+
+    def get_logits(self, hidden: Tensor) -> Tensor:
+        logits = self._multiply(hidden) * self._scale
+        return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
+
+    def _multiply(self, hidden: Tensor) -> Tensor:
+        head = self._model.get_output_embeddings()
+        product: Tensor = head(hidden.to(head.weight.dtype)).float()
+        return product
+
+    def _make(self, tensors: FolderTensors) -> Any:
+        """A model of the tensors, all of them used and none made up."""
+        kind = self._plan.kind
+        given = {name: tensors.get(name) for name in tensors.tensors}
+        try:
+            model, report = kind.from_pretrained(
+                None,
+                config=self._plan.config,
+                state_dict=given,
+                dtype=self._dtype,
+                attn_implementation="sdpa" if kind._supports_sdpa else "eager",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (ValueError, ImportError) as error:
+            raise LocalError(f"transformers cannot load the checkpoint in {tensors.folder}: {error}") from None
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+            if names := sorted(map(str, report[problem])):
+                raise LocalError(f"the checkpoint in {tensors.folder} does not fit: {problem} {list_names(names)}")
+        return model.eval()
+
+    def _probe(self) -> tuple[float, float | None]:
+        """What the model does to the product of hidden states and head: a factor, a cap, or nothing.
+
+        Found out once on a short text, against the model's own logits, because every family has its own name for it.
+        """
+        text, name = torch.tensor([PROBE], device=self.device), self._plan.kind.__name__
+        try:
+            hidden, cache = self.compute(text, None)
+            plain = self._multiply(hidden)
+            wanted = self._model(input_ids=text, use_cache=False).logits.float()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise LocalError(f"{name} does not compute as language models do here: {error}; {OTHER_ENGINE}") from None
+        cap = getattr(self._plan.config, "final_logit_softcapping", None)
+        scale = float((plain * wanted).sum() / (plain * plain).sum())
+        for found in ((1.0, None), (1.0, cap), (scale, None)):
+            self._scale, self._cap = found
+            if (self.get_logits(hidden) - wanted).abs().max() <= PROBE_TOLERANCE * wanted.abs().max():
+                break
+        else:
+            raise LocalError(f"{name} has a head that this engine does not know; {OTHER_ENGINE}")
+        if cache is None:
+            raise LocalError(f"{name} keeps no cache that this engine knows; {OTHER_ENGINE}")
+        return self._scale, self._cap
+
+
+class GenericBatch:
+    """Sequences that are equally long at every step, in a cache of transformers."""
+
+    def __init__(self, model: GenericModel, cache_bytes: int | None) -> None:
+        self._model = model
+        self._cache_bytes = cache_bytes
+        self._cache: Any = None
+        self._rows = 0
+
+    def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
+        if self._cache is not None or not waiting:
+            return []
+        length = waiting[0].length
+        joining = [writing for writing in waiting if writing.length == length][:room]
+        for writing in joining:
+            waiting.remove(writing)
+        return joining
+
+    def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
+        tokens = [writing.tokens if joined else writing.output[-1:] for writing in running]
+        self._rows = len(tokens)
+        hidden, self._cache = self._model.compute(torch.tensor(tokens), self._cache)
+        taken = count_cache_bytes(self._cache)
+        if self._cache_bytes is not None and taken > self._cache_bytes:
+            raise torch.OutOfMemoryError(f"a cache of {taken} bytes, allowed are {self._cache_bytes}")
+        return hidden[:, -1]
+
+    def remove_rows(self, gone: Sequence[int]) -> list[int]:
+        order = [row for row in range(self._rows) if row not in gone]
+        self._rows = len(order)
+        if order:
+            self._cache.reorder_cache(torch.tensor(order, device=self._model.device))
+        else:
+            self._cache = None
+        return order
+
+
+def find_cache_name(base: Any) -> str:
+    """LocalError where the model has none of these: it is not even tried out."""
+    taken = inspect.signature(base.forward).parameters
+    found = next((name for name in CACHE_NAMES if name in taken), None)
+    if found is None:
+        raise LocalError(f"{type(base).__name__} keeps no cache that this engine knows; {OTHER_ENGINE}")
+    return found
+
+
+def count_cache_bytes(cache: Any) -> int:
+    """Bytes of keys and values, and of the states of recurrent layers; what else is kept counts for nothing."""
+    attended = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    states = [getattr(layer, name, {}) for layer in cache.layers for name in ("conv_states", "recurrent_states")]
+    tensors = [*attended, *(state for each in states for state in each.values())]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,0 +1,223 @@
+"""The logits processor that vLLM loads by name: it hands each step's logits to whoever draws the tokens.
+
+vLLM samples greedily from what comes back, in float32. So the winner is found before, in float64 and with the noise of
+prime_protocol.proofs.sampling, and the logits come back as 1 for the winner and 0 for all others: what vLLM then
+takes is that
+token, whatever its own rounding or way with equals.
+
+What vLLM loads into its worker by name: it draws the tokens, and sees the hidden states of every step.
+
+vLLM calls the model once a step for all requests, with a few tokens of each. Their hidden states are taken right after
+that, outside of every graph and compiled part: those that give a token where completions are written, those of all
+output tokens where texts are read. This needs the layout of vLLM's first model runner; see `check_runner`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
+from prime_node.engine.torch.model import FolderTensors
+from prime_node.engine.torch.sampling import (
+    Draws,
+    choose_tokens,
+    get_logprobs,
+    get_margins,
+    get_max_logprobs,
+    get_token_logprobs,
+)
+from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord
+from prime_protocol.errors import LocalError
+from prime_protocol.proofs.toploc import tensor_to_bits
+
+PROCESSOR_CLASS = f"{__name__}:SeededSampling"
+
+DrawTokens = Callable[[Tensor], Tensor | None]
+"""From the logits of a step to the token of each row; None where nobody draws."""
+
+
+class SeededSampling(LogitsProcessor):
+    """Which request a row belongs to is known to the worker, see vllm_worker.py; it sets `draw`."""
+
+    draw: DrawTokens | None = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        """Nothing of these is needed. vLLM calls it so."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """The worker asks vLLM's batch itself when tokens are drawn."""
+
+    def apply(self, logits: Tensor) -> Tensor:
+        tokens = self.draw(logits) if self.draw else None
+        if tokens is None:
+            return logits
+        return logits.zero_().scatter_(1, tokens[:, None], 1.0)
+
+
+WORKER_CLASS = f"{__name__}.PrimeWorker"
+LOGITS_MAX = 2**24
+"""Logits of texts at once: 64 MiB in float32."""
+RUNNER_NEEDS = (
+    "execute_model",
+    "execute_model_state",
+    "input_batch",
+    "requests",
+    "query_start_loc",
+    "discard_request_mask",
+)
+INPUT_BATCH_NEEDS = ("req_ids", "num_computed_tokens_cpu", "logitsprocs")
+
+
+class PrimeWorker:
+    """Methods added to vLLM's worker, called by name. Each begins with prime_, so that none hides one of its own."""
+
+    model_runner: Any
+
+    def prime_install(self, hidden: int) -> None:
+        """Begin to see. Called once, before the first request."""
+        runner = self.model_runner
+        check_runner(runner)
+        self.prime_hidden = hidden
+        self.prime_sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
+        self.prime_seeds: dict[str, int] = {}
+        self.prime_writings: dict[str, GenerationRecord] = {}
+        self.prime_readings: dict[str, ForwardRecord] = {}
+        self.prime_states: Tensor | None = None
+        execute = runner.execute_model
+
+        def execute_and_see(*args: Any, **kwargs: Any) -> Any:
+            output = execute(*args, **kwargs)
+            if (state := runner.execute_model_state) is not None:
+                self.prime_states = state.sample_hidden_states
+                self.prime_see(state.hidden_states)
+            return output
+
+        runner.execute_model = execute_and_see
+        find_sampling(runner).draw = self.prime_draw
+
+    def prime_load(self, tensors: FolderTensors, names: frozenset[str] | None) -> None:
+        """Take weights in place. `names` must hold whole layers, as vLLM keeps some of their tensors as one."""
+        worker: Any = self
+        wanted = [name for name in tensors.tensors if names is None or name in names]
+        worker.reload_weights(weights_iterator=((name, tensors.get(name)) for name in wanted))
+        # An output layer that shares the embedding's tensor is not in the checkpoint, so vLLM does not prepare it
+        # again; on a CPU it would go on with the old weights, which were packed when the model was started.
+        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        if head is not None and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def prime_begin(self, sampling: Sampling) -> None:
+        """What holds for the requests to come. Nothing is left of those before."""
+        self.prime_sampling = sampling
+        for table in (self.prime_seeds, self.prime_writings, self.prime_readings):
+            table.clear()
+
+    def prime_write(self, name: str, seed: int) -> None:
+        """A request whose tokens are drawn here."""
+        self.prime_seeds[name] = seed
+        self.prime_writings[name] = GenerationRecord(self.prime_hidden)
+
+    def prime_take(self, name: str) -> GenerationRecord:
+        """What was seen of a request that is done."""
+        del self.prime_seeds[name]
+        return self.prime_writings.pop(name)
+
+    def prime_draw(self, logits: Tensor) -> Tensor | None:
+        """The tokens of this step, one for each row."""
+        if not self.prime_seeds:
+            return None
+        runner, states = self.model_runner, self.prime_states
+        names = runner.input_batch.req_ids
+        if states is None or not len(names) == len(logits) == len(states):
+            raise LocalError("vLLM draws other than one token for each request: this version is not supported")
+        positions = [len(runner.requests[name].output_token_ids) for name in names]
+        seeds = np.array([self.prime_seeds[name] for name in names], np.uint64)
+        draws = Draws(self.prime_sampling.temperature, seeds, np.array(positions, np.int64))
+        tokens, logprobs = choose_tokens(logits, draws)
+        hidden_bits = tensor_to_bits(states.to(torch.bfloat16))
+        # A request whose prompt is not read to its end gets a token too, which vLLM throws away.
+        unread = runner.discard_request_mask.np[: len(names)].tolist()
+        for row, name in enumerate(names):
+            if not unread[row]:
+                self.prime_writings[name].add(
+                    position=positions[row], token=tokens[row], logprob=logprobs[row], hidden_bits=hidden_bits[row]
+                )
+        return torch.tensor(tokens, device=logits.device)
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def prime_read(self, name: str, text: TokenSequence) -> None:
+        """A request that feeds a text."""
+        self.prime_readings[name] = ForwardRecord(text)
+
+    def prime_take_reading(self, name: str) -> ForwardResult:
+        return self.prime_readings.pop(name).finish()
+
+    def prime_see(self, states: Tensor) -> None:
+        """Take what this step says of the output tokens of texts."""
+        batch, starts = self.model_runner.input_batch, self.model_runner.query_start_loc.np
+        parts: list[tuple[ForwardRecord, range, int]] = []
+        for row, name in enumerate(batch.req_ids):
+            if (reading := self.prime_readings.get(name)) is None:
+                continue
+            first, count = int(batch.num_computed_tokens_cpu[row]), int(starts[row + 1] - starts[row])
+            wanted = reading.wanted(first, first + count)
+            if len(wanted):
+                parts.append((reading, wanted, int(starts[row]) + wanted.start + reading.first - first))
+        if not parts:
+            return
+        places = np.concatenate([np.arange(start, start + len(wanted)) for _, wanted, start in parts])
+        rows = states[torch.from_numpy(places).to(states.device)]
+        numbers = self.prime_judge(rows, [(reading.sequence, wanted) for reading, wanted, _ in parts])
+        hidden_bits = tensor_to_bits(rows.to(torch.bfloat16))
+        cuts = np.cumsum([len(wanted) for _, wanted, _ in parts])[:-1]
+        for (reading, _, _), bits, part in zip(
+            parts, np.split(hidden_bits, cuts), np.split(numbers, cuts, axis=1), strict=True
+        ):
+            reading.add(bits, part)
+
+    def prime_judge(self, rows: Tensor, parts: Sequence[tuple[TokenSequence, range]]) -> NDArray[np.float32]:
+        """Margins, log-probs and end log-probs of the output tokens that these hidden states gave."""
+        tokens = np.concatenate([text.output[wanted.start : wanted.stop] for text, wanted in parts]).astype(np.int64)
+        seeds = np.concatenate([np.full(len(wanted), text.seed, np.uint64) for text, wanted in parts])
+        positions = np.concatenate([np.arange(wanted.start, wanted.stop) for _, wanted in parts])
+        sampling, model = self.prime_sampling, self.model_runner.get_model()
+        step = max(1, LOGITS_MAX // self.model_runner.model_config.get_vocab_size())
+        numbers = []
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            logits = model.compute_logits(rows[part]).float()
+            drawn = torch.from_numpy(tokens[part]).to(rows.device)
+            margins = get_margins(logits, drawn, Draws(sampling.temperature, seeds[part], positions[part]))
+            logprobs = get_logprobs(logits, sampling.temperature)
+            own, ends = get_token_logprobs(logprobs, drawn), get_max_logprobs(logprobs, sampling.eos)
+            numbers.append(torch.stack([margins, own, ends]))
+        seen: NDArray[np.float32] = torch.cat(numbers, dim=1).cpu().numpy()
+        return seen
+
+
+def check_runner(runner: Any) -> None:
+    """Refuse a vLLM whose worker is laid out in another way than what is read here."""
+    lacks = [name for name in RUNNER_NEEDS if not hasattr(runner, name)]
+    lacks += [name for name in INPUT_BATCH_NEEDS if not lacks and not hasattr(runner.input_batch, name)]
+    if lacks:
+        raise LocalError(
+            f"this vLLM keeps its work elsewhere (no {lacks[0]}): install vllm 0.32, or use --engine torch"
+        )
+
+
+def find_sampling(runner: Any) -> SeededSampling:
+    for processor in runner.input_batch.logitsprocs.all:
+        if isinstance(processor, SeededSampling):
+            return processor
+    raise LocalError("vLLM did not take our logits processor: install vllm 0.32, or use --engine torch")

@@ -1,0 +1,208 @@
+"""The rewards of a file's answers, found here and read from nobody. What needs it is run in the sandbox.
+
+A validator's audit: fetch the file and the checkpoint, read it again, grade it, and put evidence on disk.
+
+Whatever breaks on this machine, or on the way to it, is no verdict: only the file itself can be found bad.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
+from prime_node.engine.manager import EngineManager
+from prime_node.jobs.examination import (
+    Examination,
+    decode_evidence,
+    digest_metrics,
+    encode_evidence,
+    examine,
+    verify_receipt,
+)
+from prime_node.jobs.file_checks import Judgement, RewardSummary
+from prime_node.jobs.step_context import StepContext, StepContexts
+from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.proofs.read_proofs import ReadProofRequest
+from prime_protocol.rollouts.rollout import Rollout
+from prime_protocol.tasks.family import MACHINE_DEPENDENT, Grade
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.messages import AuditTask
+from prime_protocol.wire.signing import Signature
+from prime_protocol.wire.typed_data import SubmissionReceipt
+from prime_runtime.clock import Clock
+from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.coordinator_api import fetch_file
+from prime_runtime.sandbox.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+
+async def grade_rows(rows: Sequence[Rollout], briefing: StepContext, sandbox: Sandbox) -> RewardSummary:
+    """LocalError where this machine cannot run what a grade needs: that says nothing about the answers."""
+    grades = await asyncio.gather(*(grade_row(row, briefing, sandbox) for row in rows))
+    return RewardSummary(
+        mean=sum(grade.reward for grade in grades) / len(grades),
+        right=sum(grade.reward == 1.0 for grade in grades),
+        machine_dependent=sum(grade.reason in MACHINE_DEPENDENT for grade in grades),
+    )
+
+
+async def grade_row(row: Rollout, briefing: StepContext, sandbox: Sandbox) -> Grade:
+    task = briefing.family.make(row.task)
+    text = briefing.model.decode(row.output_tokens.tolist())
+    found = await asyncio.to_thread(briefing.family.grade, task, text)
+    if isinstance(found, Grade):
+        return found
+    return briefing.family.grade_outcome(task, await sandbox.run(found))
+
+
+FetchReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] | None]]
+"""The worker's signed word for a submission, from the public log; None where it cannot be had."""
+
+
+class Auditor:
+    """Carries out Audit."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        server: ServerAddress,
+        network: NetworkId,
+        run: RunId,
+        *,
+        node: NodeId,
+        briefings: StepContexts,
+        keeper: EngineManager,
+        shelf: UploadSpool,
+        sandbox: Sandbox,
+        find_receipt: FetchReceipt,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._network = network
+        self._run = run
+        self._node = node
+        self._contexts = briefings
+        self._engine = keeper
+        self._spool = shelf
+        self._sandbox = sandbox
+        self._fetch_receipt = find_receipt
+        self._clock = clock
+        self.counts: Counter[str] = Counter()
+        """Findings of this process by outcome, and how many were inspections or broke."""
+        self.problem = ""
+        """Why the last audit broke; empty where it did not."""
+
+    async def audit(self, task: AuditTask) -> AuditDone | AuditFailed:
+        left_ms = max(1, task.deadline_ms - self._clock.now_ms())
+        try:
+            async with asyncio.timeout(left_ms / 1000):
+                finding = await self._check_submission(task)
+        except TimeoutError:
+            return self._fail(task, "it was not done in time")
+        except (LocalError, RemoteError) as error:
+            return self._fail(task, str(error))
+        except Exception as error:  # boundary: a stranger's file that finds a bug here costs its verdict, not the node
+            log.exception("the audit of %s failed", task.submission)
+            return self._fail(task, f"a fault of this program: {error!r}")
+        self.problem = ""
+        self.counts["inspected" if task.readers else str(finding.outcome)] += 1
+        if task.readers:
+            log.info("submission %s: inspected for %d validators", task.submission, len(task.readers))
+        else:
+            log.info("submission %s: %s %s", task.submission, finding.outcome, finding.reason)
+        return AuditDone(task.submission, finding)
+
+    def _fail(self, task: AuditTask, problem: str) -> AuditFailed:
+        self.problem = problem
+        self.counts["broken"] += 1
+        log.warning("no verdict on %s: %s", task.submission, problem)
+        return AuditFailed(task.submission)
+
+    async def _check_submission(self, task: AuditTask) -> AuditFinding:
+        path = f"/objects/{task.file_digest}"
+        data = await fetch_file(self._client, self._server, path, task.file_digest, bytes_max=ROLLOUT_FILE_BYTES_MAX)
+        async with self._contexts.open(task.step, task.checkpoint_root) as briefing:
+            examined = await self._examine(data, briefing, task)
+            if task.readers:
+                return make_inspection(examined)
+            rewards = None
+            if examined.is_valid and examined.file is not None:
+                rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
+            judged = examined.judge(rewards)
+            if judged.outcome is Outcome.ACCEPT:
+                return make_finding(examined, judged, digest_metrics(judged.metrics))
+            if examined.numbers:
+                await self._confirm(data, briefing, task, judged, rewards)
+            return make_finding(
+                examined, judged, await self._save_evidence(task, data, examined, judged), has_bundle=True
+            )
+
+    async def _examine(self, data: bytes, briefing: StepContext, task: AuditTask) -> Examination:
+        header = briefing.make_header(task.lease, task.node)
+        limits = briefing.get_limits(task.first_slot, task.slots)
+        onlookers = ReadProofRequest(task.submission, task.readers or (self._node,))
+        return await examine(data, briefing, header, limits, self._engine, task.seed, onlookers)
+
+    async def _confirm(
+        self, data: bytes, briefing: StepContext, task: AuditTask, judged: Judgement, rewards: RewardSummary | None
+    ) -> None:
+        """A stake hangs on it: before a file is rejected it is read once more, with weights checked and loaded anew.
+
+        A bit that flipped on this machine is no fault of the worker.
+        """
+        await self._engine.invalidate_weights()
+        await self._contexts.check_weights(briefing.root)
+        again = (await self._examine(data, briefing, task)).judge(rewards)
+        if again.outcome is not judged.outcome:
+            raise LocalError(
+                f"the file was found {judged.outcome} ({judged.reason}) and, read once more, {again.outcome}: "
+                "this machine's memory or its engine errs"
+            )
+
+    async def _save_evidence(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:
+        """The evidence, on this disk before the verdict is signed."""
+        signed = await self._fetch_receipt(task.submission)
+        if signed is not None:
+            try:
+                verify_receipt(signed[0], task)
+            except RemoteError as error:
+                log.warning("the log's receipt for %s is left out of the evidence: %s", task.submission, error)
+                signed = None
+        bundle = encode_evidence(
+            network=self._network,
+            run=self._run,
+            task=task,
+            facts=await self._contexts.get_facts(task.step, task.checkpoint_root),
+            file=data,
+            signed=signed,
+            examined=examined,
+            judged=judged,
+        )
+        # What nobody can read is no evidence, and without evidence there is no rejection.
+        await asyncio.to_thread(decode_evidence, bundle)
+        return await asyncio.to_thread(self._spool.put, bundle)
+
+
+def make_finding(
+    examined: Examination, judged: Judgement, evidence: Digest, *, has_bundle: bool = False
+) -> AuditFinding:
+    return AuditFinding(
+        outcome=judged.outcome,
+        reason=judged.reason,
+        metrics=judged.metrics,
+        evidence=evidence,
+        has_bundle=has_bundle,
+        read_proofs=examined.read_proofs,
+    )
+
+
+def make_inspection(examined: Examination) -> AuditFinding:
+    """What others must have seen in the file. What it is worth was judged before."""
+    judged = examined.judge()
+    return make_finding(examined, judged, digest_metrics(judged.metrics))

@@ -1,0 +1,284 @@
+"""From numbers to an outcome: what is wrong with a rollout file, by the run's terms. Pure.
+
+A file that is not in order is nobody's dishonesty: soft. Tokens, proofs or log-probs that the model cannot have given
+are the work of another program than the run asks for: hard. Numbers that noise might explain are weighed together over
+the whole file (prime_protocol.proofs.evidence), so that one unlucky chunk convicts nobody. Every honest node runs
+these same
+checks on its own file before it sends it. Where the numbers come from is in audit.py and engine/measuring.py.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_node.engine.measurement import RowMeasurement
+from prime_protocol.constants import (
+    EVIDENCE_FRAUDULENT,
+    EVIDENCE_UNUSUAL,
+    EVIDENCE_USUAL,
+    METRICS_MAX,
+    REASON_CHARS_MAX,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import Metric, Outcome
+from prime_protocol.proofs.evidence import (
+    Deviation,
+    EvidenceSum,
+    compute_noise_deviation,
+    compute_weight,
+    find_proof_deviations,
+    find_replay_deviations,
+    get_chunk_weight,
+    sum_noise_weights,
+    sum_weights,
+)
+from prime_protocol.proofs.tolerance import Tolerance
+from prime_protocol.proofs.toploc_verify import ChunkReport
+from prime_protocol.rollouts.rollout import FinishReason, Rollout, RolloutFile
+from prime_protocol.wire.codec import UNPRINTABLE
+
+WEIGHTS_PER_DECADE = 10
+"""Weights are tenths; verdicts tell powers of ten."""
+FLAWS_KEPT = 64
+"""A forged file has thousands; the first ones tell what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """One thing that an honest file does not have."""
+
+    check: str
+    row: int
+    place: int
+    """Which output token, or which chunk of 32, of the row; 0 where it is about the whole row."""
+    value: float
+    limit: float
+    text: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSummary:
+    """What the answers of a file are worth, graded here."""
+
+    mean: float
+    right: int
+    """Rows with the full reward."""
+    machine_dependent: int
+    """Rows whose program crashed or ran out of time, which another machine may see otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a file comes to."""
+
+    outcome: Outcome
+    reason: str
+    metrics: tuple[Metric, ...]
+    flaws: tuple[Flaw, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRules:
+    """What the rows of a file are held to."""
+
+    prompts: Mapping[int, NDArray[np.int32]]
+    """Tokens of each task's prompt."""
+    eos: frozenset[int]
+    tokens_max: int
+    vocabulary: int
+    """Tokens that the model has."""
+    tolerance: Tolerance
+
+
+# --- Flaws ----------------------------------------------------------------------------------------------------------
+
+
+def find_token_flaws(file: RolloutFile, rules: FileRules) -> list[Flaw]:
+    """What needs no model. A file with such a flaw is not read again: there may be nothing that could be read."""
+    found = [flaw for number, row in enumerate(file.rows) for flaw in _row_flaws(number, row, rules)]
+    return found[:FLAWS_KEPT]
+
+
+def _row_flaws(number: int, row: Rollout, rules: FileRules) -> Iterator[Flaw]:
+    wanted = rules.prompts[row.task]
+    if not np.array_equal(row.prompt_tokens, wanted):
+        at = _first_difference(row.prompt_tokens, wanted)
+        text = f"the prompt of row {number} is not that of task {row.task}, from token {at} on"
+        yield Flaw(check="prompt", row=number, place=at, value=1.0, limit=0.0, text=text)
+    highest = int(row.output_tokens.max())
+    if highest >= rules.vocabulary:
+        text = f"row {number} has token {highest}, the model has {rules.vocabulary}"
+        at = int(row.output_tokens.argmax())
+        yield Flaw(
+            check="vocabulary", row=number, place=at, value=float(highest), limit=float(rules.vocabulary - 1), text=text
+        )
+    problem = _termination_problem(row, rules)
+    if problem:
+        length = len(row.output_tokens)
+        text = f"row {number} {problem}"
+        yield Flaw(
+            check="termination",
+            row=number,
+            place=length - 1,
+            value=float(length),
+            limit=float(rules.tokens_max),
+            text=text,
+        )
+
+
+def _first_difference(given: NDArray[np.int32], wanted: NDArray[np.int32]) -> int:
+    shorter = min(len(given), len(wanted))
+    differs = np.flatnonzero(given[:shorter] != wanted[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
+def _termination_problem(row: Rollout, rules: FileRules) -> str:
+    """A completion ends with its first end token, or is as long as it may be."""
+    ends = np.flatnonzero(np.isin(row.output_tokens, list(rules.eos)))
+    length = len(row.output_tokens)
+    if len(ends) and ends[0] != length - 1:
+        return f"goes on after the end token at {ends[0]}"
+    if row.finish is FinishReason.EOS and not len(ends):
+        return "says that it ends with an end token, and does not"
+    if row.finish is FinishReason.LENGTH and length != rules.tokens_max:
+        return f"stops after {length} tokens for length, the limit is {rules.tokens_max}"
+    return ""
+
+
+def weigh_rows(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> tuple[EvidenceSum, list[Flaw]]:
+    """What the model says otherwise, and what all of it together comes to: chunk by chunk, then the file's means; and
+    in a test of its own completion by completion, how noisy each is.
+
+    Where it is not enough to convict anybody, there are no flaws.
+    """
+    chunks = [(row.row, place, marks) for row in numbers for place, marks in _mark_row(row, tolerance)]
+    means = list(_mark_means(numbers, tolerance))
+    weighed = sum_weights([*(get_chunk_weight(marks) for _, _, marks in chunks), *(mark.weight for mark in means)])
+    noises = list(_mark_noises(numbers, tolerance))
+    weighed = replace(weighed, noise=sum_noise_weights(mark for _, mark in noises))
+    if not weighed.convicts:
+        return weighed, []
+    found = [(mark.weight, _mark_flaw(row, place, mark)) for row, place, marks in chunks for mark in marks]
+    found += [(mark.weight, _mark_flaw(0, 0, mark, where="over all tokens")) for mark in means]
+    found += [(mark.weight, _noise_flaw(row, mark)) for row, mark in noises if mark.weight > 0]
+    # The heaviest first; among equals the one that comes first.
+    found.sort(key=lambda pair: -pair[0])
+    return weighed, [flaw for _, flaw in found[:FLAWS_KEPT]]
+
+
+def find_model_flaws(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> list[Flaw]:
+    return weigh_rows(numbers, tolerance)[1]
+
+
+def _mark_row(row: RowMeasurement, tolerance: Tolerance) -> Iterator[tuple[int, list[Deviation]]]:
+    """Chunk by chunk: its number, and what is not usual about it."""
+    for place, span in enumerate(row.spans):
+        marks = list(find_replay_deviations(span, tolerance))
+        if row.proof_problem:
+            marks.append(Deviation("proofs", 1.0, 0.0, EVIDENCE_FRAUDULENT))
+        else:
+            marks += find_proof_deviations(row.chunks[place], tolerance, is_whole=span.is_whole)
+        yield place, marks
+
+
+def _mark_means(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Iterator[Deviation]:
+    """Over all tokens of the file. Where they are as they may be, they weigh nothing."""
+    tokens = sum(row.tokens for row in numbers)
+    for check, total, limit in (
+        ("margin_mean", sum(row.margin_sum for row in numbers), tolerance.margin_mean_max),
+        ("logprob_error_mean", sum(row.logprob_error_sum for row in numbers), tolerance.logprob_error_mean_max),
+    ):
+        weight, bound = compute_weight(total / tokens, usual=limit, limit=limit)
+        if weight != EVIDENCE_USUAL:
+            yield Deviation(check, total / tokens, bound, weight)
+
+
+def _mark_noises(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Iterator[tuple[int, Deviation]]:
+    """Completion by completion. One whose proofs cannot be read has no numbers, and convicts its author without."""
+    for row in numbers:
+        mark = None if row.proof_problem else compute_noise_deviation(row.spans, row.chunks, tolerance)
+        if mark is not None:
+            yield row.row, mark
+
+
+def _noise_flaw(row: int, mark: Deviation) -> Flaw:
+    text = f"{mark.check} of row {row} is {mark.value:.4g} times this machine's own, from {mark.bound:.4g} on it counts"
+    return Flaw(check=mark.check, row=row, place=0, value=mark.value, limit=mark.bound, text=text)
+
+
+def _mark_flaw(row: int, place: int, mark: Deviation, where: str = "") -> Flaw:
+    if mark.at is not None:
+        place, where = mark.at, f"of row {row}, token {mark.at}"
+    bound = "usual is at most" if mark.weight == EVIDENCE_UNUSUAL else "the limit is"
+    text = f"{mark.check} {where or f'of row {row}, chunk {place}'} is {mark.value:.4g}, {bound} {mark.bound:g}"
+    return Flaw(check=mark.check, row=row, place=place, value=float(mark.value), limit=float(mark.bound), text=text)
+
+
+# --- The outcome ----------------------------------------------------------------------------------------------------
+
+
+def judge_malformed(error: RemoteError) -> Judgement:
+    """A file that cannot be read, or does not answer to its lease. Intake should have refused it."""
+    return Judgement(
+        outcome=Outcome.INVALID, reason=sanitize_reason(f"the file is not in order: {error}"), metrics=(), flaws=()
+    )
+
+
+def judge_file(
+    file: RolloutFile,
+    numbers: Sequence[RowMeasurement],
+    flaws: Sequence[Flaw],
+    rewards: RewardSummary | None,
+    weighed: EvidenceSum | None = None,
+) -> Judgement:
+    """`numbers` is empty where the tokens alone settled it; `rewards` are known for files that are taken."""
+    metrics = [("rows", float(len(file.rows))), ("tokens", float(sum(len(row.output_tokens) for row in file.rows)))]
+    metrics += list(_number_metrics(numbers)) if numbers else []
+    if weighed is not None:
+        metrics += [
+            ("evidence", weighed.evidence / WEIGHTS_PER_DECADE),
+            ("evidence_noise", weighed.noise / WEIGHTS_PER_DECADE),
+            ("chunks_unusual", float(weighed.unusual)),
+            ("chunks_beyond", float(weighed.beyond)),
+        ]
+    if rewards is not None:
+        metrics += [
+            ("reward_mean", rewards.mean),
+            ("rewards_right", float(rewards.right)),
+            ("rewards_machine_dependent", float(rewards.machine_dependent)),
+        ]
+    metrics.append(("flaws", float(len(flaws))))
+    if flaws:
+        metrics += [("flaw_row", float(flaws[0].row)), ("flaw_place", float(flaws[0].place))]
+    assert len(metrics) <= METRICS_MAX
+    return Judgement(
+        outcome=Outcome.FRAUDULENT if flaws else Outcome.ACCEPT,
+        reason=sanitize_reason(flaws[0].text + (f"; {len(flaws) - 1} more" if len(flaws) > 1 else "")) if flaws else "",
+        metrics=tuple(Metric(name=name, value=value) for name, value in metrics),
+        flaws=tuple(flaws),
+    )
+
+
+def _number_metrics(numbers: Sequence[RowMeasurement]) -> Iterator[tuple[str, float]]:
+    """The largest of each number, which is what the limits are compared with."""
+    tokens = sum(row.tokens for row in numbers)
+    yield "margin_max", max(row.margin_max for row in numbers)
+    yield "margin_mean", sum(row.margin_sum for row in numbers) / tokens
+    yield "logprob_error_max", max(row.logprob_error_max for row in numbers)
+    yield "logprob_error_mean", sum(row.logprob_error_sum for row in numbers) / tokens
+    yield "eos_logprob_min", min(row.eos_logprob for row in numbers)
+    reports = [report for row in numbers for report in row.chunks]
+    yield "chunks", float(len(reports))
+    if reports:
+        for name in ChunkReport._fields:
+            if name not in ("k", "mantissa_error_sum", "exponents_seen"):
+                yield f"{name}_max", float(max(getattr(report, name) for report in reports))
+        yield "mantissa_error_mean_max", max(report.mantissa_error_mean for report in reports)
+
+
+def sanitize_reason(text: str) -> str:
+    """As a verdict's reason may be."""
+    return UNPRINTABLE.sub("?", text)[:REASON_CHARS_MAX]

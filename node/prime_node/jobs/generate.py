@@ -1,0 +1,277 @@
+"""A lease becomes a rollout file: tasks and seeds from the beacon, completions from the engine, and the public checks.
+
+The file is on disk and in the journal before the agent hears of it. What an earlier process made for the same lease is
+taken up, not made again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from prime_node.agent.events import FinishedFile, Generate, Generated, GenerationFailed, GenerationProgressed
+from prime_node.engine.interface import Completion, GenerateRequest
+from prime_node.engine.manager import EngineManager, EngineSession
+from prime_node.engine.process import EngineDied
+from prime_node.jobs.examination import check_format, check_with_model
+from prime_node.jobs.step_context import StepContext, StepContexts
+from prime_node.storage.journal import JobRecord, JobState, Journal
+from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.constants import REASON_CHARS_MAX
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import LeaseGranted
+from prime_protocol.ledger.randomness import compute_sample_seed, compute_slot_task
+from prime_protocol.ledger.rewards import count_context_tokens
+from prime_protocol.rollouts.file import write_rollouts
+from prime_protocol.rollouts.rollout import Rollout, RolloutFile, compute_rollout_root
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Sample, Slot
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+from prime_runtime.clock import Clock
+from prime_runtime.http.client import Unreachable
+
+log = logging.getLogger(__name__)
+
+ENGINE_TRIES = 3
+"""An engine that dies under a lease is given so many tries with it, while there is time."""
+STEP_RETRY_MS = 2_000
+"""Between two questions about a step, while the coordinator does not answer."""
+SELF_CHECK_LABEL = b"prime-node self-check"
+
+OnProgress = Callable[[GenerationProgressed], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSample:
+    """One completion that a lease asks for."""
+
+    slot: Slot
+    sample: Sample
+    task: int
+
+
+class RolloutGenerator:
+    """Carries out Generate."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        network: NetworkId,
+        run: RunId,
+        *,
+        briefings: StepContexts,
+        keeper: EngineManager,
+        shelf: UploadSpool,
+        journal: Journal,
+        clock: Clock,
+    ) -> None:
+        self._node = node
+        self._network = network
+        self._run = run
+        self._contexts = briefings
+        self._engine = keeper
+        self._spool = shelf
+        self._journal = journal
+        self._clock = clock
+
+    async def generate(self, wanted: Generate, on_progress: OnProgress) -> Generated | GenerationFailed:
+        """Cancelling abandons the lease."""
+        lease, started_ms = wanted.lease.lease, self._clock.now_ms()
+        try:
+            await self._wait_for_step_facts(wanted)
+            async with self._contexts.open(wanted.lease.step, wanted.checkpoint_root) as briefing:
+                if briefing.beacon != wanted.beacon:
+                    raise RemoteError("StepFacts.beacon", f"of step {briefing.step} is not what a heartbeat said")
+                work = await self._reuse_saved_file(wanted, briefing)
+                if work is None:
+                    data, file = await self._generate(wanted.lease, briefing, on_progress)
+                    work = await self._save_file(wanted.lease, data, file, started_ms)
+        except (LocalError, RemoteError) as error:
+            log.warning("lease %d is given back: %s", lease, error)
+            self.record_returned(wanted.lease, str(error))
+            return GenerationFailed(lease, str(error)[:REASON_CHARS_MAX])
+        return Generated(lease, work)
+
+    async def _wait_for_step_facts(self, wanted: Generate) -> None:
+        """Ask until it is answered, while there is time: a coordinator that starts again costs no lease."""
+        while True:
+            try:
+                await self._contexts.get_facts(wanted.lease.step, wanted.checkpoint_root)
+                return
+            except Unreachable:
+                if self._clock.now_ms() + STEP_RETRY_MS >= wanted.lease.deadline_ms:
+                    raise
+            await self._clock.sleep_ms(STEP_RETRY_MS)
+
+    async def _reuse_saved_file(self, wanted: Generate, briefing: StepContext) -> FinishedFile | None:
+        """What an earlier process made for this lease, if it is whole and still answers to it."""
+        piece = self._journal.get_by_lease(self._run, wanted.lease.lease)
+        if piece is None or piece.file is None or piece.state is not JobState.PRODUCED:
+            return None
+        data = await asyncio.to_thread(self._spool.get, piece.file)
+        if data is None:
+            return None
+        header = briefing.make_header(wanted.lease.lease, self._node)
+        limits = briefing.get_limits(wanted.lease.first_slot, wanted.lease.slots)
+        opened = await asyncio.to_thread(check_format, data, briefing, header, limits)
+        if opened.file is None or not opened.is_valid:
+            self._spool.remove(piece.file)
+            return None
+        log.info("lease %d was done before a restart; its file is sent as it is", piece.lease)
+        return await asyncio.to_thread(describe_file, data, opened.file)
+
+    async def _save_file(self, lease: LeaseGranted, data: bytes, file: RolloutFile, started_ms: int) -> FinishedFile:
+        """On disk, then in the journal."""
+        work = await asyncio.to_thread(describe_file, data, file)
+        await asyncio.to_thread(self._spool.put, data)
+        piece = self._make_record(lease, started_ms, JobState.PRODUCED, work=work, rows=len(file.rows))
+        self._journal.add(piece, self._clock.now_ms())
+        return work
+
+    async def _generate(
+        self, lease: LeaseGranted, briefing: StepContext, on_progress: OnProgress
+    ) -> tuple[bytes, RolloutFile]:
+        for left in reversed(range(ENGINE_TRIES)):
+            try:
+                async with self._engine.acquire(
+                    briefing.root, briefing.folder, briefing.terms.tolerance.precision
+                ) as seat:
+                    return await self._generate_and_check(lease, briefing, seat, on_progress)
+            except EngineDied as error:
+                if not left:
+                    raise
+                log.warning("lease %d is begun again: %s", lease.lease, error)
+        raise AssertionError("the last try returns or raises")
+
+    async def _generate_and_check(
+        self, lease: LeaseGranted, briefing: StepContext, seat: EngineSession, on_progress: OnProgress
+    ) -> tuple[bytes, RolloutFile]:
+        """Generate, write down, and look at it as a validator would."""
+        rows = list_samples(lease.first_slot, lease.slots, briefing)
+        orders = make_requests(rows, briefing)
+        done = await seat.process.generate(
+            orders,
+            briefing.sampling,
+            lambda progress: on_progress(GenerationProgressed(lease.lease, progress.rows, len(rows))),
+        )
+        header = briefing.make_header(lease.lease, self._node)
+        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, orders, done, briefing))
+        limits = briefing.get_limits(lease.first_slot, lease.slots)
+        opened = await asyncio.to_thread(check_format, data, briefing, header, limits)
+        seed = Digest(sha256(SELF_CHECK_LABEL + header.checkpoint_root).digest())
+        examined = await check_with_model(opened, briefing, seat, seed)
+        if not examined.is_valid or examined.file is None:
+            raise LocalError(f"its own check does not pass: {examined.judge().reason}")
+        return data, examined.file
+
+    def record_returned(self, lease: LeaseGranted, reason: str) -> None:
+        """For the owner: nothing came of it, and why."""
+        known = self._journal.get_by_lease(self._run, lease.lease)
+        now_ms = self._clock.now_ms()
+        if known is not None:
+            self._journal.advance(known, JobState.RETURNED, now_ms, reason=reason)
+        else:
+            piece = self._make_record(lease, now_ms, JobState.RETURNED, reason=reason)
+            self._journal.add(piece, now_ms)
+
+    def _make_record(
+        self,
+        lease: LeaseGranted,
+        started_ms: int,
+        state: JobState,
+        *,
+        work: FinishedFile | None = None,
+        rows: int = 0,
+        reason: str = "",
+    ) -> JobRecord:
+        return JobRecord(
+            run=self._run,
+            lease=lease.lease,
+            step=lease.step,
+            first_slot=lease.first_slot,
+            slots=lease.slots,
+            deadline_ms=lease.deadline_ms,
+            started_ms=started_ms,
+            state=state,
+            reason=reason,
+            is_open=work is not None,
+            submission=self._compute_submission(lease, work) if work else None,
+            file=work.file_digest if work else None,
+            checkpoint_root=work.checkpoint_root if work else None,
+            rollout_root=work.rollout_root if work else None,
+            rows=rows,
+            file_bytes=work.file_bytes if work else 0,
+            output_tokens=work.output_tokens if work else 0,
+            context_tokens=work.context_tokens if work else 0,
+        )
+
+    def _compute_submission(self, lease: LeaseGranted, work: FinishedFile) -> Digest:
+        """What the submission will be called."""
+        receipt = SubmissionReceipt(
+            network=self._network,
+            run=self._run,
+            step=lease.step,
+            lease=lease.lease,
+            node=self._node,
+            checkpoint_root=work.checkpoint_root,
+            file_digest=work.file_digest,
+            rollout_root=work.rollout_root,
+        )
+        return compute_receipt_id(receipt)
+
+
+def list_samples(first_slot: int, slots: int, briefing: StepContext) -> list[RequestedSample]:
+    """Every sample of every slot of a lease, in the order of the file."""
+    return [
+        RequestedSample(
+            Slot(slot), Sample(sample), compute_slot_task(briefing.beacon, Slot(slot), briefing.family.size)
+        )
+        for slot in range(first_slot, first_slot + slots)
+        for sample in range(briefing.terms.samples_per_slot)
+    ]
+
+
+def make_requests(rows: Sequence[RequestedSample], briefing: StepContext) -> list[GenerateRequest]:
+    """What the engine is asked for, numbered as the rows are."""
+    prompts = {task: briefing.encode_prompt(task) for task in {row.task for row in rows}}
+    return [
+        GenerateRequest(
+            number=number, prompt=prompts[row.task], seed=compute_sample_seed(briefing.beacon, row.slot, row.sample)
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def make_rollouts(
+    rows: Sequence[RequestedSample],
+    orders: Sequence[GenerateRequest],
+    done: Sequence[Completion],
+    briefing: StepContext,
+) -> list[Rollout]:
+    return [
+        Rollout(
+            slot=row.slot,
+            sample=row.sample,
+            task=row.task,
+            temperature=briefing.terms.temperature,
+            target_length=None,
+            finish=completion.finish,
+            prompt_tokens=order.prompt,
+            output_tokens=completion.tokens,
+            output_logprobs=completion.logprobs,
+            proofs=completion.proofs,
+        )
+        for row, order, completion in zip(rows, orders, done, strict=True)
+    ]
+
+
+def describe_file(data: bytes, file: RolloutFile) -> FinishedFile:
+    """Slow for a large file: use a thread."""
+    return FinishedFile(
+        checkpoint_root=file.header.checkpoint_root,
+        file_digest=Digest(sha256(data).digest()),
+        rollout_root=compute_rollout_root(file),
+        file_bytes=len(data),
+        output_tokens=sum(len(row.output_tokens) for row in file.rows),
+        context_tokens=sum(count_context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in file.rows),
+    )

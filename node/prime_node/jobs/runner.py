@@ -1,0 +1,150 @@
+"""Where a node's work is done: engine, sandbox, journal and files, wired together for the worker and the validator.
+
+Nothing here decides; the daemon hands in what the agent wants, and gets back one event for each.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from prime_node.agent.events import Event, ReplyReceived, SavedState, Send, SendRefused
+from prime_node.agent.outbox import is_final
+from prime_node.config import NodeConfig
+from prime_node.engine.manager import EngineManager
+from prime_node.jobs.audit import Auditor
+from prime_node.jobs.generate import RolloutGenerator
+from prime_node.jobs.step_context import StepContexts
+from prime_node.log.submission_tracker import SubmissionTracker
+from prime_node.storage.journal import JobState, Journal
+from prime_node.storage.node_folder import NodeFolder
+from prime_node.storage.saved_state import UploadSpool
+from prime_node.swarm import Swarm
+from prime_protocol.ledger.entries import Appealed, LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_runtime.clock import Clock
+from prime_runtime.http.client import HttpClient
+from prime_runtime.sandbox.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+
+class JobRunner:
+    """One node's."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        node: NodeId,
+        client: HttpClient,
+        swarm: Swarm,
+        shelf: UploadSpool,
+        *,
+        tell: Callable[[Event], None],
+        clock: Clock,
+    ) -> None:
+        home, server, run = NodeFolder(config.folder), config.server, config.run_id
+        self._run = run
+        self.on_appealed: Callable[[Digest], None] = lambda submission: None
+        """Told when the log has taken our appeal; the daemon sets it."""
+        self._clock = clock
+        self._swarm = swarm
+        self._spool = shelf
+        self.journal = Journal(home.journal)
+        self.engine = EngineManager(config.engine, home.engine, clock, changes=self._list_changed_tensors)
+        self.sandbox = Sandbox()
+        self.tracker = self._open_tracker(config, node, tell)
+        tools: dict[str, Any] = {
+            "briefings": StepContexts(client, server, run, swarm.fetcher, home.datasets),
+            "keeper": self.engine,
+            "shelf": shelf,
+            "clock": clock,
+        }
+        self.generator = RolloutGenerator(node, config.network_id, run, journal=self.journal, **tools)
+        self.auditor = Auditor(
+            client,
+            server,
+            config.network_id,
+            run,
+            node=node,
+            sandbox=self.sandbox,
+            find_receipt=self.tracker.fetch_receipt_or_none,
+            **tools,
+        )
+
+    def _open_tracker(self, config: NodeConfig, node: NodeId, tell: Callable[[Event], None]) -> SubmissionTracker:
+        return SubmissionTracker(
+            config.coordinator,
+            config.authority,
+            node=node,
+            run=config.run_id,
+            domain=config.signing_domain,
+            journal=self.journal,
+            shelf=self._spool,
+            stakes=config.stake and config.delegation is None,
+            tell=tell,
+            clock=self._clock,
+        )
+
+    def _list_changed_tensors(self, old: Digest, new: Digest) -> frozenset[str] | None:
+        """Names of the tensors in which two checkpoints on this disk differ."""
+        held = self._swarm.store.checkpoints()
+        if old not in held or new not in held:
+            return None
+        before = {tensor.name: tensor.digest for tensor in held[old].manifest.tensors}
+        return frozenset(
+            tensor.name for tensor in held[new].manifest.tensors if before.get(tensor.name) != tensor.digest
+        )
+
+    def remove_orphan_files(self, memory: SavedState) -> None:
+        """After a start: remove files that neither the journal nor an entry on its way names."""
+        named = self.journal.list_open_files() | {parcel.file for parcel in memory.pending if parcel.file is not None}
+        removed = self._spool.remove_unnamed(named)
+        if removed:
+            log.info("removed %d files that nothing names any more", removed)
+
+    def estimate_tokens_per_s(self) -> int:
+        """Output tokens per second of the last file that was made here; 1 where there is none."""
+        for piece in self.journal.list_newest(20):
+            made = [at_ms for state, at_ms in piece.history if state == JobState.PRODUCED]
+            if made and made[0] > piece.started_ms:
+                return max(1, 1000 * piece.output_tokens // (made[0] - piece.started_ms))
+        return 1
+
+    def record_sent(self, send: Send, event: Event) -> None:
+        """What became of an entry: into the journal, and off the disk where nobody needs its file any more."""
+        is_logged = isinstance(event, ReplyReceived)
+        is_over = is_logged or (isinstance(event, SendRefused) and is_final(event.refusal))
+        if not is_over:
+            return
+        match send.message:
+            case Submitted() as entry:
+                self._record_submitted(entry, event)
+            case VerdictGiven() if send.file is not None:
+                self._spool.remove(send.file)
+            case LeaseEnded(lease=lease, reason=reason) if is_logged:
+                piece = self.journal.get_by_lease(self._run, lease)
+                if piece is not None:
+                    self.journal.advance(piece, JobState.RETURNED, self._clock.now_ms(), reason=reason)
+            case Appealed(submission=name) if is_logged:
+                self.on_appealed(name)
+            case NodeRegistered() | Staked():
+                self.tracker.poll_soon()
+
+    def _record_submitted(self, entry: Submitted, event: Event) -> None:
+        piece = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
+        if piece is None:
+            return
+        now_ms = self._clock.now_ms()
+        if isinstance(event, SendRefused):
+            reason = f"{event.refusal.field}: {event.refusal.problem}"
+            self.journal.advance(piece, JobState.REFUSED, now_ms, reason=reason)
+            self._spool.remove(entry.receipt.file_digest)
+        else:
+            self.journal.advance(piece, JobState.RECEIVED, now_ms)
+            self.tracker.poll_soon()
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.sandbox.close()
+        self.journal.close()

@@ -1,0 +1,146 @@
+"""What the coordinator's public JSON says of this node and its work, read strictly into values. Pure.
+
+Nothing in it is signed. It is shown to the owner and moves the journal; what costs money is decided by the log, which
+refuses what is not so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire.signing import Signature
+from prime_protocol.wire.typed_data import SubmissionReceipt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionStatus:
+    """A submission, as the coordinator lists it."""
+
+    submission: Digest
+    step: int
+    progress: str
+    verdicts: int
+    credited: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccount:
+    """This node in the books."""
+
+    standing: str
+    works: bool
+    way_out: str
+    stake_nano: int
+    balance_nano: int
+    """Its owner's, which is its own where nobody has delegated."""
+    earned_nano: int
+    hard: int
+    """Submissions that were found dishonest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """The run's terms and steps, as far as a node's purse needs them."""
+
+    stake_min_nano: int
+    unpaid_steps: frozenset[int]
+    """Steps whose work is not all judged and paid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSlash:
+    """A slash of this node's stake."""
+
+    progress: str
+    appeal_until_ms: int | None
+
+
+def parse_answer(what: str, answer: Any, make: Callable[[Any], T]) -> T:
+    """RemoteError where the answer is not of the form that the coordinator describes."""
+    try:
+        return make(answer)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RemoteError(what, f"is not as the coordinator's description says ({error!r})") from None
+
+
+def parse_submission(row: Mapping[str, Any]) -> SubmissionStatus:
+    return SubmissionStatus(
+        submission=Digest.parse(row["submission"]),
+        step=int(row["step"]),
+        progress=str(row["progress"]),
+        verdicts=int(row["verdicts"]),
+        credited=row["credited"] is True,
+    )
+
+
+def parse_submissions(page: Mapping[str, Any]) -> tuple[list[SubmissionStatus], str | None]:
+    """A page of them, and the cursor of the next."""
+    return [parse_submission(row) for row in page["rows"]], parse_cursor(page)
+
+
+def parse_cursor(page: Mapping[str, Any]) -> str | None:
+    """Of the next page; None where this is the last."""
+    cursor = page["next"]
+    return None if cursor is None else str(cursor)
+
+
+def parse_node(detail: Mapping[str, Any], run: RunId) -> NodeAccount:
+    summary = detail["summary"]
+    standing = {row["run"]: row for row in detail["standings"]}[run]
+    return NodeAccount(
+        standing=str(standing["standing"]),
+        works=standing["works"] is True,
+        way_out=str(standing["way_out"]),
+        stake_nano=int(summary["stake_nano"]),
+        balance_nano=int(detail["owner_balance_nano"]),
+        earned_nano=int(summary["earned_nano"]),
+        hard=int(summary["hard"]),
+    )
+
+
+def parse_run(detail: Mapping[str, Any]) -> RunSnapshot:
+    return RunSnapshot(
+        stake_min_nano=int(detail["terms"]["stake_min_nano"]),
+        unpaid_steps=frozenset(int(row["step"]) for row in detail["steps"] if row["paid"] is not True),
+    )
+
+
+def parse_slash(row: Mapping[str, Any]) -> LoggedSlash:
+    until_ms = row["appeal_until_ms"]
+    return LoggedSlash(progress=str(row["progress"]), appeal_until_ms=None if until_ms is None else int(until_ms))
+
+
+def parse_rejection_reason(page: Mapping[str, Any]) -> str:
+    """Why validators rejected a submission: the first of them that gave a reason, and its evidence."""
+    rows = [row for row in page["rows"] if row["outcome"] != "accept"]
+    if not rows:
+        return "no quorum of validators accepted it"
+    row = next((row for row in rows if row["reason"]), rows[0])
+    return f"{row['outcome']}: {row['reason'] or 'no reason was given'}; evidence {row['evidence']}"
+
+
+def parse_evidence_digest(page: Mapping[str, Any]) -> Digest | None:
+    """The evidence of the first validator that rejected a submission; None where nobody did."""
+    rejected = next((row for row in page["rows"] if row["outcome"] != "accept"), None)
+    return Digest.parse(rejected["evidence"]) if rejected else None
+
+
+def parse_receipt(page: Mapping[str, Any]) -> tuple[SubmissionReceipt, Signature]:
+    """From the log entry of a submission. Whoever uses it checks the signature."""
+    body = page["rows"][0]["body"]
+    receipt = body["receipt"]
+    made = SubmissionReceipt(
+        network=NetworkId(receipt["network"]),
+        run=RunId(receipt["run"]),
+        step=Step(int(receipt["step"])),
+        lease=int(receipt["lease"]),
+        node=NodeId.parse(receipt["node"]),
+        checkpoint_root=Digest.parse(receipt["checkpoint_root"]),
+        file_digest=Digest.parse(receipt["file_digest"]),
+        rollout_root=Digest.parse(receipt["rollout_root"]),
+    )
+    return made, Signature.parse(body["signature"])

@@ -1,0 +1,235 @@
+"""Follows this node's own submissions through the public log until each is over, and keeps an eye on its stake.
+
+One part of the daemon. It moves the journal forward, removes files that nobody needs any more, and tells the agent of a
+slash to appeal or of stake that the run asks for. It asks often while something is new, and seldom while nothing is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from prime_node.agent.events import Event, SlashReported, StakeMissing
+from prime_node.log import public_api as public_log
+from prime_node.log.public_api import NodeAccount, RunSnapshot, SubmissionStatus
+from prime_node.storage.journal import JobRecord, JobState, Journal
+from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.signing import Signature
+from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, verify_document
+from prime_runtime.clock import Clock
+from prime_runtime.http.coordinator_api import JsonClient, NotFound, open_json_client
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 2_000
+POLL_MS_MAX = 60_000
+"""Between two looks; doubling while nothing changes."""
+PAGE_ROWS = 100
+PAGES_MAX = 10
+"""Pages of submissions read at one look: what is older is settled, or comes up when newer ones are."""
+LATE_MS = 60_000
+"""After a lease's deadline: what the log does not have then, it will never have."""
+FOLLOW_MS = 30 * 24 * 3_600_000
+"""How long a piece is followed at most."""
+
+S = JobState
+
+
+def derive_state(seen: SubmissionStatus, unpaid: frozenset[int]) -> JobState:
+    """How far a piece is, from what the log shows of it."""
+    if seen.credited:
+        return S.CREDITED if seen.step in unpaid else S.PAID
+    return {
+        "waiting": S.RECEIVED,
+        "auditing": S.CHECKED if seen.verdicts else S.RECEIVED,
+        "accepted": S.ACCEPTED,
+        "soft": S.REJECTED,
+        "hard": S.REJECTED,
+    }.get(seen.progress, S.RECEIVED)
+
+
+def compute_missing_stake(node: NodeAccount, run: RunSnapshot) -> int:
+    """What the node should put up of its own; 0 where it cannot, or should not without its owner's word."""
+    missing = run.stake_min_nano - node.stake_nano
+    return missing if 0 < missing <= node.balance_nano and not node.hard else 0
+
+
+class SubmissionTracker:
+    """One node's."""
+
+    def __init__(
+        self,
+        url: str,
+        authority: Path | None,
+        *,
+        node: NodeId,
+        run: RunId,
+        domain: Domain,
+        journal: Journal,
+        shelf: UploadSpool,
+        stakes: bool,
+        tell: Callable[[Event], None],
+        clock: Clock,
+    ) -> None:
+        self._url = url
+        self._authority = authority
+        self._node = node
+        self._run = run
+        self._domain = domain
+        self._journal = journal
+        self._spool = shelf
+        self._stakes = stakes
+        """Whether this node stakes for itself."""
+        self._post_event = tell
+        self._clock = clock
+        self._wakeup = asyncio.Event()
+        self._stake_asked = 0
+        self.account: NodeAccount | None = None
+        """This node in the books, as last heard."""
+        self.problem = ""
+
+    def poll_soon(self) -> None:
+        """Something of this node has just been logged."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        wait_ms = POLL_MS
+        async with open_json_client(self._url, self._authority) as api:
+            while True:
+                try:
+                    changed = await self.poll(api)
+                    self.problem = ""
+                except (LocalError, RemoteError) as error:
+                    self.problem, changed = str(error), False
+                    log.debug("the public log cannot be read: %s", error)
+                wait_ms = POLL_MS if changed else min(POLL_MS_MAX, 2 * wait_ms)
+                if await self._pause(wait_ms):
+                    wait_ms = POLL_MS
+
+    async def _pause(self, wait_ms: int) -> bool:
+        """Until it is time, or there is news; whether there is."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._wakeup.wait()
+        except TimeoutError:
+            return False
+        self._wakeup.clear()
+        return True
+
+    # --- One look ---------------------------------------------------------------------------------------------------
+
+    async def poll(self, api: JsonClient) -> bool:
+        """Whether anything moved."""
+        run = public_log.parse_answer("run", await api.get(f"/runs/{self._run}"), public_log.parse_run)
+        changed = await self._poll_node(api, run)
+        pieces = {piece.submission: piece for piece in self._journal.list_open(self._run) if piece.submission}
+        if not pieces:
+            return changed
+        seen = await self._list_submissions(api, set(pieces))
+        for name, piece in pieces.items():
+            assert name is not None
+            moved = await self._advance_record(api, piece, seen.get(name), run)
+            if moved != piece:
+                changed = True
+                self._remove_settled_file(moved)
+        return changed
+
+    async def _poll_node(self, api: JsonClient, run: RunSnapshot) -> bool:
+        try:
+            answer = await api.get(f"/nodes/{self._node}")
+        except NotFound:
+            return True  # it registers just now
+        node = public_log.parse_answer("node", answer, lambda detail: public_log.parse_node(detail, self._run))
+        changed, self.account = node != self.account, node
+        if self._stakes:
+            missing = compute_missing_stake(node, run)
+            if missing != self._stake_asked:
+                self._stake_asked = missing
+                self._post_event(StakeMissing(missing))
+        return changed
+
+    async def _list_submissions(self, api: JsonClient, wanted: set[Digest | None]) -> dict[Digest, SubmissionStatus]:
+        found: dict[Digest, SubmissionStatus] = {}
+        query = {"node": str(self._node), "run": str(self._run), "limit": str(PAGE_ROWS)}
+        for _ in range(PAGES_MAX):
+            page = await api.get("/submissions", **query)
+            rows, cursor = public_log.parse_answer("submissions", page, public_log.parse_submissions)
+            found |= {row.submission: row for row in rows}
+            if cursor is None or wanted <= found.keys():
+                break
+            query["cursor"] = cursor
+        return found
+
+    async def _advance_record(
+        self, api: JsonClient, piece: JobRecord, seen: SubmissionStatus | None, run: RunSnapshot
+    ) -> JobRecord:
+        now_ms = self._clock.now_ms()
+        if seen is None:
+            return self._handle_unlisted(piece, now_ms)
+        state = derive_state(seen, run.unpaid_steps)
+        if state is not S.REJECTED:
+            return self._journal.advance(piece, state, now_ms)
+        if seen.progress == "hard":
+            return await self._track_slash(api, piece, now_ms)
+        if piece.state is not S.REJECTED or piece.is_open:
+            reason = piece.reason or await self._fetch_rejection_reason(api, seen.submission)
+            return self._journal.advance(piece, S.REJECTED, now_ms, reason=reason, is_open=False)
+        return piece
+
+    def _handle_unlisted(self, piece: JobRecord, now_ms: int) -> JobRecord:
+        """The log does not list it: not yet, too late, or so long ago that nobody follows it any more."""
+        if piece.state is S.PRODUCED and now_ms > piece.deadline_ms + LATE_MS:
+            return self._journal.advance(
+                piece, S.REFUSED, now_ms, reason="it was not in the log before its lease's deadline"
+            )
+        if now_ms > piece.started_ms + FOLLOW_MS:
+            return self._journal.advance(piece, piece.state, now_ms, is_open=False)
+        return piece
+
+    async def _track_slash(self, api: JsonClient, piece: JobRecord, now_ms: int) -> JobRecord:
+        name = piece.submission
+        assert name is not None
+        if piece.state is not S.REJECTED:
+            reason = await self._fetch_rejection_reason(api, name)
+            log.error("submission %s was found dishonest: %s", name, reason)
+            piece = self._journal.advance(piece, S.REJECTED, now_ms, reason=reason, is_open=True)
+        try:
+            slash = public_log.parse_answer("slash", await api.get(f"/slashes/{name}"), public_log.parse_slash)
+        except NotFound:
+            return piece  # it is proposed in a moment
+        if slash.progress == "proposed" and slash.appeal_until_ms is not None:
+            self._post_event(SlashReported(name, slash.appeal_until_ms, is_own=True))
+        if slash.progress == "executed":
+            return self._journal.advance(piece, S.SLASHED, now_ms, reason=piece.reason)
+        return piece
+
+    async def _fetch_rejection_reason(self, api: JsonClient, submission: Digest) -> str:
+        page = await api.get("/verdicts", submission=str(submission))
+        return public_log.parse_answer("verdicts", page, public_log.parse_rejection_reason)
+
+    def _remove_settled_file(self, piece: JobRecord) -> None:
+        """A file whose fate is settled is of no more use here: the coordinator has it."""
+        is_settled = piece.state in (S.ACCEPTED, S.CREDITED, S.PAID) or not piece.is_open
+        if piece.file is not None and is_settled:
+            self._spool.remove(piece.file)
+
+    # --- For evidence -----------------------------------------------------------------------------------------------
+
+    async def fetch_receipt_or_none(self, submission: Digest) -> tuple[SubmissionReceipt, Signature] | None:
+        """A worker's signed word for a submission, from the public log."""
+        try:
+            async with open_json_client(self._url, self._authority) as api:
+                return await fetch_receipt(api, submission, self._domain)
+        except (LocalError, RemoteError) as error:
+            log.info("the receipt of %s cannot be had: %s", submission, error)
+            return None
+
+
+async def fetch_receipt(api: JsonClient, submission: Digest, domain: Domain) -> tuple[SubmissionReceipt, Signature]:
+    """A worker's word from the public log, with a good signature. That it is about this submission is not checked."""
+    page = await api.get("/log/entries", kind="Submitted", subject=str(submission))
+    receipt, signature = public_log.parse_answer("entries", page, public_log.parse_receipt)
+    verify_document(receipt, signature, signer=receipt.node, domain=domain)
+    return receipt, signature

@@ -1,0 +1,327 @@
+"""Do two tree heads tell one history? Decided from the log's tiles, which prove themselves against a signed root. Pure.
+
+The tiles come from the very coordinator that is checked. They count only if they hash to the newer head's root; then
+the older head's root either follows from them, or two signed heads contradict each other, which is proof for everybody.
+
+Keeps the tree heads this node was shown, has each prove that it continues the last, and compares those of others.
+
+Two that do not fit convict the log: that is said loudly, shown in `status` for ever, and kept on disk as evidence.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from prime_node.storage.node_folder import write_atomic
+from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.gossip.messages import GossipKind, HeadSeen, compute_repeat_ms
+from prime_protocol.ledger.entries import LogRecord, NetworkCreated
+from prime_protocol.log.merkle import compute_root
+from prime_protocol.log.tiles import (
+    CHECKPOINT_PATH,
+    LENGTH_BYTES,
+    EntryBundle,
+    Tile,
+    decode_bundle,
+    list_consistency_tiles,
+    make_node_reader,
+)
+from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.envelope import open_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId
+from prime_runtime.clock import Clock
+from prime_runtime.http.client import HttpClient, ServerAddress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHead:
+    """A head with the note that proves who signed it."""
+
+    head: TreeHead
+    note: bytes
+
+    @classmethod
+    def open(cls, note: bytes, log_key: VerifierKey) -> "SignedHead":
+        """RemoteError where the log's key did not sign it."""
+        return cls(open_tree_head(note, [log_key]), note)
+
+    @property
+    def size(self) -> int:
+        return self.head.size
+
+
+class HeadRelation(StrEnum):
+    """What is known of two heads without a proof."""
+
+    SAME = "same"
+    FORK = "fork"
+    UNKNOWN = "unknown"
+
+
+def compare_sizes(one: SignedHead, other: SignedHead) -> HeadRelation:
+    if one.size != other.size:
+        return HeadRelation.UNKNOWN
+    return HeadRelation.SAME if one.head.root == other.head.root else HeadRelation.FORK
+
+
+def list_proof_tiles(one: SignedHead, other: SignedHead) -> list[Tile]:
+    """What has to be fetched to compare them."""
+    old, new = sorted((one.size, other.size))
+    return list_consistency_tiles(old, new)
+
+
+def full_tile(tile: Tile) -> Tile:
+    """Where a partial tile is gone, its full one begins with the same hashes."""
+    return Tile(tile.level, tile.index, TILE_HASHES)
+
+
+def cut_tile(tile: Tile, raw: bytes) -> bytes:
+    return raw[: tile.width * DIGEST_BYTES]
+
+
+def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[Tile], bytes]) -> HeadRelation:
+    """SAME history or a FORK; UNKNOWN where the tiles are not those of the newer head, and so prove nothing."""
+    old, new = sorted((one, other), key=lambda seen: seen.size)
+    try:
+        get_node = make_node_reader(new.size, get_tile)
+        if compute_root(new.size, get_node) != new.head.root:
+            return HeadRelation.UNKNOWN
+        return HeadRelation.SAME if compute_root(old.size, get_node) == old.head.root else HeadRelation.FORK
+    except RemoteError:
+        return HeadRelation.UNKNOWN
+
+
+def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> bytes:
+    """For people and for other programs: both notes, and the tiles that show that they do not fit."""
+    text = [
+        "Two tree heads of one log, both signed with its key, that tell different histories.",
+        "",
+        *(f"--- head over {seen.size} entries\n{seen.note.decode()}" for seen in (one, other)),
+    ]
+    text += [f"--- {path}\n{raw.hex()}" for path, raw in sorted(tiles.items())]
+    return "\n".join(text).encode() + b"\n"
+
+
+def read_log_key(leaf: bytes, *, network: NetworkId, coordinator: NodeId) -> VerifierKey:
+    """The log's key as entry 0 names it, under the coordinator's signature; RemoteError where it is not that entry."""
+    letter = open_envelope(decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame, network=network).payload
+    if letter.sender != coordinator:
+        raise RemoteError("Letter.sender", f"is {letter.sender}, the coordinator is {coordinator}")
+    if letter.kind != NetworkCreated.__name__:
+        raise RemoteError("Letter.kind", f"is {letter.kind}, the first entry is {NetworkCreated.__name__}")
+    return VerifierKey.parse(decode(NetworkCreated, letter.body).log_key)
+
+
+PEER_HEADS_MAX = 64
+"""Heads of others that wait to be compared; the oldest is dropped."""
+CHECKED_MAX = 1024
+"""Heads whose comparison is remembered."""
+TRIES_MAX = 5
+"""How often a head is asked a proof for before it counts as unproven."""
+COMPARE_INTERVAL_MS = 500
+"""Between two comparisons: each may cost the coordinator a dozen small files."""
+PUBLISH_INTERVAL_MS = 6_000
+"""Between two heads that this node gossips: a little above what one sender may say."""
+FORKS_SHOWN_MAX = 16
+BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
+
+PublishHead = Callable[[HeadSeen], Awaitable[object]]
+
+
+class HeadMonitor:
+    """One part of the daemon."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        server: ServerAddress,
+        network: NetworkId,
+        folder: Path,
+        *,
+        log_key: VerifierKey | None,
+        clock: Clock,
+        say: PublishHead,
+        count_nodes: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._network = network
+        self._folder = folder
+        self._log_key = log_key
+        self._clock = clock
+        self._publish = say
+        self.on_verified: Callable[[int], None] = lambda size: None
+        """Hears the size of each head that was proven. Set by whoever wants to know."""
+        self._count_nodes = count_nodes
+        self._coordinator_head: bytes | None = None
+        self._peer_heads: deque[tuple[bytes, int]] = deque(maxlen=PEER_HEADS_MAX)
+        self._checked: OrderedDict[tuple[int, Digest], None] = OrderedDict()
+        self._wakeup = asyncio.Event()
+        self._published: tuple[int, int] | None = None
+        self.latest: SignedHead | None = None
+        self.compared = 0
+        """Heads of others that were found to tell the same history."""
+        self.unproven = 0
+        """Heads that no proof came for."""
+        self.forks: list[str] = sorted(path.name for path in folder.glob("fork-*")) if folder.exists() else []
+
+    def add_coordinator_head(self, note: bytes) -> None:
+        """The coordinator showed us this one."""
+        self._coordinator_head = note
+        self._wakeup.set()
+
+    def add_peer_head(self, seen: HeadSeen) -> None:
+        """Somebody else was shown this one."""
+        self._peer_heads.append((seen.note, 0))
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        if self._log_key is None:
+            self._log_key = await self._fetch_log_key()
+        self._load(self._log_key)
+        while True:
+            try:
+                async with asyncio.timeout(1):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                pass
+            self._wakeup.clear()
+            await self._step(self._log_key)
+
+    async def _step(self, log_key: VerifierKey) -> None:
+        if self._coordinator_head is not None:
+            note, self._coordinator_head = self._coordinator_head, None
+            await self._verify_and_save(note, log_key)
+        if self._peer_heads:
+            note, tries = self._peer_heads.popleft()
+            await self._check_peer_head(note, tries, log_key)
+            await self._clock.sleep_ms(COMPARE_INTERVAL_MS)
+        if self._peer_heads:
+            self._wakeup.set()
+        await self._publish_latest()
+
+    # --- Our own ----------------------------------------------------------------------------------------------------
+
+    def _load(self, log_key: VerifierKey) -> None:
+        try:
+            self.latest = SignedHead.open((self._folder / CHECKPOINT_PATH).read_bytes(), log_key)
+            self.on_verified(self.latest.size)
+        except FileNotFoundError:
+            pass
+        except (OSError, RemoteError) as error:
+            log.warning("the tree head in %s is passed over: %s", self._folder, error)
+
+    async def _verify_and_save(self, note: bytes, log_key: VerifierKey) -> None:
+        try:
+            shown = SignedHead.open(note, log_key)
+        except RemoteError as error:
+            log.error("the coordinator shows a tree head that its log did not sign: %s", error)
+            return
+        if self.latest is not None and await self._compare(self.latest, shown) is not HeadRelation.SAME:
+            self.unproven += 1
+            return
+        if self.latest is None or shown.size > self.latest.size:
+            self.latest = shown
+            write_atomic(self._folder / CHECKPOINT_PATH, note)
+        self.on_verified(shown.size)
+
+    async def _publish_latest(self) -> None:
+        """What we keep, soon when it is new, now and then when not."""
+        if self.latest is None:
+            return
+        now_ms, size = self._clock.monotonic_ms(), self.latest.size
+        if self._published is not None:
+            span_ms = compute_repeat_ms(GossipKind.HEAD_SEEN, self._count_nodes())
+            if now_ms - self._published[1] < (
+                span_ms if size == self._published[0] else max(PUBLISH_INTERVAL_MS, span_ms // 4)
+            ):
+                return
+        self._published = (size, now_ms)
+        await self._publish(HeadSeen(note=self.latest.note))
+
+    # --- Those of others --------------------------------------------------------------------------------------------
+
+    async def _check_peer_head(self, note: bytes, tries: int, log_key: VerifierKey) -> None:
+        try:
+            other = SignedHead.open(note, log_key)
+        except RemoteError:
+            return  # not of this log: it says nothing about it
+        name = (other.size, other.head.root)
+        if self.latest is None or name in self._checked:
+            return
+        relation = await self._compare(self.latest, other)
+        if relation is HeadRelation.UNKNOWN and tries + 1 < TRIES_MAX:
+            self._peer_heads.append((note, tries + 1))
+            return
+        self._checked[name] = None
+        if len(self._checked) > CHECKED_MAX:
+            self._checked.popitem(last=False)
+        if relation is HeadRelation.UNKNOWN:
+            self.unproven += 1
+            log.warning("the coordinator gives no proof for a head over %d entries that others were shown", other.size)
+        elif relation is HeadRelation.SAME:
+            self.compared += 1
+
+    # --- Proofs -----------------------------------------------------------------------------------------------------
+
+    async def _compare(self, one: SignedHead, other: SignedHead) -> HeadRelation:
+        """SAME, FORK (said and kept), or UNKNOWN for now."""
+        relation, tiles = compare_sizes(one, other), dict[str, bytes]()
+        if relation is HeadRelation.UNKNOWN:
+            found = await self._fetch_tiles(list_proof_tiles(one, other))
+            if found is None:
+                return HeadRelation.UNKNOWN
+            tiles = {tile.path: raw for tile, raw in found.items()}
+            relation = compare_with_tiles(one, other, found.__getitem__)
+        if relation is HeadRelation.FORK:
+            self._record_fork(one, other, tiles)
+        return relation
+
+    def _record_fork(self, one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> None:
+        name = f"fork-{min(one.size, other.size)}-{max(one.size, other.size)}-{other.head.root.hex()[:8]}.txt"
+        log.error("THE LOG TELLS TWO HISTORIES: heads over %d and %d entries do not fit", one.size, other.size)
+        if name not in self.forks and len(self.forks) < FORKS_SHOWN_MAX:
+            write_atomic(self._folder / name, render_fork(one, other, tiles))
+            self.forks.append(name)
+
+    async def _fetch_tiles(self, tiles: list[Tile]) -> dict[Tile, bytes] | None:
+        found = {}
+        for tile in tiles:
+            raw = await self._get(f"/log/{tile.path}", TILE_HASHES * DIGEST_BYTES)
+            if raw is None and tile.width < TILE_HASHES:
+                raw = await self._get(f"/log/{full_tile(tile).path}", TILE_HASHES * DIGEST_BYTES)
+            if raw is None:
+                return None
+            found[tile] = cut_tile(tile, raw)
+        return found
+
+    async def _get(self, path: str, bytes_max: int) -> bytes | None:
+        try:
+            return await self._client.get(self._server, path, bytes_max=bytes_max)
+        except (LocalError, RemoteError) as error:
+            log.info("no %s: %s", path, error)
+            return None
+
+    async def _fetch_log_key(self) -> VerifierKey:
+        """From entry 0, which the coordinator has signed. LocalError: not now."""
+        note = await self._client.get(self._server, f"/log/{CHECKPOINT_PATH}", bytes_max=NOTE_BYTES_MAX)
+        if note is None:
+            raise LocalError("the coordinator has signed no tree head yet")
+        size = TreeHead.parse(SignedNote.parse(note).text).size
+        bundle = EntryBundle(0, min(size, TILE_HASHES))
+        raw = await self._client.get(self._server, f"/log/{bundle.path}", bytes_max=BUNDLE_BYTES_MAX)
+        if raw is None:
+            raise LocalError("the coordinator does not show the log's first entries just now")
+        leaf = decode_bundle(bundle, raw)[0]
+        key = read_log_key(leaf, network=self._network, coordinator=self._server.node)
+        log.info("the log's key is %s; compare it with what the operator publishes", key)
+        return key

@@ -1,0 +1,277 @@
+"""The section [policy]: when the owner of a machine lends it, and how much of it.
+
+What the owner allows just now: may the node take work, and if not, why; should it finish and stop. Pure.
+
+The shell looks at the machine every few seconds and tells what it sees. A held node finishes what it has begun, since
+that is minutes, and what is thrown away has used the machine all the same.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from prime_runtime.formatting import format_bytes, format_duration
+from prime_runtime.settings.schema import Between, ConfigError
+
+DAY_MIN = 24 * 60
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+TIME = r"([01]?\d|2[0-4]):([0-5]\d)"
+WINDOW = re.compile(rf"(?:([a-z,-]+) +)?{TIME}-{TIME}")
+DAY_RANGE = re.compile(r"([a-z]{3})(?:-([a-z]{3}))?")
+GPU = re.compile(r"\d{1,3}|GPU-[0-9a-f-]{8,40}")
+EXAMPLE = 'write "22:00-07:00", "sat,sun 00:00-24:00" or "mon-fri 18:30-08:00"'
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """Some hours of some days. One that passes midnight belongs to the day on which it begins."""
+
+    days: frozenset[int]
+    """0 is Monday."""
+    start_min: int
+    end_min: int
+    """Minutes after midnight; not above start_min where it ends on the next day."""
+
+    def covers(self, day: int, minute: int) -> bool:
+        if self.start_min < self.end_min:
+            return day in self.days and self.start_min <= minute < self.end_min
+        is_evening = day in self.days and minute >= self.start_min
+        return is_evening or ((day - 1) % 7 in self.days and minute < self.end_min)
+
+
+def parse_window(text: str) -> TimeWindow:
+    """ConfigError where it is none."""
+    match = WINDOW.fullmatch(text.strip().lower())
+    if match is None:
+        raise ConfigError(f"policy.hours has {text!r}; {EXAMPLE}")
+    days, *numbers = match.groups()
+    start_h, start_m, end_h, end_m = map(int, numbers)
+    start, end = 60 * start_h + start_m, 60 * end_h + end_m
+    if start >= DAY_MIN or end > DAY_MIN or start == end:
+        raise ConfigError(f"policy.hours has {text!r}, which is no part of a day; {EXAMPLE}")
+    return TimeWindow(_parse_days(days, text) if days else frozenset(range(7)), start, end)
+
+
+def _parse_days(words: str, text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for word in words.split(","):
+        match = DAY_RANGE.fullmatch(word)
+        first, last = (match[1], match[2] or match[1]) if match else ("", "")
+        if first not in DAYS or last not in DAYS:
+            raise ConfigError(f"policy.hours has {text!r}: {word!r} is no day; {EXAMPLE}")
+        start = DAYS.index(first)
+        found |= {(start + step) % 7 for step in range((DAYS.index(last) - start) % 7 + 1)}
+    return frozenset(found)
+
+
+def parse_time(text: str) -> int:
+    """Minutes after midnight."""
+    match = re.fullmatch(TIME, text.strip())
+    minutes = 60 * int(match[1]) + int(match[2]) if match else DAY_MIN
+    if minutes >= DAY_MIN:
+        raise ConfigError(f'policy.stop_at is {text!r}; write a time of day such as "07:00"')
+    return minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """The section [policy]: when this node works, and what it leaves to others."""
+
+    hours: tuple[str, ...] = ()
+    """When it takes work, in this machine's own time: "22:00-07:00", "sat,sun 00:00-24:00", "mon-fri 18:30-08:00".
+    Nothing: always."""
+    idle_only: bool = False
+    """Take work only while nobody else uses the machine."""
+    idle_cpu_max: Annotated[int, Between(1, 100)] = 25
+    """With idle_only: percent of all cores that other programs may use."""
+    idle_gpu_max: Annotated[int, Between(1, 100)] = 20
+    """With idle_only: percent of a GPU that other programs may use."""
+    idle_ms: Annotated[int, Between(0, 86_400_000)] = 60_000
+    """With idle_only: how long the machine has to be idle before work is taken again."""
+    paused_gpus: tuple[str, ...] = ()
+    """GPUs that are left alone, by number or UUID as `prime-node doctor` shows them."""
+    data_bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
+    """Bytes of weights and rollouts, sent and received, in a day of UTC; then no work is taken. 0 is no cap."""
+    disk_free_bytes_min: Annotated[int, Between(0, 10**15)] = 500_000_000
+    """Room that must stay free on the disk of the node's folder; with less no work is taken."""
+    stop_at: str = ""
+    """Time of day, such as "07:00", at which the node finishes what it has and stops. Empty: never."""
+    stop_after_leases: Annotated[int, Between(0, 10**9)] = 0
+    """Leases after which the node stops; 0 is never."""
+
+    def __post_init__(self) -> None:
+        for text in self.hours:
+            parse_window(text)
+        if self.stop_at:
+            parse_time(self.stop_at)
+        for text in self.paused_gpus:
+            if not GPU.fullmatch(text):
+                raise ConfigError(f"policy.paused_gpus has {text!r}; write the number or the UUID of a GPU")
+
+    @property
+    def windows(self) -> tuple[TimeWindow, ...]:
+        return tuple(map(parse_window, self.hours))
+
+
+MINUTE_MS = 60_000
+DAY_MS = DAY_MIN * MINUTE_MS
+THURSDAY = 3
+"""The day of 1970-01-01."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUsage:
+    """One GPU, and what others do on it."""
+
+    number: int
+    uuid: str
+    others_percent: float | None
+    """None where the driver does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineState:
+    """The machine at one moment."""
+
+    local_ms: int
+    """The wall clock of this machine's time zone, as if it were UTC."""
+    monotonic_ms: int
+    cpu_others_percent: float | None
+    """Of all cores; None where it cannot be told."""
+    gpus: tuple[GpuUsage, ...]
+    engine_gpus: tuple[int, ...]
+    """Numbers of the GPUs that the engine works on; none: it works on the CPU."""
+    data_bytes_today: int
+    disk_free_bytes: int
+    leases_done: int
+    """Since the process began."""
+    is_paused: bool
+    """`prime-node pause`."""
+    paused_gpus: frozenset[str]
+    """`prime-node pause --gpu`, numbers or UUIDs, beside those of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Texts for the owner; both empty: work."""
+
+    hold: str = ""
+    """Why no work is taken."""
+    stop: str = ""
+    """Why the node finishes what it has and stops."""
+
+
+class OwnerPolicy:
+    """One owner's wishes, with what has to be remembered between two looks."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+        self._windows = config.windows
+        self._stop_ms: int | None = None
+        self._idle_since_ms: int | None = None
+        """When others last left the machine alone; None while they do not."""
+        self._is_new = True
+
+    def decide(self, seen: MachineState) -> PolicyDecision:
+        self._update_idle(seen)
+        stop = self._find_stop(seen)
+        return PolicyDecision(hold=stop or self._find_hold(seen), stop=stop)
+
+    def _find_stop(self, seen: MachineState) -> str:
+        config = self._config
+        if config.stop_at and self._stop_ms is None:
+            self._stop_ms = next_time_ms(parse_time(config.stop_at), seen.local_ms)
+        if self._stop_ms is not None and seen.local_ms >= self._stop_ms:
+            return f"it is {config.stop_at} (policy.stop_at)"
+        if 0 < config.stop_after_leases <= seen.leases_done:
+            return f"{seen.leases_done} leases are done (policy.stop_after_leases)"
+        return ""
+
+    def _find_hold(self, seen: MachineState) -> str:
+        if seen.is_paused:
+            return "paused by its owner; prime-node resume"
+        return (
+            self._check_hours(seen)
+            or self._check_gpus(seen)
+            or self._check_data(seen)
+            or self._check_disk(seen)
+            or self._check_idle(seen)
+        )
+
+    def _check_hours(self, seen: MachineState) -> str:
+        day, minute = split_local_time(seen.local_ms)
+        if not self._windows or any(span.covers(day, minute) for span in self._windows):
+            return ""
+        return f"outside the hours of policy.hours; the next begin {describe_next_start(self._windows, day, minute)}"
+
+    def _check_gpus(self, seen: MachineState) -> str:
+        paused = seen.paused_gpus | set(self._config.paused_gpus)
+        names = {gpu.number: {str(gpu.number), gpu.uuid} for gpu in seen.gpus}
+        held = [number for number in seen.engine_gpus if names.get(number, {str(number)}) & paused]
+        if not held:
+            return ""
+        return f"GPU {', '.join(map(str, held))} is paused by its owner; prime-node resume --gpu {held[0]}"
+
+    def _check_data(self, seen: MachineState) -> str:
+        cap = self._config.data_bytes_per_day
+        if not cap or seen.data_bytes_today < cap:
+            return ""
+        return f"{format_bytes(seen.data_bytes_today)} went over the line today, policy.data_bytes_per_day is used up"
+
+    def _check_disk(self, seen: MachineState) -> str:
+        least = self._config.disk_free_bytes_min
+        if seen.disk_free_bytes >= least:
+            return ""
+        free = format_bytes(seen.disk_free_bytes)
+        return f"{free} are free on the disk, policy.disk_free_bytes_min is {format_bytes(least)}; make room"
+
+    def _check_idle(self, seen: MachineState) -> str:
+        if not self._config.idle_only:
+            return ""
+        if seen.cpu_others_percent is None:
+            return "policy.idle_only is set, and what others use is not known yet"
+        if self._idle_since_ms is None:
+            return f"others use the machine: {self._describe_use(seen)}"
+        left_ms = self._idle_since_ms + self._config.idle_ms - seen.monotonic_ms
+        return (
+            f"others used the machine until a moment ago; work begins in {format_duration(left_ms)}"
+            if left_ms > 0
+            else ""
+        )
+
+    def _update_idle(self, seen: MachineState) -> None:
+        if self._describe_use(seen):
+            self._idle_since_ms, self._is_new = None, False
+        elif self._idle_since_ms is None:
+            # A machine that was idle when the node began needs no more proof of it.
+            self._idle_since_ms = seen.monotonic_ms - (self._config.idle_ms if self._is_new else 0)
+
+    def _describe_use(self, seen: MachineState) -> str:
+        """What others use above the bounds; empty where that is nothing."""
+        uses = []
+        if (seen.cpu_others_percent or 0) > self._config.idle_cpu_max:
+            uses.append(f"{seen.cpu_others_percent:.0f} % of the cores")
+        for gpu in seen.gpus:
+            if (gpu.others_percent or 0) > self._config.idle_gpu_max:
+                uses.append(f"{gpu.others_percent:.0f} % of GPU {gpu.number}")
+        return ", ".join(uses)
+
+
+def split_local_time(local_ms: int) -> tuple[int, int]:
+    """Day of the week, 0 is Monday, and minute of the day."""
+    return (local_ms // DAY_MS + THURSDAY) % 7, local_ms // MINUTE_MS % DAY_MIN
+
+
+def next_time_ms(minute: int, local_ms: int) -> int:
+    """When the clock next shows this minute."""
+    today = local_ms // DAY_MS * DAY_MS + minute * MINUTE_MS
+    return today if today > local_ms else today + DAY_MS
+
+
+def describe_next_start(spans: tuple[TimeWindow, ...], day: int, minute: int) -> str:
+    """In words: at 22:00, or on sat at 00:00."""
+    here = day * DAY_MIN + minute
+    starts = [(each * DAY_MIN + span.start_min - here) % (7 * DAY_MIN) for span in spans for each in span.days]
+    then = here + min(starts)
+    time = f"at {then % DAY_MIN // 60:02}:{then % 60:02}"
+    return time if then // DAY_MIN == day else f"on {DAYS[then // DAY_MIN % 7]} {time}"

@@ -1,0 +1,136 @@
+"""The node's door for its own machine: where it listens, and whether the page and the metrics are shown.
+
+What a door is, and who is let in, is in prime_runtime.http.control_api.
+
+The local page, its style and the metrics, as routes for local_server.py. Whatever they show, they change nothing.
+
+The node's Prometheus metrics, made from its report when somebody asks. Labels have fixed values only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from prime_node.config import PageConfig
+from prime_node.status.render import STYLE_PATH, render_html
+from prime_node.storage.journal import JobState
+from prime_runtime.formatting import NANO
+from prime_runtime.http.control_api import ControlCommand, ControlPage, ControlServer, StatusReport
+from prime_runtime.metrics import Metrics
+
+PAGE_PORT = 8470
+
+
+class LocalServer:
+    """One running door."""
+
+    def __init__(
+        self,
+        report: StatusReport,
+        orders: Mapping[str, ControlCommand],
+        page: PageConfig,
+        pages: Mapping[str, ControlPage] | None = None,
+    ) -> None:
+        self._config = page
+        self._api = ControlServer(report, orders, (pages or {}) if page.enabled else {})
+
+    @property
+    def token(self) -> str:
+        return self._api.token
+
+    async def start(self) -> str:
+        """Its URL. LocalError: the port that was asked for is taken."""
+        config = self._config
+        port = config.port or (PAGE_PORT if config.enabled else 0)
+        return await self._api.open(port, advice="choose another --page-port", is_firm=bool(config.port))
+
+    async def close(self) -> None:
+        await self._api.close()
+
+
+STYLE = Path(__file__).with_name("style.css")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def make_pages(report: Callable[[], dict[str, Any]], metrics: Metrics) -> dict[str, ControlPage]:
+    style = STYLE.read_text()
+
+    async def show_page(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=render_html(report()), content_type="text/html", headers=HEADERS)
+
+    async def show_style(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=style, content_type="text/css", headers=HEADERS)
+
+    return {"/": show_page, STYLE_PATH: show_style, "/metrics": metrics.handle}
+
+
+PREFIX = "prime_node"
+
+
+class NodeCollector(Collector):
+    """Reads the report at each scrape."""
+
+    def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._report()
+        is_running = report["state"] == "running"
+        yield _gauge("joined", "1 once the node takes part in its run.", float(is_running))
+        if is_running:
+            yield from _running(report)
+
+
+def make_metrics(report: Callable[[], dict[str, Any]]) -> Metrics:
+    metrics = Metrics("node")
+    metrics.registry.register(NodeCollector(report))
+    return metrics
+
+
+def _running(report: dict[str, Any]) -> Iterator[Metric]:
+    coordinator, upload = report["coordinator"], report["upload"]
+    yield _gauge("coordinator_reached", "1 while the coordinator answers.", float(coordinator["is_reachable"]))
+    yield _gauge("held", "1 while the owner's policy holds the node.", float(bool(report["owner"]["hold"])))
+    yield _gauge("log_forks", "Pairs of tree heads that tell two histories.", len(report["heads"]["forks"]))
+    yield _gauge("peers", "Connected libp2p peers.", report["p2p"]["peers"])
+    steps = [row["step"] for row in report["weights"]["held"] if row["is_complete"]]
+    yield _gauge("weights_step", "Newest step whose weights are here; -1 for none.", max(steps, default=-1))
+    yield _counter("weights_corrupt_shards", "Shards that came wrong.", report["weights"]["corrupt"])
+    yield _counter("upload_bytes", "Bytes of shards sent.", upload["sent_bytes"])
+    yield _counter("part_restarts", "Parts that began again.", sum(part["restarts"] for part in report["parts"]))
+    if report["engine"]:
+        yield _gauge("engine_ready", "1 while the engine holds a model.", float(report["engine"]["state"] == "ready"))
+        yield _counter("engine_restarts", "Times the engine began again.", report["engine"]["restarts"])
+    if report["work"]:
+        yield _gauge("tokens_per_second", "Pace of generation, as last measured.", report["work"]["tokens_per_s"] or 0)
+    if report["pieces"]:
+        pieces = GaugeMetricFamily(f"{PREFIX}_pieces", "Pieces of work in the journal, by state.", labels=["state"])
+        for state in JobState:
+            pieces.add_metric([state], report["pieces"]["counts"].get(str(state), 0))
+        yield pieces
+    if report["audits"]:
+        yield _counter("verdicts", "Verdicts given since the start.", report["audits"]["done"])
+    if report["books"]:
+        for name in ("stake", "balance", "earned"):
+            tokens = report["books"][f"{name}_nano"] / NANO
+            yield _gauge(f"{name}_tokens", "As the coordinator's books have it.", tokens)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, value)

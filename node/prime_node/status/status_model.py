@@ -1,0 +1,288 @@
+"""What an owner is shown of a node: sections of facts, made from the report alone. Pure.
+
+The terminal, the full screen and the page all draw this, so they cannot tell different things. Texts of strangers are
+made printable here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from prime_node.status.alerts import list_alerts
+from prime_runtime.formatting import format_amount, format_bytes, format_duration, format_relative_time
+from prime_runtime.redaction import escape, truncate
+
+TEXT_CHARS_MAX = 400
+ID_CHARS = 14
+"""Of a digest in a table: enough to tell two apart, and what `prime-node rollouts` takes."""
+
+
+class Tone(StrEnum):
+    """How a fact is meant."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    BUSY = "busy"
+    BAD = "bad"
+    DIM = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    name: str
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something on its way."""
+
+    name: str
+    share: float
+    """0 to 1."""
+    text: str
+    cells: str = ""
+    """How far each part is, where that is known: # all there, + some of it, . nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    tones: tuple[Tone, ...]
+    """Of each row."""
+
+
+StatusItem = Fact | Bar | Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    parts: tuple[StatusItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusModel:
+    title: str
+    state: str
+    """In a few words: what it does just now."""
+    tone: Tone
+    alerts: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+STATE_TONES = {
+    "paid": Tone.GOOD,
+    "credited": Tone.GOOD,
+    "accepted": Tone.GOOD,
+    "checked": Tone.BUSY,
+    "received": Tone.BUSY,
+    "produced": Tone.BUSY,
+    "given_back": Tone.DIM,
+    "refused": Tone.BAD,
+    "rejected": Tone.BAD,
+    "slashed": Tone.BAD,
+}
+
+
+def make_status_model(report: dict[str, Any]) -> StatusModel:
+    """All of it; parts that say nothing are left out."""
+    troubles = tuple(printable(text) for text in list_alerts(report))
+    if report["state"] != "running":
+        up = format_duration(report["now_ms"] - report["started_ms"])
+        return StatusModel(_title(report), f"joining for {up}", Tone.BAD if troubles else Tone.BUSY, troubles, ())
+    state, tone = _state(report)
+    makers = {
+        "node": _node,
+        "work": _work,
+        "rollouts": _records,
+        "audits": _audits,
+        "weights": _weights,
+        "network": _network,
+    }
+    sections = [Section(title, tuple(make(report))) for title, make in makers.items()]
+    return StatusModel(
+        _title(report),
+        state,
+        Tone.BAD if troubles else tone,
+        troubles,
+        tuple(section for section in sections if section.parts),
+    )
+
+
+def printable(text: Any, chars_max: int = TEXT_CHARS_MAX) -> str:
+    return truncate(escape(str(text)), chars_max)
+
+
+def short(digest: Any) -> str:
+    return printable(digest)[:ID_CHARS] if digest else "-"
+
+
+def _title(report: dict[str, Any]) -> str:
+    return f"{report['name']}  {report['node']}" if "node" in report else "prime-node"
+
+
+def _state(report: dict[str, Any]) -> tuple[str, Tone]:
+    owner, work = report["owner"], report["work"]
+    if owner["stop"]:
+        return f"finishing, then stopping: {printable(owner['stop'])}", Tone.BUSY
+    if owner["hold"]:
+        return f"holding: {printable(owner['hold'])}", Tone.BUSY
+    if work and work["current"]:
+        return f"working on lease {work['current']['lease']}", Tone.GOOD
+    if report["audits"] and report["audits"]["open"]:
+        return "checking the work of others", Tone.GOOD
+    if report["role"] == "relay":
+        return "serving weights" if report["serving"]["urls"] else "keeping weights", Tone.GOOD
+    if not report["coordinator"]["is_reachable"]:
+        return "waiting for the coordinator", Tone.BUSY
+    why = f": {printable(work['idle_for'])}" if work and work["idle_for"] else ""
+    return f"{report['coordinator']['activity']}, waiting for work{why}", Tone.PLAIN
+
+
+# --- Sections -------------------------------------------------------------------------------------------------------
+
+
+def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
+    up = format_duration(report["now_ms"] - report["started_ms"])
+    yield Fact("role", f"{report['role']}, up {up}")
+    yield Fact("run", f"{report['run']} of {report['network']}, {report['serving']['nodes_in_run']} nodes serve it")
+    coordinator = report["coordinator"]
+    if coordinator["is_reachable"]:
+        yield Fact("coordinator", f"{coordinator['url']}  reached", Tone.GOOD)
+    else:
+        since = (
+            format_duration(coordinator["answered_ms_ago"]) if coordinator["answered_ms_ago"] is not None else "ever"
+        )
+        yield Fact("coordinator", f"{coordinator['url']}  NOT REACHED for {since}", Tone.BAD)
+    yield from _account(report)
+    yield from _engine(report)
+    yield Fact("log", _head_text(report["heads"]), Tone.BAD if report["heads"]["forks"] else Tone.PLAIN)
+    yield Fact("folder", f"{printable(report['folder'])}", Tone.DIM)
+    if report["page"]:
+        yield Fact("page", report["page"], Tone.DIM)
+
+
+def _account(report: dict[str, Any]) -> Iterator[Fact]:
+    books = report["books"]
+    if books is None:
+        return
+    is_fine = books["works"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
+    standing = books["standing"] if is_fine else f"{books['standing']}: {books['way_out']}"
+    yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
+    amounts = {name: format_amount(books[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
+    yield Fact("tokens", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
+    credited = report["pieces"]["counts"].get("credited", 0) if report["pieces"] else 0
+    if credited:
+        # A new owner looks for the pay of work that was taken; it comes with its step's end, which may be an hour off.
+        yield Fact("to be paid", f"{credited} files when their steps end")
+
+
+def _engine(report: dict[str, Any]) -> Iterator[Fact]:
+    engine = report["engine"]
+    if engine is None:
+        return
+    what = (
+        f"{engine['engine']} on {engine['device']} in {engine['precision']}" if engine["precision"] else "no model yet"
+    )
+    restarts = f", began again {engine['restarts']} times" if engine["restarts"] else ""
+    tone = Tone.BAD if engine["state"] == "broken" else Tone.GOOD if engine["state"] == "ready" else Tone.BUSY
+    yield Fact("engine", printable(f"{engine['state']}: {what}{restarts}"), tone)
+    for gpu in report["gpus"]:
+        paused = ", paused" if gpu["is_paused"] else ""
+        tone = Tone.BAD if gpu["problem"] else Tone.DIM if gpu["is_paused"] else Tone.PLAIN
+        yield Fact(f"GPU {gpu['number']}", printable((gpu["problem"] or gpu["name"]) + paused), tone)
+
+
+def _head_text(heads: dict[str, Any]) -> str:
+    unproven = f", unproven: {heads['unproven']}" if heads["unproven"] else ""
+    return f"head over {heads['size']} entries, heads of others that agree: {heads['compared']}{unproven}"
+
+
+def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
+    work = report["work"]
+    if not work:
+        return
+    current = work["current"]
+    if current:
+        left = format_relative_time(current["deadline_ms"], report["now_ms"])
+        text = f"{current['rows_done']}/{current['rows'] or '?'} rollouts of {current['slots']} slots, due {left}"
+        share = current["rows_done"] / current["rows"] if current["rows"] else 0.0
+        yield Bar(f"lease {current['lease']}", share, f"step {current['step']}: {text}")
+    if work["waiting"]:
+        yield Fact("next", f"{work['waiting']} leases in hand after it")
+    if work["tokens_per_s"]:
+        yield Fact("pace", f"{work['tokens_per_s']:.0f} tokens/s")
+
+
+def _records(report: dict[str, Any]) -> Iterator[StatusItem]:
+    pieces = report["pieces"]
+    if not pieces or not pieces["last"]:
+        return
+    counts = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in pieces["counts"].items())
+    yield Fact("so far", counts)
+    yield make_grid(pieces["last"], report["now_ms"])
+
+
+def make_grid(pieces: list[dict[str, Any]], now_ms: int) -> Grid:
+    """Pieces of work as a table; also for `prime-node rollouts`."""
+    rows = tuple(
+        (
+            str(piece["lease"]),
+            str(piece["step"]),
+            str(piece["rows"] or "-"),
+            piece["state"].replace("_", " "),
+            format_relative_time(piece["started_ms"], now_ms),
+            short(piece["submission"]),
+            printable(piece["reason"]),
+        )
+        for piece in pieces
+    )
+    tones = tuple(STATE_TONES.get(piece["state"], Tone.PLAIN) for piece in pieces)
+    return Grid(("lease", "step", "rollouts", "state", "begun", "submission", "reason"), rows, tones)
+
+
+def _audits(report: dict[str, Any]) -> Iterator[StatusItem]:
+    audits = report["audits"]
+    if not audits or not (audits["open"] or audits["done"] or audits["inspected"]):
+        return
+    inspected = f", {audits['inspected']} files inspected" if audits["inspected"] else ""
+    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} in hand{inspected}")
+    for each in audits["open"]:
+        due = format_relative_time(each["deadline_ms"], report["now_ms"])
+        yield Fact(short(each["submission"]), f"step {each['step']}, {each['slots']} slots, due {due}", Tone.BUSY)
+
+
+def _weights(report: dict[str, Any]) -> Iterator[StatusItem]:
+    weights = report["weights"]
+    for row in weights["transfers"]:
+        done = f"{format_bytes(row['held_bytes'])} of {format_bytes(row['total_bytes'])}"
+        left = format_duration(row["finish_ms"])
+        pace = f"{format_bytes(row['bytes_per_s'])}/s from {row['sources']} nodes, done in {left}"
+        wrong = f", {row['corrupt']} shards came wrong" if row["corrupt"] else ""
+        share = row["held_bytes"] / max(1, row["total_bytes"])
+        yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {pace}{wrong}", printable(row["bar"]))
+    held = [row for row in weights["held"] if row["is_complete"]]
+    for row in held:
+        yield Fact(f"step {row['step']}", f"{row['kind']}, {format_bytes(row['total_bytes'])}, {row['root']}")
+    if not held and not weights["transfers"]:
+        yield Fact("weights", "none yet", Tone.DIM)
+
+
+def _network(report: dict[str, Any]) -> Iterator[StatusItem]:
+    serving, upload = report["serving"], report["upload"]
+    yield Fact("gossip", printable(report["p2p"]["text"]))
+    for address in report["p2p"]["addresses"]:
+        yield Fact("dialled at", printable(address), Tone.DIM)
+    yield Fact("serving", ", ".join(map(printable, serving["urls"])) or serving["text"])
+    cap = f" of {format_bytes(upload['bytes_per_day_max'])}" if upload["bytes_per_day_max"] else ""
+    rate = f", at most {format_bytes(upload['bytes_per_s_max'])}/s" if upload["bytes_per_s_max"] else ""
+    today = f"{format_bytes(upload['bytes_today'])} today{cap}{rate}"
+    yield Fact("upload", f"{upload['slots_free']} of {upload['slots']} slots free, {today}")
+    for part in report["parts"]:
+        if part["restarts"]:
+            text = f"began again {part['restarts']} times; last: {part['last_error']}"
+            yield Fact(part["name"], printable(text), Tone.BAD)

@@ -1,0 +1,240 @@
+"""What became of every lease this node took: one row each in journal.db, for the owner and for the next start.
+
+A row is written when its file is on disk and before anything is sent, so that a file is made once whatever crashes.
+After that the row only moves forward, by the table below.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import Digest, RunId
+
+log = logging.getLogger(__name__)
+
+RECORDS_KEPT = 20_000
+"""Rows in the file: months of a busy node, a few megabytes."""
+
+
+class JobState(StrEnum):
+    """How far the answer to a lease is."""
+
+    PRODUCED = "produced"
+    RECEIVED = "received"
+    CHECKED = "checked"
+    ACCEPTED = "accepted"
+    CREDITED = "credited"
+    PAID = "paid"
+    RETURNED = "given_back"
+    REFUSED = "refused"
+    REJECTED = "rejected"
+    SLASHED = "slashed"
+
+
+S = JobState
+ACCEPTED_STATES = (S.ACCEPTED, S.CREDITED, S.PAID)
+NEXT_STATES: dict[JobState, frozenset[JobState]] = {
+    S.PRODUCED: frozenset({S.RECEIVED, S.CHECKED, *ACCEPTED_STATES, S.RETURNED, S.REFUSED, S.REJECTED, S.SLASHED}),
+    S.RECEIVED: frozenset({S.CHECKED, *ACCEPTED_STATES, S.REJECTED, S.SLASHED}),
+    S.CHECKED: frozenset({*ACCEPTED_STATES, S.REJECTED, S.SLASHED}),
+    S.ACCEPTED: frozenset({S.CREDITED, S.PAID}),
+    S.CREDITED: frozenset({S.PAID}),
+    S.PAID: frozenset(),
+    S.RETURNED: frozenset(),
+    S.REFUSED: frozenset(),
+    # Other validators may find otherwise after an appeal.
+    S.REJECTED: frozenset({S.SLASHED, *ACCEPTED_STATES}),
+    S.SLASHED: frozenset(),
+}
+"""What may follow. Whoever looks seldom misses states in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One lease and what this node made of it."""
+
+    run: RunId
+    lease: int
+    step: int
+    first_slot: int
+    slots: int
+    deadline_ms: int
+    """By the coordinator's clock."""
+    started_ms: int
+    state: JobState
+    reason: str = ""
+    """Why it stopped where it did; empty while all is well."""
+    is_open: bool = True
+    """Something may still become of it."""
+    history: tuple[tuple[str, int], ...] = ()
+    """Every state it was seen in, and when."""
+    submission: Digest | None = None
+    file: Digest | None = None
+    """None where no file was made."""
+    checkpoint_root: Digest | None = None
+    rollout_root: Digest | None = None
+    rows: int = 0
+    file_bytes: int = 0
+    output_tokens: int = 0
+    context_tokens: int = 0
+
+
+JobRecords = list[JobRecord]
+COLUMNS = tuple(field.name for field in fields(JobRecord))
+DIGESTS = ("submission", "file", "checkpoint_root", "rollout_root")
+NUMBERS = tuple(field.name for field in fields(JobRecord) if field.type is int)
+CREATE = f"""
+create table if not exists pieces (
+  {", ".join(COLUMNS)},
+  primary key (run, lease)
+) without rowid;
+create index if not exists pieces_by_time on pieces (started_ms);
+create index if not exists pieces_by_submission on pieces (submission);
+"""
+
+
+class Journal:
+    """One node's. Another process may read it at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._database = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            aside = self._path.with_name(self._path.name + ".damaged")
+            log.warning("%s cannot be read (%s) and is put aside as %s", self._path, error, aside.name)
+        try:
+            self._path.replace(aside)
+            return self._connect()
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise LocalError(f"cannot write {self._path}: {error}; make room or choose another folder") from None
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None, timeout=10)
+        # A damaged text is found where it is read as something, not thrown at whoever lists a hundred others.
+        database.text_factory = lambda raw: raw.decode(errors="replace")
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma synchronous = full")
+        database.executescript(CREATE)
+        (found,) = database.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            database.close()
+            raise sqlite3.DatabaseError(found)
+        return database
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def add(self, piece: JobRecord, now_ms: int) -> None:
+        """A lease was answered, or will not be. On disk when this returns."""
+        self._put(replace(piece, history=(*piece.history, (piece.state, now_ms))))
+        self._execute(
+            "delete from pieces where not is_open and started_ms < "
+            "(select started_ms from pieces order by started_ms desc limit 1 offset ?)",
+            (RECORDS_KEPT,),
+        )
+
+    def advance(
+        self, piece: JobRecord, state: JobState, now_ms: int, *, reason: str = "", is_open: bool | None = None
+    ) -> JobRecord:
+        """The piece as it is now. A state that cannot follow changes nothing, since news may come late and twice."""
+        # The caller may have waited with the piece in hand, and others have moved it meanwhile.
+        piece = self.get_by_lease(piece.run, piece.lease) or piece
+        is_news = state in NEXT_STATES[piece.state]
+        moved = replace(
+            piece,
+            state=state if is_news else piece.state,
+            reason=reason if reason or is_news else piece.reason,
+            history=(*piece.history, (state, now_ms)) if is_news else piece.history,
+            is_open=(bool(NEXT_STATES[state]) if is_news else piece.is_open) if is_open is None else is_open,
+        )
+        if moved != piece:
+            self._put(moved)
+        return moved
+
+    def _put(self, piece: JobRecord) -> None:
+        self._execute(
+            f"insert or replace into pieces ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))})",
+            tuple(to_column(name, getattr(piece, name)) for name in COLUMNS),
+        )
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def list_newest(self, limit: int = 50) -> JobRecords:
+        """The newest first."""
+        return self._read("order by started_ms desc, lease desc limit ?", (limit,))
+
+    def list_open(self, run: RunId) -> JobRecords:
+        """Those of a run that something may still become of, oldest first."""
+        return self._read("where run = ? and is_open order by started_ms, lease", (run,))
+
+    def get_by_lease(self, run: RunId, lease: int) -> JobRecord | None:
+        return next(iter(self._read("where run = ? and lease = ?", (run, lease))), None)
+
+    def get_by_submission(self, submission: Digest) -> JobRecord | None:
+        return next(iter(self._read("where submission = ?", (str(submission),))), None)
+
+    def find(self, prefix: str) -> JobRecord:
+        """The one whose submission or file begins so, or whose lease has this number. LocalError: none, or several."""
+        if prefix.isdecimal():
+            found = self._read("where lease = ? order by started_ms desc limit 1", (int(prefix),))
+        else:
+            like = prefix.removeprefix("0x").lower().replace("%", "").replace("_", "")
+            found = self._read("where submission like ? or file like ? limit 2", (f"0x{like}%", f"0x{like}%"))
+        if not found:
+            raise LocalError(f"no rollouts of this node are known as {prefix}")
+        if len(found) > 1:
+            raise LocalError(f"{prefix} could be several: write more of it")
+        return found[0]
+
+    def list_open_files(self) -> set[Digest]:
+        """Of all that is open."""
+        return {piece.file for piece in self._read("where is_open and file is not null", ()) if piece.file}
+
+    def _read(self, clause: str, values: Iterable[Any]) -> JobRecords:
+        rows = self._execute(f"select {', '.join(COLUMNS)} from pieces {clause}", values).fetchall()
+        return [piece for row in rows if (piece := self._parse(dict(zip(COLUMNS, row, strict=True)))) is not None]
+
+    def _parse(self, row: dict[str, Any]) -> JobRecord | None:
+        """None where bits of it flipped: it is forgotten, as the coordinator's log says the same and more."""
+        try:
+            return JobRecord(**{name: from_column(name, value) for name, value in row.items()})
+        except (RemoteError, ValueError, TypeError) as error:
+            log.warning("a row of %s is damaged and is forgotten: %s", self._path, error)
+            self._execute("delete from pieces where run = ? and lease = ?", (row["run"], row["lease"]))
+            return None
+
+    def _execute(self, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, tuple(values))
+        except sqlite3.Error as error:
+            raise LocalError(f"cannot use {self._path}: {error}; make room, or stop what locks it") from None
+
+
+def to_column(name: str, value: Any) -> Any:
+    if name == "history":
+        return json.dumps([[state, at_ms] for state, at_ms in value])
+    return str(value) if isinstance(value, Digest | StrEnum | RunId) else value
+
+
+def from_column(name: str, value: Any) -> Any:
+    if name in DIGESTS:
+        return None if value is None else Digest.parse(value)
+    if name == "history":
+        return tuple((state, at_ms) for state, at_ms in json.loads(value))
+    if name == "is_open":
+        return bool(value)
+    if name in NUMBERS and not isinstance(value, int):
+        raise ValueError(f"{name} is no number")
+    return {"state": JobState, "run": RunId}.get(name, lambda same: same)(value)

@@ -1,0 +1,354 @@
+"""One connection to a shard server: GET, with the body handed on piece by piece to where it belongs.
+
+The asking half of HTTP/1.1, as much of it as a shard needs: a length is declared or the answer is refused, heads are
+short, bodies are never longer than what was asked for. What a server sends beyond that ends the connection.
+
+Connections to parents, kept between requests and opened when needed. Bounded and self-cleaning.
+"""
+
+import asyncio
+import re
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+from typing import Any, Protocol, cast
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.addresses import ServerUrl
+from prime_runtime.rate_limits import BandwidthLimit
+
+HEAD_BYTES_MAX = 8 * 2**10
+SMALL_BYTES_MAX = 64 * 2**10
+"""Longest body of anything but what was asked for: refusals, bitmaps."""
+CONNECT_MS = 5_000
+GATHER_S = 0.1
+GATHER_BYTES_MAX = 512 * 2**10
+"""The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line. It
+is also what is received at once: little enough to stay in the processor's own cache until it is hashed and written."""
+PIECE_BYTES_MIN = 16 * 2**10
+"""Least that is received at once where the owner has set a pace."""
+STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
+
+
+class ConnectionBroken(Exception):
+    """The connection is of no more use: it was lost, or the server does not speak as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The head of an answer."""
+
+    status: int
+    length: int
+    is_last: bool
+    """The server closes the connection after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """A whole answer. `body` is empty where the bytes went to a target."""
+
+    status: int
+    body: bytes
+    filled_bytes: int
+
+
+class BodyTarget(Protocol):
+    """Takes a body of a known length, piece by piece. A piece is only lent: the next one comes in the same memory."""
+
+    length: int
+
+    def take(self, piece: memoryview) -> None:
+        """OSError ends the request."""
+
+
+class ConnectionState(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    CLOSED = "closed"
+
+
+def parse_head(raw: bytes) -> ResponseHead:
+    """A head without its last empty line, or LinkBroken."""
+    first, *lines = raw.split(b"\r\n")
+    status = STATUS_LINE.fullmatch(first)
+    if status is None:
+        raise ConnectionBroken("the answer is not HTTP/1.1")
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        header = HEADER.fullmatch(line)
+        if header is None:
+            raise ConnectionBroken("the answer has a malformed header")
+        name = header[1].lower()
+        if name in headers and name in (b"content-length", b"transfer-encoding"):
+            raise ConnectionBroken("the answer declares its length twice")
+        headers[name] = header[2]
+    length = headers.get(b"content-length", b"")
+    if b"transfer-encoding" in headers or not re.fullmatch(rb"[0-9]{1,12}", length):
+        raise ConnectionBroken("the answer does not declare its length")
+    return ResponseHead(int(status[1]), int(length), headers.get(b"connection", b"").lower() == b"close")
+
+
+class ShardConnection(asyncio.BufferedProtocol):
+    """A kept connection, for one request at a time."""
+
+    def __init__(self, host: str, pace: BandwidthLimit | None = None, room: memoryview | None = None) -> None:
+        self._host = host.encode()
+        self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX)) if room is None else room
+        """What came last, until it is taken: before the loop looks at another connection. So several may share one."""
+        self._pace = pace
+        self._piece_bytes = max(PIECE_BYTES_MIN, pace.bytes_per_s // 10) if pace is not None else None
+        self._state = ConnectionState.IDLE
+        self._transport: asyncio.Transport | None = None
+        self._head_buffer = memoryview(bytearray(HEAD_BYTES_MAX))
+        self._head_bytes = 0
+        self._head: ResponseHead | None = None
+        self._target: BodyTarget | None = None
+        self._body = bytearray()
+        self._body_bytes = 0
+        self._sink: BodyTarget | None = None
+        """The target, if this body is the one for it."""
+        self._body_bytes_max = SMALL_BYTES_MAX
+        self._body_s = 0.0
+        self._mark = 1
+        self._on_bytes: Callable[[int], None] | None = None
+        self._done: asyncio.Future[FetchResponse] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._state is ConnectionState.IDLE
+
+    async def get(
+        self,
+        path: str,
+        headers: dict[str, str],
+        *,
+        target: BodyTarget | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        body_bytes_max: int = SMALL_BYTES_MAX,
+    ) -> FetchResponse:
+        """The answer, or LinkBroken. With a target, a 200 or 206 must be exactly as long, and goes there.
+
+        OSError: the target could not take it.
+        """
+        if self._state is not ConnectionState.IDLE or self._transport is None:
+            raise ConnectionBroken("the connection was closed")
+        lines = [f"GET {path} HTTP/1.1".encode(), b"Host: " + self._host]
+        lines += [f"{name}: {value}".encode() for name, value in headers.items()]
+        self._state, self._head_bytes, self._target, self._on_bytes = ConnectionState.HEAD, 0, target, on_bytes
+        self._body_bytes_max = body_bytes_max
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        try:
+            return await self._done
+        finally:
+            self._target, self._on_bytes = None, None
+            if not self.is_idle:
+                self.close()
+
+    def close(self) -> None:
+        """At once: not a byte more is received."""
+        self._state = ConnectionState.CLOSED
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    # --- Called by the loop -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._state is ConnectionState.BODY:
+            left = self._length() - self._body_bytes
+            return self._receive_buffer[: left if self._piece_bytes is None else min(left, self._piece_bytes)]
+        return self._head_buffer[self._head_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._state is ConnectionState.BODY:
+                self._take_body(self._receive_buffer[:nbytes])
+            elif self._state is ConnectionState.HEAD:
+                self._take_head(nbytes)
+            else:
+                raise ConnectionBroken("the server speaks without being asked")
+        except (ConnectionBroken, OSError) as error:
+            self._fail(error)
+
+    def eof_received(self) -> None:
+        self._fail(ConnectionBroken("the server closed the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionBroken(f"the connection was lost: {exc}"))
+
+    # --- Inside -----------------------------------------------------------------------------------------------------
+
+    def _take_head(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        raw = bytes(self._head_buffer[: self._head_bytes])
+        head, end, rest = raw.partition(b"\r\n\r\n")
+        if not end:
+            if self._head_bytes == HEAD_BYTES_MAX:
+                raise ConnectionBroken("the answer has too long a head")
+            return
+        self._head = parse_head(head)
+        self._sink = self._choose_sink(self._head)
+        if len(rest) > self._head.length:
+            raise ConnectionBroken("the server sent more than it declared")
+        self._body, self._body_bytes = bytearray(), 0
+        self._state = ConnectionState.BODY
+        self._body_s = time.monotonic()
+        self._take_body(memoryview(rest))
+
+    def _choose_sink(self, head: ResponseHead) -> BodyTarget | None:
+        sink = self._target if head.status in (200, 206) else None
+        if sink is not None and head.length != sink.length:
+            raise ConnectionBroken(f"the answer is {head.length} bytes long, asked for were {sink.length}")
+        if sink is None and head.length > self._body_bytes_max:
+            raise ConnectionBroken(f"the answer is {head.length} bytes long")
+        return sink
+
+    def _length(self) -> int:
+        assert self._head is not None, "a body comes after its head"
+        return self._head.length
+
+    def _take_body(self, piece: memoryview) -> None:
+        self._body_bytes += len(piece)
+        if self._sink is not None:
+            self._sink.take(piece)
+        else:
+            self._body += piece
+        self._set_low_watermark()
+        self._throttle(len(piece))
+        if self._on_bytes is not None and len(piece) and self._sink is not None:
+            self._on_bytes(self._body_bytes)
+        if self._body_bytes == self._length():
+            self._end()
+
+    def _set_low_watermark(self) -> None:
+        """Be woken for as much as comes in a moment at the present rate, and never for more than is still to come."""
+        if self._transport is None or self._sink is None:
+            return
+        rate = self._body_bytes / max(time.monotonic() - self._body_s, GATHER_S)
+        piece = self._piece_bytes or GATHER_BYTES_MAX
+        wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, piece, self._length() - self._body_bytes)
+        # Powers of two, so that the kernel is told rarely.
+        mark = 1 << max(0, wanted.bit_length() - 1)
+        if mark != self._mark:
+            self._mark = mark
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+
+    def _throttle(self, nbytes: int) -> None:
+        """At the owner's pace: the kernel's buffer fills up, and the sender waits."""
+        wait_ms = self._pace.take(nbytes, time.monotonic_ns() // 1_000_000) if self._pace is not None else 0
+        if wait_ms and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(wait_ms / 1000, self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _end(self) -> None:
+        head, done = self._head, self._done
+        assert head is not None
+        assert done is not None
+        answer = FetchResponse(head.status, bytes(self._body), self._body_bytes if self._sink is not None else 0)
+        self._body, self._sink = bytearray(), None
+        self._state = ConnectionState.IDLE
+        self._head_bytes = 0
+        if head.is_last:
+            self.close()
+        if not done.done():
+            done.set_result(answer)
+
+    def _fail(self, error: ConnectionBroken | OSError) -> None:
+        self.close()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+
+async def open_connection(
+    url: ServerUrl, *, allow_private: bool, pace: BandwidthLimit | None = None, room: memoryview | None = None
+) -> ShardConnection:
+    """Connect to a stranger's server; LinkBroken where there is none, or where it is inside somebody's own network."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_MS / 1000):
+            found = await loop.getaddrinfo(url.host, url.port, type=1)
+            address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
+            kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
+            _, link = await loop.create_connection(
+                lambda: ShardConnection(str(url).partition("//")[2], pace, room), address, url.port, **kwargs
+            )
+    except (OSError, TimeoutError, RemoteError) as error:
+        raise ConnectionBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None
+    return link
+
+
+def choose_address(addresses: list[str], *, allow_private: bool) -> str:
+    """The first that a stranger may send us to. Looked at after the name was resolved: names can point anywhere."""
+    for address in addresses:
+        if allow_private or ip_address(address.partition("%")[0]).is_global:
+            return address
+    raise RemoteError("urls", "lead into a private network; --weights-allow-private lets them, if it is yours")
+
+
+IDLE_MAX = 32
+"""Idle connections kept; the one used longest ago goes first."""
+
+
+class ConnectionPool:
+    """Lends connections."""
+
+    def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
+        self._allow_private = allow_private
+        self._pace = BandwidthLimit(bytes_per_s) if bytes_per_s else None
+        self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX))
+        """Both are shared by all connections."""
+        self._idle: OrderedDict[tuple[str, int], ShardConnection] = OrderedDict()
+        self._numbers = 0
+
+    @asynccontextmanager
+    async def borrow(self, urls: Sequence[str]) -> AsyncIterator[ShardConnection]:
+        """A connection to the first of these places that answers; LinkBroken where none does."""
+        url, link = await self._get_connection(urls)
+        try:
+            yield link
+        finally:
+            if link.is_idle:
+                self._numbers += 1
+                self._idle[url, self._numbers] = link
+                while len(self._idle) > IDLE_MAX:
+                    self._idle.popitem(last=False)[1].close()
+            else:
+                link.close()
+
+    async def _get_connection(self, urls: Sequence[str]) -> tuple[str, ShardConnection]:
+        for url in urls:
+            for place in [place for place in self._idle if place[0] == url]:
+                link = self._idle.pop(place)
+                if link.is_idle:
+                    return url, link
+        problem = ConnectionBroken("the node gives no address")
+        for url in urls:
+            try:
+                server = ServerUrl.parse(url)
+                return url, await open_connection(
+                    server, allow_private=self._allow_private, pace=self._pace, room=self._receive_buffer
+                )
+            except ConnectionBroken as error:
+                problem = error
+        raise problem
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.popitem()[1].close()
+        await asyncio.sleep(0)

@@ -1,0 +1,337 @@
+"""Which parent to ask next: drawn in proportion to what it is expected to deliver.
+
+One manifest's way to this node: which shard to ask of which parent, and what to tell children. Pure.
+
+Events and the time in, effects out; the dice are given. The daemon and the broadcast simulator drive this same object.
+Nobody plans the tree: every node asks several parents at once, each for the shard that the fewest of its neighbours
+have, and a full parent names its children. See docs/broadcast.md.
+"""
+
+from collections.abc import Collection, Sequence
+from random import Random
+from typing import assert_never
+
+from prime_node.weights.events import (
+    CancelTransfer,
+    DownloadEffect,
+    DownloadEvent,
+    DownloadFinished,
+    DownloadProgress,
+    DownloadTick,
+    DropParent,
+    FailReason,
+    FetchLimits,
+    FetchShard,
+    ParentFound,
+    ParentFull,
+    ParentLost,
+    PollAnswered,
+    PollFailed,
+    PollParent,
+    ShardArrived,
+    ShardCorrupt,
+    ShardFailed,
+    TransferProgressed,
+)
+from prime_node.weights.parents import DEPTH_MAX, Neighbour, Neighbours, ParentScores, draw_bit
+from prime_node.weights.transfers import NEVER_MS, DownloadMeter, ShardTransfer, TransferTable
+from prime_protocol.constants import GOSSIP_PARENTS_MAX
+from prime_protocol.wire.ids import NodeId
+
+FULL_WEIGHT = 0.1
+"""Of a parent that last said it has no free slot: it may have one by now, but one that said so is likelier to."""
+DEPTH_WEIGHT = 0.25
+"""How much each level down the tree counts against a parent: near is better, but not so much that all crowd there."""
+
+
+TransferChoice = tuple[Neighbour, int, bool]
+"""Parent, shard, and whether the parent is itself still receiving it."""
+
+
+def choose_transfer(
+    neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, dice: Random, now_ms: int
+) -> TransferChoice | None:
+    """A parent by its weight, and of the missing shards it has the rarest, ties by the dice."""
+    able = list_available(neighbours, transfers, missing, parents, now_ms) if missing else []
+    if not able:
+        return None
+    neighbour = dice.choices(able, [_compute_weight(each, parents, now_ms) for each in able])[0]
+    useful = neighbour.held & missing
+    rarest = neighbours.rarity.find_rarest(useful or neighbour.coming & missing)
+    return neighbour, draw_bit(rarest, dice), not useful
+
+
+def list_available(
+    neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, now_ms: int
+) -> list[Neighbour]:
+    """Who holds a missing shard and may be asked; only if nobody does, who is receiving one.
+
+    Those that nothing runs with go first, so that requests are spread before they are doubled.
+    """
+    able = [
+        each
+        for each in neighbours
+        if (each.held & missing or each.coming & missing)
+        and each.ready_ms <= now_ms
+        and (not each.running or each.running < transfers.get_parent_limit(parents.is_proven(each.id)))
+    ]
+    if transfers.draining:
+        able = [each for each in able if each.id not in transfers.draining]
+    able = [each for each in able if parents.get_banned_until_ms(each.id) <= now_ms]
+    able = [each for each in able if not each.running] or able
+    return [each for each in able if each.held & missing] or able
+
+
+def choose_duplicate(
+    neighbours: Neighbours, transfers: TransferTable, parents: ParentScores, now_ms: int
+) -> TransferChoice | None:
+    """Endgame: a shard that runs once, and a parent that should have it here in half the time that is left."""
+    for transfer in transfers:
+        if len(transfers.list_for_shard(transfer.shard)) != 1 or transfer.is_cancelled:
+            continue
+        left_ms = transfer.estimate_left_ms(parents.estimate_rate(transfer.parent, now_ms), now_ms)
+        for each in neighbours:
+            if not each.held >> transfer.shard & 1 or each.ready_ms > now_ms:
+                continue
+            if each.running or each.id in transfers.draining or parents.get_banned_until_ms(each.id) > now_ms:
+                continue
+            if transfer.length_bytes * 1000 / parents.estimate_rate(each.id, now_ms) < left_ms / 2:
+                return each, transfer.shard, False
+    return None
+
+
+def find_ready_ms(neighbours: Neighbours, missing: int, parents: ParentScores, now_ms: int) -> int:
+    """When a parent with a missing shard may be asked that may not be asked now."""
+    able = [each for each in neighbours if (each.held | each.coming) & missing]
+    pauses = [max(each.ready_ms, parents.get_banned_until_ms(each.id)) for each in able]
+    return min((ready_ms for ready_ms in pauses if ready_ms > now_ms), default=NEVER_MS)
+
+
+def is_held_elsewhere(neighbours: Neighbours, transfer: ShardTransfer, now_ms: int) -> bool:
+    """Another parent holds the shard and could be asked."""
+    return any(
+        each.held >> transfer.shard & 1 and each.id != transfer.parent and each.ready_ms <= now_ms
+        for each in neighbours
+    )
+
+
+def _compute_weight(neighbour: Neighbour, parents: ParentScores, now_ms: int) -> float:
+    slots = 1.0 if neighbour.slots_free else FULL_WEIGHT
+    return parents.estimate_rate(neighbour.id, now_ms) * slots / (1 + DEPTH_WEIGHT * neighbour.depth)
+
+
+RETRY_CLAIMED_MAX_MS = 60_000
+"""Longest pause a full parent can talk us into."""
+
+
+class Download:
+    """Everything about one manifest that is not bytes."""
+
+    def __init__(
+        self, lengths: Sequence[int], held: Collection[int], parents: ParentScores, dice: Random, limits: FetchLimits
+    ) -> None:
+        self._lengths = tuple(lengths)
+        self._all = (1 << len(lengths)) - 1
+        self._held = 0
+        for shard in held:
+            self._held |= 1 << shard
+        assert self._held <= self._all, "holds a shard that the manifest does not have"
+        self._parents, self._dice, self._limits = parents, dice, limits
+        self._neighbours = Neighbours(len(lengths), limits, dice)
+        self._transfers = TransferTable(limits)
+        self._meter = DownloadMeter(sum(lengths), sum(lengths[shard] for shard in held))
+        self._effects: list[DownloadEffect] = []
+        self._is_finished, self._depth = False, DEPTH_MAX
+        self.wake_ms = 0
+        """Come back with a Tick at this time, if nothing happens before."""
+
+    def handle(self, event: DownloadEvent, now_ms: int) -> list[DownloadEffect]:
+        assert not self._effects
+        last = self._apply(event, now_ms)
+        if isinstance(event, TransferProgressed):
+            # The most frequent event, and it opens no choice.
+            self.wake_ms = min(self.wake_ms, self._transfers.check_ms)
+            return []
+        if self._held == self._all:
+            self._effects += [] if self._is_finished else [DownloadFinished()]
+            self._is_finished = True
+        else:
+            self._check_transfers(now_ms)
+            missing = self._all & ~self._held
+            # News that name no missing shard open no choice either.
+            if not isinstance(event, ParentFound) and (last is None or (last.held | last.coming) & missing):
+                self._start_transfers(now_ms)
+            self._effects += [PollParent(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
+        self.wake_ms = self._find_wake_ms(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _apply(self, event: DownloadEvent, now_ms: int) -> Neighbour | None:
+        """Take it in; the neighbour whose poll it ended, if any."""
+        match event:
+            case ParentFound(parent, depth, slots_free):
+                self._neighbours.add_from_record(parent, depth, slots_free)
+                self._restore_parent(parent)
+            case ParentLost(parent):
+                self._neighbours.remove(parent)
+            case PollAnswered():
+                return self._neighbours.apply_poll_answer(event, now_ms)
+            case PollFailed(parent):
+                self._neighbours.apply_poll_failure(parent, now_ms)
+            case TransferProgressed(parent, shard, received_bytes):
+                self._on_progress(parent, shard, received_bytes, now_ms)
+            case ShardArrived():
+                self._on_shard_arrived(event, now_ms)
+            case ShardCorrupt(parent, shard):
+                self._on_shard_corrupt(parent, shard, now_ms)
+            case ShardFailed(parent, shard, reason):
+                self._on_shard_failed(parent, shard, reason, now_ms)
+            case ParentFull():
+                self._on_parent_full(event, now_ms)
+            case DownloadTick():
+                pass
+            case _:
+                assert_never(event)
+        return None
+
+    def _restore_parent(self, parent: NodeId) -> None:
+        """What we knew before it was lost and found: whether it is barred, by any download, and what runs with it."""
+        neighbour, barred_ms = self._neighbours.get(parent), self._parents.get_banned_until_ms(parent)
+        if neighbour is not None:
+            neighbour.running = sum(each.parent == parent for each in self._transfers)
+            neighbour.ready_ms = max(neighbour.ready_ms, barred_ms)
+            neighbour.poll_ms = max(neighbour.poll_ms, barred_ms)
+
+    # --- Ends of transfers ------------------------------------------------------------------------------------------
+
+    def _end(self, parent: NodeId, shard: int) -> tuple[ShardTransfer | None, Neighbour | None]:
+        """Its slot is free again, as far as we know."""
+        transfer, neighbour = self._transfers.get(parent, shard), self._neighbours.get(parent)
+        if transfer is not None:
+            self._transfers.end(transfer)
+            if neighbour is not None:
+                neighbour.running -= 1
+                neighbour.slots_free += 1
+        return transfer, neighbour
+
+    def _on_progress(self, parent: NodeId, shard: int, received_bytes: int, now_ms: int) -> None:
+        transfer, neighbour = self._transfers.get(parent, shard), self._neighbours.get(parent)
+        if transfer is not None:
+            self._transfers.progress(transfer, received_bytes, now_ms)
+        if neighbour is not None and self._depth == DEPTH_MAX:
+            self._depth = neighbour.depth + 1
+
+    def _on_shard_arrived(self, event: ShardArrived, now_ms: int) -> None:
+        _, neighbour = self._end(event.parent, event.shard)
+        self._parents.record_arrived(event.parent, event.length_bytes, event.elapsed_ms, now_ms)
+        if neighbour is not None:
+            neighbour.pauses, neighbour.was_full = 0, False
+            neighbour.got_bytes += event.length_bytes
+            self._depth = 1 + self._neighbours.find_depth()
+        if self._held >> event.shard & 1:
+            return
+        self._held |= 1 << event.shard
+        self._meter.add(self._lengths[event.shard], now_ms)
+        for other in self._transfers.list_for_shard(event.shard):
+            self._cancel(other)
+
+    def _on_shard_corrupt(self, parent: NodeId, shard: int, now_ms: int) -> None:
+        """It cost one shard; what else runs with that parent is not worth waiting for."""
+        _, neighbour = self._end(parent, shard)
+        self._parents.record_corrupt(parent, now_ms)
+        self._effects.append(DropParent(parent))
+        for other in [each for each in self._transfers if each.parent == parent and not each.is_cancelled]:
+            self._cancel(other)
+        self._restore_parent(parent)
+        if neighbour is not None:
+            self._neighbours.set_bitmaps(neighbour, held=0, coming=0)
+
+    def _on_shard_failed(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
+        transfer, neighbour = self._end(parent, shard)
+        is_our_doing = transfer is not None and (transfer.is_cancelled or reason is FailReason.STALLED)
+        if transfer is None or (is_our_doing and not transfer.was_slow):
+            return
+        if transfer.is_promised and not transfer.first_bytes_ms and reason is FailReason.STALLED:
+            reason = FailReason.TIMED_OUT
+        if reason in (FailReason.BROKEN, FailReason.STALLED):
+            self._parents.record_failed(parent, now_ms)
+        if neighbour is None:
+            return
+        neighbour.was_full = False
+        if reason in (FailReason.ABSENT, FailReason.TIMED_OUT):
+            kept = ~(1 << shard)
+            self._neighbours.set_bitmaps(neighbour, held=neighbour.held & kept, coming=neighbour.coming & kept)
+        neighbour.pause(self._limits.backoff_ms, self._limits, self._dice, now_ms)
+
+    def _on_parent_full(self, event: ParentFull, now_ms: int) -> None:
+        _, neighbour = self._end(event.parent, event.shard)
+        for child, depth in event.children:
+            self._neighbours.add_from_hearsay(child, depth, 0)
+            self._restore_parent(child)
+        if neighbour is not None:
+            neighbour.slots_free, neighbour.was_full = 0, True
+            pause_ms = max(1, min(RETRY_CLAIMED_MAX_MS, event.retry_ms))
+            neighbour.pause(pause_ms, self._limits, self._dice, now_ms)
+
+    def _cancel(self, transfer: ShardTransfer) -> None:
+        self._transfers.cancel(transfer)
+        self._effects.append(CancelTransfer(transfer.parent, transfer.shard))
+
+    # --- Asking -----------------------------------------------------------------------------------------------------
+
+    def _check_transfers(self, now_ms: int) -> None:
+        """Cancel what stalled."""
+        for transfer in self._transfers.find_due(now_ms):
+            if self._transfers.is_stalled(transfer, is_held_elsewhere(self._neighbours, transfer, now_ms), now_ms):
+                transfer.was_slow = True
+                self._cancel(transfer)
+
+    def _start_transfers(self, now_ms: int) -> None:
+        """Ask until as many transfers run as may, or nobody has anything for us."""
+        is_endgame = (self._all & ~self._held).bit_count() <= self._limits.endgame_shards
+        while len(self._transfers) < self._limits.transfers_max:
+            missing = self._all & ~self._held & ~self._transfers.asked
+            choice = choose_transfer(self._neighbours, self._transfers, missing, self._parents, self._dice, now_ms)
+            if choice is None and is_endgame:
+                choice = choose_duplicate(self._neighbours, self._transfers, self._parents, now_ms)
+            if choice is None:
+                return
+            neighbour, shard, is_promised = choice
+            neighbour.running += 1
+            neighbour.slots_free = max(0, neighbour.slots_free - 1)
+            self._transfers.start(ShardTransfer(neighbour.id, shard, self._lengths[shard], now_ms, is_promised))
+            self._effects.append(FetchShard(neighbour.id, shard))
+
+    def _find_wake_ms(self, now_ms: int) -> int:
+        if self._is_finished:
+            return NEVER_MS
+        wake_ms = min(self._transfers.check_ms, self._neighbours.find_poll_ms(now_ms))
+        if len(self._transfers) < self._limits.transfers_max:
+            missing = self._all & ~self._held & ~self._transfers.asked
+            wake_ms = min(wake_ms, find_ready_ms(self._neighbours, missing, self._parents, now_ms))
+        return max(now_ms + 1, wake_ms)
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> bytes:
+        """Bitmap of the shards on disk, for our own answers to children."""
+        return self._held.to_bytes((len(self._lengths) + 7) // 8, "little")
+
+    @property
+    def coming(self) -> bytes:
+        """Bitmap of the shards of which bytes are arriving: a child that asks for one is made to wait."""
+        return self._transfers.coming.to_bytes((len(self._lengths) + 7) // 8, "little")
+
+    def depth(self) -> int:
+        """One below the nearest of those parents that gave most."""
+        return self._depth
+
+    def parents(self) -> tuple[NodeId, ...]:
+        """Those who gave most so far, most first."""
+        return self._neighbours.find_best(GOSSIP_PARENTS_MAX)
+
+    def progress(self, now_ms: int) -> DownloadProgress:
+        sources = len({each.parent for each in self._transfers if each.first_bytes_ms})
+        coming = self._transfers.coming.bit_count()
+        return self._meter.read(len(self._lengths), self._held.bit_count(), coming, sources, now_ms)

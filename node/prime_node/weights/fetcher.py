@@ -1,0 +1,362 @@
+"""Where a shard's bytes go as they come: hashed while the processor's cache has them, then written at their place.
+
+So nothing is read again to check it, and the pages of the file are filled once, not cleared before. Nobody looks at
+what was written until all of it is there and its digest was right.
+
+Carries out what a Download decides: asks parents for bitmaps and shards, checks digests, tells what came of it.
+
+A shard is received straight into its place in the file and counts only when its digest is right. Where the same shard
+is asked of two parents, the second is received aside: a liar cannot spoil what is already there.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, assert_never
+
+from blake3 import blake3
+
+from prime_node.weights.connection import ConnectionBroken, ConnectionPool, ShardConnection
+from prime_node.weights.download import Download
+from prime_node.weights.events import (
+    CancelTransfer,
+    DownloadEffect,
+    DownloadEvent,
+    DownloadFinished,
+    DownloadProgress,
+    DownloadTick,
+    DropParent,
+    FailReason,
+    FetchLimits,
+    FetchShard,
+    ParentFound,
+    ParentFull,
+    ParentLost,
+    PollAnswered,
+    PollFailed,
+    PollParent,
+    ShardArrived,
+    ShardCorrupt,
+    ShardFailed,
+    TransferProgressed,
+)
+from prime_node.weights.parents import ParentScores
+from prime_protocol.errors import RemoteError
+from prime_protocol.weights.transfer import ShardAvailability, ShardServerFull, ShardServerHint
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_runtime.clock import Clock
+from prime_runtime.shardcast.checkpoint_files import open_no_follow
+from prime_runtime.shardcast.directory import ServerDirectory
+from prime_runtime.shardcast.server import NODE_HEADER, WAIT_HEADER, WAIT_MS_MAX
+from prime_runtime.shardcast.shard_set import ShardSet
+
+log = logging.getLogger(__name__)
+
+
+class ShardWriter:
+    """Takes one shard, piece by piece and in order; `keep` is given each piece and its offset in the shard."""
+
+    def __init__(self, length: int, keep: Callable[[int, memoryview], None]) -> None:
+        self.length = length
+        self._keep = keep
+        self._state = blake3()
+        self._position = 0
+
+    def take(self, piece: memoryview) -> None:
+        """OSError where there is no room for it."""
+        self._state.update(piece)
+        self._keep(self._position, piece)
+        self._position += len(piece)
+
+    @property
+    def digest(self) -> Digest:
+        """Of what has come."""
+        return Digest(self._state.digest())
+
+
+@contextmanager
+def open_file_writer(path: Path, offset: int, length: int) -> Iterator[ShardWriter]:
+    """Straight into a part of a file."""
+    with open_no_follow(path, "r+b") as file:
+        yield ShardWriter(length, lambda position, piece: write_at(file.fileno(), offset + position, piece))
+
+
+def make_memory_writer(place: bytearray) -> ShardWriter:
+    """Into memory of the shard's length."""
+
+    def keep(position: int, piece: memoryview) -> None:
+        place[position : position + len(piece)] = piece
+
+    return ShardWriter(len(place), keep)
+
+
+def write_at(file: int, offset: int, piece: memoryview) -> None:
+    done = 0
+    while done < len(piece):
+        done += os.pwrite(file, piece[done:], offset + done)
+
+
+POLL_SPACING_MS = (50, 500)
+"""Least and longest time between two polls of one parent: about as long as four shards take to arrive here."""
+POLL_WAIT_MS = 10_000
+ANSWER_MS = 5_000
+"""How much longer than it was allowed to wait a server may take to answer."""
+PROGRESS_MS = 500
+PARENTS_UPDATE_MS = 1_000
+"""How often new serving records are looked for."""
+
+
+class ShardFetcher:
+    """Brings one stock's missing shards here."""
+
+    def __init__(
+        self,
+        stock: ShardSet,
+        directory: ServerDirectory,
+        links: ConnectionPool,
+        parents: ParentScores,
+        *,
+        node: NodeId,
+        clock: Clock,
+        dice: Random,
+        limits: FetchLimits,
+        hear: Callable[[bytes], None],
+    ) -> None:
+        self._stock = stock
+        self._directory = directory
+        self._links = links
+        self._node = node
+        self._clock = clock
+        self._learn_record = hear
+        lengths = [shard.length for shard in stock.manifest.shards]
+        self._download = Download(lengths, stock.list_held(), parents, dice, limits)
+        self._events: asyncio.Queue[DownloadEvent | asyncio.Task[DownloadEvent]] = asyncio.Queue()
+        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[DownloadEvent]] = {}
+        self._in_place: dict[int, NodeId] = {}
+        """Who is writing a shard straight into its place."""
+        self._seen: dict[NodeId, int] = {}
+        self._polled_ms: dict[NodeId, int] = {}
+        self._parents: set[NodeId] = set()
+        self._parents_updated_ms = -PARENTS_UPDATE_MS
+        self._receiving: dict[tuple[NodeId, int], ShardConnection] = {}
+        self.corrupt = 0
+        """Shards that were thrown away because their digest was wrong."""
+        self.received_bytes = 0
+        """All bytes of shards that came, right or wrong."""
+
+    def progress(self) -> DownloadProgress:
+        return self._download.progress(self._clock.monotonic_ms())
+
+    async def run(self) -> None:
+        """Until every shard is here."""
+        try:
+            is_finished = self._handle(DownloadTick())
+            while not is_finished:
+                is_finished = self._handle(await self._next_event())
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._stock.set_coming(0)
+
+    async def _next_event(self) -> DownloadEvent:
+        """What happens next; a Tick where nothing does until it is time to look around."""
+        now_ms = self._clock.monotonic_ms()
+        wait_ms = max(0, min(self._download.wake_ms - now_ms, PARENTS_UPDATE_MS))
+        if now_ms - self._parents_updated_ms >= PARENTS_UPDATE_MS:
+            self._parents_updated_ms = now_ms
+            self._update_parents()
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                found = await self._events.get()
+        except TimeoutError:
+            return DownloadTick()
+        # A task that failed otherwise than it knows how to tell is a bug: it goes up from here.
+        return found.result() if isinstance(found, asyncio.Task) else found
+
+    def _update_parents(self) -> None:
+        servers = {server.node: server for server in self._directory.servers(self._stock.digest)}
+        servers.pop(self._node, None)
+        for node in sorted(servers.keys() - self._parents):
+            serving = servers[node].serving
+            self._events.put_nowait(ParentFound(node, serving.depth, serving.slots_free))
+        for node in sorted(self._parents - servers.keys()):
+            self._events.put_nowait(ParentLost(node))
+        self._parents = set(servers)
+
+    def _handle(self, event: DownloadEvent) -> bool:
+        """True once everything is here."""
+        is_finished = False
+        for effect in self._download.handle(event, self._clock.monotonic_ms()):
+            is_finished = self._apply_effect(effect) or is_finished
+        self._stock.depth = self._download.depth()
+        if is_finished or not self._stock.parents:
+            self._stock.parents = self._download.parents()
+        self._stock.set_coming(int.from_bytes(self._download.coming, "little"))
+        return is_finished
+
+    def _apply_effect(self, effect: DownloadEffect) -> bool:
+        match effect:
+            case PollParent(parent):
+                self._start((parent, None), self._poll(parent))
+            case FetchShard(parent, shard):
+                self._start((parent, shard), self._fetch(parent, shard))
+            case CancelTransfer(parent, shard):
+                self._cancel(parent, shard)
+            case DropParent(parent):
+                log.warning("%s sent a shard with a wrong digest", parent)
+                self._directory.drop(parent)
+            case DownloadFinished():
+                return True
+            case _:
+                assert_never(effect)
+        return False
+
+    def _start(self, key: tuple[NodeId, int | None], work: Coroutine[Any, Any, DownloadEvent]) -> None:
+        task = self._tasks[key] = asyncio.create_task(work)
+        task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: tuple[NodeId, int | None], task: asyncio.Task[DownloadEvent]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled():
+            self._events.put_nowait(task)
+
+    def _cancel(self, parent: NodeId, shard: int) -> None:
+        task = self._tasks.pop((parent, shard), None)
+        if task is not None and task.cancel():
+            # Not when the task notices, but now: somebody else may write in its place next.
+            if link := self._receiving.pop((parent, shard), None):
+                link.close()
+            self._release(parent, shard)
+            self._events.put_nowait(ShardFailed(parent, shard, FailReason.STALLED))
+
+    # --- Bitmaps ----------------------------------------------------------------------------------------------------
+
+    async def _poll(self, parent: NodeId) -> DownloadEvent:
+        wait_ms = self._polled_ms.get(parent, 0) + self._get_poll_spacing_ms() - self._clock.monotonic_ms()
+        if wait_ms > 0:
+            await self._clock.sleep_ms(wait_ms)
+        self._polled_ms[parent] = self._clock.monotonic_ms()
+        path = f"/have/{self._stock.digest}?seen={self._seen.get(parent, 0)}"
+        try:
+            async with (
+                asyncio.timeout((POLL_WAIT_MS + ANSWER_MS) / 1000),
+                self._links.borrow(self._urls(parent)) as link,
+            ):
+                answer = await link.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
+            if answer.status != 200:
+                return PollFailed(parent)
+            have = decode(ShardAvailability, answer.body)
+        except (ConnectionBroken, TimeoutError, RemoteError) as error:
+            log.debug("poll of %s failed: %s", parent, error)
+            return PollFailed(parent)
+        size = (self._stock.shards + 7) // 8
+        if len(have.held) != size or len(have.coming) != size:
+            return PollFailed(parent)
+        self._seen[parent] = have.version
+        return PollAnswered(parent, have.held, have.coming, have.slots_free, have.depth)
+
+    def _get_poll_spacing_ms(self) -> int:
+        """News older than a few shards is stale; news more often than that costs the swarm more than it brings."""
+        least_ms, longest_ms = POLL_SPACING_MS
+        progress = self.progress()
+        if progress.rate_bytes_per_s <= 0:
+            return least_ms
+        shard_ms = 1000 * self._stock.manifest.shard_bytes / progress.rate_bytes_per_s
+        return round(min(longest_ms, max(least_ms, 4 * shard_ms)))
+
+    # --- Shards -----------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, parent: NodeId, shard: int) -> DownloadEvent:
+        try:
+            return await (self._fetch_aside if shard in self._in_place else self._fetch_in_place)(parent, shard)
+        except (ConnectionBroken, TimeoutError, RemoteError) as error:
+            log.debug("shard %d from %s failed: %s", shard, parent, error)
+            return ShardFailed(parent, shard, FailReason.BROKEN)
+
+    async def _fetch_in_place(self, parent: NodeId, shard: int) -> DownloadEvent:
+        self._in_place[shard] = parent
+        try:
+            with open_file_writer(*self._stock.locate(shard)) as landing:
+                event = await self._receive(parent, shard, landing)
+            if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
+                self._stock.mark_held(shard)
+            return event
+        finally:
+            self._release(parent, shard)
+
+    async def _fetch_aside(self, parent: NodeId, shard: int) -> DownloadEvent:
+        memory = bytearray(self._stock.manifest.shards[shard].length)
+        event = await self._receive(parent, shard, make_memory_writer(memory))
+        if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
+            self._take_over(shard, memory)
+            self._stock.mark_held(shard)
+        return event
+
+    async def _receive(self, parent: NodeId, shard: int, landing: ShardWriter) -> DownloadEvent:
+        """ShardArrived: all of it, and it is right."""
+        entry = self._stock.manifest.shards[shard]
+        began_ms = told_ms = 0
+
+        def note(received_bytes: int) -> None:
+            nonlocal began_ms, told_ms
+            now_ms = self._clock.monotonic_ms()
+            began_ms = began_ms or now_ms
+            if not told_ms or now_ms - told_ms >= PROGRESS_MS:
+                told_ms = now_ms
+                self._events.put_nowait(TransferProgressed(parent, shard, received_bytes))
+
+        headers = {NODE_HEADER: str(self._node), WAIT_HEADER: str(WAIT_MS_MAX)}
+        async with self._links.borrow(self._urls(parent)) as link:
+            self._receiving[parent, shard] = link
+            try:
+                answer = await link.get(f"/shards/{entry.digest}", headers, target=landing, on_bytes=note)
+            finally:
+                self._receiving.pop((parent, shard), None)
+        self.received_bytes += answer.filled_bytes
+        if answer.status != 200:
+            return self._explain(parent, shard, answer.status, answer.body)
+        if landing.digest != entry.digest:
+            self.corrupt += 1
+            return ShardCorrupt(parent, shard)
+        return ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
+
+    def _explain(self, parent: NodeId, shard: int, status: int, body: bytes) -> DownloadEvent:
+        if status == 503:
+            full = decode(ShardServerFull, body)
+            children = tuple((child.node, child.depth) for child in full.children if self._knows(child))
+            return ParentFull(parent, shard, full.retry_ms, children)
+        reason = {404: FailReason.ABSENT, 504: FailReason.TIMED_OUT}.get(status, FailReason.BROKEN)
+        return ShardFailed(parent, shard, reason)
+
+    def _knows(self, child: ShardServerHint) -> bool:
+        """Where it can be reached: its record may have come with the refusal, and is as good as one from gossip."""
+        if child.node == self._node:
+            return False
+        if child.record and self._directory.get(child.node) is None:
+            self._learn_record(child.record)
+        return self._directory.get(child.node) is not None
+
+    def _take_over(self, shard: int, memory: bytearray) -> None:
+        """The second parent was first. Whoever writes in the place stops before the right bytes go there."""
+        owner = self._in_place.get(shard)
+        if owner is not None:
+            self._cancel(owner, shard)
+        with open_file_writer(*self._stock.locate(shard)) as landing:
+            landing.take(memoryview(memory))
+
+    def _release(self, parent: NodeId, shard: int) -> None:
+        if self._in_place.get(shard) == parent:
+            del self._in_place[shard]
+
+    def _urls(self, parent: NodeId) -> tuple[str, ...]:
+        server = self._directory.get(parent)
+        return server.serving.urls if server else ()

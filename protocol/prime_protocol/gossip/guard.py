@@ -1,0 +1,177 @@
+"""Which gossip is worth passing on: true to form, in time, new, and said by one who may say it, not too often.
+
+It stands before everything that forwards or believes a gossiped message, whichever way it came. Memory is bounded:
+when it is full of what still lives, newcomers are passed over and those already known are not disturbed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from threading import Lock
+from typing import NamedTuple
+
+from prime_protocol.constants import (
+    ANNOUNCED_BURST,
+    ANNOUNCED_SENDER_PER_S,
+    GOSSIP_SEEN_MAX,
+    GOSSIP_SENDERS_MAX,
+    GOSSIP_SUBJECTS_MAX,
+    HEADS_BURST,
+    HEADS_SENDER_PER_S,
+    SERVING_BURST,
+    SERVING_SENDER_PER_S,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.messages import CheckpointAnnounced, GossipKind, ReceivedGossip, decode_gossip
+from prime_protocol.wire.envelope import BUCKET_MS, check_time
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+
+SenderPermission = Callable[[RunId, NodeId], bool]
+"""May this node say this in this run? Called from any thread, so it only looks something up."""
+
+TOLERATED_FIELDS = frozenset({"Letter.version"})
+"""What an honest peer with other software may pass on to us."""
+
+
+class GossipRateLimit(NamedTuple):
+    """Messages of one sender and kind: so many at once after a pause, and so many a second for ever."""
+
+    burst: int
+    per_s: float
+
+
+GOSSIP_RATE_LIMITS = {
+    GossipKind.ANNOUNCED: GossipRateLimit(ANNOUNCED_BURST, ANNOUNCED_SENDER_PER_S),
+    GossipKind.SERVING: GossipRateLimit(SERVING_BURST, SERVING_SENDER_PER_S),
+    GossipKind.HEAD_SEEN: GossipRateLimit(HEADS_BURST, HEADS_SENDER_PER_S),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GossipAccepted:
+    """New and well-formed: use it and pass it on."""
+
+    gossip: ReceivedGossip
+
+
+@dataclass(frozen=True, slots=True)
+class GossipIgnored:
+    """Nothing wrong with it, but not worth passing on: known, older than what is known, or too much."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GossipRejected:
+    """It breaks the rules. Where `is_hostile`, no honest peer would have passed it on."""
+
+    reason: str
+    is_hostile: bool
+
+
+ValidationResult = GossipAccepted | GossipIgnored | GossipRejected
+
+
+@dataclass(slots=True)
+class _SenderHistory:
+    """What is remembered of one sender's messages of one kind in one run."""
+
+    tokens: float
+    at_ms: int
+    newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """By subject: sequence and expiry of the newest message."""
+
+
+def allow_any_sender(run: RunId, node: NodeId) -> bool:
+    """The permission that asks for nothing but a key."""
+    return True
+
+
+class GossipGuard:
+    """Judges every frame once. Frames come from the libp2p thread and over HTTP, so it takes one at a time."""
+
+    def __init__(
+        self, network: NetworkId, *, is_trainer: SenderPermission, is_member: SenderPermission = allow_any_sender
+    ) -> None:
+        self._network = network
+        self._is_trainer = is_trainer
+        self._is_member = is_member
+        self._senders: dict[tuple[RunId, GossipKind, NodeId], _SenderHistory] = {}
+        self._seen: dict[Digest, int] = {}
+        """Frames that were accepted, with their expiry: most copies are known before any signature is looked at."""
+        self._swept = 0
+        self._lock = Lock()
+
+    def validate(self, topic_name: str, frame: bytes, *, run: RunId, now_ms: int) -> ValidationResult:
+        """What to do with a frame that came on a topic of this run. An accepted one is remembered."""
+        with self._lock:
+            self._drop_expired(now_ms)
+            if Digest(sha256(frame).digest()) in self._seen:
+                return GossipIgnored("known")
+            try:
+                gossip = decode_gossip(topic_name, frame, network=self._network, run=run)
+            except RemoteError as error:
+                return GossipRejected(str(error), is_hostile=error.field not in TOLERATED_FIELDS)
+            return self._check_sender(gossip, run, now_ms) or self._admit(gossip, run, now_ms)
+
+    def __len__(self) -> int:
+        """Senders remembered, each once for every kind and run."""
+        return len(self._senders)
+
+    def _check_sender(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult | None:
+        """Said in time, by one who may say it."""
+        sender = gossip.payload.sender
+        try:
+            check_time(gossip.payload, now_ms)
+        except RemoteError as error:
+            # On its way for too long, or one clock of three is wrong: nobody can say whose.
+            return GossipRejected(str(error), is_hostile=False)
+        if gossip.kind is GossipKind.ANNOUNCED and not self._is_trainer(run, sender):
+            return GossipRejected(f"Letter.sender: {sender} is not the trainer of {run}", is_hostile=True)
+        if gossip.kind is not GossipKind.ANNOUNCED and not self._is_member(run, sender):
+            # The forwarder's copy of the log may be newer than ours.
+            return GossipRejected(f"Letter.sender: {sender} is not known in {run}", is_hostile=False)
+        return None
+
+    def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult:
+        letter, rate = gossip.payload, GOSSIP_RATE_LIMITS[gossip.kind]
+        key = (run, gossip.kind, letter.sender)
+        sender = self._senders.get(key) or _SenderHistory(rate.burst, now_ms)
+        subject = get_subject(gossip)
+        known = sender.newest.get(subject)
+        if known is not None and letter.sequence <= known[0]:
+            return GossipIgnored("older than what is known")
+        # Only a trainer can be among the announcers, so strangers cannot crowd them out.
+        if (
+            key not in self._senders
+            and len(self._senders) >= GOSSIP_SENDERS_MAX
+            and not isinstance(gossip.message, CheckpointAnnounced)
+        ):
+            return GossipIgnored("too many senders")
+        if known is None and len(sender.newest) >= GOSSIP_SUBJECTS_MAX:
+            return GossipIgnored("too many subjects of one sender")
+        sender.tokens = min(rate.burst, sender.tokens + max(0, now_ms - sender.at_ms) * rate.per_s / 1000)
+        sender.at_ms = max(sender.at_ms, now_ms)
+        if sender.tokens < 1:
+            return GossipIgnored("too many of one sender")
+        sender.tokens -= 1
+        sender.newest[subject] = (letter.sequence, letter.expires_at_ms)
+        self._senders[key] = sender
+        if len(self._seen) < GOSSIP_SEEN_MAX:
+            self._seen[gossip.digest] = letter.expires_at_ms
+        return GossipAccepted(gossip)
+
+    def _drop_expired(self, now_ms: int) -> None:
+        """Forget what has expired: it is refused by its time. All at once, every ten seconds."""
+        if now_ms // BUCKET_MS == self._swept:
+            return
+        self._swept = now_ms // BUCKET_MS
+        self._seen = {digest: expires_ms for digest, expires_ms in self._seen.items() if expires_ms > now_ms}
+        for sender in self._senders.values():
+            sender.newest = {subject: known for subject, known in sender.newest.items() if known[1] > now_ms}
+        self._senders = {key: sender for key, sender in self._senders.items() if sender.newest}
+
+
+def get_subject(gossip: ReceivedGossip) -> bytes:
+    """What a newer message of the same sender replaces: an announcement only one of the same manifest."""
+    return gossip.message.manifest if isinstance(gossip.message, CheckpointAnnounced) else b""

@@ -1,0 +1,486 @@
+"""The words that entries use for what somebody offers, may do, or has found.
+
+Numbers that a verdict or a step carries, each under a name.
+
+The entries of an audit: who checks a submission, what they found, what it adds up to, and whose word was wrong.
+
+Part of entries.py, which has the others.
+
+The entries of the log: one frozen dataclass each, and who may write it.
+
+An entry travels as the body of its author's envelope; the log's leaf is a Record. What an entry does to the books is in
+ledger.py and the files it calls. Those of audits stand in audit_entries.py. Amounts are in nano: 10^-9 of a token.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.constants import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    DIGEST_BYTES,
+    LEASE_SLOTS_MAX,
+    LINEAGE_MAX,
+    METRICS_MAX,
+    QUORUM_MAX,
+    READ_PROOF_BYTES,
+    READERS_MAX,
+    REASON_CHARS_MAX,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.codec import Range, Size
+from prime_protocol.wire.envelope import Uint
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Slot, Step
+from prime_protocol.wire.signing import Signature
+from prime_protocol.wire.typed_data import Delegation, SubmissionReceipt, VerdictReceipt
+
+ReasonText = Annotated[str, Size(0, REASON_CHARS_MAX)]
+"""Why, for people."""
+
+
+class Role(StrEnum):
+    """What a node offers to do."""
+
+    WORKER = "worker"
+    VALIDATOR = "validator"
+    RELAY = "relay"
+
+
+class NodeStatus(StrEnum):
+    """Whether a node may be given work."""
+
+    ACTIVE = "active"
+    DRAINED = "drained"
+    BANNED = "banned"
+
+
+class RunStatus(StrEnum):
+    """Whether a run gives out work."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class Outcome(StrEnum):
+    """What a validator found, or what was settled. Soft is an honest failure, hard is provable dishonesty."""
+
+    ACCEPT = "accept"
+    INVALID = "soft"
+    FRAUDULENT = "hard"
+
+
+OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.INVALID: 1, Outcome.FRAUDULENT: 2}
+"""How a VerdictReceipt writes an outcome, for contracts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number."""
+
+    name: Annotated[str, Size(1, 48)]
+    value: float
+
+
+def check_metric_names(metrics: tuple[Metric, ...]) -> None:
+    """RemoteError where a name stands twice, or out of order: there is one way to write the same numbers."""
+    names = [metric.name for metric in metrics]
+    if names != sorted(set(names)):
+        raise RemoteError("metrics", "must be sorted by name, each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDrawn:
+    """Coordinator: whether, and by whom, a submission is checked. Drawn from a head noted after it was logged."""
+
+    submission: Digest
+    round: Annotated[int, Range(0, 64)]
+    head_size: Uint
+    validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
+    """Empty in round 0: not drawn for audit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictGiven:
+    """Validator: what I found, with the numbers."""
+
+    receipt: VerdictReceipt
+    signature: Signature
+    outcome: Outcome
+    reason: ReasonText
+    metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
+    read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)] = b""
+    """What the file's hidden states are in directions of my own, see looks.py; empty where the model was not needed."""
+
+    def __post_init__(self) -> None:
+        if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
+            raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
+        if len(self.read_proof) not in (0, READ_PROOF_BYTES):
+            raise RemoteError("looks", f"has {len(self.read_proof)} bytes, allowed is 0 or {READ_PROOF_BYTES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantRevealed:
+    """Planted worker, when the validators have spoken: the truth about my file, sealed in my lease before I made it.
+
+    The coordinator sealed it and the worker opens it, so neither can void work that the other did in good faith.
+    """
+
+    submission: Digest
+    outcome: Outcome
+    """What an honest validator finds."""
+    salt: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Coordinator: what the verdicts add up to."""
+
+    submission: Digest
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatorScored:
+    """Coordinator: a validator's verdict was not what was settled in the end."""
+
+    validator: NodeId
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedVerdict:
+    """What a reader of a file sees in it."""
+
+    reader: NodeId
+    read_proof: Annotated[bytes, Size(READ_PROOF_BYTES, READ_PROOF_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """Inspector: I have read this file again, and these are the looks that who judged it must have. Anybody can check.
+
+    Whose own are others has not read what it judged.
+    """
+
+    submission: Digest
+    seen: Annotated[tuple[InspectedVerdict, ...], Size(0, READERS_MAX)]
+    """Sorted by reader. Nobody where the model is not needed to see that the file is bad."""
+
+    def __post_init__(self) -> None:
+        readers = [each.reader for each in self.seen]
+        if readers != sorted(set(readers)):
+            raise RemoteError("seen", "must be sorted by reader, each once")
+
+
+NO_SEAL = Digest(bytes(DIGEST_BYTES))
+"""Of a lease that cannot be a planted one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One leaf of the log: an author's envelope and when the coordinator took it in."""
+
+    at_ms: Uint
+    frame: bytes
+
+
+# --- The network, its accounts and its nodes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCreated:
+    """Coordinator, entry 0: what this log is."""
+
+    log_key: Annotated[str, Size(1, 200)]
+    """Verifier key of the tree heads, in signed-note form."""
+    chain_id: Uint
+    contract: NodeId
+    """EIP-712 domain of receipts and delegations; zeros for embedded settlement."""
+    unbonding_ms: Uint
+    """How long stake stays slashable after it was asked back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposited:
+    """Coordinator, for settlement: value came in from outside. The only entry that brings value into the books."""
+
+    account: NodeId
+    amount_nano: Uint
+    reference: Digest
+    """What happened outside (a transaction, a faucet request). Counts once."""
+    run: RunId | None = None
+    """On a chain: it is in the pool of this run, and the account is its funder, or the court that brings slashed stake.
+    Then it is no balance of the account.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """Account: value goes out again."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRegistered:
+    """Node: here I am, this is what I offer. Registering again replaces the offer."""
+
+    roles: Annotated[tuple[Role, ...], Size(1, len(Role))]
+    hardware: Annotated[str, Size(0, 256)]
+    """One line for people; nothing is decided by it."""
+    addresses: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, ADDRESSES_MAX)] = ()
+    """Where others may fetch weights from it: URLs or multiaddrs. None for a node that only calls out."""
+
+    def __post_init__(self) -> None:
+        if list(self.roles) != sorted(set(self.roles)):
+            raise RemoteError("roles", "must be sorted, each once")
+        for place, address in enumerate(self.addresses):
+            if not address.startswith(("http://", "https://", "/")):
+                raise RemoteError(f"addresses[{place}]", f"{address} is neither a URL nor a multiaddr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatusSet:
+    """Coordinator: a node is taken out of work, or back in, and why."""
+
+    node: NodeId
+    status: NodeStatus
+    reason: ReasonText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegated:
+    """Node: my owner's signed word that this key works for it."""
+
+    delegation: Delegation
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationRevoked:
+    """Owner: no delegation I signed for this key so far counts any more. Stake stays where it is until unbonded."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staked:
+    """Owner: this much of my balance stands behind that node."""
+
+    node: NodeId
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbonded:
+    """Owner: I want this much back. It stays slashable until the delay is over."""
+
+    node: NodeId
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Owner: the delay is over, put what has matured into my balance."""
+
+    node: NodeId
+
+
+# --- A run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCreated:
+    """Coordinator: a run begins."""
+
+    terms: RunTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunUpdated:
+    """Coordinator: new terms. A step keeps those in force at its first lease, until all its work is judged and paid."""
+
+    terms: RunTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatusSet:
+    """Coordinator: the run pauses, goes on, or ends for good."""
+
+    status: RunStatus
+    reason: ReasonText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFunded:
+    """Any account: this much of my balance is for paying the run's contributors. Not where the pool is on a chain."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolReturned:
+    """Account that funded a closed run: my part of what is left of the funding, by what each account put in."""
+
+    amount_nano: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPublished:
+    """Trainer: the weights of a step, and the submissions they were trained on."""
+
+    step: Step
+    root: Digest
+    """Names the weights, whatever way they travel."""
+    manifest: Digest
+    """SHA-256 of the signed manifest's frame."""
+    trained_on: Annotated[tuple[Digest, ...], Size(0, LINEAGE_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasured:
+    """Trainer: the numbers of a published step, once, and how it does on held-out problems. They decide nothing."""
+
+    step: Step
+    metrics: Annotated[tuple[Metric, ...], Size(1, METRICS_MAX)]
+
+    def __post_init__(self) -> None:
+        check_metric_names(self.metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNoted:
+    """Coordinator: the tree head over everything before this entry. Beacons and audit draws hang on it."""
+
+    root: Digest
+
+
+# --- Work -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGranted:
+    """Coordinator: these slots of that step are this node's until the deadline."""
+
+    lease: Uint
+    node: NodeId
+    step: Step
+    first_slot: Slot
+    slots: Annotated[int, Range(1, LEASE_SLOTS_MAX)]
+    deadline_ms: Uint
+    speculative: bool
+    """A second chance beside a slow lease: slots may overlap, but are credited once."""
+    seal: Digest = NO_SEAL
+    """Every lease has one and they all look alike. That of a planted lease can be opened; see PlantRevealed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnded:
+    """Coordinator, after the deadline, or the lease's node: no submission will come."""
+
+    lease: Uint
+    reason: ReasonText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """Worker: the answer to a lease."""
+
+    receipt: SubmissionReceipt
+    signature: Signature
+    file_bytes: Uint
+    output_tokens: Uint
+    context_tokens: Uint
+    """Sum over output tokens of the tokens before each. Checked at intake, like output_tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """Coordinator: an accepted submission counts for its node, once."""
+
+    submission: Digest
+    units: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidOut:
+    """Coordinator: a finished step's budget goes to those who were credited. The shares follow from the books."""
+
+    step: Step
+
+
+# --- Punishment -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashProposed:
+    """Coordinator: a hard outcome puts stake into escrow. The slash is named by its submission."""
+
+    submission: Digest
+    amount_nano: Uint
+    evidence: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appealed:
+    """Owner, or its node: look again. The bond is the owner's and comes back if the slash is overturned."""
+
+    submission: Digest
+    reason: ReasonText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashExecuted:
+    """Coordinator: the window is over, or other validators found the same."""
+
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlashOverturned:
+    """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back.
+
+    What nobody judged is soft: there is no credit without an accepted verdict.
+    """
+
+    submission: Digest
+
+
+Entry = (
+    NetworkCreated
+    | Deposited
+    | Withdrawn
+    | NodeRegistered
+    | NodeStatusSet
+    | Delegated
+    | DelegationRevoked
+    | Staked
+    | Unbonded
+    | Released
+    | RunCreated
+    | RunUpdated
+    | RunStatusSet
+    | RunFunded
+    | PoolReturned
+    | CheckpointPublished
+    | StepMeasured
+    | HeadNoted
+    | LeaseGranted
+    | LeaseEnded
+    | Submitted
+    | AuditDrawn
+    | VerdictGiven
+    | PlantRevealed
+    | Settled
+    | Credited
+    | PaidOut
+    | ValidatorScored
+    | Inspected
+    | SlashProposed
+    | Appealed
+    | SlashExecuted
+    | SlashOverturned
+)

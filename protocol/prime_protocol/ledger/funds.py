@@ -1,0 +1,150 @@
+"""Where the value is: balances, stakes, unbonding stake, escrow, run pools, and what was burned.
+
+Value only moves. `deposit` is the one way in, `withdraw` and `hand_over` are the ways out, so `held_nano()` always
+equals what came in minus what went out and was burned. Every method checks first and changes nothing when it refuses.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+
+StakeKey = tuple[NodeId, NodeId]
+"""Owner and node: whose stake, behind which key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unbonding:
+    """Stake on its way back."""
+
+    amount_nano: int
+    matures_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Escrow:
+    """Stake held while a slash is decided, and the bond of an appeal against it."""
+
+    position: StakeKey
+    amount_nano: int
+    bond_nano: int = 0
+
+
+@dataclass(slots=True)
+class Funds:
+    """All value the network knows of."""
+
+    balances: Counter[NodeId] = field(default_factory=Counter)
+    stakes: Counter[StakeKey] = field(default_factory=Counter)
+    unbonding: dict[StakeKey, tuple[Unbonding, ...]] = field(default_factory=dict)
+    escrow: dict[Digest, Escrow] = field(default_factory=dict)
+    pools: Counter[RunId] = field(default_factory=Counter)
+    deposited_nano: int = 0
+    withdrawn_nano: int = 0
+    burned_nano: int = 0
+
+    def total_nano(self) -> int:
+        """Everything inside, counted one by one."""
+        unbonding = sum(part.amount_nano for parts in self.unbonding.values() for part in parts)
+        escrow = sum(held.amount_nano + held.bond_nano for held in self.escrow.values())
+        open_accounts = sum(self.balances.values()) + sum(self.stakes.values()) + sum(self.pools.values())
+        return open_accounts + unbonding + escrow
+
+    def is_conserved(self) -> bool:
+        """Whether value was neither made nor lost."""
+        return self.total_nano() == self.deposited_nano - self.withdrawn_nano - self.burned_nano
+
+    def deposit(self, account: NodeId, amount_nano: int) -> None:
+        self.balances[account] += amount_nano
+        self.deposited_nano += amount_nano
+
+    def withdraw(self, account: NodeId, amount_nano: int) -> None:
+        self._spend(account, amount_nano)
+        self.withdrawn_nano += amount_nano
+
+    def fund(self, run: RunId, account: NodeId, amount_nano: int) -> None:
+        self._spend(account, amount_nano)
+        self.pools[run] += amount_nano
+
+    def pay(self, run: RunId, account: NodeId, amount_nano: int) -> None:
+        assert self.pools[run] >= amount_nano
+        self.pools[run] -= amount_nano
+        self.balances[account] += amount_nano
+
+    def stake(self, position: StakeKey, amount_nano: int) -> None:
+        self._spend(position[0], amount_nano)
+        self.stakes[position] += amount_nano
+
+    def unbond(self, position: StakeKey, amount_nano: int, *, matures_at_ms: int, parts_max: int) -> None:
+        if not 0 < amount_nano <= self.stakes[position]:
+            raise RemoteError("amount_nano", f"is {amount_nano}, the stake is {self.stakes[position]}")
+        parts = self.unbonding.get(position, ())
+        if len(parts) >= parts_max:
+            raise RemoteError("node", f"has {parts_max} unbondings open; release what has matured first")
+        self.stakes[position] -= amount_nano
+        self.unbonding[position] = (*parts, Unbonding(amount_nano, matures_at_ms))
+
+    def release(self, position: StakeKey, now_ms: int) -> None:
+        parts = self.unbonding.get(position, ())
+        ripe = sum(part.amount_nano for part in parts if part.matures_at_ms <= now_ms)
+        if not ripe:
+            raise RemoteError("node", "has no unbonding that has matured")
+        self._set_unbonding(position, tuple(part for part in parts if part.matures_at_ms > now_ms))
+        self.balances[position[0]] += ripe
+
+    def slashable_nano(self, position: StakeKey) -> int:
+        """Stake and everything still unbonding, matured or not: asking it back does not outrun a slash."""
+        return self.stakes[position] + sum(part.amount_nano for part in self.unbonding.get(position, ()))
+
+    def move_to_escrow(self, slash: Digest, position: StakeKey, amount_nano: int) -> None:
+        """Into escrow: from the stake first, then from what is unbonding, oldest first."""
+        assert slash not in self.escrow
+        assert amount_nano <= self.slashable_nano(position)
+        from_stake = min(amount_nano, self.stakes[position])
+        self.stakes[position] -= from_stake
+        missing, kept = amount_nano - from_stake, []
+        for part in self.unbonding.get(position, ()):
+            taken = min(missing, part.amount_nano)
+            missing -= taken
+            if taken < part.amount_nano:
+                kept.append(Unbonding(part.amount_nano - taken, part.matures_at_ms))
+        self._set_unbonding(position, tuple(kept))
+        self.escrow[slash] = Escrow(position, amount_nano)
+
+    def post_bond(self, slash: Digest, account: NodeId, amount_nano: int) -> None:
+        held = self.escrow[slash]
+        assert held.bond_nano == 0
+        self._spend(account, amount_nano)
+        self.escrow[slash] = Escrow(held.position, held.amount_nano, amount_nano)
+
+    def refund(self, slash: Digest) -> None:
+        """Stake back behind the node, bond back to the owner."""
+        held = self.escrow.pop(slash)
+        self.stakes[held.position] += held.amount_nano
+        self.balances[held.position[0]] += held.bond_nano
+
+    def burn(self, slash: Digest) -> None:
+        held = self.escrow.pop(slash)
+        self.burned_nano += held.amount_nano + held.bond_nano
+
+    def pool(self, slash: Digest, run: RunId) -> int:
+        """What has come into the pool."""
+        held = self.escrow.pop(slash)
+        self.pools[run] += held.amount_nano + held.bond_nano
+        return held.amount_nano + held.bond_nano
+
+    def transfer_to_court(self, slash: Digest) -> None:
+        """To the court on the chain, which has the stake itself."""
+        held = self.escrow.pop(slash)
+        self.withdrawn_nano += held.amount_nano + held.bond_nano
+
+    def _spend(self, account: NodeId, amount_nano: int) -> None:
+        if not 0 < amount_nano <= self.balances[account]:
+            raise RemoteError("amount_nano", f"is {amount_nano}, the balance is {self.balances[account]}")
+        self.balances[account] -= amount_nano
+
+    def _set_unbonding(self, position: StakeKey, parts: tuple[Unbonding, ...]) -> None:
+        self.unbonding.pop(position, None)
+        if parts:
+            self.unbonding[position] = parts

@@ -1,0 +1,165 @@
+"""The books as a pure function of the log: who may write which entry, and the fold that applies them in order.
+
+`Ledger.apply` takes one leaf, as anybody reads it from a mirror, and either changes the state or refuses the leaf and
+changes nothing. It trusts nobody: signatures, authors, order and every rule are checked again for each leaf.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, get_args
+
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import accounts, entries, rewards, work
+from prime_protocol.ledger import audits as judgement
+from prime_protocol.ledger.entries import Entry, LogRecord
+from prime_protocol.ledger.state import EntryContext, LedgerState
+from prime_protocol.log.merkle import compute_leaf_hash
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload, check_time, open_envelope
+from prime_protocol.wire.ids import NetworkId, NodeId, hash_bytes
+
+
+class EntryAuthor(Enum):
+    """Who may write an entry. Where it is ANYONE, the rule itself says whose word counts."""
+
+    COORDINATOR = "coordinator"
+    ANYONE = "anyone"
+
+
+class EntryScope(Enum):
+    """Whether an entry names a run."""
+
+    NETWORK = "network"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRule:
+    """How one type of entry is applied."""
+
+    author: EntryAuthor
+    scope: EntryScope
+    apply: Callable[[LedgerState, EntryContext, Any], None]
+
+
+ENTRY_RULES: dict[type, EntryRule] = {
+    entries.NetworkCreated: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.create_network),
+    entries.Deposited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.deposit),
+    entries.Withdrawn: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.withdraw),
+    entries.NodeRegistered: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.register_node),
+    entries.NodeStatusSet: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.set_node_status),
+    entries.Delegated: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.delegate),
+    entries.DelegationRevoked: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.revoke_delegation),
+    entries.Staked: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.stake),
+    entries.Unbonded: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.unbond),
+    entries.Released: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.release),
+    entries.HeadNoted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_head),
+    entries.RunCreated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.create_run),
+    entries.RunUpdated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.update_run),
+    entries.RunStatusSet: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.set_run_status),
+    entries.RunFunded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, rewards.fund_run),
+    entries.PoolReturned: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, rewards.return_pool),
+    entries.CheckpointPublished: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.publish_checkpoint),
+    entries.StepMeasured: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.measure_step),
+    entries.LeaseGranted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.grant_lease),
+    entries.LeaseEnded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.end_lease),
+    entries.Submitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.submit),
+    entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.draw_audit),
+    entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.give_verdict),
+    entries.PlantRevealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.reveal_plant),
+    entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.settle),
+    entries.Credited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.credit),
+    entries.PaidOut: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.pay_out),
+    entries.ValidatorScored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.score_validator),
+    entries.Inspected: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.record_inspection),
+    entries.SlashProposed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.propose_slash),
+    entries.Appealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.appeal),
+    entries.SlashExecuted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.execute_slash),
+    entries.SlashOverturned: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.overturn_slash),
+}
+ENTRY_TYPES: dict[str, type] = {kind.__name__: kind for kind in ENTRY_RULES}
+assert set(ENTRY_RULES) == set(get_args(Entry)), "every entry has a rule"
+
+
+class Ledger:
+    """The state after the entries so far, and the one way to add another."""
+
+    def __init__(self, network: NetworkId) -> None:
+        self.network = network
+        self.state = LedgerState()
+
+    def apply(self, leaf: bytes) -> Entry:
+        """Check a leaf as a stranger would, and fold it in."""
+        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        envelope = open_envelope(record.frame, network=self.network, version_min=0)
+        return self._apply_payload(leaf, record.at_ms, envelope.payload)
+
+    def append(self, letter: Payload, record: LogRecord) -> bytes:
+        """Fold in an envelope that this process has opened itself; its signature is not checked twice."""
+        leaf = encode(record)
+        if len(leaf) > LOG_ENTRY_BYTES_MAX:
+            raise RemoteError("Record", f"is {len(leaf)} bytes, the limit is {LOG_ENTRY_BYTES_MAX}")
+        self._apply_payload(leaf, record.at_ms, letter)
+        return leaf
+
+    def restore(self, leaf: bytes) -> Entry:
+        """Fold in a leaf that this party has applied before and covered with a head of its own.
+
+        Every rule is checked again, but no signature. For a restart; whoever reads another's log uses `apply`.
+        """
+        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        return self._apply_payload(leaf, record.at_ms, decode(Payload, record.frame[SIGNATURE_BYTES:]), is_signed=True)
+
+    def _apply_payload(self, leaf: bytes, at_ms: int, letter: Payload, *, is_signed: bool = False) -> Entry:
+        state = self.state
+        kind = ENTRY_TYPES.get(letter.kind)
+        if kind is None:
+            raise RemoteError("Letter.kind", f"{letter.kind} is no entry of the log")
+        entry: Entry = decode(kind, letter.body)
+        rule = ENTRY_RULES[kind]
+        self._check_context(letter, at_ms, rule)
+        turn = EntryContext(
+            network=self.network,
+            run=letter.run,
+            author=letter.sender,
+            at_ms=at_ms,
+            index=state.size,
+            version=letter.version,
+            body=hash_bytes(letter.body),
+            is_signature_checked=is_signed,
+        )
+        rule.apply(state, turn, entry)
+        state.sequences[letter.sender] = letter.sequence
+        state.at_ms = at_ms
+        state.frontier = state.frontier.append(compute_leaf_hash(leaf))
+        return entry
+
+    def _check_context(self, letter: Payload, at_ms: int, rule: EntryRule) -> None:
+        """Order, time, scope and author: what every entry has to keep."""
+        state = self.state
+        if at_ms < state.at_ms:
+            raise RemoteError("Record.at_ms", f"is {state.at_ms - at_ms} ms before the entry before it")
+        check_time(letter, at_ms)
+        if letter.sequence <= state.sequences.get(letter.sender, -1):
+            raise RemoteError("Letter.sequence", f"{letter.sequence} is not above the last of {letter.sender}")
+        if (letter.run is None) != (rule.scope is EntryScope.NETWORK):
+            raise RemoteError("Letter.run", f"is {letter.run}, but {letter.kind} is about the {rule.scope.value}")
+        if state.coordinator is None and rule.apply is not accounts.create_network:
+            raise RemoteError("Letter.kind", f"is {letter.kind}, but the first entry must be NetworkCreated")
+        if rule.author is EntryAuthor.COORDINATOR and letter.sender != state.coordinator:
+            raise RemoteError("Letter.sender", f"is {letter.sender}, only {state.coordinator} may write {letter.kind}")
+
+
+def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId | None = None) -> Ledger:
+    """Fold a whole log. With `coordinator`, refuse a log that another key has started."""
+    ledger = Ledger(network)
+    for index, leaf in enumerate(leaves):
+        try:
+            ledger.apply(leaf)
+        except RemoteError as error:
+            raise RemoteError(f"entry {index}: {error.field}", error.problem) from None
+        if coordinator not in (None, ledger.state.coordinator):
+            raise RemoteError("entry 0: Letter.sender", f"is {ledger.state.coordinator}, expected {coordinator}")
+    return ledger

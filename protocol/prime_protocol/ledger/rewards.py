@@ -1,0 +1,235 @@
+"""What a rollout is worth: the matrix-multiply FLOP of generating it, in units of 10^9.
+
+The run's terms carry the two factors, computed once from the model's shape; the log carries the token counts. So
+everybody computes the same credit, and nobody declares any.
+
+How a step's budget is shared: a part to validators whose verdicts stood, the rest by verified units.
+
+Rules for entries about what work earns: funding, credit, payout, and what is left when a run is over.
+
+Each checks everything first, then changes the state. How a budget is shared is in payout.py.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prime_protocol.constants import BASIS_POINTS, FLOP_PER_UNIT
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import Credited, Outcome, PaidOut, PoolReturned, RunFunded, RunStatus
+from prime_protocol.ledger.funds import StakeKey
+from prime_protocol.ledger.state import EntryContext, LedgerState, RunState, StepState, SubmissionState
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """A dense decoder, as its config file states it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceShape:
+    """A state-space decoder (Mamba): what is behind a token is in a state of fixed size, so context costs nothing."""
+
+    layers: int
+    hidden: int
+    inner: int
+    """Channels of a layer's recurrence."""
+    state: int
+    """Numbers of state in each channel."""
+    rank: int
+    """Of the product that a channel's step size comes from."""
+    kernel: int
+    """Inputs that a channel's convolution sees."""
+    vocabulary: int
+
+
+def compute_state_space_flop_per_token(shape: StateSpaceShape) -> int:
+    """Products and convolution at two FLOP per weight, the recurrence at six per number of state, and the head."""
+    products = shape.inner * (3 * shape.hidden + 2 * shape.rank + 2 * shape.state + shape.kernel)
+    recurrence = 3 * shape.inner * shape.state
+    return 2 * (shape.layers * (products + recurrence) + shape.vocabulary * shape.hidden)
+
+
+def compute_flop_per_token(shape: TransformerShape) -> int:
+    """Projections, gated feed-forward and output head, for one token: two FLOP per weight."""
+    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    feed_forward = 3 * shape.hidden * shape.feed_forward
+    return 2 * (shape.layers * (attention + feed_forward) + shape.vocabulary * shape.hidden)
+
+
+def compute_flop_per_context_token(shape: TransformerShape) -> int:
+    """Scores and weighted sum against one earlier token, in all layers."""
+    return 4 * shape.layers * shape.head_dim * shape.heads
+
+
+def count_context_tokens(prompt_tokens: int, output_tokens: int) -> int:
+    """Sum over the output tokens of what each attends to: the prompt, the outputs before it, and itself."""
+    return output_tokens * prompt_tokens + output_tokens * (output_tokens + 1) // 2
+
+
+def compute_units(*, output_tokens: int, context_tokens: int, per_token: int, per_context_token: int) -> int:
+    """Credit for a submission, rounded down, at least 1 for any work at all."""
+    flop = output_tokens * per_token + context_tokens * per_context_token
+    return max(1, flop // FLOP_PER_UNIT)
+
+
+def compute_withheld(upheld: Counter[StakeKey], debts: Counter[StakeKey]) -> Counter[StakeKey]:
+    """How many of each position's verdicts go unpaid for its debt: all of the debt, or all that stood."""
+    return upheld & debts
+
+
+def compute_shares(
+    *, budget_nano: int, audit_share: int, units: Mapping[StakeKey, int], upheld: Mapping[StakeKey, int]
+) -> Counter[StakeKey]:
+    """Who gets how much. Shares are rounded down; what nobody earned and the remainders stay in the pool."""
+    audit_nano = budget_nano * audit_share // BASIS_POINTS
+    shares: Counter[StakeKey] = Counter()
+    for pot_nano, weights in ((budget_nano - audit_nano, units), (audit_nano, upheld)):
+        total = sum(weights.values())
+        for position, weight in weights.items():
+            shares[position] += pot_nano * weight // total
+    assert sum(shares.values()) <= budget_nano
+    return shares
+
+
+def fund_run(state: LedgerState, turn: EntryContext, entry: RunFunded) -> None:
+    """Not on a chain: a balance is not in the pool there, and pay beyond what that pool holds could not be claimed."""
+    run = state.run(turn)
+    if state.domain != EMBEDDED_DOMAIN:
+        raise RemoteError("run", "is funded over the chain: prime-coordinator chain fund")
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    add_to_pool(state, turn.get_run_id(), turn.author, entry.amount_nano)
+
+
+def add_to_pool(state: LedgerState, name: RunId, account: NodeId, amount_nano: int) -> None:
+    """From an account's balance. What comes from the court was slashed: nobody has funded it."""
+    run = state.runs[name]
+    state.funds.fund(name, account, amount_nano)
+    if account == state.domain.contract:
+        run.forfeited_nano += amount_nano
+    else:
+        run.funded[account] += amount_nano
+
+
+def credit(state: LedgerState, turn: EntryContext, entry: Credited) -> None:
+    run = state.run(turn)
+    submission = run.submission(entry.submission)
+    if submission.outcome is not Outcome.ACCEPT or submission.credited:
+        raise RemoteError("submission", f"{entry.submission} is not accepted, or credited already")
+    step = run.steps[submission.step]
+    taken = step.credited.intersection(submission.slots)
+    if taken:
+        raise RemoteError("submission", f"slot {min(taken)} was credited to another submission")
+    units = compute_submission_units(step.terms, submission)
+    if entry.units != units:
+        raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
+    submission.credited = True
+    step.credited.update(submission.slots)
+    state.nodes[submission.node].units += units
+    (run.carried_units if step.paid else step.units)[(submission.owner, submission.node)] += units
+
+
+def compute_submission_units(terms: RunTerms, submission: SubmissionState) -> int:
+    """What an accepted submission is worth."""
+    return compute_units(
+        output_tokens=submission.output_tokens,
+        context_tokens=submission.context_tokens,
+        per_token=terms.units_per_token,
+        per_context_token=terms.units_per_context_token,
+    )
+
+
+def pay_out(state: LedgerState, turn: EntryContext, entry: PaidOut) -> None:
+    run, name = state.run(turn), turn.get_run_id()
+    step = run.steps.get(entry.step)
+    if step is None or step.paid:
+        raise RemoteError("step", f"{entry.step} had no work, or was paid out already")
+    if run.status is not RunStatus.CLOSED and entry.step >= run.latest:
+        raise RemoteError("step", f"{entry.step} is still being worked on")
+    if run.status is RunStatus.CLOSED and run.slashes:
+        raise RemoteError("run", f"is closed with {len(run.slashes)} slashes open; what they decide is paid last")
+    if step.pending:
+        raise RemoteError("step", f"{entry.step} has {step.pending} leases or submissions open")
+    owed = _find_unresolved(run, step)
+    if owed is not None:
+        raise RemoteError("step", f"{owed} is accepted without credit, or hard without a slash")
+    for (owner, node), amount_nano in compute_step_shares(state, name, step).items():
+        state.funds.pay(name, owner, amount_nano)
+        run.paid[owner] += amount_nano
+        state.nodes[node].earned_nano += amount_nano
+    run.debts -= compute_withheld(_count_upheld(run, step), run.debts)
+    run.carried_units.clear()
+    run.carried_upheld.clear()
+    step.paid = True
+    retire_steps(run)
+
+
+def compute_step_shares(state: LedgerState, name: RunId, step: StepState) -> Counter[StakeKey]:
+    """Who gets how much if this step of the run is paid out now."""
+    run = state.runs[name]
+    stood = _count_upheld(run, step)
+    return compute_shares(
+        budget_nano=min(step.terms.step_budget_nano, state.funds.pools[name]),
+        audit_share=step.terms.audit_share,
+        units=step.units + run.carried_units,
+        upheld=stood - compute_withheld(stood, run.debts),
+    )
+
+
+def _count_upheld(run: RunState, step: StepState) -> Counter[StakeKey]:
+    """Verdicts that a payout of this step is about, before debts."""
+    return step.upheld + run.carried_upheld
+
+
+def _find_unresolved(run: RunState, step: StepState) -> Digest | None:
+    """A settled submission that still has its credit or its slash to come."""
+    for name in step.submissions:
+        submission = run.submissions[name]
+        creditable = submission.outcome is Outcome.ACCEPT and step.credited.isdisjoint(submission.slots)
+        if creditable or (submission.outcome is Outcome.FRAUDULENT and not submission.slashed):
+            return name
+    return None
+
+
+def retire_steps(run: RunState) -> None:
+    """Forget steps that are paid, too old to train on, and owe and are owed nothing. The log keeps them for ever."""
+    run.oldest = max(run.oldest, run.latest - run.terms.lag_max)
+    for number in [number for number, step in run.steps.items() if step.paid and number < run.oldest]:
+        step = run.steps[number]
+        if run.slashes.keys().isdisjoint(step.submissions) and _find_unresolved(run, step) is None:
+            for name in step.submissions:
+                del run.submissions[name]
+            del run.steps[number]
+
+
+def return_pool(state: LedgerState, turn: EntryContext, entry: PoolReturned) -> None:
+    run, name = state.run(turn), turn.get_run_id()
+    unpaid = [number for number, step in run.steps.items() if not step.paid]
+    if run.status is not RunStatus.CLOSED or unpaid or run.slashes:
+        raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {len(run.slashes)} slashes open")
+    if not run.funded[turn.author]:
+        raise RemoteError("sender", f"{turn.author} has nothing left in the pool")
+    amount_nano = compute_refund_nano(state, name, turn.author)
+    if entry.amount_nano != amount_nano:
+        raise RemoteError("amount_nano", f"is {entry.amount_nano}, the part of {turn.author} is {amount_nano}")
+    state.funds.pay(name, turn.author, amount_nano)
+    del run.funded[turn.author]
+
+
+def compute_refund_nano(state: LedgerState, name: RunId, account: NodeId) -> int:
+    """A funder's part of what is left of the funding. Pay comes out of that first, and slashed stake is no funder's."""
+    run = state.runs[name]
+    refundable_nano = max(0, state.funds.pools[name] - run.forfeited_nano)
+    return refundable_nano * run.funded[account] // run.funded.total()

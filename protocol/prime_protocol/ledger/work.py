@@ -1,0 +1,252 @@
+"""Rules for entries about runs and work: terms, checkpoints, leases and submissions.
+
+Each checks everything first, then changes the state. Who judges work is in judgement.py, what it earns in rewards.py.
+"""
+
+from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import (
+    CheckpointPublished,
+    LeaseEnded,
+    LeaseGranted,
+    NodeStatus,
+    Outcome,
+    Role,
+    RunCreated,
+    RunStatus,
+    RunStatusSet,
+    RunUpdated,
+    StepMeasured,
+    Submitted,
+)
+from prime_protocol.ledger.rewards import retire_steps
+from prime_protocol.ledger.state import (
+    CheckpointState,
+    EntryContext,
+    LeaseState,
+    LedgerState,
+    RunState,
+    StepState,
+    SubmissionState,
+)
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.wire.ids import Digest, NodeId, Step
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id, verify_document
+
+
+def create_run(state: LedgerState, turn: EntryContext, entry: RunCreated) -> None:
+    name = turn.get_run_id()
+    if name in state.runs:
+        raise RemoteError("run", f"{name} exists already")
+    _check_terms(state, entry.terms)
+    state.runs[name] = RunState(entry.terms)
+    _refresh_validators(state)
+
+
+def update_run(state: LedgerState, turn: EntryContext, entry: RunUpdated) -> None:
+    run = state.run(turn)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    _check_terms(state, entry.terms)
+    run.terms = entry.terms
+    _refresh_validators(state)
+
+
+def _check_terms(state: LedgerState, terms: RunTerms) -> None:
+    """Stake asked back as soon as a lease is granted must still be there when its submission was judged."""
+    judged_ms = LEASE_MS_MAX + ROUNDS_MAX * terms.verdict_ms
+    if judged_ms > state.unbonding_ms:
+        raise RemoteError("terms.verdict_ms", f"work is open for {judged_ms} ms, stake for {state.unbonding_ms} ms")
+
+
+def set_run_status(state: LedgerState, turn: EntryContext, entry: RunStatusSet) -> None:
+    run = state.run(turn)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed for good")
+    run.status = entry.status
+
+
+def publish_checkpoint(state: LedgerState, turn: EntryContext, entry: CheckpointPublished) -> None:
+    run = state.run(turn)
+    _check_trainer(run, turn)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    if entry.step != run.latest + 1:
+        raise RemoteError("step", f"is {entry.step}, the next is {run.latest + 1}")
+    if len(set(entry.trained_on)) != len(entry.trained_on):
+        raise RemoteError("trained_on", "names a submission twice")
+    for place, name in enumerate(entry.trained_on):
+        _check_trainable(run, name, place, entry.step)
+    for name in entry.trained_on:
+        run.submissions[name].trained_into = entry.step
+    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest, turn.position())
+    run.awaiting_beacon.append(entry.step)
+    run.latest = entry.step
+    retire_steps(run)
+
+
+def measure_step(state: LedgerState, turn: EntryContext, entry: StepMeasured) -> None:
+    """Also of a closed run: its last checkpoint may still be tried on held-out problems then."""
+    run = state.run(turn)
+    _check_trainer(run, turn)
+    checkpoint = run.checkpoints.get(entry.step)
+    if checkpoint is None or checkpoint.measured is not None:
+        raise RemoteError("step", f"{entry.step} was not published, or its numbers stand in the log already")
+    checkpoint.measured = turn.position()
+
+
+def _check_trainer(run: RunState, turn: EntryContext) -> None:
+    if turn.author != run.terms.trainer:
+        raise RemoteError("sender", f"is {turn.author}, the run's trainer is {run.terms.trainer}")
+
+
+def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:
+    field = f"trained_on[{place}]"
+    submission = run.submissions.get(name)
+    if submission is None or submission.outcome is not Outcome.ACCEPT:
+        raise RemoteError(field, f"{name} was not accepted in this run")
+    if submission.trained_into is not None:
+        raise RemoteError(field, f"{name} was trained on in step {submission.trained_into}")
+    lag = step - 1 - submission.checkpoint_step
+    if lag > run.terms.lag_max:
+        raise RemoteError(field, f"{name} is {lag} steps old, the limit is {run.terms.lag_max}")
+
+
+def grant_lease(state: LedgerState, turn: EntryContext, entry: LeaseGranted) -> None:
+    run = state.run(turn)
+    if run.status is not RunStatus.ACTIVE:
+        raise RemoteError("run", f"is {run.status}")
+    if entry.lease != run.lease_next:
+        raise RemoteError("lease", f"is {entry.lease}, the next is {run.lease_next}")
+    if not turn.at_ms < entry.deadline_ms <= turn.at_ms + LEASE_MS_MAX:
+        raise RemoteError("deadline_ms", f"is {entry.deadline_ms - turn.at_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
+    _check_worker(state, run, entry.node, turn.at_ms)
+    step = _check_slots(run, entry)
+    lease = LeaseState(
+        node=entry.node,
+        owner=state.owners[entry.node],
+        step=entry.step,
+        first_slot=entry.first_slot,
+        slots=entry.slots,
+        granted_at_ms=turn.at_ms,
+        deadline_ms=entry.deadline_ms,
+        speculative=entry.speculative,
+        seal=entry.seal,
+    )
+    run.leases[entry.lease] = lease
+    run.lease_next += 1
+    run.steps[entry.step] = step
+    step.pending += 1
+    if not entry.speculative:
+        step.held.update(dict.fromkeys(lease.slot_range(), entry.lease))
+
+
+def _check_worker(state: LedgerState, run: RunState, name: NodeId, at_ms: int) -> None:
+    node = state.node(name)
+    if Role.WORKER not in node.roles or node.status is not NodeStatus.ACTIVE:
+        raise RemoteError("node", f"{name} is {node.status} with roles {', '.join(node.roles)}: not an active worker")
+    if not state.is_delegated(name, at_ms):
+        raise RemoteError("node", f"{name}: its owner's delegation has expired")
+    version_min = run.terms.get_version_min(at_ms)
+    if node.version < version_min:
+        raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {version_min}")
+    if state.get_stake(name) < run.terms.stake_min_nano:
+        raise RemoteError("node", f"{name} has {state.get_stake(name)} at stake, needed is {run.terms.stake_min_nano}")
+
+
+def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
+    checkpoint = run.checkpoints.get(entry.step)
+    if checkpoint is None or checkpoint.beacon is None:
+        raise RemoteError("step", f"{entry.step} has no beacon yet")
+    oldest = max(run.oldest, run.latest - run.terms.lag_max)
+    if entry.step < oldest:
+        raise RemoteError("step", f"is {entry.step}, the oldest still wanted is {oldest}")
+    step = run.steps.get(entry.step, StepState(run.terms))
+    if entry.first_slot + entry.slots > step.terms.slots_per_step:
+        raise RemoteError("first_slot", f"the step has slots 0 to {step.terms.slots_per_step - 1}")
+    if entry.slots * step.terms.samples_per_slot > ROLLOUT_ROWS_MAX:
+        raise RemoteError("slots", f"{entry.slots} slots make more than the {ROLLOUT_ROWS_MAX} rows of a rollout file")
+    if step.paid:
+        raise RemoteError("step", f"{entry.step} was paid out")
+    for slot in range(entry.first_slot, entry.first_slot + entry.slots):
+        if slot in step.credited or (slot in step.held and not entry.speculative):
+            raise RemoteError("first_slot", f"slot {slot} of step {entry.step} is taken")
+    return step
+
+
+def end_lease(state: LedgerState, turn: EntryContext, entry: LeaseEnded) -> None:
+    run = state.run(turn)
+    if entry.lease not in run.leases:
+        raise RemoteError("lease", f"{entry.lease} is not open")
+    lease = run.leases[entry.lease]
+    is_over = turn.author == state.coordinator and turn.at_ms > lease.deadline_ms
+    if not is_over and turn.author != lease.node:
+        raise RemoteError("sender", f"only {lease.node}, or after the deadline the coordinator, may end {entry.lease}")
+    del run.leases[entry.lease]
+    step = run.steps[lease.step]
+    step.pending -= 1
+    step.free(lease.slot_range(), entry.lease)
+
+
+def submit(state: LedgerState, turn: EntryContext, entry: Submitted) -> None:
+    run, receipt = state.run(turn), entry.receipt
+    lease = run.leases.get(receipt.lease)
+    if lease is None:
+        raise RemoteError("receipt.lease", f"{receipt.lease} is not open")
+    if not turn.author == receipt.node == lease.node:
+        raise RemoteError("receipt.node", f"is {receipt.node}, the lease is {lease.node}'s")
+    if turn.at_ms > lease.deadline_ms:
+        raise RemoteError("receipt.lease", f"{receipt.lease} ended {turn.at_ms - lease.deadline_ms} ms ago")
+    if (receipt.network, receipt.run, receipt.step) != (turn.network, turn.run, lease.step):
+        raise RemoteError("receipt.step", f"is {receipt.network}/{receipt.run}/{receipt.step}, not the lease's")
+    if state.owners[lease.node] != lease.owner:
+        raise RemoteError("receipt.node", f"{lease.node} has left {lease.owner}, on whose stake it was given the lease")
+    terms = run.steps[lease.step].terms
+    _check_tokens(terms, lease, entry)
+    checkpoint_step = _find_checkpoint(run, receipt, terms.lag_max)
+    if not turn.is_signature_checked:
+        verify_document(receipt, entry.signature, signer=receipt.node, domain=state.domain)
+    name = compute_receipt_id(receipt)
+    del run.leases[receipt.lease]
+    run.steps[lease.step].submissions.append(name)
+    run.submissions[name] = SubmissionState(
+        node=receipt.node,
+        owner=lease.owner,
+        lease=receipt.lease,
+        step=lease.step,
+        checkpoint_step=checkpoint_step,
+        file_digest=receipt.file_digest,
+        slots=lease.slot_range(),
+        position=turn.position(),
+        leased_at_ms=lease.granted_at_ms,
+        at_ms=turn.at_ms,
+        seal=lease.seal,
+        file_bytes=entry.file_bytes,
+        output_tokens=entry.output_tokens,
+        context_tokens=entry.context_tokens,
+    )
+    run.await_head(name)
+
+
+def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:
+    rollouts = lease.slots * terms.samples_per_slot
+    tokens_max = rollouts * terms.output_tokens_max
+    if not rollouts <= entry.output_tokens <= tokens_max:
+        raise RemoteError("output_tokens", f"is {entry.output_tokens}, allowed is {rollouts} to {tokens_max}")
+    context_max = entry.output_tokens * (terms.prompt_tokens_max + terms.output_tokens_max)
+    if not entry.output_tokens <= entry.context_tokens <= context_max:
+        raise RemoteError("context_tokens", f"is {entry.context_tokens}, allowed is at most {context_max}")
+
+
+def _find_checkpoint(run: RunState, receipt: SubmissionReceipt, lag_max: int) -> Step:
+    """Which checkpoint inside the lag the rollouts were made with."""
+    for age in range(lag_max + 1):
+        step = Step(receipt.step - age)
+        if step in run.checkpoints and run.checkpoints[step].root == receipt.checkpoint_root:
+            return step
+    raise RemoteError("receipt.checkpoint_root", f"is no checkpoint of the {lag_max + 1} that may be used")
+
+
+def _refresh_validators(state: LedgerState) -> None:
+    for node in state.nodes:
+        state.refresh_validator(node)

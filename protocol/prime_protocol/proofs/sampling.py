@@ -1,0 +1,328 @@
+"""Replayable sampling: Gumbel noise from an integer hash of (seed, position, token id), and the replay margin.
+
+The next token is argmax(logits / T + noise). The hash uses 32-bit integers only, so its bits are equal on every device;
+the two logarithms are float64 and may differ in the last place, which is far inside any margin's tolerance.
+numpy is here, tensors go to sampling_torch.py, and where seeds come from is in beacon.py.
+
+The same noise and margins as sampling.py, for tensors on any device that has int64 and float64.
+
+torch has no 32-bit unsigned arithmetic, so words are int64 tensors holding 0 to 2^32-1. A multiplier above 2^31 is
+taken minus 2^32: then no product leaves int64, and its low 32 bits are the same. Seeds are int64 with the bits of the
+unsigned seed. torch is imported inside the functions, because only callers with tensors have it.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prime_protocol.constants import POSITIONS_MAX, TEMPERATURE_MAX, TEMPERATURE_MIN, VOCAB_SIZE_MAX
+from prime_protocol.errors import LocalError, RemoteError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Floats: TypeAlias = NDArray[np.float64]
+Words: TypeAlias = NDArray[np.uint32]
+
+# Multipliers of a 32-bit mixing function from a public search for low avalanche bias (hash-prospector, two rounds).
+# A token goes through it twice with a key between, so that two rows never share a shifted sequence of noise.
+MIX_FIRST = 0x21F0AAAD
+MIX_SECOND = 0xD35A2D97
+KEY_FIRST = 0x9E3779B9
+KEY_SECOND = 0x85EBCA6B
+
+CHUNK_ELEMENTS = 2**18
+"""Logits handled at once: every temporary array stays in the second-level cache, and memory stays bounded."""
+
+PRUNE_SLACK = 1e-6
+"""Wider than any rounding of the two logarithms, so that pruning never drops a winner."""
+
+
+def uniform_bits(seed: int, position: int, token_ids: NDArray[np.integer[Any]]) -> Words:
+    """The 32 random bits of each token at one position."""
+    assert 0 <= seed < 2**64
+    assert 0 <= position < POSITIONS_MAX
+    first, second = compute_row_keys(np.array([seed], np.uint64), np.array([position], np.uint32))
+    return compute_token_bits(first, second, token_ids.astype(np.uint32))
+
+
+def compute_row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint32]) -> tuple[Words, Words]:
+    """Two keys per row, from the row's seed and position."""
+    low, high = seeds.astype(np.uint32), (seeds >> np.uint64(32)).astype(np.uint32)
+    first = mix_words(mix_words(mix_words(low ^ np.uint32(KEY_FIRST)) ^ high) ^ positions)
+    second = mix_words(mix_words(mix_words(high ^ np.uint32(KEY_SECOND)) ^ low) ^ positions)
+    return first, second
+
+
+def compute_token_bits(first: Words, second: Words, token_ids: Words) -> Words:
+    """The bits of tokens under row keys; the arguments are broadcast against each other."""
+    words = mix_words(token_ids ^ first)
+    words += second
+    return mix_words(words)
+
+
+def mix_words(words: Words) -> Words:
+    """A bijection of 32-bit words in which every input bit moves every output bit. Overwrites its argument."""
+    shifted = words >> np.uint32(16)
+    words ^= shifted
+    words *= np.uint32(MIX_FIRST)
+    words ^= np.right_shift(words, np.uint32(15), out=shifted)
+    words *= np.uint32(MIX_SECOND)
+    words ^= np.right_shift(words, np.uint32(15), out=shifted)
+    return words
+
+
+def compute_gumbel(bits: Words) -> Floats:
+    """Noise of uniform bits: u is the middle of one of 2^32 equal cells, so it is never 0 or 1."""
+    noise: Floats = -np.log(-np.log((bits + 0.5) * 2.0**-32))
+    return noise
+
+
+def gumbel_noise(seeds: NDArray[np.uint64], positions: NDArray[np.integer[Any]], vocab_size: int) -> Floats:
+    """The noise of every token, a row per (seed, position)."""
+    first, second = compute_row_keys(seeds, positions.astype(np.uint32))
+    return compute_gumbel(compute_token_bits(first[:, None], second[:, None], np.arange(vocab_size, dtype=np.uint32)))
+
+
+@overload
+def sample_tokens(
+    logits: NDArray[np.floating[Any]], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
+) -> NDArray[np.int64]: ...
+@overload
+def sample_tokens(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor": ...
+def sample_tokens(logits: Any, temperature: float, seeds: Any, positions: Any) -> Any:
+    """The next token of each row of logits (B, V). Temperature 0 is greedy; among equals the lowest id wins."""
+    if not isinstance(logits, np.ndarray):
+        return sample_tokens_torch(logits, temperature, seeds, positions)
+    check_shapes(logits.shape, temperature, seeds.shape, positions.shape)
+    tokens = np.empty(len(logits), np.int64)
+    for rows in chunk_rows(logits.shape):
+        _, tokens[rows] = find_winners(logits[rows], temperature, seeds[rows], positions[rows])
+    return tokens
+
+
+@overload
+def replay_margin(
+    logits: NDArray[np.floating[Any]], tokens: NDArray[Any], seed: int, start_position: int, temperature: float
+) -> Floats: ...
+@overload
+def replay_margin(
+    logits: "Tensor", tokens: "Tensor", seed: int, start_position: int, temperature: float
+) -> "Tensor": ...
+def replay_margin(logits: Any, tokens: Any, seed: int, start_position: int, temperature: float) -> Any:
+    """By how much each token of one completion loses against the replayed winner: 0 where it is the winner."""
+    assert 0 <= seed < 2**64
+    assert 0 <= start_position <= POSITIONS_MAX - len(tokens)
+    if not isinstance(logits, np.ndarray):
+        return compute_margins(logits, tokens, *completion_rows(tokens, seed, start_position), temperature)
+    positions = np.arange(start_position, start_position + len(tokens), dtype=np.uint32)
+    return compute_margins(logits, tokens, np.full(len(tokens), seed, np.uint64), positions, temperature)
+
+
+@overload
+def compute_margins(
+    logits: NDArray[np.floating[Any]],
+    tokens: NDArray[Any],
+    seeds: NDArray[Any],
+    positions: NDArray[Any],
+    temperature: float,
+) -> Floats: ...
+@overload
+def compute_margins(
+    logits: "Tensor", tokens: "Tensor", seeds: "Tensor", positions: "Tensor", temperature: float
+) -> "Tensor": ...
+def compute_margins(logits: Any, tokens: Any, seeds: Any, positions: Any, temperature: float) -> Any:
+    """Margins of many rows (N, V) at once, each with its own seed and position: completions laid end to end."""
+    if not isinstance(logits, np.ndarray):
+        return compute_margins_torch(logits, tokens, seeds, positions, temperature)
+    check_shapes(logits.shape, temperature, tokens.shape, seeds.shape, positions.shape)
+    check_tokens(tokens.min(initial=0), tokens.max(initial=0), logits.shape[1])
+    margins = np.empty(len(tokens), np.float64)
+    for rows in chunk_rows(logits.shape):
+        best, _ = find_winners(logits[rows], temperature, seeds[rows], positions[rows])
+        own = score_tokens(logits[rows], temperature, seeds[rows], positions[rows], tokens[rows])
+        margins[rows] = np.maximum(best - own, 0.0)
+    return margins
+
+
+def find_winners(
+    logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """The best score of each row and the token that has it."""
+    likeliest = logits.argmax(axis=1)
+    tops = scores_at(logits, temperature, likeliest)
+    # The logits are our own model's: a hole in them is our fault. argmax finds a NaN, the lowest value an infinity.
+    if not (np.isfinite(tops).all() and np.isfinite(logits.min())):
+        raise LocalError("the model gave logits that are not finite: check its weights and precision")
+    if temperature == 0:
+        return tops, likeliest
+    first, second = compute_row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
+    bits = compute_token_bits(first[:, None], second[:, None], np.arange(logits.shape[1], dtype=np.uint32))
+    near = find_candidates(logits, temperature, bits, likeliest, tops)
+    rows, columns = np.divmod(near, logits.shape[1])
+    totals = logits.ravel()[near].astype(np.float64) / temperature + compute_gumbel(bits.ravel()[near])
+    best = np.maximum.reduceat(totals, np.searchsorted(rows, np.arange(len(logits))))
+    hits = np.flatnonzero(totals == best[rows])
+    return best, columns[hits[np.searchsorted(rows[hits], np.arange(len(logits)))]]
+
+
+def find_candidates(
+    logits: NDArray[Any], temperature: float, bits: Words, likeliest: NDArray[np.int64], tops: Floats
+) -> NDArray[np.int64]:
+    """Places of the tokens that can win their row, of which few remain: the costly logarithms are for them only.
+
+    The winner has at least the total of the likeliest token, and of the one with the most noise. So its noise must make
+    up for what its score lacks to the likeliest, and its score for what its noise lacks to the most.
+    """
+    loudest = bits.argmax(axis=1)
+    most = compute_gumbel(np.take_along_axis(bits, loudest[:, None], axis=1)[:, 0])
+    likely = tops + compute_gumbel(np.take_along_axis(bits, likeliest[:, None], axis=1)[:, 0])
+    least = np.maximum(likely, scores_at(logits, temperature, loudest) + most) - PRUNE_SLACK
+    least_bits = np.exp(-np.exp(tops - least)) * 2.0**32 - 1.0
+    # In the type of the logits, and then one further down, as rounding may have gone up.
+    bounded = np.maximum((least - most) * temperature, np.finfo(logits.dtype).min).astype(logits.dtype)
+    least_logits = np.nextafter(bounded, np.array(-np.inf, logits.dtype))
+    is_near = bits >= np.maximum(least_bits, 0.0).astype(np.uint32)[:, None]
+    is_near &= logits >= least_logits[:, None]
+    return np.flatnonzero(is_near)
+
+
+def scores_at(logits: NDArray[Any], temperature: float, tokens: NDArray[Any]) -> Floats:
+    """Logits over the temperature of one token per row, in float64."""
+    scores: Floats = np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0].astype(np.float64)
+    return scores if temperature == 0 else scores / temperature
+
+
+def score_tokens(
+    logits: NDArray[Any], temperature: float, seeds: NDArray[Any], positions: NDArray[Any], tokens: NDArray[Any]
+) -> Floats:
+    """The score of one given token per row."""
+    scores = scores_at(logits, temperature, tokens)
+    if temperature == 0:
+        return scores
+    first, second = compute_row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
+    return scores + compute_gumbel(compute_token_bits(first, second, tokens.astype(np.uint32)))
+
+
+def chunk_rows(shape: tuple[int, ...]) -> list[slice]:
+    """Slices of rows, each with about CHUNK_ELEMENTS logits."""
+    rows = max(1, CHUNK_ELEMENTS // shape[1])
+    return [slice(start, start + rows) for start in range(0, shape[0], rows)]
+
+
+def check_shapes(logits: tuple[int, ...], temperature: float, *columns: tuple[int, ...]) -> None:
+    """Refuse a temperature outside the agreed range; shapes that do not fit are a bug."""
+    assert len(logits) == 2
+    assert 1 <= logits[1] <= VOCAB_SIZE_MAX
+    assert all(shape == logits[:1] for shape in columns)
+    if temperature != 0 and not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
+        raise LocalError(f"temperature is {temperature}, allowed is 0 or {TEMPERATURE_MIN} to {TEMPERATURE_MAX}")
+
+
+def check_tokens(lowest: int, highest: int, vocab_size: int) -> None:
+    """The tokens are the worker's: one outside the vocabulary is its fault."""
+    if lowest < 0 or highest >= vocab_size:
+        raise RemoteError("output_tokens", f"tokens {lowest} to {highest} in a vocabulary of {vocab_size}")
+
+
+MASK = 2**32 - 1
+
+
+def to_signed_multiplier(multiplier: int) -> int:
+    """The multiplier modulo 2^32 whose product with any word fits int64."""
+    return multiplier - 2**32 if multiplier >= 2**31 else multiplier
+
+
+def to_signed_seed(seed: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit seed."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def mix_words_torch(words: "Tensor") -> "Tensor":
+    """sampling.mix, on int64 tensors of words. Overwrites its argument."""
+    words ^= words >> 16
+    words *= to_signed_multiplier(MIX_FIRST)
+    words &= MASK
+    words ^= words >> 15
+    words *= to_signed_multiplier(MIX_SECOND)
+    words &= MASK
+    words ^= words >> 15
+    return words
+
+
+def compute_row_keys_torch(seeds: "Tensor", positions: "Tensor") -> tuple["Tensor", "Tensor"]:
+    """sampling.row_keys, on tensors."""
+    low, high = seeds & MASK, (seeds >> 32) & MASK
+    first = mix_words_torch(mix_words_torch(mix_words_torch(low ^ KEY_FIRST) ^ high) ^ positions)
+    second = mix_words_torch(mix_words_torch(mix_words_torch(high ^ KEY_SECOND) ^ low) ^ positions)
+    return first, second
+
+
+def uniform_bits_torch(seeds: "Tensor", positions: "Tensor", token_ids: "Tensor") -> "Tensor":
+    """The bits of tokens as int64 words; seeds and positions are broadcast against the token ids."""
+    first, second = compute_row_keys_torch(seeds, positions)
+    words = mix_words_torch(token_ids ^ first)
+    words += second
+    words &= MASK
+    return mix_words_torch(words)
+
+
+def gumbel_noise_torch(seeds: "Tensor", positions: "Tensor", vocab_size: int) -> "Tensor":
+    """The noise of every token (B, V) in float64, on the device of the seeds."""
+    import torch
+
+    token_ids = torch.arange(vocab_size, device=seeds.device)
+    return compute_gumbel_torch(uniform_bits_torch(seeds[:, None], positions[:, None], token_ids))
+
+
+def compute_gumbel_torch(bits: "Tensor") -> "Tensor":
+    """sampling.gumbel, on words."""
+    noise = bits.double()
+    return noise.add_(0.5).mul_(2.0**-32).log_().neg_().log_().neg_()
+
+
+def sample_tokens_torch(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor":
+    """sampling.choose, for tensors."""
+    check_shapes(tuple(logits.shape), temperature, tuple(seeds.shape), tuple(positions.shape))
+    tokens = positions.new_empty(len(logits))
+    for rows in chunk_rows(tuple(logits.shape)):
+        scores = compute_noisy_scores(logits[rows], temperature, seeds[rows], positions[rows])
+        tokens[rows] = scores.argmax(dim=1)
+    return tokens
+
+
+def compute_margins_torch(
+    logits: "Tensor", tokens: "Tensor", seeds: "Tensor", positions: "Tensor", temperature: float
+) -> "Tensor":
+    """sampling.replay_margins, for tensors."""
+    shapes = [tuple(column.shape) for column in (tokens, seeds, positions)]
+    check_shapes(tuple(logits.shape), temperature, *shapes)
+    margins = logits.new_empty(len(tokens)).double()
+    if len(tokens):
+        check_tokens(int(tokens.min()), int(tokens.max()), logits.shape[1])
+    for rows in chunk_rows(tuple(logits.shape)):
+        scores = compute_noisy_scores(logits[rows], temperature, seeds[rows], positions[rows])
+        margins[rows] = scores.amax(dim=1) - scores.gather(1, tokens[rows, None].long())[:, 0]
+    return margins
+
+
+def compute_noisy_scores(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor":
+    """Logits over the temperature plus the noise, in float64; the plain logits at temperature 0."""
+    scores = logits.double()
+    if temperature != 0:
+        scores = scores / temperature
+    if not bool(scores.isfinite().all()):
+        raise LocalError("the model gave logits that are not finite: check its weights and precision")
+    if temperature == 0:
+        return scores
+    return scores + gumbel_noise_torch(seeds, positions, logits.shape[1])
+
+
+def completion_rows(tokens: "Tensor", seed: int, start_position: int) -> tuple["Tensor", "Tensor"]:
+    """Seeds and positions of one completion's rows, on the device of its tokens."""
+    import torch
+
+    positions = torch.arange(start_position, start_position + len(tokens), device=tokens.device)
+    return torch.full_like(positions, to_signed_seed(seed)), positions

@@ -1,0 +1,96 @@
+"""How far an honest machine's numbers may be from another's: what an audit allows before it calls a file dishonest.
+
+There are two bounds to a number: what is usual, and a limit. What chunks beyond either come to is in weighing.py. In
+bfloat16 there is also how noisy a whole completion may be: noise that never ceases is another computation.
+
+The bounds stand in a run's terms, so every validator judges by the same ones. They depend on the model and on what it
+is computed in; `prime-node calibrate` measures them. The defaults are loose: they fit bf16 across kinds of machines.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from prime_protocol.constants import (
+    EXPONENT_MISMATCHES_USUAL,
+    LOGPROB_ERROR_MAX,
+    LOGPROB_ERROR_MEAN_MAX,
+    LOGPROB_ERROR_MEAN_USUAL,
+    LOGPROB_ERROR_USUAL,
+    MANTISSA_ERROR_MEAN_USUAL,
+    MARGIN_MAX,
+    MARGIN_MEAN_MAX,
+    MARGIN_MEAN_USUAL,
+    MARGIN_USUAL,
+    NOISE_DIVISOR_MIN,
+    NOISE_SPREAD,
+    NOISE_SPREAD_CHUNK,
+    NOISE_TYPICAL,
+    TOLERANCE_NUMBER_MAX,
+    TOPLOC_EXPONENT_MISMATCHES_MAX,
+    TOPLOC_K,
+    TOPLOC_MANTISSA_ERROR_MEAN_MAX,
+    TOPLOC_MANTISSA_ERROR_MEDIAN_MAX,
+    TOPLOC_SIGN_MISMATCHES_MAX,
+)
+from prime_protocol.proofs.toploc_verify import MANTISSA_ERROR_NONE, ToplocThresholds
+from prime_protocol.wire.codec import Range
+
+Count = Annotated[int, Range(0, TOPLOC_K - 1)]
+Error = Annotated[float, Range(0.0, TOLERANCE_NUMBER_MAX)]
+Divisor = Annotated[float, Range(NOISE_DIVISOR_MIN, TOLERANCE_NUMBER_MAX)]
+
+
+class Precision(StrEnum):
+    """What engines compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """What counts as floating-point noise in one run."""
+
+    precision: Precision = Precision.BFLOAT16
+    """What engines compute in. A machine without bfloat16 instructions computes in float32, which is closer still."""
+    exponent_mismatches_max: Count = TOPLOC_EXPONENT_MISMATCHES_MAX
+    """TOPLOC, per 128 values of a chunk: values with another exponent."""
+    sign_mismatches_max: Count = TOPLOC_SIGN_MISMATCHES_MAX
+    """TOPLOC, per 128 values of a chunk: values with the right exponent and the wrong sign."""
+    mantissa_error_mean_max: Annotated[float, Range(0.0, MANTISSA_ERROR_NONE - 1)] = TOPLOC_MANTISSA_ERROR_MEAN_MAX
+    """TOPLOC: mean error of the mantissas in a chunk."""
+    mantissa_error_median_max: Annotated[int, Range(0, MANTISSA_ERROR_NONE - 1)] = TOPLOC_MANTISSA_ERROR_MEDIAN_MAX
+    """TOPLOC: median error of the mantissas in a chunk."""
+    margin_max: Error = MARGIN_MAX
+    """Most by which one token may lose against the replayed winner."""
+    margin_mean_max: Error = MARGIN_MEAN_MAX
+    """The same, as the mean over all tokens of a file."""
+    logprob_error_max: Error = LOGPROB_ERROR_MAX
+    """Most by which one token's log-probability may differ."""
+    logprob_error_mean_max: Error = LOGPROB_ERROR_MEAN_MAX
+    """The same, as the mean over all tokens of a file."""
+    exponent_mismatches_usual: Count = EXPONENT_MISMATCHES_USUAL
+    """Of a chunk: what few honest ones exceed. Many that do are another model; see weighing.py."""
+    mantissa_error_mean_usual: Annotated[float, Range(0.0, MANTISSA_ERROR_NONE - 1)] = MANTISSA_ERROR_MEAN_USUAL
+    margin_usual: Error = MARGIN_USUAL
+    """Of a chunk's tokens: the largest."""
+    margin_mean_usual: Error = MARGIN_MEAN_USUAL
+    """Of a chunk's tokens: the mean."""
+    logprob_error_usual: Error = LOGPROB_ERROR_USUAL
+    logprob_error_mean_usual: Error = LOGPROB_ERROR_MEAN_USUAL
+    noise_typical: Divisor = NOISE_TYPICAL
+    """Mean noise of honest completions, as a multiple of what the reader's own reading in bfloat16 has."""
+    noise_spread: Divisor = NOISE_SPREAD
+    """Its standard deviation in honest completions, however long they are."""
+    noise_spread_chunk: Divisor = NOISE_SPREAD_CHUNK
+    """What each chunk adds to it, which evens out in longer ones."""
+
+    def thresholds(self) -> ToplocThresholds:
+        """The part that judges TOPLOC proofs."""
+        return ToplocThresholds(
+            exponent_mismatches_max=self.exponent_mismatches_max,
+            sign_mismatches_max=self.sign_mismatches_max,
+            mantissa_error_mean_max=self.mantissa_error_mean_max,
+            mantissa_error_median_max=self.mantissa_error_median_max,
+        )

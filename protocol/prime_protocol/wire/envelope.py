@@ -1,0 +1,192 @@
+"""The signed envelope around every message that crosses a trust boundary, and the guard against replays.
+
+A frame is a 65-byte signature followed by the canonical encoding of a Letter. The signature covers the SHA-256 of a
+fixed prefix and the letter's bytes as sent, so nothing is encoded again to check it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from prime_protocol.constants import (
+    CLOCK_SKEW_MS_MAX,
+    ENVELOPE_LIFE_MS_MAX,
+    FRAME_BYTES_MAX,
+    KIND_CHARS_MAX,
+    PROTOCOL_VERSION,
+    REPLAY_ENTRIES_MAX,
+    REPLAY_SENDER_ENTRIES_MAX,
+    SIGNATURE_BYTES,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.codec import Range, Size, decode, encode_flat
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, hash_bytes
+from prime_protocol.wire.signing import Signature, WalletKey, recover_signer
+
+ENVELOPE_PREFIX = b"prime-swarm envelope 1\n"
+BUCKET_MS = 10_000
+
+Uint = Annotated[int, Range(0, 2**63 - 1)]
+"""A count, a number or a time. Half the range of msgpack, so that every language and database can hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What is signed: who says what to which network, in which order, and until when."""
+
+    version: Uint
+    network: NetworkId
+    run: RunId | None
+    """The run it concerns; None where it concerns the network as a whole."""
+    sender: NodeId
+    sequence: Uint
+    """Never used twice by one sender. Log entries of one sender stand in rising order."""
+    issued_at_ms: Uint
+    expires_at_ms: Uint
+    kind: Annotated[str, Size(1, KIND_CHARS_MAX)]
+    body: bytes
+    """Canonical encoding of the message that `kind` names."""
+
+    def __post_init__(self) -> None:
+        life_ms = self.expires_at_ms - self.issued_at_ms
+        if not 0 < life_ms <= ENVELOPE_LIFE_MS_MAX:
+            raise RemoteError("expires_at_ms", f"is {life_ms} ms after issue, allowed is 1 to {ENVELOPE_LIFE_MS_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A letter whose signature was checked. There is no other way to make one than seal and open."""
+
+    payload: Payload
+    digest: Digest
+    """SHA-256 of the frame: the name of this very envelope."""
+
+
+def seal_envelope(
+    key: WalletKey,
+    *,
+    kind: str,
+    body: bytes,
+    network: NetworkId,
+    run: RunId | None,
+    sequence: int,
+    issued_at_ms: int,
+    life_ms: int,
+) -> bytes:
+    """The frame of one signed envelope."""
+    assert 0 < life_ms <= ENVELOPE_LIFE_MS_MAX, f"an envelope lives 1 to {ENVELOPE_LIFE_MS_MAX} ms, not {life_ms}"
+    # A Letter, without making one: a coordinator seals a reply to each of thousands of heartbeats a second.
+    letter = encode_flat(
+        {
+            "body": body,
+            "expires_at_ms": issued_at_ms + life_ms,
+            "issued_at_ms": issued_at_ms,
+            "kind": kind,
+            "network": network,
+            "run": run,
+            "sender": key.node,
+            "sequence": sequence,
+            "version": PROTOCOL_VERSION,
+        }
+    )
+    return key.sign(_signed_digest(letter)) + letter
+
+
+def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION) -> Envelope:
+    """Check form, audience and signature; the time is checked by `check_time`, repetition by the guard."""
+    if not SIGNATURE_BYTES < len(frame) <= FRAME_BYTES_MAX:
+        raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {FRAME_BYTES_MAX}")
+    signature, raw = Signature(frame[:SIGNATURE_BYTES]), frame[SIGNATURE_BYTES:]
+    letter = decode(Payload, raw)
+    if letter.version < version_min:
+        raise RemoteError("Letter.version", f"is {letter.version}, this run needs {version_min}: please upgrade")
+    if letter.network != network:
+        raise RemoteError("Letter.network", f"is {letter.network}, this is {network}")
+    signer = recover_signer(_signed_digest(raw), signature)
+    if signer != letter.sender:
+        raise RemoteError("Letter.sender", f"is {letter.sender}, but {signer} signed")
+    return Envelope(letter, hash_bytes(frame))
+
+
+def check_time(letter: Payload, now_ms: int) -> None:
+    """Refuse what is expired, or issued further in the future than clocks may differ."""
+    if letter.expires_at_ms <= now_ms:
+        late_ms = now_ms - letter.expires_at_ms
+        raise RemoteError("Letter.expires_at_ms", f"is {late_ms} ms in the past; is the sender's clock right?")
+    if letter.issued_at_ms > now_ms + CLOCK_SKEW_MS_MAX:
+        early_ms = letter.issued_at_ms - now_ms
+        raise RemoteError("Letter.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
+
+
+@dataclass(slots=True)
+class ExpiryBucket:
+    """Envelopes that expire within the same ten seconds, to be forgotten together."""
+
+    names: list[tuple[NodeId, int]] = field(default_factory=list)
+    issued_ms: int = -1
+    """When the latest of them was issued."""
+
+
+class ReplayGuard:
+    """Lets every (sender, sequence) pass once while its envelope is valid, in bounded memory, however the clock moves.
+
+    It refuses what was issued before `since_ms`, since it cannot know whether a process before it let that through. A
+    sender's clock may be ahead, so only the start of this process plus CLOCK_SKEW_MS_MAX leaves no gap at all.
+    """
+
+    def __init__(self, *, since_ms: int) -> None:
+        self._since_ms = since_ms
+        self._seen: set[tuple[NodeId, int]] = set()
+        self._buckets: dict[int, ExpiryBucket] = {}
+        self._held: Counter[NodeId] = Counter()
+        self._floor = 0
+        self._floor_max = 0
+        self._forgotten_ms = -1
+        """Latest issue of a forgotten envelope. One that came later cannot be among them."""
+
+    def admit(self, letter: Payload, now_ms: int) -> None:
+        """Remember this letter, or refuse it. Call after the signature was checked."""
+        check_time(letter, now_ms)
+        self._drop_expired(now_ms)
+        if letter.issued_at_ms < self._since_ms:
+            raise RemoteError("Letter.issued_at_ms", "is before this server started; seal and send again")
+        number = letter.expires_at_ms // BUCKET_MS
+        if number < self._floor_max and letter.issued_at_ms <= self._forgotten_ms:
+            raise RemoteError("Letter.issued_at_ms", "is before this server's clock was set back; seal and send again")
+        name = (letter.sender, letter.sequence)
+        if name in self._seen:
+            raise RemoteError("Letter.sequence", f"{letter.sequence} was used before by {letter.sender}")
+        if self._held[letter.sender] >= REPLAY_SENDER_ENTRIES_MAX:
+            raise RemoteError("Letter.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
+        if len(self._seen) >= REPLAY_ENTRIES_MAX:
+            raise RemoteError("Letter.sender", "comes while too many envelopes still live; try again later")
+        self._seen.add(name)
+        self._held[letter.sender] += 1
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = ExpiryBucket()
+        bucket.names.append(name)
+        bucket.issued_ms = max(bucket.issued_ms, letter.issued_at_ms)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def _drop_expired(self, now_ms: int) -> None:
+        """Drop the buckets in which every envelope has expired."""
+        floor = now_ms // BUCKET_MS
+        if floor == self._floor:
+            return
+        self._floor = floor
+        self._floor_max = max(self._floor_max, floor)
+        for number in [number for number in self._buckets if number < floor]:
+            bucket = self._buckets.pop(number)
+            self._forgotten_ms = max(self._forgotten_ms, bucket.issued_ms)
+            for name in bucket.names:
+                self._seen.discard(name)
+                self._held[name[0]] -= 1
+                if not self._held[name[0]]:
+                    del self._held[name[0]]
+
+
+def _signed_digest(letter: bytes) -> Digest:
+    return hash_bytes(ENVELOPE_PREFIX + letter)

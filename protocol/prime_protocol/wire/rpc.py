@@ -1,0 +1,126 @@
+"""A request and its reply: how they are bound to each other, and what a refusal says.
+
+A request is an envelope of the endpoint's kind. Its reply is an envelope of kind `<kind>.reply` or `<kind>.refusal`,
+whose body names the digest of the request's frame: so a reply answers one request, and a node can show what it was
+told. How they travel is prime_runtime's work.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Generic, TypeVar
+
+from prime_protocol.constants import KIND_CHARS_MAX, PROBLEM_CHARS_MAX, REPLY_LIFE_MS
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.codec import Size, decode, encode_flat
+from prime_protocol.wire.envelope import Uint, open_envelope, seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.signing import WalletKey
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+REPLY_SUFFIX = ".reply"
+REFUSAL_SUFFIX = ".refusal"
+
+
+class RefusalCode(StrEnum):
+    """Why a request was not done. Each stands for one HTTP status; see docs/protocol/http.md."""
+
+    MALFORMED = "malformed"
+    UNAUTHENTIC = "unauthentic"
+    CLOCK = "clock"
+    FORBIDDEN = "forbidden"
+    UNKNOWN = "unknown"
+    SLOW = "slow"
+    CONFLICT = "conflict"
+    REPLAYED = "replayed"
+    TOO_LARGE = "too_large"
+    RATE_LIMITED = "rate_limited"
+    INTERNAL = "internal"
+    OVERLOADED = "overloaded"
+    RESTARTED = "restarted"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request was not done, for the one who sent it."""
+
+    code: RefusalCode
+    field: Annotated[str, Size(0, PROBLEM_CHARS_MAX)]
+    """Path of the offending value, empty where there is none."""
+    problem: Annotated[str, Size(1, PROBLEM_CHARS_MAX)]
+    retry_after_ms: Uint
+    """When to try again; 0 where nothing is known."""
+    now_ms: Uint
+    """The server's clock, so that the sender can see how far its own is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyBody:
+    """The body of every reply."""
+
+    request: Digest
+    """SHA-256 of the request's frame."""
+    body: bytes
+    """Canonical encoding of the reply message, or of a Refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Q, R]):
+    """One kind of request: the message, and the message that answers it. The same value serves client and server."""
+
+    kind: str
+    request: type[Q]
+    reply: type[R]
+    is_idempotent: bool = False
+    """Doing it twice is as good as once, so a client may repeat it when it cannot know whether it was done."""
+
+    def __post_init__(self) -> None:
+        assert len(self.kind) + len(REFUSAL_SUFFIX) <= KIND_CHARS_MAX, f"the kind {self.kind} is too long"
+
+    @property
+    def path(self) -> str:
+        """A path serves one kind only, so an envelope caught on one route is of no use on another."""
+        return f"/api/{self.kind}"
+
+
+def seal_reply(
+    key: WalletKey,
+    *,
+    kind: str,
+    body: bytes,
+    request: Digest,
+    network: NetworkId,
+    run: RunId | None,
+    sequence: int,
+    now_ms: int,
+) -> bytes:
+    """The frame of a reply, whose body is a ReplyTo; `kind` is the whole kind, suffix included."""
+    return seal_envelope(
+        key,
+        kind=kind,
+        body=encode_flat({"body": body, "request": request}),
+        network=network,
+        run=run,
+        sequence=sequence,
+        issued_at_ms=now_ms,
+        life_ms=REPLY_LIFE_MS,
+    )
+
+
+def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, network: NetworkId) -> bytes:
+    """The body of a reply by this server to this request, or RemoteError.
+
+    The time is not checked: the request's digest is fresh, so nothing old can carry it, and a client whose clock is
+    wrong must still be able to read that it is wrong.
+    """
+    letter = open_envelope(frame, network=network).payload
+    if letter.sender != server:
+        raise RemoteError("Letter.sender", f"is {letter.sender}, expected the server {server}")
+    if letter.kind != kind:
+        raise RemoteError("Letter.kind", f"is {letter.kind}, expected {kind}")
+    reply = decode(ReplyBody, letter.body)
+    if reply.request != request:
+        raise RemoteError("ReplyTo.request", "names another request")
+    return reply.body

@@ -1,0 +1,92 @@
+"""What commands print: tables and progress on a terminal, plain columns in a pipe, JSON where it is asked for.
+
+Text that strangers wrote is shown as it is: no markup, links or emoji are made of it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 10_000
+"""A pipe has no width: nothing is folded or cut."""
+
+
+class CommandOutput:
+    """Standard output."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.is_terminal = file.isatty()
+        self._file = file
+        self._console = Console(
+            file=file,
+            width=None if self.is_terminal else PIPE_WIDTH,
+            no_color=None if self.is_terminal else True,
+            force_terminal=None if self.is_terminal else False,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=False,
+        )
+
+    def print_line(self, line: str) -> None:
+        self.write(line + "\n")
+
+    def write(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+
+    def print_json(self, value: Any, *, in_one_line: bool = False) -> None:
+        self.write(json.dumps(value, indent=None if in_one_line else 2) + "\n")
+
+    def show(self, *parts: RenderableType) -> None:
+        with self._console.capture() as captured:
+            for part in parts:
+                self._console.print(part)
+        # Cells are padded to their column; a pipe is not a rectangle.
+        lines = captured.get().split("\n")
+        self.write("\n".join(line if self.is_terminal else line.rstrip() for line in lines))
+
+    def live(self, *, full: bool = False) -> Live:
+        """Something that is drawn again and again; `full` takes the whole terminal and gives it back at the end."""
+        return Live(console=self._console, auto_refresh=False, transient=False, screen=full)
+
+    def spinner(self, text: str) -> AbstractContextManager[Any]:
+        """A spinner while something takes its time; nothing in a pipe."""
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        progress = Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal)
+        progress.add_task(text, total=None)
+        return progress
+
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+        """Ids are folded, not cut, where a terminal is too narrow for them: people copy them."""
+        table = Table(
+            box=SIMPLE_HEAD if self.is_terminal else None,
+            title=Text(title) if title else None,
+            title_justify="left",
+            pad_edge=False,
+            show_edge=False,
+        )
+        for header in headers:
+            table.add_column(Text(header), overflow="fold", no_wrap=not self.is_terminal)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+    def key_value_table(self, pairs: Iterable[tuple[str, str]]) -> Table:
+        """Names and values below each other."""
+        grid = Table.grid(padding=(0, 2))
+        for name, value in pairs:
+            grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+        return grid
+
+
+def stack(*parts: RenderableType) -> Group:
+    return Group(*parts)

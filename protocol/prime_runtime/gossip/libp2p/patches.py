@@ -1,0 +1,296 @@
+"""What keeps strangers from stopping libp2p 0.8.1. Every patch of a private name of the library is in this file.
+
+The version is pinned: `check_library` refuses any other, and any in which a patched name is missing. What each patch
+is against, with measurements, is in docs/decisions/0004-libp2p-behind-a-guard.md.
+
+Fewer yamux window updates, for speed alone: gossip costs a quarter to a half less CPU with it. See decisions/0004.
+
+The library reads a length prefix byte by byte and answers each such read with a window update of its own. Here credit
+is collected and given back in one piece, when a quarter of the window has been read.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import libp2p.network.connection.swarm_connection
+import libp2p.pubsub.pubsub
+import libp2p.stream_muxer.muxer_multistream
+import trio
+from libp2p.exceptions import ValidationError
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.rpc_queue import RpcQueue
+from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
+
+from prime_protocol.errors import LocalError
+from prime_runtime.gossip.libp2p.peer_book import LOOPBACK, PeerFault
+from prime_runtime.rate_limits import ConcurrencyLimit, RateLimit, RateLimitedLogger, TokenBuckets, address_group
+
+log = logging.getLogger(__name__)
+
+
+PINNED = "0.8.1"
+BUFFERED_BYTES_MAX = 4 * 2**20
+"""Unread bytes of one connection: four streams with full windows. The library only warns when a peer sends on."""
+STREAMS_MAX = 64
+"""Open streams that one connection may have asked for. Gossip, identify, ping and exchange need under ten."""
+STREAMS_TOTAL_MAX = 4096
+QUEUE_MAX = 256
+"""Messages waiting to be sent to one peer. The library's 32 lose two thirds of a burst of 100."""
+TOPIC_CHARS_MAX = 160
+FORWARD_RATE = RateLimit(per_second=100, burst=500)
+"""Messages of one forwarder that are looked at: what a node can pass on in a second, and a minute's backlog."""
+FORWARDERS_MAX = 4096
+
+PATCHED: tuple[tuple[Any, str], ...] = (
+    (libp2p.network.connection.swarm_connection, "logging"),
+    (libp2p.stream_muxer.muxer_multistream, "Yamux"),
+    (libp2p.pubsub.pubsub, "RpcQueue"),
+    (Yamux, "_read_data_body"),
+    (Yamux, "stream_buffers"),
+    (YamuxStream, "_auto_tune_and_send_window_update"),
+    (YamuxStream, "_pending_recv_release"),
+    (Pubsub, "push_msg"),
+    (Pubsub, "validate_msg"),
+    (Pubsub, "continuously_read_stream"),
+    (Pubsub, "notify_subscriptions"),
+    (Pubsub, "handle_subscription"),
+    (Pubsub, "_handle_dead_peer"),
+    (Pubsub, "get_msg_validators"),
+    (BasicHost, "_swarm_stream_handler"),
+    (Swarm, "set_stream_handler"),
+    (Swarm, "_do_handle_inbound_connection"),
+    (Swarm, "upgrade_inbound_raw_conn"),
+    (Swarm, "retry_config"),
+    (AutoConnector, "maybe_connect"),
+    (Swarm, "unblock_peer"),
+)
+"""What this package replaces or calls below the library's public face."""
+
+ReportFault = Callable[[str, PeerFault], None]
+"""Told which peer did what, by peer id."""
+
+
+def check_library() -> None:
+    """The guard fits the library that is installed, or LocalError."""
+    found = version("libp2p")
+    if found != PINNED:
+        raise LocalError(f"libp2p {found} is installed, the guard fits {PINNED}: pip install libp2p=={PINNED}")
+    missing = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in PATCHED if not _has(owner, name)]
+    if missing:
+        raise LocalError(f"libp2p {found} lacks what the guard patches: {', '.join(missing)}; install it anew")
+
+
+def _has(owner: Any, name: str) -> bool:
+    """A name of a module or class, or one that a class sets when it is made."""
+    if hasattr(owner, name):
+        return True
+    return inspect.isclass(owner) and f"self.{name}" in inspect.getsource(owner.__init__)
+
+
+def apply_patches() -> None:
+    """Those that the library has no other way for: it makes these objects itself. Safe to call again."""
+    libp2p.stream_muxer.muxer_multistream.Yamux = GuardedYamux
+    libp2p.pubsub.pubsub.RpcQueue = GuardedQueue
+
+
+def silence_library_logs() -> None:
+    """The library writes a line for each bad frame of a stranger, some of them to the root logger's handlers."""
+    logger = logging.getLogger("libp2p")
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("libp2p."):
+            # One of its modules sets a level of its own.
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    logger.handlers.clear()
+    logger.addHandler(logging.NullHandler())
+    logger.setLevel(logging.CRITICAL)
+    logger.propagate = False
+    logging.getLogger("multiaddr").setLevel(logging.CRITICAL)
+    # This module writes to the root logger itself.
+    libp2p.network.connection.swarm_connection.logging = logger
+
+
+class GuardedYamux(Yamux):
+    """Closes the connection of a peer that ignores flow control."""
+
+    async def _read_data_body(self, length: int) -> bytes:
+        if length + sum(map(len, self.stream_buffers.values())) > BUFFERED_BYTES_MAX:
+            # The one exception on which the library closes the connection.
+            raise trio.TooSlowError("the peer sent more than it was given room for")
+        return bytes(await super()._read_data_body(length))
+
+
+class GuardedQueue(RpcQueue):
+    def __init__(self) -> None:
+        super().__init__(max_size=QUEUE_MAX)
+
+
+class GuardedPubsub(Pubsub):
+    """Nothing that a peer sends, and no validator that raises, stops the service."""
+
+    def __init__(
+        self, *args: Any, blame: ReportFault, topic_prefix: str, now_ms: Callable[[], int], **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self._blame = blame
+        self._topic_prefix = topic_prefix
+        self._now_ms = now_ms
+        self._forwarders = TokenBuckets(FORWARD_RATE, keys_max=FORWARDERS_MAX)
+        self._log = RateLimitedLogger(log, now_ms)
+
+    async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        name = str(msg_forwarder)
+        if msg_forwarder != self.my_id and self._forwarders.take(name, self._now_ms()):
+            self._blame(name, PeerFault.FLOOD)
+            return
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        except Exception as error:  # boundary: a message that the library cannot digest must not stop it
+            log.debug("a message from %s was dropped: %r", name, error)
+            self._blame(name, PeerFault.GARBAGE)
+
+    async def validate_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        """Without the library's cache of verdicts: it is keyed by sender and number, not by content, and outlives the
+        list of seen messages, so that a second message under an old number would pass unseen."""
+        if msg_forwarder == self.my_id:
+            return
+        validators = self.get_msg_validators(msg)
+        # A second topic would carry the message past the validator of the first.
+        if len(msg.topicIDs) != 1 or not validators:
+            self._blame(str(msg_forwarder), PeerFault.FORGED)
+            raise ValidationError("a message belongs to one topic")
+        try:
+            is_valid = validators[0].validator(msg_forwarder, msg)
+        except Exception as error:  # boundary: a fault of our own validator costs one message, not the service
+            self._log.say(logging.ERROR, "the validator of %s failed", msg.topicIDs[0], error=error)
+            is_valid = False
+        if not is_valid:
+            raise ValidationError("not passed on")
+
+    def notify_subscriptions(self, publish_message: Any) -> None:
+        """The validator has handed it over already; the library's queue of 32 would lose some."""
+
+    def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
+        """Only to topics of this network, and of a length that is one: the names are kept."""
+        name = sub_message.topicid
+        if len(name) <= TOPIC_CHARS_MAX and name.startswith(self._topic_prefix):
+            super().handle_subscription(origin_id, sub_message)
+
+    async def continuously_read_stream(self, stream: Any) -> None:
+        peer = stream.muxed_conn.peer_id
+        try:
+            await super().continuously_read_stream(stream)
+        except Exception as error:  # boundary: bytes that are no protobuf end the stream, not the service
+            log.debug("the gossip stream of %s was reset: %r", peer, error)
+            await reset_quietly(stream)
+            self._handle_dead_peer(peer)
+            self._blame(str(peer), PeerFault.GARBAGE)
+
+
+async def reset_quietly(stream: Any) -> None:
+    try:
+        await stream.reset()
+    except Exception as error:  # boundary: the other side may be gone in any of the library's ways
+        log.debug("a stream could not be reset: %r", error)
+
+
+class InboundGuard:
+    """Who may come in: connections by address, streams by connection."""
+
+    def __init__(
+        self, *, connections_max: int, per_address_max: int, is_shut_out: Callable[[str], bool], blame: ReportFault
+    ) -> None:
+        self._connections = ConcurrencyLimit(total_max=connections_max, key_max=per_address_max)
+        self._streams = ConcurrencyLimit(total_max=STREAMS_TOTAL_MAX, key_max=STREAMS_MAX)
+        self._is_shut_out = is_shut_out
+        self._blame = blame
+
+    def guard(self, host: Any) -> None:
+        """Stand before the library's own handlers of this host."""
+        network = host.get_network()
+        handler = host._swarm_stream_handler
+
+        async def take_stream(stream: Any) -> None:
+            await self._take_stream(handler, stream)
+
+        async def take_connection(closer: Any, listener: Any, failure: Any) -> None:
+            await self._take_connection(network, closer, listener)
+
+        network.set_stream_handler(take_stream)
+        network._do_handle_inbound_connection = take_connection
+
+    async def _take_stream(self, handler: Any, stream: Any) -> None:
+        connection = id(stream.muxed_conn)
+        if not self._streams.enter(connection):
+            self._blame(str(stream.muxed_conn.peer_id), PeerFault.FLOOD)
+            await reset_quietly(stream)
+            return
+        try:
+            await handler(stream)
+        except Exception as error:  # boundary: a handler that raises would end the whole host
+            log.debug("a stream of %s was reset: %r", stream.muxed_conn.peer_id, error)
+            await reset_quietly(stream)
+        finally:
+            self._streams.leave(connection)
+
+    async def _take_connection(self, network: Any, closer: Any, listener: Any) -> None:
+        """As the library does it, but the place is given back when the connection ends, not when the host does."""
+        remote = closer.get_remote_address()
+        group = address_group(remote[0] if remote else "")
+        key = (group, id(closer)) if group in LOOPBACK else group
+        if self._is_shut_out(group) or not self._connections.enter(key):
+            await _close_quietly(closer)
+            return
+        try:
+            raw = RawConnection(closer, False)
+            try:
+                muxed = await network.upgrade_inbound_raw_conn(raw, listener)
+            except Exception as error:  # boundary: whatever a stranger does instead of shaking hands
+                log.debug("a connection from %s was not opened: %r", group, error)
+                await _close_quietly(raw)
+                return
+            await muxed.event_closed.wait()
+        finally:
+            self._connections.leave(key)
+
+
+async def _close_quietly(closer: Any) -> None:
+    try:
+        await closer.close()
+    except Exception as error:  # boundary: the other side may be gone in any of the library's ways
+        log.debug("a socket could not be closed: %r", error)
+
+
+WINDOW_GROWN = 2**20
+"""Window of a stream that has carried GROW_AFTER bytes: bulk needs room, a control stream does not."""
+GROW_AFTER = 64 * 2**10
+ORIGINAL_WINDOW_UPDATE = YamuxStream._auto_tune_and_send_window_update
+
+
+def apply_window_patch() -> None:
+    YamuxStream._auto_tune_and_send_window_update = _update_window
+
+
+def remove_window_patch() -> None:
+    YamuxStream._auto_tune_and_send_window_update = ORIGINAL_WINDOW_UPDATE
+
+
+async def _update_window(self: Any, *, bytes_read: int = 0) -> None:
+    async with self.window_lock:
+        self._pending_recv_release += bytes_read
+        pending = self._pending_recv_release
+        if pending < self.target_recv_window // 4:
+            return
+        grown = 0
+        if self.target_recv_window < WINDOW_GROWN and pending >= GROW_AFTER:
+            grown = WINDOW_GROWN - self.target_recv_window
+            self.target_recv_window = WINDOW_GROWN
+        self._pending_recv_release = 0
+        self.recv_window += pending + grown
+    await self.send_window_update(pending + grown, skip_lock=True)

@@ -1,0 +1,192 @@
+"""Whom this node dials, pings, asks, drops and bans. Pure: events and `now_ms` in, effects out.
+
+Whom it has heard of, and what is kept of strangers, is in peer_book.py. Times are of a clock that never jumps, but for
+cards, whose expiry their senders sign.
+"""
+
+from dataclasses import dataclass
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.wire.addresses import PeerAddress
+from prime_runtime.gossip.libp2p.peer_book import DialTarget, KnownPeer, PeerBook, PeerConnection, PeerFault, PeerLimits
+from prime_runtime.rate_limits import address_group
+
+DIALS_MAX = 8
+"""Dials under way at once: each may hold a socket until its deadline."""
+DIAL_WAIT_MS = 1_000
+DIAL_WAIT_MS_MAX = 600_000
+ALONE_WAIT_MS_MAX = 15_000
+"""Longest pause between two tries at one address of a bootstrap peer, while there is no connection at all."""
+SILENT_MS = 30_000
+"""A connected peer that has not begun to gossip by then takes a place for nothing."""
+PINGS_MISSED_MAX = 2
+FORGET_FAILURES = 6
+"""A peer is forgotten when each of its addresses has failed so often in a row; some ten minutes of trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialPeer:
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropPeer:
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PingPeer:
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskPeer:
+    """For other peers."""
+
+    peer: str
+
+
+PeerEffect = DialPeer | DropPeer | PingPeer | AskPeer
+
+
+class PeerTable:
+    """Connections to other peers: which to try, to keep and to end."""
+
+    def __init__(self, own_peer: str, limits: PeerLimits, *, salt: bytes) -> None:
+        self.book = PeerBook(own_peer, limits, salt=salt)
+        self._limits = limits
+        self._peers = self.book.peers
+
+    @property
+    def connected(self) -> int:
+        return sum(1 for peer in self._peers.values() if peer.link)
+
+    def connected_to(self, name: str, host: str, now_ms: int) -> list[PeerEffect]:
+        peer = self._peers.setdefault(name, KnownPeer())
+        if peer.score.is_banned(now_ms):
+            return [DropPeer(name, "is banned")]
+        if peer.link is None:
+            peer.score.group = address_group(host)
+            peer.link = PeerConnection(now_ms, now_ms + self._limits.ping_ms, now_ms)
+        return []
+
+    def disconnected(self, name: str, now_ms: int) -> None:
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        if peer.link is not None and now_ms - peer.link.since_ms < DIAL_WAIT_MS_MAX:
+            # Who hangs up at once is not dialled again at once.
+            for place in peer.targets:
+                place.wait_until_ms = max(place.wait_until_ms, now_ms + DIAL_WAIT_MS)
+        peer.link = None
+        self.book.forget_if_empty(name, now_ms)
+
+    def disconnect_all(self, now_ms: int) -> None:
+        """The libp2p half has died: its connections are gone, what is known of peers is not."""
+        for name in list(self._peers):
+            self._peers[name].is_dialling = False
+            self.disconnected(name, now_ms)
+
+    def speaking(self, name: str) -> None:
+        """It has begun to gossip."""
+        if (peer := self._peers.get(name)) and peer.link:
+            peer.link.is_speaking = True
+
+    def dialled(self, name: str, address: str, *, is_open: bool, now_ms: int) -> None:
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        peer.is_dialling = False
+        for place in peer.targets:
+            if str(place.address) == address:
+                place.failures = 0 if is_open else place.failures + 1
+                wait_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, place.failures))
+                place.wait_until_ms = now_ms + (DIAL_WAIT_MS if is_open else wait_ms)
+        is_hopeless = not peer.is_bootstrap and all(p.failures >= FORGET_FAILURES for p in peer.targets)
+        if is_hopeless and peer.link is None and not peer.score.is_banned(now_ms):
+            self.book.forget(name)
+
+    def pinged(self, name: str, *, is_answered: bool, now_ms: int) -> list[PeerEffect]:
+        peer = self._peers.get(name)
+        if peer is None or peer.link is None:
+            return []
+        link = peer.link
+        link.is_pinging = False
+        link.ping_at_ms = now_ms + self._limits.ping_ms
+        link.pings_missed = 0 if is_answered else link.pings_missed + 1
+        if link.pings_missed >= PINGS_MISSED_MAX:
+            return [DropPeer(name, f"did not answer {link.pings_missed} pings")]
+        if not is_answered:
+            link.ping_at_ms = now_ms
+        return []
+
+    def asked(self, name: str, now_ms: int) -> None:
+        peer = self._peers.get(name)
+        if peer is not None and peer.link is not None:
+            peer.link.is_asking = False
+            peer.link.ask_at_ms = now_ms + self._limits.ask_ms
+
+    def behaved(self, name: str, now_ms: int) -> None:
+        """It told us something new and true."""
+        if peer := self._peers.get(name):
+            peer.score.reward(now_ms)
+
+    def misbehaved(self, name: str, fault: PeerFault, now_ms: int) -> list[PeerEffect]:
+        peer = self._peers.get(name)
+        if peer is None or not peer.score.penalize(fault, now_ms):
+            return []
+        return [DropPeer(name, f"is banned: {fault.value}")] if peer.link else []
+
+    def tick(self, now_ms: int) -> list[PeerEffect]:
+        """What is due. Called about once a second."""
+        self.book.sweep(now_ms)
+        effects: list[PeerEffect] = []
+        for name, peer in self._peers.items():
+            if peer.link is not None:
+                effects += self._tend(name, peer, peer.link, now_ms)
+        return effects + self._choose_dials(now_ms)
+
+    def _tend(self, name: str, peer: KnownPeer, link: PeerConnection, now_ms: int) -> list[PeerEffect]:
+        if not link.is_speaking and now_ms - link.since_ms >= SILENT_MS:
+            return [DropPeer(name, "does not gossip")]
+        effects: list[PeerEffect] = []
+        if not link.is_pinging and now_ms >= link.ping_at_ms:
+            link.is_pinging = True
+            effects.append(PingPeer(name))
+        if link.is_speaking and not link.is_asking and now_ms >= link.ask_at_ms:
+            link.is_asking = True
+            effects.append(AskPeer(name))
+        return effects
+
+    def _choose_dials(self, now_ms: int) -> list[PeerEffect]:
+        dialling = sum(1 for peer in self._peers.values() if peer.is_dialling)
+        connected = self.connected
+        wanted = min(self._limits.target - connected - dialling, DIALS_MAX - dialling)
+        ready: list[tuple[tuple[int, float, bytes], str, DialTarget]] = []
+        for name, peer in self._peers.items():
+            if peer.link or peer.is_dialling or not peer.targets or peer.score.is_banned(now_ms):
+                continue
+            place = min(peer.targets, key=lambda place: (self._wait_until(peer, place, connected), place.failures))
+            if self._wait_until(peer, place, connected) <= now_ms:
+                ready.append(((place.failures, -peer.score.at(now_ms), self.book.shuffle(name)), name, place))
+        ready.sort(key=lambda item: item[0])
+        for _, name, _ in ready[: max(0, wanted)]:
+            self._peers[name].is_dialling = True
+        return [DialPeer(name, str(place.address)) for _, name, place in ready[: max(0, wanted)]]
+
+    def _wait_until(self, peer: KnownPeer, place: DialTarget, connected: int) -> int:
+        """Re-bootstrap: who has lost everybody does not wait ten minutes for those it was told to begin with."""
+        if connected or not peer.is_bootstrap or not place.failures:
+            return place.wait_until_ms
+        waited_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, place.failures))
+        return place.wait_until_ms - max(0, waited_ms - ALONE_WAIT_MS_MAX)
+
+
+def parse_peer_address(text: str) -> PeerAddress | None:
+    """An address as the library prints it, if it is one that others can be told."""
+    try:
+        return PeerAddress.parse(text)
+    except RemoteError:
+        return None

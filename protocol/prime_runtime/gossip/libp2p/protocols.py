@@ -1,0 +1,273 @@
+"""GossipSub 1.1 of one host: joins topics, publishes, and lets the pure guard judge before anything is passed on.
+
+Why these settings and no others: docs/decisions/0004-libp2p-behind-a-guard.md.
+
+Peer exchange, `/prime/peers/1`: one question, one answer, each a length of four bytes and a message.
+
+The asker sends a PeersWanted with its own card, the other a PeersKnown. See docs/protocol/gossip.md.
+
+Kademlia, for those who switch it on: peers that it comes upon are handed to the peer table.
+
+The library fixes the protocol's name at `/ipfs/kad/1.0.0`, so a node that also spoke to the public table would join
+the two. Its lookups connect everybody to everybody and cost CPU; the peer exchange does without.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.utils import read_exactly
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr.exceptions import BinaryParseError
+
+from prime_protocol.constants import PEER_RECORD_BYTES_MAX, PEER_RECORDS_MAX
+from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipIgnored, GossipRejected
+from prime_protocol.gossip.messages import TOPIC_KINDS, PeersReply, PeersRequest, ReceivedGossip, get_topic
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.ids import NetworkId, RunId
+from prime_runtime.gossip.libp2p.patches import QUEUE_MAX, GuardedPubsub, ReportFault
+from prime_runtime.gossip.libp2p.peer_book import PeerFault
+from prime_runtime.rate_limits import RateLimit, TokenBuckets
+
+log = logging.getLogger(__name__)
+
+
+DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
+HEARTBEAT_S = 1
+BACKPRESSURE_POLL_S = 0.005
+BACKPRESSURE_S_MAX = 1.0
+"""Longest wait for slow peers before a message is published all the same; those who cannot follow lose it, and are not
+waited for again until they have caught up."""
+HOT_TOPIC_PER_S = 1_000.0
+
+
+class GossipListener(Protocol):
+    """Who is told what became of a message; all in the trio thread."""
+
+    def accepted(self, gossip: ReceivedGossip, forwarder: str) -> None: ...
+
+    def refused(self, forwarder: str, *, is_hostile: bool) -> None: ...
+
+    def ignored(self) -> None: ...
+
+    def blame(self, peer: str, fault: PeerFault) -> None: ...
+
+
+class GossipSubService:
+    """The GossipSub half of a host. `router` and `pubsub` are services to be run."""
+
+    def __init__(
+        self, host: Any, network: NetworkId, guard: GossipGuard, audience: GossipListener, *, now_ms: Callable[[], int]
+    ) -> None:
+        self._network = network
+        self._guard = guard
+        self._audience = audience
+        self._now_ms = now_ms
+        self._laggards: set[Any] = set()
+        """Peers that were waited for in vain."""
+        self.router = GossipSub(
+            protocols=[PROTOCOL_ID_V11],
+            degree=DEGREE,
+            degree_low=DEGREE_LOW,
+            degree_high=DEGREE_HIGH,
+            heartbeat_interval=HEARTBEAT_S,
+            adaptive_gossip_enabled=False,
+            eclipse_protection_enabled=False,
+            spam_protection_enabled=False,
+            max_messages_per_topic_per_second=HOT_TOPIC_PER_S,
+        )
+        self.pubsub = GuardedPubsub(
+            host,
+            self.router,
+            strict_signing=True,
+            blame=audience.blame,
+            topic_prefix=f"/prime/{network}/",
+            now_ms=now_ms,
+        )
+
+    def list_gossiping_peers(self) -> set[str]:
+        """Peers with an open gossip stream."""
+        return {str(peer) for peer in self.pubsub.peers}
+
+    async def join(self, run: RunId) -> None:
+        for kind in TOPIC_KINDS:
+            name = get_topic(self._network, run, kind)
+            # Sync: with an async validator the same message can be judged, and accepted, twice at once.
+            self.pubsub.set_topic_validator(name, self._validator(name, run), False)
+            await self.pubsub.subscribe(name)
+
+    async def publish(self, name: str, frame: bytes) -> None:
+        """To the peers of the topic, not faster than they take it; one that takes nothing holds up one message."""
+        before = self._crowded()
+        with trio.move_on_after(BACKPRESSURE_S_MAX) as patience:
+            while self._crowded() - self._laggards:
+                await trio.sleep(BACKPRESSURE_POLL_S)
+        self._laggards = self._crowded() & (before if patience.cancelled_caught else self._laggards)
+        await self.pubsub.publish(name, frame)
+
+    def _crowded(self) -> set[Any]:
+        """Peers for whom more waits than half of what may."""
+        return {peer for peer, queue in self.pubsub.peer_queues.items() if len(queue) > QUEUE_MAX // 2}
+
+    def _validator(self, name: str, run: RunId) -> Callable[[Any, Any], bool]:
+        def validate(forwarder: Any, message: Any) -> bool:
+            match self._guard.validate(name, message.data, run=run, now_ms=self._now_ms()):
+                case GossipAccepted(gossip):
+                    self._audience.accepted(gossip, str(forwarder))
+                    return True
+                case GossipIgnored():
+                    self._audience.ignored()
+                case GossipRejected(is_hostile=is_hostile):
+                    self._audience.refused(str(forwarder), is_hostile=is_hostile)
+            return False
+
+        return validate
+
+
+EXCHANGE_PROTOCOL = TProtocol("/prime/peers/1")
+WANTED_BYTES_MAX = PEER_RECORD_BYTES_MAX + 64
+KNOWN_BYTES_MAX = PEER_RECORDS_MAX * (PEER_RECORD_BYTES_MAX + 5) + 64
+LENGTH_BYTES = 4
+EXCHANGE_S = 5.0
+CLOSE_S = 1.0
+ASKER_RATE = RateLimit(per_second=1, burst=10)
+ASKERS_MAX = 4096
+STREAM_FAILURES = (BaseLibp2pError, OSError, trio.TooSlowError)
+"""What a stream does when the other side is slow, gone or unwilling."""
+
+HARMLESS_FIELDS = frozenset({"Letter.expires_at_ms", "Letter.issued_at_ms", "Letter.version"})
+"""What is wrong with a card that was long on its way, or where a clock is off, or software newer."""
+
+AnswerPeersWanted = Callable[[str, PeersRequest], PeersReply]
+"""From the asker's peer id and its question. RemoteError: what it sent is no question."""
+
+
+def is_hostile(error: RemoteError) -> bool:
+    return error.field not in HARMLESS_FIELDS
+
+
+class PeerExchange:
+    """Asks and answers on one host."""
+
+    def __init__(self, host: Any, *, answer: AnswerPeersWanted, now_ms: Callable[[], int], blame: ReportFault) -> None:
+        self._host = host
+        self._answer = answer
+        self._now_ms = now_ms
+        self._blame = blame
+        self._askers = TokenBuckets(ASKER_RATE, keys_max=ASKERS_MAX)
+        host.set_stream_handler(EXCHANGE_PROTOCOL, self._serve)
+
+    async def ask(self, peer: Any, card: bytes) -> PeersReply:
+        """A peer's answer. RemoteError: it broke the protocol. TooSlowError and others of FAILURES: none came."""
+        with trio.fail_after(EXCHANGE_S):
+            stream = await self._host.new_stream(peer, [EXCHANGE_PROTOCOL])
+            try:
+                await _write_message(stream, encode(PeersRequest(record=card)))
+                return decode(PeersReply, await _read_message(stream, KNOWN_BYTES_MAX))
+            finally:
+                await _close_stream(stream)
+
+    async def _serve(self, stream: Any) -> None:
+        """The guard resets the stream on whatever is raised here."""
+        peer = str(stream.muxed_conn.peer_id)
+        if self._askers.take(peer, self._now_ms()):
+            self._blame(peer, PeerFault.FLOOD)
+            await stream.reset()
+            return
+        try:
+            with trio.fail_after(EXCHANGE_S):
+                wanted = decode(PeersRequest, await _read_message(stream, WANTED_BYTES_MAX))
+                await _write_message(stream, encode(self._answer(peer, wanted)))
+                await stream.close()
+        except RemoteError as error:
+            if is_hostile(error):
+                self._blame(peer, PeerFault.BAD_CARD)
+            raise
+
+
+async def _read_message(stream: Any, bytes_max: int) -> bytes:
+    length = int.from_bytes(await read_exactly(stream, LENGTH_BYTES), "big")
+    if not 0 < length <= bytes_max:
+        raise RemoteError("length", f"is {length}, allowed is 1 to {bytes_max}")
+    return bytes(await read_exactly(stream, length))
+
+
+async def _write_message(stream: Any, body: bytes) -> None:
+    await stream.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+
+
+async def _close_stream(stream: Any) -> None:
+    with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+        try:
+            await stream.close()
+        except STREAM_FAILURES:
+            return
+
+
+KADEMLIA_ROUND_S = 30.0
+"""Between two looks into the table."""
+KADEMLIA_EMPTY_ROUND_S = 1.0
+"""The same while the table is empty."""
+
+
+class Kademlia:
+    """A Kademlia server on one host."""
+
+    def __init__(self, host: Any, *, round_s: float = KADEMLIA_ROUND_S) -> None:
+        self._host = host
+        self._round_s = round_s
+        self._dht = KadDHT(host, DHTMode.SERVER)
+
+    async def run(self, found: Callable[[list[str]], None]) -> None:
+        """For the life of the host, or of the library's service; `found` gets addresses with their peer ids."""
+        try:
+            async with background_trio_service(self._dht):
+                await self._meet()
+                # The library's own first lookup had nobody to ask, and its second comes ten minutes later.
+                await self._dht.refresh_routing_table()
+                while True:
+                    await self._enter_connected()
+                    found(self._addresses())
+                    await trio.sleep(self._round_s)
+        except Exception as error:  # boundary: gossip goes on without it
+            log.error("Kademlia has ended; the peer exchange goes on", exc_info=error)
+
+    async def _meet(self) -> None:
+        """Until there is somebody in the table."""
+        while not self._dht.routing_table.get_peer_ids():
+            await self._enter_connected()
+            await trio.sleep(KADEMLIA_EMPTY_ROUND_S)
+
+    async def _enter_connected(self) -> None:
+        for peer in self._host.get_connected_peers():
+            await self._dht.add_peer(peer)
+
+    def _addresses(self) -> list[str]:
+        return [
+            f"{text}/p2p/{peer}"
+            for peer in self._dht.routing_table.get_peer_ids()
+            for address in self._known(peer)
+            if (text := _format_address(address))
+        ]
+
+    def _known(self, peer: Any) -> list[Any]:
+        """Nothing of a peer that the library has forgotten, or whose addresses it holds to be too old."""
+        try:
+            return list(self._host.get_peerstore().addrs(peer))
+        except PeerStoreError:
+            return []
+
+
+def _format_address(address: Any) -> str:
+    """Without its peer id; empty where a stranger put bytes that are no address."""
+    try:
+        return str(address).partition("/p2p/")[0]
+    except BinaryParseError:
+        return ""

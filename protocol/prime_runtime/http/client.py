@@ -1,0 +1,368 @@
+"""Why a call did not work, in words that say what to do. Faults of the answer itself are RemoteError.
+
+Signed HTTP, the asking side: one call, one reply by the server that was meant, or an error that says what to do.
+
+Every attempt is sealed anew. A request is repeated only when it cannot have been done, or when its endpoint says that
+doing it twice is as good as once.
+"""
+
+import base64
+import errno
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, open_reply
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.clock import Clock
+from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits
+from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_TYPE
+from prime_runtime.keys import SequenceCounter
+
+RETRY_ALWAYS = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
+"""The server says that it did not begin, so the request can be sent again, whatever it asks for."""
+RETRY_IF_IDEMPOTENT = frozenset({RefusalCode.TIMED_OUT, RefusalCode.REPLAYED})
+"""Every attempt is sealed anew, so a number that was used before is one of another process with our key."""
+UNSIGNED_CODES = frozenset(
+    {RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.SLOW, RefusalCode.TOO_LARGE, RefusalCode.MALFORMED}
+)
+"""Codes a server may use before it has read a request; all others must be signed."""
+
+
+class Unreachable(LocalError):
+    """No answer came. The server may be down, or this machine offline."""
+
+
+class CallRefused(LocalError):
+    """The server answered that it will not do it, and why."""
+
+    def __init__(self, text: str, refusal: Refusal) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One attempt that failed: the error, whether the request may still have been done, and the wait asked for."""
+
+    error: LocalError | RemoteError
+    is_retryable: bool
+    """Sending it again cannot hurt, or the endpoint says that doing it twice is fine and this may pass."""
+    retry_after_ms: int = 0
+
+
+def explain_refusal(url: str, refusal: Refusal, *, now_ms: int, is_idempotent: bool) -> FailedAttempt:
+    """A refusal as an error; a wrong clock is named with its size."""
+    what = f"{refusal.field}: {refusal.problem}" if refusal.field else refusal.problem
+    text = f"{url} refused it ({refusal.code}): {what}"
+    if refusal.code in (RefusalCode.CLOCK, RefusalCode.RESTARTED):
+        text += f"; {describe_skew(now_ms - refusal.now_ms)}"
+    is_repeatable = refusal.code in RETRY_ALWAYS or (is_idempotent and refusal.code in RETRY_IF_IDEMPOTENT)
+    return FailedAttempt(CallRefused(text, refusal), is_repeatable, refusal.retry_after_ms)
+
+
+def describe_skew(skew_ms: int) -> str:
+    direction = "ahead of" if skew_ms > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(skew_ms) / 1000:.1f} s {direction} the server's; set it by NTP if that is much"
+    )
+
+
+def explain_transport_error(url: str, error: Exception, *, is_idempotent: bool) -> FailedAttempt:
+    """A fault of the connection as an error. Before the connection stands, nothing can have been done."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            return FailedAttempt(Unreachable(f"cannot reach {url}: its TLS certificate is not good: {error}"), False)
+        case aiohttp.ClientConnectorError():
+            return FailedAttempt(Unreachable(f"cannot reach {url}: {_connect_problem(error.os_error)}"), True)
+        case aiohttp.ConnectionTimeoutError():
+            return FailedAttempt(
+                Unreachable(f"cannot reach {url}: no connection in time; is a firewall between?"), True
+            )
+        case TimeoutError():
+            return FailedAttempt(
+                Unreachable(f"{url} did not answer in time; it may have done what was asked"), is_idempotent
+            )
+        case _:
+            problem = f"{url} broke off before it answered ({type(error).__name__}); it may have done what was asked"
+            return FailedAttempt(Unreachable(problem), is_idempotent)
+
+
+def _connect_problem(error: OSError) -> str:
+    if error.errno == errno.ECONNREFUSED:
+        return "connection refused; is the coordinator running?"
+    if isinstance(error, socket.gaierror):
+        return "the name cannot be resolved; is the address right, and this machine online?"
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return "no route to it; is this machine online?"
+    return error.strerror or str(error)
+
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is, and the key that its replies must be signed with."""
+
+    url: str
+    node: NodeId
+
+    def __post_init__(self) -> None:
+        try:
+            parsed = URL(self.url)
+        except ValueError:
+            raise LocalError(f"{self.url!r} is not a URL; write http://host:port or https://host") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise LocalError(f"{self.url!r} is not the URL of a server; write http://host:port or https://host")
+        if parsed.user or parsed.password or parsed.query_string or parsed.fragment:
+            raise LocalError("a server's URL holds no user name, password, query or fragment")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedReply(Generic[R]):
+    """A reply, with both frames: together they prove what this server said to this request."""
+
+    message: R
+    request: bytes
+    reply: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UploadBody:
+    """A body that is no envelope, and where it goes."""
+
+    path: str
+    data: bytes
+
+
+class HttpClient:
+    """Calls servers with one key over one session."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        key: WalletKey,
+        network: NetworkId,
+        clock: Clock,
+        dice: random.Random,
+        limits: ClientLimits,
+        sequence: SequenceCounter | None = None,
+    ) -> None:
+        self._session = session
+        self._key = key
+        self._network = network
+        self._clock = clock
+        self._dice = dice
+        self._limits = limits
+        self._sequence = sequence or SequenceCounter.shared()
+
+    async def call(
+        self,
+        server: ServerAddress,
+        endpoint: Endpoint[Q, R],
+        message: Q,
+        *,
+        run: RunId | None = None,
+        deadline_ms: int | None = None,
+        file: UploadBody | None = None,
+    ) -> SignedReply[R]:
+        """The server's reply; else Refused, Unreachable, or RemoteError when the reply breaks the protocol.
+
+        With a file, that is what is sent, and the message goes along in a header.
+        """
+        limits = self._limits
+        end_ms = self._clock.monotonic_ms() + (deadline_ms or limits.deadline_ms)
+        body = encode(message)
+        for attempt in range(1, limits.attempts_max + 1):
+            left_ms = end_ms - self._clock.monotonic_ms()
+            outcome = await self._attempt(server, endpoint, body, run, left_ms, file)
+            if isinstance(outcome, SignedReply):
+                return outcome
+            wait_ms = self._compute_wait_ms(outcome, attempt)
+            is_last = attempt == limits.attempts_max or self._clock.monotonic_ms() + wait_ms >= end_ms
+            if is_last or not outcome.is_retryable or outcome.retry_after_ms > limits.retry_after_ms_max:
+                raise outcome.error
+            await self._clock.sleep_ms(wait_ms)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _compute_wait_ms(self, failure: FailedAttempt, attempt: int) -> int:
+        """Full jitter over a doubling span, so that clients that failed together do not come back together."""
+        span_ms = min(self._limits.backoff_ms_max, self._limits.backoff_ms * 2 ** (attempt - 1))
+        return failure.retry_after_ms + int(self._dice.uniform(0, span_ms))
+
+    async def _attempt(
+        self,
+        server: ServerAddress,
+        endpoint: Endpoint[Q, R],
+        body: bytes,
+        run: RunId | None,
+        left_ms: int,
+        file: UploadBody | None,
+    ) -> SignedReply[R] | FailedAttempt:
+        frame = self._seal(endpoint, body, run)
+        if file is None:
+            method, path, data, headers = "POST", endpoint.path, frame, {"Content-Type": ENVELOPE_TYPE}
+        else:
+            method, path, data = "PUT", file.path, file.data
+            headers = {ENVELOPE_HEADER: base64.b64encode(frame).decode()}
+        url = server.url.rstrip("/") + path
+        timeout = aiohttp.ClientTimeout(total=max(1, left_ms) / 1000, connect=self._limits.connect_ms / 1000)
+        try:
+            async with self._session.request(
+                method, url, data=data, timeout=timeout, allow_redirects=False, headers=headers
+            ) as response:
+                raw = await self._read(response)
+                status, content_type = response.status, response.content_type
+        except (aiohttp.ClientError, OSError) as error:
+            return explain_transport_error(server.url, error, is_idempotent=endpoint.is_idempotent)
+        return self._judge(server, endpoint, frame, status, content_type, raw)
+
+    def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None) -> bytes:
+        now_ms = self._clock.now_ms()
+        return seal_envelope(
+            self._key,
+            kind=endpoint.kind,
+            body=body,
+            network=self._network,
+            run=run,
+            sequence=self._sequence.next(now_ms),
+            issued_at_ms=now_ms,
+            life_ms=self._limits.life_ms,
+        )
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        raw = bytearray()
+        async for chunk in response.content.iter_any():
+            raw += chunk
+            if len(raw) > self._limits.reply_bytes_max:
+                raise RemoteError("reply", f"is longer than {self._limits.reply_bytes_max} bytes")
+        return bytes(raw)
+
+    def _judge(
+        self, server: ServerAddress, endpoint: Endpoint[Q, R], frame: bytes, status: int, content_type: str, raw: bytes
+    ) -> SignedReply[R] | FailedAttempt:
+        """What came back, by its type. The status of HTTP is not signed, so it decides nothing a signature could."""
+        if content_type == ENVELOPE_TYPE and status == 200:
+            return SignedReply(
+                decode(endpoint.reply, self._open(server, endpoint.kind + REPLY_SUFFIX, frame, raw)), frame, raw
+            )
+        if content_type == ENVELOPE_TYPE:
+            refusal = decode(Refusal, self._open(server, endpoint.kind + REFUSAL_SUFFIX, frame, raw))
+        elif content_type == REFUSAL_TYPE:
+            refusal = decode(Refusal, raw)
+            if refusal.code not in UNSIGNED_CODES:
+                raise RemoteError("Refusal.code", f"{refusal.code} needs a signature")
+        else:
+            return _explain_foreign_reply(server.url, status, is_idempotent=endpoint.is_idempotent)
+        return explain_refusal(server.url, refusal, now_ms=self._clock.now_ms(), is_idempotent=endpoint.is_idempotent)
+
+    def _open(self, server: ServerAddress, kind: str, frame: bytes, raw: bytes) -> bytes:
+        request = Digest(sha256(frame).digest())
+        return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
+
+    async def get(
+        self,
+        server: ServerAddress,
+        path: str,
+        *,
+        bytes_max: int,
+        deadline_ms: int | None = None,
+        redirects_max: int = 0,
+    ) -> bytes | None:
+        """A page that anybody may read; None where there is none. It is not signed: what is in it must prove itself.
+
+        `redirects_max`: a coordinator sends who asks for a file to its bucket.
+        """
+        timeout = self._timeout(deadline_ms)
+        url, raw = server.url.rstrip("/") + path, bytearray()
+        try:
+            async with self._session.get(
+                url, timeout=timeout, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1
+            ) as response:
+                async for chunk in response.content.iter_any():
+                    raw += chunk
+                    if len(raw) > bytes_max:
+                        raise RemoteError(path, f"is longer than {bytes_max} bytes")
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport_error(server.url, error, is_idempotent=True).error from None
+        if status == 404:
+            return None
+        if status != 200:
+            raise Unreachable(f"{server.url} answers HTTP {status} to {path}")
+        return bytes(raw)
+
+    def _timeout(self, deadline_ms: int | None) -> aiohttp.ClientTimeout:
+        total_ms = deadline_ms or self._limits.deadline_ms
+        return aiohttp.ClientTimeout(total=total_ms / 1000, connect=self._limits.connect_ms / 1000)
+
+    async def put_presigned(self, url: str, data: bytes, deadline_ms: int | None = None) -> None:
+        """To a bucket, under a URL that the server has signed. LocalError where it is not taken."""
+        timeout = self._timeout(deadline_ms)
+        place = URL(url, encoded=True)
+        try:
+            async with self._session.put(place, data=data, timeout=timeout, allow_redirects=False) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport_error(place.host or "the bucket", error, is_idempotent=True).error from None
+        if status not in (200, 201, 204):
+            raise LocalError(f"the bucket at {place.host} did not take the file: HTTP {status}")
+
+
+def _explain_foreign_reply(url: str, status: int, *, is_idempotent: bool) -> FailedAttempt:
+    """An answer that is not of our protocol: a proxy in between, or another program."""
+    if status in (429, 503):
+        return FailedAttempt(
+            Unreachable(f"{url} is busy or down for now (HTTP {status} from a proxy in front of it)"), True
+        )
+    if status in (502, 504):
+        return FailedAttempt(Unreachable(f"the proxy in front of {url} cannot reach it (HTTP {status})"), is_idempotent)
+    raise RemoteError("reply", f"of {url} is HTTP {status} and not of this protocol; is the address right?")
+
+
+@asynccontextmanager
+async def open_client(
+    *,
+    key: WalletKey,
+    network: NetworkId,
+    clock: Clock,
+    dice: random.Random,
+    limits: ClientLimits,
+    authority: Path | None = None,
+) -> AsyncIterator[HttpClient]:
+    """A client with a session of its own, closed at the end; `authority` is a private TLS authority's PEM file."""
+    connector = aiohttp.TCPConnector(
+        limit=100,
+        limit_per_host=32,
+        keepalive_timeout=CLIENT_IDLE_MS / 1000,
+        ssl=load_tls_authority(authority) if authority else True,
+    )
+    # No cookies, no proxies from the environment, no decompression: what was sent is what is read.
+    async with aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+    ) as session:
+        yield HttpClient(session, key=key, network=network, clock=clock, dice=dice, limits=limits)
+
+
+def load_tls_authority(authority: Path) -> ssl.SSLContext:
+    """Of a private TLS authority's PEM file."""
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except (OSError, ssl.SSLError) as error:
+        raise LocalError(f"cannot use the TLS authority {authority}: {error}") from None

@@ -1,0 +1,145 @@
+"""Reads a coordinator's public JSON, /api/v1. Nothing in it is signed: it is for people, and for a first acquaintance.
+
+Text in an answer is made fit for a terminal here, once: a coordinator may be anybody.
+
+Files that the coordinator hands out by their digest: what comes is what was asked for, or it is an error.
+
+Bringing a file to the coordinator before an entry names it.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import Digest, RunId
+from prime_protocol.wire.messages import UPLOAD, UploadRequest
+from prime_protocol.wire.strict_json import Json, parse_json
+from prime_runtime.http.client import (
+    HttpClient,
+    ServerAddress,
+    Unreachable,
+    UploadBody,
+    explain_transport_error,
+    load_tls_authority,
+)
+from prime_runtime.redaction import escape, truncate
+
+API_ROOT = "/api/v1"
+ANSWER_BYTES_MAX = 2**20
+TEXT_CHARS_MAX = 2_000
+DEADLINE_MS = 10_000
+CONNECT_MS = 5_000
+
+
+class NotFound(LocalError):
+    """The coordinator answers that there is no such thing."""
+
+
+class JsonClient:
+    """Questions to one coordinator."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, tls: ssl.SSLContext | bool) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._tls = tls
+
+    async def get(self, path: str, **query: str) -> Any:
+        """The answer; NotKnown, Unreachable, or LocalError where it is no coordinator that answers."""
+        try:
+            async with self._session.get(
+                URL(self._url + API_ROOT + path).with_query(query), allow_redirects=False, ssl=self._tls
+            ) as response:
+                raw = await self._read(response)
+                status, kind = response.status, response.content_type
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport_error(self._url, error, is_idempotent=True).error from None
+        if kind != "application/json":
+            raise LocalError(f"{self._url} answers, but not as a coordinator does (HTTP {status}); is the URL right?")
+        return self._judge(path, status, raw)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        raw = bytearray()
+        async for chunk in response.content.iter_any():
+            raw += chunk
+            if len(raw) > ANSWER_BYTES_MAX:
+                raise LocalError(f"{self._url} answers more than {ANSWER_BYTES_MAX} bytes; is the URL right?")
+        return bytes(raw)
+
+    def _judge(self, path: str, status: int, raw: bytes) -> Any:
+        try:
+            answer = sanitize_json(parse_json(path, raw))
+        except RemoteError as error:
+            raise LocalError(f"{self._url} answers {error}; is the URL right?") from None
+        if status == 200:
+            return answer
+        problem = f"HTTP {status}"
+        match answer:
+            case {"error": {"problem": str(text)}}:
+                problem = text
+        if status == 404:
+            raise NotFound(problem)
+        raise Unreachable(f"{self._url} does not answer just now: {problem}")
+
+
+def sanitize_json(value: Json) -> Json:
+    """The same with all text printable and bounded."""
+    if isinstance(value, str):
+        return truncate(escape(value), TEXT_CHARS_MAX)
+    if isinstance(value, list):
+        return [sanitize_json(each) for each in value]
+    if isinstance(value, dict):
+        return {truncate(escape(name), TEXT_CHARS_MAX): sanitize_json(each) for name, each in value.items()}
+    return value
+
+
+@asynccontextmanager
+async def open_json_client(url: str, authority: Path | None = None) -> AsyncIterator[JsonClient]:
+    """With a session of its own, closed at the end."""
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_MS / 1000, connect=CONNECT_MS / 1000)
+    async with aiohttp.ClientSession(
+        timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+    ) as session:
+        yield JsonClient(session, url, load_tls_authority(authority) if authority else True)
+
+
+FETCH_MS = 600_000
+"""Time for a file to arrive."""
+
+
+async def fetch_file(client: HttpClient, server: ServerAddress, path: str, digest: Digest, *, bytes_max: int) -> bytes:
+    """NotKnown: it is not there. LocalError: not within the time. RemoteError: it is another file."""
+    data = await client.get(server, path, bytes_max=bytes_max, deadline_ms=FETCH_MS, redirects_max=1)
+    if data is None:
+        raise NotFound(f"the coordinator has no {path}")
+    if await asyncio.to_thread(lambda: sha256(data).digest()) != digest:
+        raise RemoteError(path, "is not what its digest says")
+    return data
+
+
+async def upload_file(
+    client: HttpClient,
+    server: ServerAddress,
+    upload: UploadRequest,
+    data: bytes,
+    *,
+    run: RunId,
+    deadline_ms: int | None = None,
+) -> None:
+    """Until the coordinator has it. Sent again it costs one question. A large file on a thin line needs a deadline."""
+    assert len(data) == upload.size_bytes, "the upload describes another file"
+    place = (await client.call(server, UPLOAD, upload, run=run)).message
+    if place.stored:
+        return
+    if place.url:
+        await client.put_presigned(place.url, data, deadline_ms)
+    else:
+        file = UploadBody(f"/objects/{upload.digest}", data)
+        await client.call(server, UPLOAD, upload, run=run, deadline_ms=deadline_ms, file=file)

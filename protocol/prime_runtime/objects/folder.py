@@ -1,0 +1,244 @@
+"""The object store in a local folder. A write is a temporary file, synced, then renamed: readers see all or nothing.
+
+Temporary files live in `.tmp` under the folder; no key can name them. Disk calls run in threads.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, ParamSpec, Self, TypeVar
+
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import Digest
+from prime_runtime.objects.store import (
+    ListedObject,
+    ObjectMissing,
+    StoredObject,
+    StreamVerifier,
+    check_expiry,
+    check_key,
+    check_size,
+    make_short_error,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CHUNK_BYTES = 2**20
+TEMPORARY = ".tmp"
+LEFTOVER_S = 24 * 3600
+"""A temporary file this old was left by a crash: no upload lasts a day."""
+
+ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space, or point the store at another folder",
+    errno.EDQUOT: "your disk quota is used up: free some space, or point the store at another folder",
+    errno.EFBIG: "the file is larger than this file system or a ulimit allows",
+    errno.EROFS: "it is on a read-only file system: mount it for writing, or use another folder",
+    errno.EACCES: "permission denied: give this user the folder, or use another one",
+    errno.EPERM: "not permitted: give this user the folder, or use another one",
+    errno.EMFILE: "too many open files: raise `ulimit -n`",
+    errno.ENOENT: "the folder is gone or cannot be made there",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "there is a folder of that name",
+}
+
+
+class FolderStore:
+    """Objects as files under one folder, key for path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @classmethod
+    def open(cls, root: Path) -> Self:
+        """Make the folder if needed, see that it can be written, clear what crashes left."""
+        with _explained("use", root):
+            (root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+            root = root.resolve()
+            for leftover in (root / TEMPORARY).iterdir():
+                if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
+                    leftover.unlink(missing_ok=True)
+            probe = root / TEMPORARY / secrets.token_hex(16)
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        return cls(root)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._root / check_key(key)
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        bytes_max: int,
+        size_bytes: int | None = None,
+        digest: Digest | None = None,
+    ) -> StoredObject:
+        meter = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
+        path, temporary = self._root / key, self._root / TEMPORARY / secrets.token_hex(16)
+        with _explained("write", path):
+            file = await _in_thread(_create, temporary)
+        try:
+            async for chunk in _gathered(data):
+                meter.feed(chunk)
+                with _explained("write", path):
+                    await _in_thread(_write, file, chunk)
+            stored = meter.finish()
+            with _explained("write", path):
+                await _in_thread(_commit, file, temporary, path)
+        finally:
+            # After the commit the name is gone; after a failure or a cancelled task this is the clean-up.
+            file.close()
+            temporary.unlink(missing_ok=True)
+        return stored
+
+    async def get(self, key: str, *, bytes_max: int) -> bytes:
+        return b"".join([chunk async for chunk in self.stream(key, bytes_max=bytes_max)])
+
+    async def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        assert start >= 0
+        assert length > 0
+        path = self._root / check_key(key)
+        with _explained("read", path):
+            data = await _in_thread(_read_range, path, start, length)
+        if len(data) != length:
+            raise make_short_error(key, start, length)
+        return data
+
+    async def stream(self, key: str, *, bytes_max: int) -> AsyncIterator[bytes]:
+        path, passed = self._root / check_key(key), 0
+        with _explained("read", path):
+            file = await _in_thread(path.open, "rb")
+        try:
+            check_size(key, os.fstat(file.fileno()).st_size, bytes_max)
+            while True:
+                with _explained("read", path):
+                    chunk = await _in_thread(file.read, CHUNK_BYTES)
+                if not chunk:
+                    return
+                passed += len(chunk)
+                check_size(key, passed, bytes_max)
+                yield chunk
+        finally:
+            file.close()
+
+    async def size(self, key: str) -> int:
+        path = self._root / check_key(key)
+        if not await self.exists(key):
+            raise ObjectMissing(f"there is no file {path}")
+        with _explained("read", path):
+            return (await _in_thread(path.stat)).st_size
+
+    async def exists(self, key: str) -> bool:
+        return await _in_thread((self._root / check_key(key)).is_file)
+
+    async def delete(self, key: str) -> None:
+        path = self._root / check_key(key)
+        if await self.exists(key):
+            with _explained("delete", path):
+                await _in_thread(path.unlink, missing_ok=True)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ListedObject]:
+        folder = self._root / check_key(prefix) if prefix else self._root
+        walk = _walk(folder)
+        while batch := await _in_thread(_take, walk, 1000):
+            for path, size_bytes in batch:
+                yield ListedObject(path.relative_to(self._root).as_posix(), size_bytes)
+
+    async def presign_put(self, key: str, *, expires_s: int) -> str | None:
+        check_key(key)
+        check_expiry(expires_s)
+        return None
+
+    async def presign_get(self, key: str, *, expires_s: int) -> str | None:
+        return await self.presign_put(key, expires_s=expires_s)
+
+
+async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a disk call in a thread, and wait for it even when cancelled: its file must not be closed under it."""
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(call)
+    finally:
+        await asyncio.wait([call])
+
+
+async def _gathered(data: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Chunks worth a trip to a thread: network reads are a few KiB."""
+    if isinstance(data, bytes):
+        yield data
+        return
+    waiting = bytearray()
+    async for chunk in data:
+        waiting += chunk
+        if len(waiting) >= CHUNK_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
+
+
+def _create(temporary: Path) -> BinaryIO:
+    return temporary.open("xb", buffering=0)
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _commit(file: BinaryIO, temporary: Path, path: Path) -> None:
+    os.fsync(file.fileno())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.replace(path)
+    # The rename itself is on disk only when the folder is.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read_range(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        # An absurd length from a peer must not become an allocation.
+        left = os.fstat(file.fileno()).st_size - start
+        if left <= 0:
+            return b""
+        file.seek(start)
+        return file.read(min(length, left))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            try:
+                size_bytes = path.stat().st_size
+            except FileNotFoundError:
+                continue  # deleted since the folder was read
+            if not name.startswith("."):
+                yield path, size_bytes
+
+
+def _take(walk: Iterator[tuple[Path, int]], count: int) -> list[tuple[Path, int]]:
+    return [item for _, item in zip(range(count), walk, strict=False)]
+
+
+@contextmanager
+def _explained(verb: str, path: Path) -> Iterator[None]:
+    """A disk's error in words that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+            raise ObjectMissing(f"there is no file {path}") from None
+        advice = ADVICE.get(error.errno or 0, error.strerror or "unknown error")
+        raise LocalError(f"cannot {verb} {path}: {advice}") from error

@@ -1,0 +1,471 @@
+"""A small network whose log is real: keys by name, a clock that only moves when told, every entry signed and applied.
+
+`write` takes the way of a stranger: the entry is sealed, encoded as a record, and given to `Ledger.apply`. The other
+methods write the entry that their name says, with everything that follows from the books filled in.
+"""
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.plants import plant_seal
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
+from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
+from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.signing import Signature, WalletKey
+from prime_protocol.wire.typed_data import (
+    EMBEDDED_DOMAIN,
+    Delegation,
+    Domain,
+    SubmissionReceipt,
+    VerdictReceipt,
+    compute_receipt_id,
+    sign_document,
+)
+
+NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+START_MS = 1_800_000_000_000
+TOKEN = 10**9
+STAKE, SLASH, BOND, BUDGET = 100 * TOKEN, 60 * TOKEN, 5 * TOKEN, 12 * TOKEN
+ON_CHAIN = Domain(31337, NodeId(b"court at 0x" + bytes(9)))
+"""Of a network that settles on a chain; the contract is its court."""
+VALIDATORS = tuple(f"val-{number}" for number in range(9))
+
+TERMS = RunTerms(
+    trainer=NodeId(bytes(20)),  # World puts its own trainer here, and its inspector
+    model="tiny",
+    task_set="arithmetic",
+    slots_per_step=8,
+    samples_per_slot=2,
+    vocabulary=64,
+    prompt_tokens_max=16,
+    output_tokens_max=32,
+    temperature=1.0,
+    lag_max=1,
+    version_min=1,
+    quorum=3,
+    audit_probation=1000,
+    audit_floor=500,
+    verdict_ms=10 * MINUTE_MS,
+    appeal_ms=2 * HOUR_MS,
+    judgement_ms=HOUR_MS,
+    stake_min_nano=STAKE,
+    slash_nano=SLASH,
+    appeal_bond_nano=BOND,
+    slash_to=SlashDestination.BURN,
+    step_budget_nano=BUDGET,
+    audit_share=2500,
+    units_per_token=10**9,
+    units_per_context_token=0,
+)
+
+
+STARTED: dict[str, "World"] = {}
+"""Worlds that `World.started` has made before; it hands out forks of them."""
+
+
+def digest(text: str) -> Digest:
+    return Digest(sha256(text.encode()).digest())
+
+
+class World:
+    """A ledger, its leaves, and everybody who writes them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(NETWORK)
+        self.leaves: list[bytes] = []
+        self.now_ms = START_MS
+        self.keys: dict[str, WalletKey] = {}
+        self.names: dict[NodeId, str] = {}
+        self.sequences: Counter[str] = Counter()
+
+    def fork(self) -> "World":
+        """Another world with the same past."""
+        twin = World()
+        twin.ledger.state = deepcopy(self.state)
+        twin.leaves, twin.now_ms = list(self.leaves), self.now_ms
+        twin.keys, twin.names, twin.sequences = self.keys, self.names, Counter(self.sequences)
+        return twin
+
+    @classmethod
+    def started(
+        cls,
+        *,
+        workers: Sequence[str] = ("ann", "bob"),
+        validators: int = 9,
+        domain: Domain = EMBEDDED_DOMAIN,
+        **terms: Any,
+    ) -> "World":
+        """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
+        plan = repr((workers, validators, domain, sorted(terms.items())))
+        if plan not in STARTED:
+            STARTED[plan] = cls._start(workers, validators, terms, domain)
+        return STARTED[plan].fork()
+
+    @classmethod
+    def _start(
+        cls, workers: Sequence[str], validators: int, terms: dict[str, Any], domain: Domain = EMBEDDED_DOMAIN
+    ) -> "World":
+        world = cls()
+        world.create_network(domain=domain)
+        for name in workers:
+            world.join(name, Role.WORKER)
+        for name in VALIDATORS[:validators]:
+            world.join(name, Role.VALIDATOR)
+        world.create_run(**terms)
+        world.fund("sponsor", 1000 * TOKEN)
+        world.publish()
+        return world
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LedgerState:
+        return self.ledger.state
+
+    @property
+    def run(self) -> RunState:
+        return self.state.runs[RUN]
+
+    def key(self, name: str) -> WalletKey:
+        if name not in self.keys:
+            self.keys[name] = WalletKey.from_secret(sha256(f"world/{name}".encode()).digest())
+            self.names[self.keys[name].node] = name
+        return self.keys[name]
+
+    def id(self, name: str) -> NodeId:
+        return self.key(name).node
+
+    def balance(self, name: str) -> int:
+        return self.state.funds.balances[self.id(name)]
+
+    def stake_of(self, owner: str, node: str | None = None) -> int:
+        return self.state.funds.stakes[(self.id(owner), self.id(node or owner))]
+
+    def submission(self, name: Digest) -> SubmissionState:
+        return self.run.submissions[name]
+
+    def snapshot(self) -> bytes:
+        """All of the state. For one world at two times; compare the states of two worlds with ==."""
+        return pickle.dumps(self.state)
+
+    @contextmanager
+    def refuses(self, field: str) -> Iterator[None]:
+        """What is written inside is refused, the refusal names `field`, and nothing has changed."""
+        before, size = self.snapshot(), len(self.leaves)
+        try:
+            yield
+        except RemoteError as error:
+            assert error.field == field, f"refused {error.field}, expected {field}: {error}"
+        else:
+            raise AssertionError(f"was not refused; expected a refusal of {field}")
+        assert len(self.leaves) == size, "something before it was written"
+        assert self.snapshot() == before, f"refused {field}, but the state has changed"
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def wait(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+
+    def seal(self, author: str, entry: Any, run: str | None = "as the rule says", **letter: Any) -> bytes:
+        """A leaf by this author. `run` and further fields of the letter replace the honest ones."""
+        self.sequences[author] += 1
+        if run == "as the rule says":
+            run = RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
+        honest: dict[str, Any] = {
+            "kind": type(entry).__name__,
+            "body": encode(entry),
+            "network": NETWORK,
+            "run": run,
+            "sequence": self.sequences[author],
+            "issued_at_ms": self.now_ms,
+            "life_ms": MINUTE_MS,
+        }
+        return encode(e.LogRecord(self.now_ms, seal_envelope(self.key(author), **honest | letter)))
+
+    def write(self, author: str, entry: Any, run: str | None = "as the rule says", **letter: Any) -> None:
+        self.apply(self.seal(author, entry, run, **letter))
+
+    def apply(self, leaf: bytes) -> None:
+        self.ledger.apply(leaf)
+        self.leaves.append(leaf)
+
+    def coordinate(self, entry: Any) -> None:
+        self.write("coordinator", entry)
+
+    # --- The network ------------------------------------------------------------------------------------------------
+
+    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
+        at = {"chain_id": domain.chain_id, "contract": domain.contract}
+        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms))
+
+    def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
+        self.take_in(self.id(name), amount_nano, run)
+
+    def take_in(self, account: NodeId, amount_nano: int, run: RunId | None) -> None:
+        reference = digest(f"deposit {self.state.size}")
+        self.coordinate(e.Deposited(account=account, amount_nano=amount_nano, reference=reference, run=run))
+
+    def fund(self, name: str, amount_nano: int) -> None:
+        """The run, with value that comes in for it: over the chain where the pool is there."""
+        if self.state.domain != EMBEDDED_DOMAIN:
+            self.deposit(name, amount_nano, RUN)
+            return
+        self.deposit(name, amount_nano)
+        self.write(name, e.RunFunded(amount_nano=amount_nano))
+
+    def forfeit(self, amount_nano: int) -> None:
+        """The court brings slashed stake into the run's pool on the chain."""
+        self.take_in(self.state.domain.contract, amount_nano, RUN)
+
+    def register(self, name: str, *roles: Role) -> None:
+        self.write(name, e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))
+
+    def join(self, name: str, *roles: Role, owner: str | None = None, stake_nano: int = STAKE) -> None:
+        """Register and stake, with a balance left for a bond; for an owner where one is named."""
+        self.register(name, *roles)
+        if owner is not None:
+            self.delegate(owner, name)
+        self.deposit(owner or name, stake_nano + BOND)
+        self.stake(owner or name, name, stake_nano)
+
+    def stake(self, owner: str, node: str, amount_nano: int = STAKE) -> None:
+        self.write(owner, e.Staked(node=self.id(node), amount_nano=amount_nano))
+
+    def delegation(self, owner: str, node: str, life_ms: int = 30 * DAY_MS) -> e.Delegated:
+        """The owner's word, signed now."""
+        word = Delegation(
+            network=NETWORK,
+            owner=self.id(owner),
+            node=self.id(node),
+            issued_at_ms=self.now_ms,
+            expires_at_ms=self.now_ms + life_ms,
+        )
+        return e.Delegated(delegation=word, signature=self.sign(owner, word))
+
+    def delegate(self, owner: str, node: str, life_ms: int = 30 * DAY_MS) -> None:
+        self.write(node, self.delegation(owner, node, life_ms))
+
+    def sign(self, name: str, document: Any) -> Signature:
+        return sign_document(self.key(name), document, self.state.domain)
+
+    # --- The run ----------------------------------------------------------------------------------------------------
+
+    def terms(self, **changes: Any) -> RunTerms:
+        people = {"trainer": self.id("trainer"), "inspectors": (self.id("inspector"),)}
+        return replace(TERMS, **people | changes)
+
+    def create_run(self, **changes: Any) -> None:
+        self.coordinate(e.RunCreated(terms=self.terms(**changes)))
+
+    def set_run(self, status: e.RunStatus) -> None:
+        self.coordinate(e.RunStatusSet(status=status, reason=""))
+
+    def publish(self, *trained_on: Digest) -> None:
+        """The next checkpoint, and a head for its beacon."""
+        step = Step(self.run.latest + 1)
+        root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
+        self.write("trainer", e.CheckpointPublished(step=step, root=root, manifest=manifest, trained_on=trained_on))
+        self.note_head()
+
+    def measure(self, step: int, **metrics: float) -> None:
+        """The trainer's numbers of a step."""
+        numbers = tuple(e.Metric(name=name, value=metrics[name]) for name in sorted(metrics))
+        self.write("trainer", e.StepMeasured(step=Step(step), metrics=numbers))
+
+    def note_head(self) -> None:
+        self.coordinate(e.HeadNoted(root=self.state.frontier.root()))
+
+    def lease(self, node: str, first_slot: int = 0, slots: int = 1, **changes: Any) -> int:
+        """Slots of the latest step for an hour; the number of the lease."""
+        honest = e.LeaseGranted(
+            lease=self.run.lease_next,
+            node=self.id(node),
+            step=Step(self.run.latest),
+            first_slot=Slot(first_slot),
+            slots=slots,
+            deadline_ms=self.now_ms + HOUR_MS,
+            speculative=False,
+        )
+        self.coordinate(replace(honest, **changes))
+        return self.run.lease_next - 1
+
+    def answer(self, lease: int, tokens: int = 0, /, **receipt: Any) -> e.Submitted:
+        """What the lease's node would submit; fields of the receipt may be replaced before it is signed."""
+        held = self.run.leases[lease]
+        honest: dict[str, Any] = {
+            "network": NETWORK,
+            "run": RUN,
+            "step": held.step,
+            "lease": lease,
+            "node": held.node,
+            "checkpoint_root": self.run.checkpoints[held.step].root,
+            "file_digest": digest(f"file {lease}"),
+            "rollout_root": digest(f"rows {lease}"),
+        }
+        word = SubmissionReceipt(**honest | receipt)
+        tokens = tokens or 10 * held.slots * self.run.steps[held.step].terms.samples_per_slot
+        signature = self.sign(self.names[held.node], word)
+        return e.Submitted(
+            receipt=word, signature=signature, file_bytes=1000, output_tokens=tokens, context_tokens=tokens
+        )
+
+    def submit(self, lease: int, tokens: int = 0) -> Digest:
+        """The honest answer to a lease; the name of the submission."""
+        entry = self.answer(lease, tokens)
+        self.write(self.names[entry.receipt.node], entry)
+        return compute_receipt_id(entry.receipt)
+
+    def credit(self, name: Digest) -> None:
+        submission = self.submission(name)
+        self.coordinate(
+            e.Credited(submission=name, units=compute_submission_units(self.run.get_terms(submission), submission))
+        )
+
+    def pay_out(self, step: int) -> None:
+        self.coordinate(e.PaidOut(step=Step(step)))
+
+    # --- Judgement --------------------------------------------------------------------------------------------------
+
+    def draw(self, name: Digest) -> list[str]:
+        """A head and the next round; who was drawn."""
+        self.note_head()
+        submission = self.submission(name)
+        assert submission.head is not None
+        drawn = compute_draw(self.state, self.run, name, self.now_ms)
+        assert drawn is not None, "too few validators"
+        entry = e.AuditDrawn(
+            submission=name, round=len(submission.rounds), head_size=submission.head[0], validators=drawn
+        )
+        self.coordinate(entry)
+        return [self.names[node] for node in drawn]
+
+    def looks(self, validator: str, name: Digest) -> bytes:
+        """What a validator sees in the file, if it reads it: far from what any other sees there or elsewhere."""
+        return digest(f"looks of {validator} at {name}")
+
+    def opinion(
+        self, validator: str, name: Digest, outcome: Outcome, /, *, looks: bytes | None = None, **receipt: Any
+    ) -> e.VerdictGiven:
+        """Its verdict, with the looks of who has read the file unless others are given."""
+        honest: dict[str, Any] = {
+            "network": NETWORK,
+            "run": RUN,
+            "submission": name,
+            "validator": self.id(validator),
+            "outcome": e.OUTCOME_NUMBER[outcome],
+            "evidence": digest(f"evidence of {validator}"),
+        }
+        word = VerdictReceipt(**honest | receipt)
+        metrics = (e.Metric(name="margin", value=0.25),)
+        signature = self.sign(validator, word)
+        return e.VerdictGiven(
+            receipt=word,
+            signature=signature,
+            outcome=outcome,
+            reason="",
+            metrics=metrics,
+            read_proof=self.looks(validator, name) if looks is None else looks,
+        )
+
+    def judge(self, name: Digest, *outcomes: Outcome) -> list[str]:
+        """Draw a round, and the first of the drawn give these verdicts, in order; who was drawn."""
+        drawn = self.draw(name)
+        for validator, outcome in zip(drawn, outcomes, strict=False):
+            self.write(validator, self.opinion(validator, name, outcome))
+        return drawn
+
+    def agree(self, name: Digest, outcome: Outcome, *, is_drawn: bool = False) -> None:
+        """Round after round finds the same, until that decides; the first may be drawn already."""
+        while tally_outcome(self.state, self.run, name, self.now_ms) is not outcome:
+            last = self.submission(name).rounds[-1].validators if is_drawn else ()
+            for validator in [self.names[node] for node in last] or self.draw(name):
+                self.write(validator, self.opinion(validator, name, outcome))
+            is_drawn = False
+
+    def readers(self, name: Digest) -> list[str]:
+        """Who has judged it."""
+        return [self.names[node] for each in self.submission(name).rounds for node in each.verdicts]
+
+    def inspection(self, name: Digest, found: Mapping[str, bytes]) -> e.Inspected:
+        """What an inspector says that these readers must have seen."""
+        seen = sorted((self.id(reader), looks) for reader, looks in found.items())
+        return e.Inspected(
+            submission=name, seen=tuple(e.InspectedVerdict(reader=node, read_proof=looks) for node, looks in seen)
+        )
+
+    def inspect(self, name: Digest, *unread: str, by: str = "inspector") -> None:
+        """Everybody's looks at it are found again, but those of `unread` are others than they said."""
+        found = {reader: self.looks(reader, name) for reader in self.readers(name)}
+        found |= {reader: digest(f"what {reader} did not see") for reader in unread}
+        self.write(by, self.inspection(name, found))
+
+    def not_drawn(self, node: str) -> Digest:
+        """A submission that no draw falls on; the ones before it are judged and credited, so the chance rises."""
+        for slot in range(self.run.terms.slots_per_step):
+            name = self.submit(self.lease(node, slot))
+            if not self.draw(name):
+                return name
+            self.agree(name, Outcome.ACCEPT, is_drawn=True)
+            self.settle(name)
+            self.credit(name)
+        raise AssertionError("every submission was drawn; give the run more slots")
+
+    def settle(self, name: Digest) -> Outcome:
+        outcome = compute_settled_outcome(self.state, self.run, name, self.now_ms)
+        assert outcome is not None, "nothing to settle yet"
+        self.coordinate(e.Settled(submission=name, outcome=outcome))
+        return outcome
+
+    def settled(self, node: str, outcome: Outcome, first_slot: int = 0, slots: int = 1) -> Digest:
+        """A whole submission, judged by validators who agree."""
+        name = self.submit(self.lease(node, first_slot, slots))
+        self.agree(name, outcome)
+        assert self.settle(name) is outcome
+        return name
+
+    def planted(self, node: str, truth: Outcome, first_slot: int = 0) -> Digest:
+        """A submission whose truth was sealed in its lease."""
+        return self.submit(self.lease(node, first_slot, seal=plant_seal(digest("salt"), truth)))
+
+    def reveal(self, name: Digest, truth: Outcome) -> None:
+        author = self.names[self.submission(name).node]
+        self.write(author, e.PlantRevealed(submission=name, outcome=truth, salt=digest("salt")))
+
+    # --- Punishment -------------------------------------------------------------------------------------------------
+
+    def propose(self, name: Digest) -> None:
+        submission = self.submission(name)
+        position, terms = (submission.owner, submission.node), self.run.get_terms(submission)
+        amount_nano = min(terms.slash_nano, self.state.funds.slashable_nano(position))
+        evidence = next(iter(submission.evidence))
+        self.coordinate(e.SlashProposed(submission=name, amount_nano=amount_nano, evidence=evidence))
+
+    def appeal(self, author: str, name: Digest) -> None:
+        self.write(author, e.Appealed(submission=name, reason="look again"))
+
+    def execute(self, name: Digest) -> None:
+        self.coordinate(e.SlashExecuted(submission=name))
+
+    def overturn(self, name: Digest) -> None:
+        self.coordinate(e.SlashOverturned(submission=name))
+
+    def convicted(self, node: str, first_slot: int = 0) -> Digest:
+        """A submission found hard by all, and the slash proposed."""
+        name = self.settled(node, Outcome.FRAUDULENT, first_slot)
+        self.propose(name)
+        return name

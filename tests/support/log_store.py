@@ -1,0 +1,64 @@
+"""Parts for tests of the log on disk: leaves that name our key, a writer with all it showed, and a start after it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from prime_coordinator.config import LogWriterConfig
+from prime_coordinator.log.replay import recover_ledger
+from prime_coordinator.log.store import LogStore
+from prime_coordinator.log.writer import LogWriter
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Role
+from prime_protocol.ledger.replay import Ledger
+from prime_protocol.log.merkle import MerkleTree
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
+from prime_protocol.wire.ids import NodeId
+from prime_runtime.clock import SystemClock
+from support.ledger_network import NETWORK, World
+
+LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
+VERIFIER = VerifierKey.of(ORIGIN_PREFIX + NETWORK, LOG_KEY)
+
+
+def make_leaves(count: int) -> list[bytes]:
+    """A log that names our key."""
+    world = World()
+    zeros = NodeId(bytes(20))
+    world.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=0))
+    for number in range(count - 1):
+        world.register(f"node-{number % 9}", Role.WORKER)
+    return world.leaves
+
+
+@dataclass
+class Rig:
+    """A writer, and everything it was told to show."""
+
+    store: LogStore
+    writer: LogWriter
+    shown: list[tuple[bytes, int]]
+    mirror: Path
+
+
+def make_rig(store: LogStore, mirror: Path, tree: MerkleTree | None = None, **settings: int) -> Rig:
+    shown: list[tuple[bytes, int]] = []
+    config = LogWriterConfig(**{"batch_ms": 0, **settings})
+    writer = LogWriter(
+        store,
+        mirror,
+        LOG_KEY,
+        NETWORK,
+        tree or MerkleTree(),
+        clock=SystemClock(),
+        config=config,
+        on_head=lambda note, size: shown.append((note, size)),
+    )
+    return Rig(store, writer, shown, mirror)
+
+
+async def recovered(rig: Rig, coordinator: NodeId | None = None) -> tuple[Ledger, MerkleTree]:
+    name = coordinator or World().id("coordinator")
+    snapshot = rig.mirror.with_name("state.snapshot")
+    return await recover_ledger(rig.store, rig.mirror, snapshot, network=NETWORK, coordinator=name, log_key=VERIFIER)

@@ -1,0 +1,400 @@
+"""Parts for tests of a running coordinator: its folder, its process, and people who talk to it over real sockets."""
+
+import asyncio
+import base64
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from prime_coordinator.config import CoordinatorConfig, FaucetConfig, IntakeConfig, LogWriterConfig
+from prime_coordinator.entry_writer import EntryWriter
+from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
+from prime_coordinator.log.store import open_log_store
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.ledger.randomness import compute_slot_task
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, replay
+from prime_protocol.ledger.rewards import count_context_tokens
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.rollouts.file import read_rollouts, write_rollouts
+from prime_protocol.rollouts.rollout import (
+    FinishReason,
+    Rollout,
+    RolloutHeader,
+    compute_proofs_bytes,
+    compute_rollout_root,
+)
+from prime_protocol.tasks.family import TaskSetSpec
+from prime_protocol.tasks.registry import open_family
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Sample, Slot, Step
+from prime_protocol.wire.keystore import encrypt_key
+from prime_protocol.wire.messages import (
+    ENTRY_ENDPOINTS,
+    HEARTBEAT,
+    LEASE,
+    UPLOAD,
+    AuditTask,
+    EntryReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    NodeActivity,
+    UploadPurpose,
+    UploadReply,
+    UploadRequest,
+)
+from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, open_reply
+from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, SubmissionReceipt, VerdictReceipt, sign_document
+from prime_runtime.clock import SystemClock
+from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
+from prime_runtime.http.config import ClientLimits
+from prime_runtime.http.messages import ENVELOPE_HEADER
+from prime_runtime.keys import SequenceCounter
+from prime_runtime.redaction import Secret
+from support.ledger_network import BUDGET, STAKE, TERMS, TOKEN
+from support.processes.coordinator_main import PASSWORD
+
+NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
+ROOT = Path(__file__).parents[3]
+ENDPOINTS: dict[type, Endpoint[Any, EntryReply]] = {endpoint.request: endpoint for endpoint in ENTRY_ENDPOINTS}
+GIFT = 2 * STAKE
+FUND = 1000 * TOKEN
+OUTPUT = 24
+BOOKS = LogWriterConfig()
+
+
+def key_of(name: str) -> WalletKey:
+    return WalletKey.from_secret(sha256(f"party/{name}".encode()).digest())
+
+
+def terms(**changes: Any) -> RunTerms:
+    usual = {"trainer": key_of("trainer").node, "quorum": 1, "verdict_ms": 60_000, "step_budget_nano": BUDGET}
+    return replace(TERMS, **usual | changes)
+
+
+async def make_folder(
+    folder: Path,
+    database: str | None = None,
+    books: LogWriterConfig = BOOKS,
+    settings: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> CoordinatorConfig:
+    """A new coordinator with one run, whose terms can be changed; its keystore is cheap to open."""
+    config = CoordinatorConfig(
+        folder=folder,
+        network=NETWORK,
+        password=Secret(PASSWORD),
+        database=database,
+        books=books,
+        faucet=FaucetConfig(amount_nano=GIFT),
+        intake=IntakeConfig(memory_mb_max=2048),
+        **settings or {},
+    )
+    await initialise(config, SystemClock())
+    key = load_key(config)
+    home = CoordinatorHome(folder)
+    home.key.write_text(encrypt_key(key, PASSWORD, salt=bytes(32), iv=bytes(16), file_id="test", scrypt_n=2))
+    await create_run(config, key, terms(**changes))
+    return config
+
+
+async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms, *, fund_nano: int = FUND) -> None:
+    """Written while nobody runs: the operator's endpoints have tests of their own."""
+    store = open_log_store(database_url(config), config.database_password)
+    try:
+        size = await store.size()
+        scribe = EntryWriter(key, replay(NETWORK, await store.read(0, size)))
+        now_ms = SystemClock().now_ms()
+        sponsor = key_of("sponsor").node
+        scribe.write(e.RunCreated(terms=wanted), RUN, now_ms)
+        if fund_nano:
+            deposit = e.Deposited(account=sponsor, amount_nano=fund_nano, reference=Digest(bytes(32)))
+            scribe.write(deposit, None, now_ms)
+        leaves = scribe.drain()
+        await store.append(size, leaves, [compute_entry_keys(leaf) for leaf in leaves])
+    finally:
+        store.close()
+
+
+class CoordinatorProcess:
+    """Starts, is killed, starts again."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self.config = config
+        self.node = NodeId(bytes.fromhex(json.loads(CoordinatorHome(config.folder).key.read_text())["address"]))
+        self.server = ServerAddress("http://127.0.0.1:1", self.node)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.lines: list[str] = []
+
+    async def start(self) -> None:
+        """Until it listens."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(ROOT / "tests/support/processes/coordinator_main.py"),
+            str(self.config.folder),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stderr is not None
+        async for raw in self._process.stderr:
+            self.lines.append(raw.decode().rstrip())
+            if "listening on http" in self.lines[-1]:
+                url = json.loads(self.lines[-1])["message"].removeprefix("listening on ")
+                self.server = ServerAddress(url, self.node)
+                self._reading = asyncio.create_task(self._read(self._process.stderr))
+                return
+        raise AssertionError("the coordinator did not start:\n" + "\n".join(self.lines[-20:]))
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        async for raw in stream:
+            self.lines.append(raw.decode().rstrip())
+
+    async def kill(self) -> None:
+        """As the power would."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._wait()
+
+    async def stop(self) -> int:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return await self._wait()
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+        return code
+
+
+@asynccontextmanager
+async def running(config: CoordinatorConfig) -> AsyncIterator[CoordinatorProcess]:
+    process = CoordinatorProcess(config)
+    await process.start()
+    try:
+        yield process
+    finally:
+        await process.kill()
+
+
+@dataclass
+class Party:
+    """Somebody with a key and a client."""
+
+    process: CoordinatorProcess
+    key: WalletKey
+    client: HttpClient
+    session: aiohttp.ClientSession
+    head_size: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    """Every signed head it was ever shown."""
+    audits: tuple[AuditTask, ...] = ()
+    acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
+    """Where each entry stands by the coordinator's word, and the entry's frame."""
+    domain: Domain = EMBEDDED_DOMAIN
+    _sequence: SequenceCounter = field(default_factory=SequenceCounter)
+
+    @property
+    def node(self) -> NodeId:
+        return self.key.node
+
+    async def call(self, endpoint: Endpoint[Any, Any], message: Any, run: RunId | None = RUN) -> Any:
+        return (await self.client.call(self.process.server, endpoint, message, run=run)).message
+
+    async def write(self, entry: Any) -> EntryReply:
+        run = RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
+        answer = await self.client.call(self.process.server, ENDPOINTS[type(entry)], entry, run=run)
+        self.acknowledged.append((answer.message.index, answer.request))
+        return answer.message
+
+    async def beat(self) -> HeartbeatReply:
+        beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=self.head_size)
+        reply = await self.call(HEARTBEAT, beat)
+        assert isinstance(reply, HeartbeatReply)
+        if reply.head:
+            self.heads.append(reply.head)
+        self.audits = reply.audits
+        return reply
+
+    async def join(self, *roles: Role) -> None:
+        """Register, and stake what the faucet gave."""
+        await self.write(e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))
+        await self.write(e.Staked(node=self.node, amount_nano=STAKE))
+
+    async def lease(self) -> e.LeaseGranted:
+        """Ask until there is work."""
+        while True:
+            reply = await self.call(LEASE, LeaseRequest(checkpoint_step=0, tokens_per_s=100))
+            assert isinstance(reply, LeaseReply)
+            if reply.lease is not None:
+                return reply.lease
+            await asyncio.sleep(0.05)
+
+    async def upload(self, data: bytes, purpose: UploadPurpose, **about: Any) -> UploadReply:
+        """Through the coordinator, with the signed word in a header."""
+        digest = Digest(sha256(data).digest())
+        return await self.put(self.announce(data, purpose, **about), data, digest)
+
+    def announce(self, data: bytes, purpose: UploadPurpose, **about: Any) -> UploadRequest:
+        usual: dict[str, Any] = {"lease": None, "submission": None}
+        digest = Digest(sha256(data).digest())
+        return UploadRequest(digest=digest, size_bytes=len(data), purpose=purpose, **usual | about)
+
+    async def put(self, upload: UploadRequest, data: bytes, digest: Digest) -> UploadReply:
+        now_ms = SystemClock().now_ms()
+        frame = seal_envelope(
+            self.key,
+            kind=UPLOAD.kind,
+            body=encode(upload),
+            network=NETWORK,
+            run=RUN,
+            sequence=self._sequence.next(now_ms),
+            issued_at_ms=now_ms,
+            life_ms=60_000,
+        )
+        headers = {ENVELOPE_HEADER: base64.b64encode(frame).decode()}
+        url = f"{self.process.server.url}/objects/{digest}"
+        async with self.session.put(url, data=data, headers=headers) as response:
+            raw, status = await response.read(), response.status
+        named = {"request": Digest(sha256(frame).digest()), "server": self.process.node, "network": NETWORK}
+        if status != 200:
+            refusal = decode(Refusal, open_reply(raw, kind=UPLOAD.kind + REFUSAL_SUFFIX, **named))
+            raise CallRefused(f"{refusal.field}: {refusal.problem}", refusal)
+        return decode(UploadReply, open_reply(raw, kind=UPLOAD.kind + REPLY_SUFFIX, **named))
+
+    def answer(
+        self,
+        lease: e.LeaseGranted,
+        *,
+        beacon: Digest,
+        root: Digest,
+        wanted: RunTerms,
+        rows: list[Rollout] | None = None,
+    ) -> tuple[bytes, Any]:
+        """A file that passes intake, and the entry that names it. No model stands behind it."""
+        header = RolloutHeader(run=RUN, step=lease.step, checkpoint_root=root, lease=lease.lease, node=self.node)
+        rows = rows or make_rows(lease, beacon, wanted)
+        data = write_rollouts(header, rows)
+        limits = wanted.rollout_limits(lease.first_slot, lease.slots)
+        receipt = SubmissionReceipt(
+            network=NETWORK,
+            run=RUN,
+            step=lease.step,
+            lease=lease.lease,
+            node=self.node,
+            checkpoint_root=root,
+            file_digest=Digest(sha256(data).digest()),
+            rollout_root=compute_rollout_root(read_rollouts(data, limits)),
+        )
+        entry = e.Submitted(
+            receipt=receipt,
+            signature=sign_document(self.key, receipt, self.domain),
+            file_bytes=len(data),
+            output_tokens=sum(len(row.output_tokens) for row in rows),
+            context_tokens=sum(count_context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in rows),
+        )
+        return data, entry
+
+    async def judge(self, task: AuditTask, outcome: Outcome) -> EntryReply:
+        """Evidence first, then the verdict."""
+        evidence = f"what {self.node} saw of {task.submission}".encode()
+        await self.upload(evidence, UploadPurpose.EVIDENCE, submission=task.submission)
+        receipt = VerdictReceipt(
+            network=NETWORK,
+            run=RUN,
+            submission=task.submission,
+            validator=self.node,
+            outcome=e.OUTCOME_NUMBER[outcome],
+            evidence=Digest(sha256(evidence).digest()),
+        )
+        signature = sign_document(self.key, receipt, self.domain)
+        return await self.write(
+            e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
+        )
+
+
+def make_rows(lease: e.LeaseGranted, beacon: Digest, wanted: RunTerms) -> list[Rollout]:
+    family, dice = open_family(TaskSetSpec.parse(wanted.task_set)), np.random.default_rng(lease.lease)
+    return [
+        Rollout(
+            slot=Slot(slot),
+            sample=Sample(sample),
+            task=compute_slot_task(beacon, Slot(slot), family.size),
+            temperature=wanted.temperature,
+            target_length=None,
+            finish=FinishReason.EOS,
+            prompt_tokens=np.arange(5, dtype=np.int32),
+            output_tokens=dice.integers(0, wanted.vocabulary, OUTPUT, dtype=np.int32),
+            output_logprobs=-dice.random(OUTPUT, dtype=np.float32),
+            proofs=dice.bytes(compute_proofs_bytes(OUTPUT)),
+        )
+        for slot in range(lease.first_slot, lease.first_slot + lease.slots)
+        for sample in range(wanted.samples_per_slot)
+    ]
+
+
+@asynccontextmanager
+async def party(process: CoordinatorProcess, name: str, **limits: Any) -> AsyncIterator[Party]:
+    key = key_of(name)
+    async with (
+        aiohttp.ClientSession() as session,
+        open_client(
+            key=key,
+            network=NETWORK,
+            clock=SystemClock(),
+            dice=random.Random(name),
+            limits=ClientLimits(**{"backoff_ms": 50, **limits}),
+        ) as client,
+    ):
+        yield Party(process, key, client, session)
+
+
+async def publish(trainer: Party, step: int, *trained_on: Digest) -> e.CheckpointPublished:
+    """Manifest first, then the entry."""
+    manifest = f"manifest of step {step}".encode()
+    await trainer.upload(manifest, UploadPurpose.MANIFEST)
+    entry = e.CheckpointPublished(
+        step=Step(step),
+        root=Digest(sha256(f"weights {step}".encode()).digest()),
+        manifest=Digest(sha256(manifest).digest()),
+        trained_on=trained_on,
+    )
+    await trainer.write(entry)
+    return entry
+
+
+async def until_beacon(node: Party) -> Digest:
+    """Beat until the newest checkpoint has its beacon."""
+    while True:
+        weights = (await node.beat()).weights
+        if weights is not None and weights.beacon is not None:
+            return weights.beacon
+        await asyncio.sleep(0.05)
+
+
+async def until_drawn(validators: list[Party], name: Digest) -> list[tuple[Party, AuditTask]]:
+    """Beat until somebody is to judge this submission."""
+    while True:
+        for validator in validators:
+            await validator.beat()
+        drawn = [(each, task) for each in validators for task in each.audits if task.submission == name]
+        if drawn:
+            return drawn
+        await asyncio.sleep(0.05)

@@ -1,0 +1,65 @@
+"""What a rank does in tests of several: learn a few steps, keep a checkpoint, resume from it, learn on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prime_protocol.wire.ids import Step
+from prime_trainer.checkpoints import SavedCheckpoint, TrainState, save_checkpoint
+from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig, TrainConfig
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.resume import StartPoint, make_learner
+from prime_trainer.train import Learner
+from support.processes.killable_trainer import be_rank
+from support.training_samples import make_sample
+
+SAMPLES = [make_sample(number, prompt=2 + number % 3, output=2 + number % 7) for number in range(17)]
+STEPS = 3
+
+
+def make_config(folder: Path) -> TrainConfig:
+    return TrainConfig(
+        store=folder / "store",
+        coordinator="http://127.0.0.1:1",
+        coordinator_id="0x" + "11" * 20,
+        run="run-1",
+        folder=folder,
+        model=folder.parent / "model",
+        gradient_checkpointing=True,
+        loss=LossConfig(kl_weight=0.1, entropy_weight=0.01),
+        # Five packs for each minibatch, so that with two ranks one of them gets a blank.
+        batch=BatchConfig(minibatches=2, pack_tokens=16),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0),
+    )
+
+
+def learn_in_rank(folder: Path, rank: int, size: int, port: int) -> None:
+    """As one of several processes; the first writes down what it saw."""
+    be_rank(rank, size, port)
+    ranks = RankGroup.join("cpu")
+    try:
+        facts = learn_and_resume(folder, ranks)
+    finally:
+        ranks.leave()
+    if ranks.is_first:
+        (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def learn_and_resume(folder: Path, ranks: RankGroup) -> list[dict[str, Any]]:
+    """Steps, a checkpoint, and as many steps again from it."""
+    config = make_config(folder)
+    learner = make_learner(config, ranks, StartPoint(config.model, TrainState(step=Step(0)), None))
+    facts = [learner.train_step(SAMPLES, step) for step in range(1, STEPS + 1)]
+    position = TrainState(step=Step(STEPS), updates=learner.updates, gradient_norms=learner.guard.norms)
+    path = keep(learner, config, position)
+    saved = ranks.broadcast(SavedCheckpoint(path, position))
+    again = make_learner(config, ranks, StartPoint(saved.model, saved.state, saved))
+    facts += [again.train_step(SAMPLES, step) for step in range(STEPS + 1, 2 * STEPS + 1)]
+    keep(again, config, replace(position, step=Step(2 * STEPS), updates=again.updates))
+    return facts
+
+
+def keep(learner: Learner, config: TrainConfig, position: TrainState) -> Path:
+    model = learner.policy.model
+    return save_checkpoint(config.folder, config.model, model, learner.optimizer, position, learner.ranks, keep=2)

@@ -1,0 +1,99 @@
+"""An origin and nodes in namespaces of their own, each behind a line of a given speed: one broadcast, timed."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import netns
+
+PARTY = Path(__file__).with_name("shard_process.py")
+
+
+class Host:
+    """A party in its own namespace, driven by JSON lines."""
+
+    def __init__(self, namespace: str, address: str, role: str, folder: Path) -> None:
+        command = ["ip", "netns", "exec", namespace, sys.executable, str(PARTY), role, str(folder), "--host", address]
+        command += ["--slots", "6", "--address-slots", "2"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tell(self, **order: Any) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, "a party ended early"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a broadcast came to."""
+
+    seconds: float
+    """From the order to fetch until the last node has every tensor verified."""
+    depth: int
+    shards: int
+    sent_by_origin: int
+    cpu_s: float
+
+
+def run_broadcast(folder: Path, checkpoint: Path, *, nodes: int, mbit: int, shard_bytes: int) -> Outcome:
+    """Every node knows every other, as by gossip; what each fetched is compared with the checkpoint."""
+    with netns.shaped_hosts(nodes + 1, mbit=mbit) as places:
+        names = ["origin", *(f"node{number}" for number in range(nodes))]
+        hosts = [
+            Host(namespace, address, "client" if name != "origin" else name, folder / name)
+            for name, (namespace, address) in zip(names, places, strict=True)
+        ]
+        try:
+            for host in hosts:
+                host.hear()
+            outcome = broadcast(hosts, checkpoint, shard_bytes)
+        finally:
+            for host in hosts:
+                host.end()
+    for name in names[1:]:
+        (place,) = (folder / name / "checkpoints").glob("*[0-9a-f]")
+        for file in checkpoint.iterdir():
+            assert (place / file.name).read_bytes() == file.read_bytes(), f"{name} has other weights"
+    return outcome
+
+
+def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
+    origin, *nodes = hosts
+    origin.tell(publish=str(checkpoint), step=0, shard_bytes=shard_bytes)
+    made = origin.hear()
+    frames = list(made["frames"])
+    for node in nodes:
+        node.tell(serve=made["manifest"])
+        frames += node.hear()["frames"]
+    for host in hosts:
+        host.tell(frames=frames)
+    began = time.monotonic()
+    for node in nodes:
+        node.tell(obtain=made["root"], manifest=made["manifest"])
+    for node in nodes:
+        node.hear()
+    found = [node.hear() for node in nodes]
+    seconds = time.monotonic() - began
+    sent_by_nodes = sum(each["sent_shards"] for each in found)
+    return Outcome(
+        seconds=seconds,
+        depth=max(each["depth"] for each in found),
+        shards=made["shards"],
+        sent_by_origin=len(nodes) * made["shards"] - sent_by_nodes,
+        cpu_s=sum(each["cpu_s"] for each in found),
+    )

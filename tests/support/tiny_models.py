@@ -1,0 +1,1 @@
+"""Tiny checkpoints for tests: those that the devnet begins with."""

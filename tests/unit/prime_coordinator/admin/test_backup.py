@@ -1,0 +1,278 @@
+"""Backup and restore: nothing acknowledged is missing, nothing damaged passes, nothing half-made looks whole."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prime_coordinator.admin import backup as backup_module
+from prime_coordinator.admin import backup as restore_module
+from prime_coordinator.admin.backup import MANIFEST_NAME, BackupManifest, make_backup, read_manifest, restore_backup
+from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
+from prime_coordinator.entry_writer import EntryWriter
+from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
+from prime_coordinator.log.store import open_log_store
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Deposited
+from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.ledger.replay import replay
+from prime_protocol.wire.ids import Digest
+from prime_runtime.clock import SystemClock
+from prime_runtime.objects.store import open_object_store
+from prime_runtime.redaction import Secret
+
+ENTRIES = 260
+"""More than one full tile."""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> CoordinatorConfig:
+    """A coordinator that was made, has a log of some length, and one file."""
+    folder = tmp_path_factory.mktemp("original") / "home"
+    config = CoordinatorConfig(folder=folder, network="testnet", password=Secret("correct horse"))
+    asyncio.run(_fill(config))
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(original: CoordinatorConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of it, with everything; tests that change one copy it."""
+    target = tmp_path_factory.mktemp("finished") / "backup"
+    asyncio.run(back_up(original, target))
+    return target
+
+
+async def _fill(config: CoordinatorConfig) -> None:
+    await initialise(config, SystemClock())
+    await _write(config, ENTRIES - 1)
+    await open_object_store(str(CoordinatorHome(config.folder).objects)).put(
+        "files/ab/cd", b"a rollout file", bytes_max=100
+    )
+
+
+async def _write(config: CoordinatorConfig, count: int) -> None:
+    store = open_log_store(database_url(config))
+    leaves = await store.read(0, 10**6)
+    scribe = EntryWriter(load_key(config), replay(config.network_id, leaves))
+    for number in range(count):
+        reference = Digest((len(leaves) + number).to_bytes(32, "big"))
+        account = scribe.state.coordinator
+        assert account is not None
+        scribe.write(Deposited(account=account, amount_nano=1, reference=reference), None, SystemClock().now_ms())
+    fresh = scribe.drain()
+    await store.append(len(leaves), fresh, [compute_entry_keys(leaf) for leaf in fresh])
+    store.close()
+
+
+async def back_up(config: CoordinatorConfig, target: Path, **changes: Any) -> BackupManifest:
+    return await make_backup(config, target, **{"with_objects": True, "with_keys": True, "now_ms": 5, **changes})
+
+
+async def bring_back(source: Path, folder: Path, **changes: Any) -> BackupManifest:
+    how: dict[str, Any] = {"keys": None, "database": None, "password": None, "head": None}
+    return await restore_backup(source, folder, **{**how, **changes})
+
+
+async def leaves_of(folder: Path) -> list[bytes]:
+    store = open_log_store(database_url(resolve_coordinator_config(folder, {}, {}).config))
+    try:
+        return await store.read(0, 10**6)
+    finally:
+        store.close()
+
+
+async def test_restored_coordinator_has_every_entry_key_setting_and_file(
+    original: CoordinatorConfig, tmp_path: Path
+) -> None:
+    made = await back_up(original, tmp_path / "backup")
+    await bring_back(tmp_path / "backup", tmp_path / "home")
+    assert made.entries == ENTRIES
+    assert await leaves_of(tmp_path / "home") == await leaves_of(original.folder)
+    old, new = CoordinatorHome(original.folder), CoordinatorHome(tmp_path / "home")
+    for path in ("key", "log_key"):
+        assert getattr(new, path).read_bytes() == getattr(old, path).read_bytes()
+        assert getattr(new, path).stat().st_mode & 0o077 == 0
+    assert resolve_coordinator_config(new.folder, {}, {}).config.network == "testnet"
+    assert (new.objects / "files/ab/cd").read_bytes() == b"a rollout file"
+    store = open_log_store(f"sqlite:///{new.database}")
+    found = await store.list_entries(subject=str(Digest((7).to_bytes(32, "big"))))
+    head = await store.last_head()
+    store.close()
+    assert len(found) == 1, "the index of subjects is made anew"
+    assert head is not None
+    assert head.size == ENTRIES
+
+
+async def test_backup_without_keys_needs_them_from_elsewhere(original: CoordinatorConfig, tmp_path: Path) -> None:
+    await back_up(original, tmp_path / "backup", with_keys=False)
+    assert not (tmp_path / "backup/keys").exists()
+    with pytest.raises(LocalError, match="holds no keys"):
+        await bring_back(tmp_path / "backup", tmp_path / "home")
+    await bring_back(tmp_path / "backup", tmp_path / "home", keys=original.folder)
+    assert CoordinatorHome(tmp_path / "home").key.read_bytes() == CoordinatorHome(original.folder).key.read_bytes()
+
+
+async def test_keys_of_another_coordinator_are_refused(original: CoordinatorConfig, tmp_path: Path) -> None:
+    other = replace(original, folder=tmp_path / "other")
+    await initialise(other, SystemClock())
+    await back_up(original, tmp_path / "backup", with_keys=False)
+    for mixed in ("log.key", "key.json"):
+        keys = tmp_path / f"keys-{mixed}"
+        shutil.copytree(original.folder, keys)
+        shutil.copy(other.folder / mixed, keys / mixed)
+        with pytest.raises(LocalError, match=mixed.replace(".", r"\.")):
+            await bring_back(tmp_path / "backup", tmp_path / "home", keys=keys)
+        assert not (tmp_path / "home").exists()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize(
+    "name",
+    ["config.toml", "log/checkpoint", "log/tile/entries/000", "log/tile/0/000", "keys/log.key", "objects/files/ab/cd"],
+)
+async def test_any_damaged_file_is_found(
+    finished: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    shutil.copytree(finished, tmp_path / "backup")
+    damage(tmp_path / "backup" / name)
+    with pytest.raises(RemoteError, match=name):
+        await bring_back(tmp_path / "backup", tmp_path / "home")
+    assert [path.name for path in tmp_path.iterdir()] == ["backup"]
+
+
+async def test_entry_that_was_changed_with_its_digest_is_found_by_replay(finished: Path, tmp_path: Path) -> None:
+    """Whoever can change a file can change the manifest too; the signatures and the tree remain."""
+    shutil.copytree(finished, tmp_path / "backup")
+    bundle = tmp_path / "backup/log/tile/entries/000"
+    flip(bundle)
+    manifest = tmp_path / "backup" / MANIFEST_NAME
+    found = json.loads(manifest.read_text())
+    found["files"]["log/tile/entries/000"] = backup_module.hash_files(tmp_path / "backup")["log/tile/entries/000"]
+    manifest.write_text(json.dumps(found))
+    with pytest.raises(RemoteError):
+        await bring_back(tmp_path / "backup", tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../evil": "00" * 32}},
+        {"files": {"/etc/passwd": "00" * 32}},
+        {"files": {"a": 5}},
+        {"files": []},
+        {"entries": "many"},
+        {"network": "NOT A NAME"},
+        {"root": "0x"},
+        {"unknown": 1},
+    ],
+)
+def test_damaged_manifest_is_refused(finished: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    shutil.copytree(finished, tmp_path / "backup")
+    manifest = tmp_path / "backup" / MANIFEST_NAME
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    with pytest.raises(RemoteError, match="is damaged"):
+        read_manifest(tmp_path / "backup")
+
+
+def test_manifest_of_a_later_format_asks_for_another_program(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "backup")
+    manifest = tmp_path / "backup" / MANIFEST_NAME
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
+    with pytest.raises(LocalError, match="another release"):
+        read_manifest(tmp_path / "backup")
+
+
+class Killed(BaseException):
+    """As when the process is gone: no handler runs but those that always do."""
+
+
+@pytest.mark.parametrize("point", ["_copy_log", "_copy_files", "list_files", "write_manifest", "publish_folder"])
+async def test_interrupted_backup_leaves_nothing_that_looks_like_one(
+    original: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    stop_at(monkeypatch, backup_module, point)
+    with pytest.raises(Killed):
+        await back_up(original, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+    monkeypatch.undo()
+    await back_up(original, tmp_path / "backup")
+
+
+@pytest.mark.parametrize(
+    "point", ["_write_settings", "_check_keys", "_copy_objects", "_fill_database", "publish_folder"]
+)
+async def test_interrupted_restore_leaves_nothing_that_looks_like_a_coordinator(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    stop_at(monkeypatch, restore_module, point)
+    with pytest.raises(Killed):
+        await bring_back(finished, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+    monkeypatch.undo()
+    await bring_back(finished, tmp_path / "home")
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, module: Any, point: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(module, point, die)
+
+
+async def test_draft_that_a_killed_backup_left_is_named_and_is_no_backup(
+    original: CoordinatorConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "backup.draft").mkdir()
+    with pytest.raises(LocalError, match=r"backup\.draft"):
+        await back_up(original, tmp_path / "backup")
+    with pytest.raises(LocalError, match="a backup that was finished"):
+        await bring_back(tmp_path / "backup.draft", tmp_path / "home")
+    assert (tmp_path / "backup.draft").exists(), "it may be another process that still writes"
+
+
+async def test_nothing_is_written_over(original: CoordinatorConfig, tmp_path: Path) -> None:
+    await back_up(original, tmp_path / "backup")
+    with pytest.raises(LocalError, match="exists"):
+        await back_up(original, tmp_path / "backup")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/precious").write_text("x")
+    with pytest.raises(LocalError, match="not empty"):
+        await bring_back(tmp_path / "backup", tmp_path / "home")
+    taken = f"sqlite:///{CoordinatorHome(original.folder).database}"
+    with pytest.raises(LocalError, match="holds a log already"):
+        await bring_back(tmp_path / "backup", tmp_path / "new", database=taken)
+    assert not (tmp_path / "new").exists()
+
+
+async def test_backup_older_than_a_head_that_was_shown_is_refused(tmp_path: Path) -> None:
+    config = CoordinatorConfig(folder=tmp_path / "home", network="testnet", password=Secret("correct horse"))
+    await initialise(config, SystemClock())
+    await _write(config, 4)
+    await back_up(config, tmp_path / "old")
+    await _write(config, 4)
+    await back_up(config, tmp_path / "new")
+    await bring_back(tmp_path / "new", tmp_path / "good", head=tmp_path / "old/log/checkpoint")
+    with pytest.raises(LocalError, match="use a newer backup"):
+        await bring_back(tmp_path / "old", tmp_path / "bad", head=tmp_path / "new/log/checkpoint")
+    assert not (tmp_path / "bad").exists()
+
+
+async def test_files_in_a_bucket_are_not_copied(original: CoordinatorConfig, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="in a bucket"):
+        await back_up(replace(original, objects="s3://somewhere/else"), tmp_path / "backup")

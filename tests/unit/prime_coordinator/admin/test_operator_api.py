@@ -1,0 +1,142 @@
+"""The operator's endpoints over real sockets: only the coordinator's own key is heard; what it orders is on disk."""
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from prime_coordinator.admin.operator_api import (
+    ANCHOR_NOW,
+    OPERATOR_ENDPOINTS,
+    OPERATOR_ENTRY_ENDPOINTS,
+    QUERY,
+    AnchorNow,
+    OperatorQuery,
+    QueryArgument,
+    add_operator_routes,
+)
+from prime_coordinator.core import OPERATOR_ENTRIES
+from prime_protocol.ledger.entries import Deposited, NodeStatus, NodeStatusSet, RunCreated, RunStatus, RunStatusSet
+from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.rpc import RefusalCode
+from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
+from prime_runtime.http.config import ClientLimits, ServerLimits
+from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.server import HttpServer
+from support.app_context import SmallDesk
+from support.ledger_network import NETWORK, RUN, World, digest
+from support.processes.signed_http import TestClock
+
+
+@asynccontextmanager
+async def called_by(
+    name: str, world: World, folder: Path
+) -> AsyncIterator[tuple[HttpClient, ServerAddress, SmallDesk]]:
+    """A client with this party's key, and a server with the operator's routes."""
+    desk, clock, key = await SmallDesk.open(world, folder), TestClock(), world.key("coordinator")
+    http = HttpServer(key, NETWORK, clock=clock, limits=ServerLimits(drain_ms=100))
+    add_operator_routes(http, desk)
+    port = await http.start(ListenConfig())
+    limits = ClientLimits(attempts_max=1)
+    async with open_client(
+        key=world.key(name), network=NETWORK, clock=clock, dice=random.Random(1), limits=limits
+    ) as client:
+        yield client, ServerAddress(f"http://127.0.0.1:{port}", key.node), desk
+    await http.stop()
+    desk.log.close()
+
+
+def test_every_order_has_its_endpoint() -> None:
+    assert set(OPERATOR_ENTRY_ENDPOINTS) == set(OPERATOR_ENTRIES)
+    assert len({endpoint.path for endpoint in OPERATOR_ENDPOINTS}) == len(OPERATOR_ENTRIES) + 2
+
+
+async def test_order_is_in_the_log_and_on_disk_when_it_is_answered(tmp_path: Path) -> None:
+    world = World.started()
+    async with called_by("coordinator", world, tmp_path) as (client, server, desk):
+        entry = NodeStatusSet(node=world.id("bob"), status=NodeStatus.DRAINED, reason="the disk is full")
+        answer = await client.call(server, OPERATOR_ENTRY_ENDPOINTS[NodeStatusSet], entry)
+        stored = await desk.log.list_entries(limit=1)
+        paused = RunStatusSet(status=RunStatus.PAUSED, reason="")
+        await client.call(server, OPERATOR_ENTRY_ENDPOINTS[RunStatusSet], paused, run=RUN)
+    assert stored[0].index == answer.message.index
+    assert stored[0].kind == "NodeStatusSet"
+    assert world.state.nodes[world.id("bob")].status is NodeStatus.DRAINED
+    assert world.run.status is RunStatus.PAUSED
+
+
+@pytest.mark.parametrize("stranger", ["ann", "trainer", "nobody"])
+async def test_nobody_else_may_order_or_ask(tmp_path: Path, stranger: str) -> None:
+    world = World.started()
+    before = world.snapshot()
+    async with called_by(stranger, world, tmp_path) as (client, server, desk):
+        for entry, run in (
+            (Deposited(account=world.id(stranger), amount_nano=1, reference=digest("x")), None),
+            (NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason=""), None),
+            (RunStatusSet(status=RunStatus.CLOSED, reason=""), RUN),
+        ):
+            with pytest.raises(CallRefused) as refused:
+                await client.call(server, OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run=run)
+            assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+        with pytest.raises(CallRefused) as refused:
+            await client.call(server, QUERY, OperatorQuery(question="status", given=()))
+        assert refused.value.refusal.code is RefusalCode.FORBIDDEN
+        assert desk.commits == 0
+    assert world.snapshot() == before
+
+
+async def test_order_that_a_rule_refuses_changes_nothing_and_says_why(tmp_path: Path) -> None:
+    world = World.started()
+    size = len(world.leaves)
+    async with called_by("coordinator", world, tmp_path) as (client, server, _):
+        create = OPERATOR_ENTRY_ENDPOINTS[RunCreated]
+        for run, field in ((RUN, "run"), (None, "Letter.run")):
+            with pytest.raises(CallRefused) as refused:
+                await client.call(server, create, RunCreated(terms=world.terms()), run=run)
+            assert refused.value.refusal.field == field
+        with pytest.raises(CallRefused) as refused:
+            deposit = Deposited(account=world.id("ann"), amount_nano=5, reference=digest("y"))
+            await client.call(server, OPERATOR_ENTRY_ENDPOINTS[Deposited], deposit, run=RunId("run-2"))
+        assert refused.value.refusal.field == "Letter.run"
+        await client.call(server, create, RunCreated(terms=world.terms()), run=RunId("run-2"))
+    assert len(world.leaves) == size + 1
+    assert set(world.state.runs) == {RUN, "run-2"}
+
+
+async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
+    world = World.started()
+    async with called_by("coordinator", world, tmp_path) as (client, server, _):
+        given = (QueryArgument(name="role", value="worker"), QueryArgument(name="limit", value="1"))
+        answer = await client.call(server, QUERY, OperatorQuery(question="nodes", given=given))
+        page = json.loads(answer.message.body)
+        for question, parameters, field in (
+            ("nonsense", (), "question"),
+            ("nodes", (QueryArgument(name="limit", value="0"),), "limit"),
+            ("run", (QueryArgument(name="run", value="nope"),), "run"),
+        ):
+            with pytest.raises(CallRefused) as refused:
+                await client.call(server, QUERY, OperatorQuery(question=question, given=parameters))
+            assert refused.value.refusal.field == field
+    assert [row["node"] for row in page["rows"]] == [str(world.id("ann"))]
+    assert page["next"] == "1"
+
+
+@pytest.mark.parametrize(("name", "is_heard"), [("coordinator", True), ("ann", False)])
+async def test_the_operator_may_hasten_settlement_and_nobody_else(
+    tmp_path: Path, name: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.started()
+    hastened: list[int] = []
+    async with called_by(name, world, tmp_path) as (client, server, desk):
+        monkeypatch.setattr(desk.settlement, "hasten", lambda: hastened.append(world.state.size))
+        for size in (0, world.state.size + 1):
+            try:
+                answer = await client.call(server, ANCHOR_NOW, AnchorNow(size=size))
+                assert answer.message.size == world.state.size
+            except CallRefused as refused:
+                expected = RefusalCode.MALFORMED if is_heard else RefusalCode.FORBIDDEN
+                assert refused.refusal.code is expected
+    assert hastened == ([world.state.size] if is_heard else [])

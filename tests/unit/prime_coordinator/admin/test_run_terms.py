@@ -1,0 +1,170 @@
+"""Terms as an operator writes them: every wrong one is named, and what is not said keeps its place."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_model_config, read_terms, terms_from_plain
+from prime_coordinator.api.schemas import to_json_value
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+from prime_protocol.errors import LocalError
+from prime_protocol.ledger.rewards import TransformerShape, compute_flop_per_context_token, compute_flop_per_token
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.proofs.tolerance import Precision
+from prime_protocol.wire.ids import NodeId
+from prime_runtime.model_files import digest_model_files
+from prime_runtime.settings.schema import ConfigError
+
+LEAST = {
+    "trainer": "0x" + "11" * 20,
+    "model": "tiny",
+    "task_set": "arithmetic",
+    "vocabulary": "64",
+    "units_per_token": "1000",
+}
+MODEL = {
+    "num_hidden_layers": 24,
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+}
+
+
+def read(file: Path | None = None, shape: Path | None = None, /, *, is_devnet: bool = True, **flags: str) -> RunTerms:
+    return read_terms(flags, {}, file, shape, is_devnet=is_devnet)
+
+
+def test_every_term_can_be_written_and_no_other() -> None:
+    assert {field.name for field in fields(TermsConfig)} == {field.name for field in fields(RunTerms)}
+
+
+def test_quorum_is_one_on_a_devnet_and_three_elsewhere_unless_said() -> None:
+    assert read(**LEAST).quorum == 1
+    assert read(**LEAST, is_devnet=False).quorum == 3
+    assert read(**LEAST, quorum="5").quorum == 5
+
+
+def test_inspectors_are_nobody_unless_said_and_stay_when_other_terms_change() -> None:
+    assert read(**LEAST).inspectors == ()
+    named = read(**LEAST, inspectors=",".join("0x" + each * 20 for each in ("33", "22")))
+    assert named.inspectors == (NodeId(b"\x33" * 20), NodeId(b"\x22" * 20))
+    assert change_terms(named, {"quorum": "5"}, None).inspectors == named.inspectors
+    assert terms_from_plain(to_json_value(named)) == named
+
+
+def test_least_share_of_audits_is_five_percent() -> None:
+    assert read(**LEAST).audit_floor == 500
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer", "bob"),
+        ("trainer", "0x" + "AA" * 20),
+        ("inspectors", "bob"),
+        ("inspectors", ",".join(["0x" + "22" * 20] * 2)),
+        ("quorum", "0"),
+        ("quorum", "16"),
+        ("temperature", "0.0001"),
+        ("temperature", "nan"),
+        ("slash_nano", "100000000001"),
+        ("slots_per_step", "1.5"),
+        ("model", "x" * 201),
+        ("slash_to", "judge"),
+        ("version_next", "9"),
+        ("audit_share", "10001"),
+    ],
+)
+def test_wrong_term_is_named(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} "):
+        read(**{**LEAST, key: value})
+
+
+def test_everything_that_is_missing_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        read()
+    assert [line.partition(" ")[0] for line in str(error.value).splitlines()] == list(LEAST)
+
+
+def test_flags_overrule_the_file_and_the_file_the_model(tmp_path: Path) -> None:
+    terms, model = tmp_path / "terms.toml", tmp_path / "config.json"
+    model.write_text(json.dumps(MODEL))
+    terms.write_text('vocabulary = 100\nlag_max = 7\nquorum = 2\nmodel = "m"\ntask_set = "t"\n')
+    found = read(terms, model, trainer=LEAST["trainer"], quorum="4")
+    assert (found.quorum, found.lag_max, found.vocabulary) == (4, 7, 100)
+    shape = TransformerShape(
+        layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, feed_forward=4864, vocabulary=151936
+    )
+    assert found.units_per_token == compute_flop_per_token(shape)
+    assert found.units_per_context_token == compute_flop_per_context_token(shape)
+
+
+def test_unknown_term_in_the_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    terms = tmp_path / "terms.toml"
+    terms.write_text("quorm = 2\n")
+    with pytest.raises(ConfigError, match="did you mean quorum"):
+        read(terms, **LEAST)
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", json.dumps({**MODEL, "vocab_size": "many"}), json.dumps({"a": 1})])
+def test_file_that_is_no_model_config_is_refused(tmp_path: Path, body: str) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(body)
+    with pytest.raises(LocalError):
+        read_model_config(model)
+
+
+def test_model_config_may_leave_out_what_follows_from_the_rest(tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    short: dict[str, Any] = {name: value for name, value in MODEL.items() if name != "num_key_value_heads"}
+    model.write_text(json.dumps({**short, "head_dim": None}))
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps({**MODEL, "num_key_value_heads": 14, "head_dim": 64}))
+    assert read_model_config(model) == read_model_config(whole)
+
+
+def test_update_changes_what_is_named_and_keeps_the_rest(tmp_path: Path) -> None:
+    present = read(**LEAST, quorum="5", lag_max="3", audit_probation="7")
+    terms = tmp_path / "terms.toml"
+    terms.write_text("lag_max = 4\nquorum = 2\n")
+    changed = change_terms(present, {"quorum": "6"}, terms)
+    assert (changed.quorum, changed.lag_max, changed.audit_probation) == (6, 4, 7)
+    assert changed.trainer == present.trainer
+    assert change_terms(present, {}, None) == present
+
+
+def test_terms_come_back_from_what_the_coordinator_shows() -> None:
+    present = read(**LEAST)
+    assert terms_from_plain(json.loads(json.dumps(to_json_value(present)))) == present
+
+
+def test_a_calibrated_tolerance_comes_from_the_file_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "tolerance.toml"
+    file.write_text('[tolerance]\nprecision = "float32"\nmargin_max = 0.25\n')
+    terms = read_terms(LEAST, {}, file, None, is_devnet=True)
+    assert (terms.tolerance.precision, terms.tolerance.margin_max) == (Precision.FLOAT32, 0.25)
+    assert terms_from_plain(json.loads(json.dumps(to_json_value(terms)))) == terms
+    changed = change_terms(terms, {"tolerance.logprob_error_max": "0.5"}, None)
+    assert changed.tolerance == replace(terms.tolerance, logprob_error_max=0.5)
+
+
+def test_wrong_words_about_model_and_noise_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"tolerance\.margin_max is 500"):
+        read_terms(LEAST | {"tolerance.margin_max": "500"}, {}, None, None, is_devnet=True)
+    with pytest.raises(ConfigError, match="model_files is 'abc'"):
+        read(**LEAST, model_files="abc")
+
+
+def test_a_models_folder_binds_the_run_to_its_files(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "model")
+    terms = read(None, folder, **{name: LEAST[name] for name in ("trainer", "model", "task_set")})
+    assert terms.vocabulary == 32
+    assert terms.model_files == digest_model_files(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(LocalError, match=r"has no tokenizer\.json"):
+        read(None, folder, **LEAST)

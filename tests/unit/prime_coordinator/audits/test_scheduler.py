@@ -1,0 +1,501 @@
+"""From submission to the end: draws, verdicts, credit, slashes, appeals, and what silence costs whom."""
+
+import pytest
+
+from prime_coordinator.audits.validators import REASON_SILENT, REASON_WRONG
+from prime_coordinator.constants import AUDIT_ROUNDS_MAX, GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
+from prime_protocol.constants import HEARTBEAT_MS, ROUNDS_MAX
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import NodeCommand
+from support.core_network import SECOND_MS, Opinion, Scene
+from support.ledger_network import BOND, DAY_MS, RUN, SLASH, STAKE, TERMS
+
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene.started()
+
+
+def says(*outcomes: Outcome | None) -> Opinion:
+    """One after the other."""
+    left = list(outcomes)
+    return lambda validator, name: left.pop(0) if left else None
+
+
+def wait_out(scene: Scene) -> None:
+    """Until the present round is over; everybody keeps beating."""
+    for _ in range(TERMS.verdict_ms // HEARTBEAT_MS):
+        scene.world.wait(HEARTBEAT_MS)
+        for name in [*scene.world.keys]:
+            if scene.node(name) in scene.state.nodes:
+                scene.beat(name)
+    scene.tick(SECOND_MS)
+
+
+def test_a_submission_is_drawn_told_judged_and_credited(scene: Scene) -> None:
+    name = scene.work("ann")
+    asked: list[str] = []
+    while not scene.submission(name).credited:
+        scene.tick(2 * SECOND_MS)
+        drawn = scene.drawn(name)
+        assert len(drawn) == TERMS.quorum
+        for validator in drawn:
+            assert scene.told(validator) == [name]
+            scene.say(validator, name, ACCEPT)
+            assert scene.told(validator) == []
+        asked += drawn
+        scene.tick()
+    assert len(set(asked)) == 2 * TERMS.quorum, "what pays is judged by two quorums"
+
+
+def test_a_lead_that_is_enough_settles_without_the_last_one_and_it_is_excused(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    assert scene.submission(name).outcome is None
+    scene.judge(name, says(ACCEPT, ACCEPT))
+    assert scene.submission(name).outcome is ACCEPT
+    assert scene.told(scene.drawn(name)[2]) == []
+
+
+def test_a_forgery_that_a_whole_quorum_of_liars_lets_pass_is_found_by_the_next() -> None:
+    scene = Scene.started(validators=9)
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    for _ in range(2):
+        scene.judge(name, says(HARD, HARD, HARD))
+    assert scene.submission(name).outcome is HARD
+
+
+def test_one_validator_does_not_stop_a_network_that_has_no_others_to_ask() -> None:
+    scene = Scene.started(validators=3)
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
+    assert scene.submission(name).credited
+    other = scene.work("ann")
+    scene.judge(other, says(ACCEPT, ACCEPT))
+    assert scene.submission(other).outcome is None, "the third one has time to object"
+    scene.tick(TERMS.verdict_ms)
+    assert scene.submission(other).credited
+
+
+def test_crashed_is_never_accepted(scene: Scene) -> None:
+    """Nobody answers, round after round: no credit, no blame."""
+    name = scene.work("ann")
+    for _ in range(20):
+        scene.tick(TERMS.verdict_ms)
+    submission = scene.submission(name)
+    assert (submission.outcome, submission.judged, submission.credited) == (SOFT, None, False)
+    assert scene.state.get_stake(scene.node("ann")) == STAKE
+
+
+def test_disagreement_is_escalated_to_other_validators(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
+    first = scene.drawn(name, 0)
+    scene.judge(name)
+    assert len(scene.submission(name).rounds) == 3
+    assert set(first).isdisjoint(scene.drawn(name, 1) + scene.drawn(name, 2))
+    assert scene.submission(name).outcome is ACCEPT
+    assert [scene.state.nodes[scene.node(each)].faults for each in first] == [0, 1, 0]
+
+
+def test_rounds_without_a_decision_end_soft(scene: Scene) -> None:
+    for number in range(30):
+        scene.join(f"more-{number}", Role.VALIDATOR)
+    name = scene.work("ann")
+    for _ in range(2 * AUDIT_ROUNDS_MAX):
+        scene.judge(name, says(ACCEPT, SOFT, HARD))
+    assert len(scene.submission(name).rounds) == AUDIT_ROUNDS_MAX
+    assert scene.submission(name).outcome is SOFT
+
+
+def test_without_enough_validators_work_waits_and_a_newcomer_ends_the_wait() -> None:
+    scene = Scene.started(validators=2)
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    assert scene.drawn(name) == []
+    scene.join("val-9", Role.VALIDATOR)
+    scene.tick(10 * SECOND_MS)
+    assert len(scene.drawn(name)) == 3
+
+
+def test_without_enough_validators_for_too_long_it_is_soft() -> None:
+    scene = Scene.started(validators=2)
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    scene.tick(TERMS.verdict_ms)
+    assert scene.submission(name).outcome is SOFT
+
+
+def test_a_good_name_is_audited_less_often() -> None:
+    scene = Scene.started(audit_probation=2, audit_floor=500, slots_per_step=2**14)
+    rates = []
+    for _ in range(60):
+        name = scene.work("ann", took_ms=40 * SECOND_MS)
+        scene.judge(name)
+        assert scene.submission(name).outcome is ACCEPT
+        rates.append(bool(scene.drawn(name)))
+    assert all(rates[:2])
+    assert sum(rates[30:]) < sum(rates[:30])
+
+
+def test_heads_are_noted_only_where_a_draw_or_a_beacon_waits(scene: Scene) -> None:
+    heads = len(scene.written(e.HeadNoted))
+    scene.judge(scene.work("ann"))
+    for _ in range(50):
+        scene.tick(SECOND_MS)
+    assert len(scene.written(e.HeadNoted)) == heads + 2, "one for each round"
+
+
+def convicted(scene: Scene) -> Digest:
+    name = scene.work("ann")
+    scene.judge(name, says(HARD, HARD, HARD))
+    assert name in scene.run.slashes
+    return name
+
+
+def test_a_hard_outcome_is_slashed_when_the_window_is_over(scene: Scene) -> None:
+    name = convicted(scene)
+    scene.tick(TERMS.appeal_ms - 5 * SECOND_MS)
+    assert name in scene.run.slashes
+    scene.tick(5 * SECOND_MS)
+    assert scene.state.funds.burned_nano == SLASH
+    assert "unstaked" in scene.ask("ann").reason
+
+
+def test_a_restart_does_not_forget_the_end_of_the_appeal_window(scene: Scene) -> None:
+    convicted(scene)
+    scene.restart()
+    scene.tick(SECOND_MS)
+    scene.tick(TERMS.appeal_ms)
+    assert scene.state.funds.burned_nano == SLASH
+
+
+def test_an_appeal_is_judged_by_others_and_can_be_won(scene: Scene) -> None:
+    name = convicted(scene)
+    first = scene.drawn(name)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.judge(name)
+    assert set(first).isdisjoint(scene.drawn(name, 1) + scene.drawn(name, 2))
+    assert scene.submission(name).credited
+    assert scene.world.stake_of("ann") == STAKE
+    assert scene.world.balance("ann") == BOND
+    assert all(scene.state.nodes[scene.node(each)].faults == 1 for each in first)
+
+
+def test_slots_that_an_appeal_has_credited_are_not_leased_again() -> None:
+    scene = Scene.started(slots_per_step=1)
+    name = convicted(scene)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.judge(name)
+    assert scene.submission(name).credited
+    assert scene.ask("bob").lease is None
+
+
+def test_what_was_leased_again_before_an_appeal_was_won_is_credited_once() -> None:
+    scene = Scene.started(slots_per_step=1)
+    name = convicted(scene)
+    lease = scene.lease("bob")
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.judge(name)
+    other = scene.submit(lease)
+    scene.judge(other)
+    assert (scene.submission(name).credited, scene.submission(other).credited) == (True, False)
+    assert scene.submission(other).outcome is ACCEPT
+
+
+def test_an_appeal_can_be_lost(scene: Scene) -> None:
+    name = convicted(scene)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.judge(name, says(HARD, HARD, HARD))
+    assert scene.state.funds.burned_nano == SLASH + BOND
+    assert not scene.run.slashes
+
+
+def test_an_appeal_that_nobody_judges_gives_the_stake_back_and_no_credit() -> None:
+    scene = Scene.started(validators=3)
+    name = convicted(scene)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.tick(SECOND_MS)
+    scene.tick(10 * SECOND_MS)
+    assert len(scene.submission(name).rounds) == 1, "there is nobody else to ask"
+    scene.tick(TERMS.judgement_ms)
+    assert scene.submission(name).outcome is SOFT
+    assert scene.world.stake_of("ann") == STAKE
+
+
+def test_an_appeal_that_stays_undecided_draws_no_more_than_the_rounds_there_are() -> None:
+    scene = Scene.started(validators=0, quorum=1, judgement_ms=DAY_MS)
+    for number in range(ROUNDS_MAX + 4):
+        scene.join(f"v{number}", Role.VALIDATOR)
+    name = scene.work("ann")
+    scene.judge(name, says(HARD))
+    scene.send("ann", e.Appealed(submission=name, reason=""))
+    scene.tick(SECOND_MS)
+    for _ in range(ROUNDS_MAX + 4):
+        scene.tick(TERMS.verdict_ms)
+        scene.tick(SECOND_MS)
+    assert len(scene.submission(name).rounds) == ROUNDS_MAX
+    scene.tick(DAY_MS)
+    assert scene.submission(name).outcome is SOFT
+
+
+# --- Silent validators ----------------------------------------------------------------------------------------------
+
+
+def test_a_validator_that_is_gone_and_silent_leaves_the_draw_until_it_beats(scene: Scene) -> None:
+    scene.tick(GRACE_MS)
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    gone = scene.drawn(name)
+    scene.tick(TERMS.verdict_ms)
+    assert {scene.state.nodes[scene.node(each)].reason for each in gone} == {REASON_SILENT}
+    assert scene.run.validators == sorted(set(scene.run.validators) - {scene.node(each) for each in gone})
+    assert scene.beat(gone[0]).command is NodeCommand.NONE, "it is back before it is told to leave"
+    assert scene.state.nodes[scene.node(gone[0])].status is NodeStatus.ACTIVE
+
+
+def test_a_validator_that_beats_but_says_nothing_leaves_for_a_while_that_grows() -> None:
+    scene = Scene.started(validators=1, quorum=1, slots_per_step=64)
+    validator = scene.world.names[scene.run.validators[0]]
+    scene.tick(GRACE_MS)
+    for wait_ms in (MISS_WAIT_MS, 2 * MISS_WAIT_MS):
+        for _ in range(MISSES_MAX):
+            assert scene.state.nodes[scene.node(validator)].status is NodeStatus.ACTIVE
+            scene.work("ann")
+            scene.tick(SECOND_MS)
+            wait_out(scene)
+        assert scene.state.nodes[scene.node(validator)].status is NodeStatus.DRAINED
+        scene.world.wait(wait_ms - 3 * SECOND_MS)
+        assert scene.beat(validator).command is NodeCommand.DRAIN
+        scene.world.wait(3 * SECOND_MS)
+        assert scene.beat(validator).command is NodeCommand.NONE
+
+
+def test_one_verdict_clears_what_was_missed() -> None:
+    scene = Scene.started(validators=1, quorum=1, slots_per_step=64)
+    validator = scene.world.names[scene.run.validators[0]]
+    scene.tick(GRACE_MS)
+    for _ in range(3):
+        for _ in range(MISSES_MAX - 1):
+            scene.work("ann")
+            scene.tick(SECOND_MS)
+            wait_out(scene)
+        scene.judge(scene.work("ann"))
+    assert scene.state.nodes[scene.node(validator)].status is NodeStatus.ACTIVE
+
+
+def test_what_the_operator_drained_is_not_healed_by_a_beat(scene: Scene) -> None:
+    scene.order(e.NodeStatusSet(node=scene.node("val-0"), status=NodeStatus.DRAINED, reason="repairs"), None)
+    assert scene.beat("val-0").command is NodeCommand.DRAIN
+
+
+def test_nobody_is_blamed_for_a_silence_that_was_ours(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    drawn = scene.drawn(name)
+    scene.world.wait(TERMS.verdict_ms)
+    scene.restart()
+    scene.tick()
+    assert scene.drawn(name) == drawn, "the round is not given up at once"
+    for validator in drawn:
+        assert scene.told(validator) == [name]
+        scene.say(validator, name, ACCEPT)
+    scene.judge(name)
+    assert scene.submission(name).credited
+    assert all(scene.state.nodes[scene.node(each)].status is NodeStatus.ACTIVE for each in drawn)
+
+
+def test_who_is_not_heard_of_again_so_soon_after_a_start_is_not_set_aside(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    scene.tick(SECOND_MS)
+    drawn = scene.drawn(name)
+    scene.world.wait(TERMS.verdict_ms)
+    scene.restart()
+    for validator in drawn[:2]:
+        scene.say(validator, name, ACCEPT)
+    scene.tick(SECOND_MS)
+    assert scene.submission(name).outcome is ACCEPT
+    assert scene.state.nodes[scene.node(drawn[2])].status is NodeStatus.ACTIVE
+
+
+def test_a_round_that_ran_out_while_we_were_away_is_given_up_after_a_moment(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    scene.world.wait(TERMS.verdict_ms)
+    scene.restart()
+    scene.tick()
+    scene.tick(GRACE_MS)
+    assert len(scene.submission(name).rounds) == 2
+
+
+def test_who_was_drained_before_its_time_was_over_is_not_drained_again(scene: Scene) -> None:
+    scene.tick(GRACE_MS)
+    name = scene.work("ann")
+    scene.tick(SECOND_MS)
+    gone = scene.drawn(name)[0]
+    scene.order(e.NodeStatusSet(node=scene.node(gone), status=NodeStatus.DRAINED, reason="repairs"), None)
+    scene.tick(TERMS.verdict_ms)
+    assert scene.state.nodes[scene.node(gone)].reason == "repairs"
+
+
+def test_an_appeals_round_that_ran_out_while_we_were_away_gets_a_moment_too(scene: Scene) -> None:
+    name = convicted(scene)
+    scene.send("ann", e.Appealed(submission=name, reason=""))
+    scene.tick(SECOND_MS)
+    drawn = scene.drawn(name)
+    scene.world.wait(TERMS.verdict_ms)
+    scene.restart()
+    scene.tick()
+    assert scene.drawn(name) == drawn
+    for validator in drawn:
+        scene.say(validator, name, ACCEPT)
+    scene.judge(name)
+    assert scene.submission(name).credited
+
+
+# --- Validators that are wrong --------------------------------------------------------------------------------------
+
+
+def outvoted(scene: Scene, liar: str) -> None:
+    """A submission that the liar is drawn for and condemns, and all others accept."""
+    while True:
+        name = scene.work("ann", took_ms=40 * SECOND_MS)
+        scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+        while scene.submission(name).outcome is None:
+            scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+        assert scene.submission(name).outcome is ACCEPT
+        if any(liar in scene.drawn(name, number) for number in range(len(scene.submission(name).rounds))):
+            return
+
+
+def test_a_validator_whose_verdicts_do_not_stand_leaves_the_draw_for_a_while_that_grows() -> None:
+    scene = Scene.started(validators=9, slots_per_step=2**14)
+    for wait_ms in (OVERTURNED_WAIT_MS, 2 * OVERTURNED_WAIT_MS):
+        while scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE:
+            outvoted(scene, "val-0")
+        assert scene.state.nodes[scene.node("val-0")].reason == REASON_WRONG
+        out_ms = scene.world.now_ms
+        scene.world.wait(wait_ms - SECOND_MS)
+        assert scene.beat("val-0").command is NodeCommand.DRAIN
+        scene.world.wait(SECOND_MS)
+        assert scene.beat("val-0").command is NodeCommand.NONE
+        assert scene.world.now_ms - out_ms == wait_ms
+    assert scene.state.nodes[scene.node("val-0")].faults == 3, "two at first, then one: it has not mended its ways"
+
+
+def test_an_honest_validator_that_is_outvoted_now_and_then_stays_in_the_draw() -> None:
+    scene = Scene.started(validators=9, slots_per_step=2**14)
+    for _ in range(3):
+        outvoted(scene, "val-0")
+        for _ in range(12):
+            scene.judge(scene.work("ann", took_ms=40 * SECOND_MS))
+        assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_the_last_two_quorums_are_never_taken_out_of_the_draw() -> None:
+    scene = Scene.started(validators=7, slots_per_step=2**14)
+    for _ in range(5):
+        outvoted(scene, "val-0")
+    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_a_plain_majority_of_too_few_blames_nobody() -> None:
+    scene = Scene.started(validators=3, slots_per_step=2**14)
+    for _ in range(5):
+        outvoted(scene, "val-0")
+    for number in range(5):
+        scene.join(f"more-{number}", Role.VALIDATOR)
+    outvoted(scene, "val-0")
+    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+
+
+def test_one_wrong_word_about_a_planted_file_is_enough() -> None:
+    scene = Scene.started(planted=["bob"], validators=9, slots_per_step=64)
+    name = planted_name(scene, HARD)
+    scene.judge(name, says(HARD, HARD, ACCEPT))
+    fooled = scene.drawn(name, 0)[2]
+    scene.judge(name, says(HARD, HARD, HARD))
+    assert {n for n, known in scene.state.nodes.items() if known.reason == REASON_WRONG} == {scene.node(fooled)}
+
+
+# --- Planted files --------------------------------------------------------------------------------------------------
+
+
+def planted_name(scene: Scene, truth: Outcome) -> Digest:
+    """A submission of the planted worker whose planned truth is this."""
+    for _ in range(30):
+        name = scene.work("bob")
+        plan = scene.core.audits._plants.planned(RUN, scene.submission(name).lease)
+        if plan is truth:
+            return name
+        while scene.submission(name).outcome is None:
+            scene.judge(name, says(*[plan] * 3))
+    raise AssertionError("no such plan in thirty leases")
+
+
+@pytest.mark.parametrize("truth", [ACCEPT, HARD])
+def test_a_planted_file_is_revealed_when_all_have_spoken_and_scored_by_its_truth(truth: Outcome) -> None:
+    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
+    name = planted_name(scene, truth)
+    wrong = HARD if truth is ACCEPT else ACCEPT
+    before = {node: known.faults for node, known in scene.state.nodes.items()}
+    scene.tick(SECOND_MS)
+    drawn = scene.drawn(name)
+    for validator in drawn[:2]:
+        scene.say(validator, name, wrong)
+    scene.tick(SECOND_MS)
+    assert scene.submission(name).outcome is None, "the last one must not learn the truth from the others' haste"
+    scene.say(drawn[2], name, truth)
+    scene.tick(SECOND_MS)
+    submission = scene.submission(name)
+    assert (submission.planted, submission.judged, submission.outcome) == (truth, truth, SOFT)
+    faults = {scene.world.names[n]: k.faults - before[n] for n, k in scene.state.nodes.items() if k.faults > before[n]}
+    assert faults == dict.fromkeys(drawn[:2], 1)
+    assert scene.world.stake_of("bob") == STAKE
+
+
+def test_a_planted_file_is_revealed_when_the_time_is_over() -> None:
+    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
+    name = planted_name(scene, HARD)
+    scene.judge(name, says(ACCEPT))
+    scene.tick(TERMS.verdict_ms)
+    assert scene.submission(name).planted is HARD
+
+
+def test_a_planted_file_goes_through_the_rounds_of_any_other() -> None:
+    """Else whoever is asked in a second round knew that it is no test."""
+    scene = Scene.started(planted=["bob"], slots_per_step=64)
+    name = planted_name(scene, ACCEPT)
+    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
+    assert scene.submission(name).planted is None
+    scene.judge(name, says(ACCEPT, ACCEPT))
+    assert scene.submission(name).outcome is None, "the last one must not learn the truth from the others' haste"
+    scene.tick(TERMS.verdict_ms)
+    assert (scene.submission(name).planted, len(scene.submission(name).rounds)) == (ACCEPT, 2)
+
+
+def test_seals_of_planted_and_other_leases_look_alike() -> None:
+    scene = Scene.started(planted=["bob"], slots_per_step=64)
+    for name in ("ann", "bob"):
+        for _ in range(3):
+            scene.judge(scene.work(name))
+    seals = [lease.seal for lease in scene.written(e.LeaseGranted)]
+    assert len(set(seals)) == len(seals)
+    assert e.NO_SEAL not in seals
+
+
+def test_a_file_planted_under_another_secret_is_judged_as_any_other() -> None:
+    scene = Scene.started(slots_per_step=64)
+    lease = scene.lease("bob")
+    scene.planted = ("bob",)
+    scene.restart()
+    scene.world.wait(SECOND_MS)
+    name = scene.submit(lease)
+    scene.judge(name)
+    assert scene.submission(name).credited

@@ -1,0 +1,143 @@
+"""Who is asked to read a judged file again, when, and what becomes of validators that had not read it."""
+
+import pytest
+
+from prime_coordinator.audits.validators import REASON_UNREAD
+from prime_coordinator.constants import INSPECT_SHARE, UNREAD_WAIT_MS
+from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import AuditTask
+from support.core_network import SECOND_MS, Scene
+from support.ledger_network import TERMS, digest
+
+
+def make_scene(inspect_share: int = BASIS_POINTS, *, validators: int = 9) -> Scene:
+    scene = Scene.started(inspect_share=inspect_share, validators=validators, slots_per_step=256, audit_probation=1_000)
+    scene.join("inspector", Role.WORKER)
+    return scene
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Everything is inspected, by one who judges nothing itself."""
+    return make_scene()
+
+
+def judged(scene: Scene) -> Digest:
+    name = scene.work("ann")
+    scene.judge(name)
+    assert scene.submission(name).outcome is Outcome.ACCEPT
+    return name
+
+
+def asked(scene: Scene, inspector: str = "inspector") -> list[AuditTask]:
+    return [task for task in scene.beat(inspector).audits if task.readers]
+
+
+def report(scene: Scene, name: Digest, *unread: str) -> None:
+    """The inspector answers: everybody's looks are theirs, but for these."""
+    readers = scene.world.readers(name)
+    found = {reader: scene.world.looks(reader, name) for reader in readers}
+    found |= {reader: digest(f"what {reader} did not see") for reader in unread}
+    scene.send("inspector", scene.world.inspection(name, found))
+
+
+def test_an_inspector_is_told_who_judged_a_file_once_that_is_over(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.tick(2 * SECOND_MS)
+    for validator in scene.drawn(name):
+        scene.say(validator, name, Outcome.ACCEPT)
+    assert asked(scene) == []
+    scene.judge(name)
+    (task,) = asked(scene)
+    assert task.submission == name
+    assert task.readers == tuple(sorted(map(scene.node, scene.world.readers(name))))
+    assert task.file_digest == scene.submission(name).file_digest
+    assert task.deadline_ms <= scene.world.now_ms + TERMS.verdict_ms
+
+
+def test_an_answer_ends_the_task_and_costs_those_nothing_who_had_read(scene: Scene) -> None:
+    name = judged(scene)
+    report(scene, name)
+    assert asked(scene) == []
+    assert all(scene.state.nodes[scene.node(reader)].faults == 0 for reader in scene.world.readers(name))
+    assert scene.written(NodeStatusSet) == []
+
+
+def test_who_had_not_read_is_out_of_the_draw_and_for_twice_as_long_the_next_time(scene: Scene) -> None:
+    waits_ms = []
+    for _ in range(2):
+        name = judged(scene)
+        while "val-0" not in scene.world.readers(name):
+            report(scene, name)
+            name = judged(scene)
+        report(scene, name, "val-0")
+        known = scene.state.nodes[scene.node("val-0")]
+        assert (known.status, known.reason) == (NodeStatus.DRAINED, REASON_UNREAD)
+        began_ms = scene.world.now_ms
+        while scene.state.nodes[scene.node("val-0")].status is NodeStatus.DRAINED:
+            scene.tick(UNREAD_WAIT_MS // 10)
+            scene.beat("val-0")
+        waits_ms.append(scene.world.now_ms - began_ms)
+    assert waits_ms[0] == pytest.approx(UNREAD_WAIT_MS, rel=0.2)
+    assert waits_ms[1] == pytest.approx(2 * UNREAD_WAIT_MS, rel=0.2)
+
+
+def test_a_small_network_keeps_whom_it_cannot_spare() -> None:
+    scene = make_scene(validators=2 * TERMS.quorum + 1)
+    name = judged(scene)
+    reader = scene.world.readers(name)[0]
+    report(scene, name, reader)
+    known = scene.state.nodes[scene.node(reader)]
+    assert (known.status, known.faults) == (NodeStatus.ACTIVE, 1)
+    assert scene.run.debts[(scene.node(reader), scene.node(reader))] > 0, "but it is not paid"
+
+
+def test_what_nobody_asked_for_costs_pay_and_no_recess() -> None:
+    scene = make_scene(0)
+    name = judged(scene)
+    assert asked(scene) == []
+    reader = scene.world.readers(name)[0]
+    report(scene, name, reader)
+    assert scene.submission(name).refuted == {scene.node(reader)}
+    assert scene.state.nodes[scene.node(reader)].status is NodeStatus.ACTIVE
+
+
+def test_the_same_answer_again_is_answered_again_and_counts_once(scene: Scene) -> None:
+    name = judged(scene)
+    reader = scene.world.readers(name)[0]
+    for _ in range(2):
+        report(scene, name, reader)
+    assert scene.state.nodes[scene.node(reader)].faults == 1
+    assert len(scene.written(NodeStatusSet)) == 1
+
+
+def test_about_the_share_that_the_operator_wants_is_inspected() -> None:
+    scene = make_scene(INSPECT_SHARE)
+    tasks: set[Digest] = set()
+    for _ in range(60):
+        judged(scene)
+        scene.publish()
+        tasks |= {task.submission for task in asked(scene)}
+    assert 1 <= len(tasks) <= 15
+
+
+def test_nobody_inspects_what_it_judged_or_when_it_is_away() -> None:
+    scene = make_scene()
+    scene.order(NodeStatusSet(node=scene.node("inspector"), status=NodeStatus.DRAINED, reason="rest"), None)
+    judged(scene)
+    assert asked(scene) == []
+    scene.order(NodeStatusSet(node=scene.node("inspector"), status=NodeStatus.ACTIVE, reason=""), None)
+    judged(scene)
+    assert len(asked(scene)) == 1
+
+
+def test_a_task_is_forgotten_after_its_time_and_at_a_restart(scene: Scene) -> None:
+    judged(scene)
+    scene.tick(TERMS.verdict_ms)
+    assert asked(scene) == []
+    judged(scene)
+    assert len(asked(scene)) == 1
+    scene.restart()
+    assert asked(scene) == []

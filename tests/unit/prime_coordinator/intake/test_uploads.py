@@ -1,0 +1,185 @@
+"""Uploads: who may send what, how often, and that what nobody names in time goes away."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from prime_coordinator.config import IntakeConfig
+from prime_coordinator.constants import UNCLAIMED_MS, UPLOADS_PER_GRANT_MAX
+from prime_coordinator.core import Core
+from prime_coordinator.intake.uploads import UploadReceiver, file_key
+from prime_coordinator.log.store import LogStore, open_log_store
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import open_envelope, seal_envelope
+from prime_protocol.wire.ids import Digest, RunId
+from prime_protocol.wire.messages import UPLOAD, UploadPurpose, UploadReply, UploadRequest
+from prime_runtime.http.messages import RefusalError
+from prime_runtime.http.server import Caller
+from prime_runtime.objects.store import ObjectStore, open_object_store
+from support.ledger_network import NETWORK, RUN, World
+
+LIMIT = 10_000
+
+
+class BucketLike:
+    """A folder that presigns, as a bucket does."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def presign_put(self, key: str, *, expires_s: int) -> str:
+        return f"https://bucket.example.org/{key}?expires={expires_s}"
+
+
+@dataclass
+class Counter:
+    """Where uploads are asked for, and everybody who asks."""
+
+    world: World
+    core: Core
+    uploads: UploadReceiver
+    objects: ObjectStore
+    store: LogStore
+
+    def now_ms(self) -> int:
+        return self.world.now_ms
+
+    def caller(self, name: str, run: RunId | None = RUN) -> Caller:
+        frame = seal_envelope(
+            self.world.key(name),
+            kind=UPLOAD.kind,
+            body=b"",
+            network=NETWORK,
+            run=run,
+            sequence=1,
+            issued_at_ms=self.world.now_ms,
+            life_ms=1000,
+        )
+        envelope = open_envelope(frame, network=NETWORK)
+        return Caller(envelope.payload, frame, envelope.digest, "192.0.2.1")
+
+    async def place(self, name: str, data: bytes, purpose: UploadPurpose, **about: int | Digest | None) -> UploadReply:
+        return await self.uploads.place(self.caller(name), announce(data, purpose, **about))
+
+
+def announce(
+    data: bytes, purpose: UploadPurpose, lease: int | None = None, submission: Digest | None = None
+) -> UploadRequest:
+    digest = Digest(sha256(data).digest())
+    return UploadRequest(digest=digest, size_bytes=len(data), purpose=purpose, lease=lease, submission=submission)
+
+
+def make_counter(tmp_path: Path, *, is_bucket: bool = False) -> Counter:
+    world = World.started()
+    core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
+    store = open_log_store(f"sqlite:///{tmp_path / 'log.db'}")
+    folder = open_object_store(str(tmp_path / "objects"))
+    objects: ObjectStore = BucketLike(folder) if is_bucket else folder  # type: ignore[assignment]
+    config = IntakeConfig(upload_bytes_max=LIMIT)
+    made = Counter(world, core, None, objects, store)  # type: ignore[arg-type]
+
+    class Clock:
+        def now_ms(self) -> int:
+            return world.now_ms
+
+        def monotonic_ms(self) -> int:
+            return world.now_ms
+
+        async def sleep_ms(self, duration_ms: int) -> None:
+            raise AssertionError("nothing here waits")
+
+    made.uploads = UploadReceiver(core, objects, store, clock=Clock(), config=config)
+    return made
+
+
+@pytest.fixture
+async def counter(tmp_path: Path) -> AsyncIterator[Counter]:
+    made = make_counter(tmp_path)
+    yield made
+    made.store.close()
+
+
+async def test_a_lease_entitles_its_holder_and_nobody_else(counter: Counter) -> None:
+    lease = counter.world.lease("ann")
+    assert await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease) == UploadReply(stored=False, url="")
+    for name, number in (("bob", lease), ("ann", lease + 1)):
+        with pytest.raises(RefusalError, match="not open, or not yours"):
+            await counter.place(name, b"rows", UploadPurpose.ROLLOUTS, lease=number)
+
+
+async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_evidence(counter: Counter) -> None:
+    await counter.place("trainer", b"manifest", UploadPurpose.MANIFEST)
+    with pytest.raises(RefusalError, match="not the run's trainer"):
+        await counter.place("ann", b"manifest", UploadPurpose.MANIFEST)
+    with pytest.raises(RefusalError, match="not been drawn"):
+        await counter.place("val-1", b"proof", UploadPurpose.EVIDENCE, submission=Digest(bytes(32)))
+    name = counter.world.submit(counter.world.lease("ann"))
+    drawn = counter.world.draw(name)
+    core = Core(counter.world.key("coordinator"), counter.world.ledger, now_ms=counter.world.now_ms)
+    uploads = UploadReceiver(core, counter.objects, counter.store, clock=None, config=IntakeConfig())  # type: ignore[arg-type]
+    reply = await uploads.place(counter.caller(drawn[0]), announce(b"proof", UploadPurpose.EVIDENCE, submission=name))
+    assert not reply.stored
+
+
+async def test_what_is_too_long_or_for_no_run_is_refused(counter: Counter) -> None:
+    lease = counter.world.lease("ann")
+    with pytest.raises(RemoteError, match=f"the limit is {LIMIT}"):
+        await counter.place("ann", bytes(LIMIT + 1), UploadPurpose.ROLLOUTS, lease=lease)
+    for run in (None, RunId("no-such-run")):
+        with pytest.raises(RemoteError, match="was not created here"):
+            await counter.uploads.place(counter.caller("ann", run), announce(b"", UploadPurpose.ROLLOUTS, lease=lease))
+
+
+async def test_one_lease_is_good_for_a_few_files_only(tmp_path: Path) -> None:
+    counter = make_counter(tmp_path, is_bucket=True)
+    lease, other = counter.world.lease("ann"), counter.world.lease("ann", 1)
+    for number in range(UPLOADS_PER_GRANT_MAX):
+        reply = await counter.place("ann", b"%d" % number, UploadPurpose.ROLLOUTS, lease=lease)
+        assert reply.url.startswith("https://bucket.example.org/files/")
+    with pytest.raises(RefusalError, match="for one lease or audit"):
+        await counter.place("ann", b"one more", UploadPurpose.ROLLOUTS, lease=lease)
+    await counter.place("ann", b"one more", UploadPurpose.ROLLOUTS, lease=other)
+    counter.store.close()
+
+
+async def test_a_file_that_is_there_is_not_sent_again(counter: Counter) -> None:
+    lease = counter.world.lease("ann")
+    await counter.objects.put(file_key(Digest(sha256(b"rows").digest())), b"rows", bytes_max=LIMIT)
+    assert (await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
+
+
+async def test_files_that_no_entry_names_go_and_those_that_one_names_stay(counter: Counter) -> None:
+    world = counter.world
+    name = world.settled("ann", Outcome.ACCEPT)
+    await counter.store.append(0, world.leaves, [compute_entry_keys(leaf) for leaf in world.leaves])
+    named, loose = world.submission(name).file_digest, Digest(sha256(b"loose").digest())
+    await counter.objects.put(file_key(named), b"named", bytes_max=LIMIT)
+    await counter.objects.put(file_key(loose), b"loose", bytes_max=LIMIT)
+    counter.uploads._recent[loose] = world.now_ms
+    assert await counter.uploads.sweep() == 0, "it came a moment ago"
+    world.wait(UNCLAIMED_MS + 1)
+    assert await counter.uploads.sweep() == 1
+    assert await counter.objects.exists(file_key(named))
+    assert not await counter.objects.exists(file_key(loose))
+
+
+def test_an_upload_says_what_it_is_about_and_nothing_else() -> None:
+    assert encode(announce(b"", UploadPurpose.ROLLOUTS, lease=0))
+    for purpose, about, field in (
+        (UploadPurpose.ROLLOUTS, {}, "lease"),
+        (UploadPurpose.MANIFEST, {"lease": 1}, "lease"),
+        (UploadPurpose.EVIDENCE, {}, "submission"),
+        (UploadPurpose.MANIFEST, {"submission": Digest(bytes(32))}, "submission"),
+    ):
+        with pytest.raises(RemoteError) as refused:
+            announce(b"", purpose, **about)
+        assert refused.value.field == field

@@ -1,0 +1,74 @@
+"""Numbers, times and ids as pages write them."""
+
+import pytest
+
+from prime_explorer.formatting import (
+    is_id,
+    shorten,
+    show_iso,
+    show_percent,
+    show_short_amount,
+    show_short_count,
+    show_utc,
+    with_query,
+)
+from prime_explorer.handlers import PageParams
+from prime_explorer.index.fold import BRIEF_CHARS_MAX, write_brief
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Role
+from prime_protocol.wire.ids import Digest, NodeId, RunId
+
+
+def test_numbers_are_short_where_they_are_read_at_a_glance() -> None:
+    assert [show_short_count(number) for number in (7, 999, 1234, 5_600_000, 7 * 10**9)] == [
+        "7", "999", "1.23 k", "5.6 M", "7 G",
+    ]  # fmt: skip
+    assert [show_short_amount(nano) for nano in (0, 10**9, 11_999_999_996, 12_345)] == ["0", "1", "12", "0"]
+    assert [show_percent(share) for share in (None, 0.0, 0.004, 0.5, 1.0)] == ["–", "0 %", "0.4 %", "50 %", "100 %"]
+
+
+def test_times_are_for_machines_and_for_people_without_scripts() -> None:
+    assert show_iso(1_800_000_000_123) == "2027-01-15T08:00:00.123Z"
+    assert show_utc(1_800_000_000_123) == "2027-01-15 08:00:00 UTC"
+
+
+def test_ids_are_known_and_shortened() -> None:
+    address, digest = "0x" + "ab" * 20, "0x" + "cd" * 32
+    assert [is_id(value) for value in (address, digest, "0x12", 7, None)] == [True, True, False, False, False]
+    assert shorten(digest) == "0xcdcdcd…cdcd"
+    assert shorten("0x12") == "0x12"
+
+
+def test_a_link_to_the_same_page_drops_what_is_empty_and_escapes_the_rest() -> None:
+    assert with_query("/log", {"kind": "a b&c", "run": ""}, before=None) == "/log?kind=a+b%26c"
+    assert with_query("/log", {"before": "3"}, before="") == "/log"
+
+
+def test_parameters_have_one_way_to_be_written() -> None:
+    ask = PageParams({"n": "12", "empty": "  ", "bad": "012", "sort": "up", "place": "5.0x" + "00" * 20})
+    assert (ask.number("n"), ask.number("empty"), ask.number("none")) == (12, None, None)
+    assert ask.cursor("place") == (5, bytes(20))
+    for read in (
+        lambda: ask.number("bad"),
+        lambda: ask.number("n", 11),
+        lambda: ask.choice("sort", {"down": 1}),
+        lambda: ask.node("n"),
+        lambda: ask.digest("n"),
+        lambda: ask.subject("n"),
+        lambda: ask.run("sort ") or ask.run("place"),
+        lambda: ask.cursor("n"),
+    ):
+        with pytest.raises(RemoteError):
+            read()
+
+
+def test_a_brief_says_whose_pool_it_is_in() -> None:
+    funded = e.Deposited(account=NodeId(bytes(20)), amount_nano=10**9, reference=Digest(bytes(32)), run=RunId("demo"))
+    assert write_brief(funded).startswith("1 tokens for the pool of demo, by ")
+
+
+def test_a_brief_stays_brief() -> None:
+    entry = e.NodeRegistered(roles=(Role.WORKER,), hardware="x" * 256)
+    assert write_brief(entry).startswith("worker; xxx")
+    assert len(write_brief(entry)) == BRIEF_CHARS_MAX

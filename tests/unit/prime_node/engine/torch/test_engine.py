@@ -1,0 +1,320 @@
+"""Claims about the torch engine: its numbers are those of transformers, whoever else is in the batch."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
+from prime_node.engine.interface import Completion, ForwardResult, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.torch.dense import DenseModel
+from prime_node.engine.torch.engine import TorchEngine
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.proofs.sampling import sample_tokens
+from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
+from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.rollouts.rollout import FinishReason
+from prime_protocol.wire.ids import Digest
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3", "head_dim": 32, "tied": False, "attention_bias": True},
+    "llama": {"family": "llama", "rope": LLAMA3, "attention_bias": True, "mlp_bias": True, "kv_heads": 1},
+    "mistral": {
+        "family": "mistral",
+        "rope": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        "kv_heads": 4,
+    },
+}
+SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=70)
+GREEDY = Sampling(temperature=0.0, eos=frozenset({EOS_TOKEN, 3}), tokens_max=12)
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: make_tiny_checkpoint(tmp_path_factory.mktemp(name), **values) for name, values in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def engine(folders: dict[str, Path]) -> TorchEngine:
+    """With Qwen2, for the claims where the family does not matter. Nobody loads anything else into it."""
+    return open_engine(folders["qwen2"])
+
+
+def open_engine(folder: Path, **settings: Any) -> TorchEngine:
+    engine = TorchEngine(device="cpu", **{"precision": "float32", "batch_max": 8, **settings})
+    engine.load(folder)
+    return engine
+
+
+def make_orders(count: int, seed: int = 0) -> list[GenerateRequest]:
+    """Prompts of 1 to 20 tokens."""
+    dice = np.random.default_rng(seed)
+    return [
+        GenerateRequest(
+            number=number,
+            prompt=dice.integers(0, 32, dice.integers(1, 21)).astype(np.int32),
+            seed=int(dice.integers(0, 2**64, dtype=np.uint64)),
+        )
+        for number in range(count)
+    ]
+
+
+def generate(
+    engine: TorchEngine, orders: Sequence[GenerateRequest], sampling: Sampling = SAMPLING
+) -> dict[int, Completion]:
+    done = {completion.number: completion for completion in engine.generate(orders, sampling)}
+    assert done.keys() == {order.number for order in orders}
+    return done
+
+
+def read(
+    engine: TorchEngine, texts: Sequence[TokenSequence], sampling: Sampling = SAMPLING
+) -> dict[int, ForwardResult]:
+    readings = {reading.number: reading for reading in engine.read(texts, sampling)}
+    assert readings.keys() == {text.number for text in texts}
+    return readings
+
+
+def make_texts(orders: Sequence[GenerateRequest], done: dict[int, Completion]) -> list[TokenSequence]:
+    return [TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
+
+
+def open_public(folder: Path) -> Any:
+    """The same model in transformers."""
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def write_naively(model: Any, order: GenerateRequest, sampling: Sampling) -> tuple[list[int], list[float], Floats]:
+    """One sequence by itself, everything computed anew for each token: tokens, log-probs, hidden states."""
+    tokens, logprobs, states = order.prompt.tolist(), [], []
+    while True:
+        with torch.inference_mode():
+            seen = model.base_model(torch.tensor([tokens])).last_hidden_state[0, -1:]
+            logits = model.lm_head(seen).numpy()
+        position = len(tokens) - len(order.prompt)
+        token = int(
+            sample_tokens(logits, sampling.temperature, np.array([order.seed], np.uint64), np.array([position]))[0]
+        )
+        scores = logits[0] / (sampling.temperature or 1.0)
+        logprobs.append(float(scores[token] - np.log(np.exp(scores).sum())))
+        states.append(seen.numpy()[0])
+        tokens.append(token)
+        if token in sampling.eos or position + 1 == sampling.tokens_max:
+            return tokens[len(order.prompt) :], logprobs, np.stack(states)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_writes_and_reads_what_transformers_would(name: str, folders: dict[str, Path]) -> None:
+    engine, public, orders = open_engine(folders[name]), open_public(folders[name]), make_orders(12)
+    assert isinstance(engine._model, DenseModel), "the fast way is taken"
+    sampling = Sampling(temperature=0.9, eos=frozenset({EOS_TOKEN}), tokens_max=36)
+    done = generate(engine, orders, sampling)
+    readings = read(engine, make_texts(orders, done), sampling)
+    assert len({len(completion.tokens) for completion in done.values()}) > 2, "lengths differ"
+    for order in orders:
+        tokens, logprobs, states = write_naively(public, order, sampling)
+        completion, reading = done[order.number], readings[order.number]
+        assert completion.tokens.tolist() == tokens
+        assert np.abs(completion.logprobs - logprobs).max() < 1e-5
+        assert np.abs(reading.logprobs - logprobs).max() < 1e-5
+        assert reading.margins.max() < 1e-4
+        seen = (reading.hidden_bits.astype(np.uint32) << 16).view(np.float32)
+        assert np.abs(seen - states).max() <= np.abs(states).max() / 128, "but for the rounding to bf16"
+        close = build_proofs(tensor_to_bits(torch.from_numpy(states).bfloat16()))
+        reports = verify_proofs(close, reading.hidden_bits, seed=Digest(bytes(32)))
+        assert max(report.mantissa_error_mean for report in reports) < 0.2
+
+
+def test_greedy_takes_the_likeliest_token_and_any_of_the_end_tokens(folders: dict[str, Path]) -> None:
+    engine, public, orders = open_engine(folders["qwen3"]), open_public(folders["qwen3"]), make_orders(10, seed=3)
+    done = generate(engine, orders, GREEDY)
+    for order in orders:
+        tokens, logprobs, _ = write_naively(public, order, GREEDY)
+        assert done[order.number].tokens.tolist() == tokens
+        assert np.abs(done[order.number].logprobs - logprobs).max() < 1e-5
+    assert read(engine, make_texts(orders, done), GREEDY)[0].margins.max() < 1e-5
+
+
+def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: TorchEngine) -> None:
+    done = generate(engine, make_orders(40))
+    assert {completion.finish for completion in done.values()} == {FinishReason.EOS, FinishReason.LENGTH}
+    for completion in done.values():
+        ends = np.flatnonzero(completion.tokens == EOS_TOKEN).tolist()
+        is_eos = completion.finish is FinishReason.EOS
+        assert ends == ([len(completion.tokens) - 1] if is_eos else [])
+        assert is_eos or len(completion.tokens) == SAMPLING.tokens_max
+        assert completion.tokens.dtype == np.int32
+        assert completion.logprobs.dtype == np.float32
+        assert completion.logprobs.max() <= 0
+
+
+@pytest.mark.parametrize("batch_max", [1, 3, 64])
+def test_a_completion_does_not_depend_on_who_else_is_in_the_batch(
+    batch_max: int, engine: TorchEngine, folders: dict[str, Path]
+) -> None:
+    orders = make_orders(14, seed=1)
+    one, other = generate(engine, orders), generate(open_engine(folders["qwen2"], batch_max=batch_max), orders[::-1])
+    for number, completion in one.items():
+        assert other[number].tokens.tolist() == completion.tokens.tolist()
+        assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama"])
+def test_writes_the_same_where_the_kernels_were_not_compiled(
+    name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_orders(30, seed=8)
+    one = generate(open_engine(folders[name]), orders)
+    for module in ("torch_attention", "torch_prefill"):
+        monkeypatch.setattr(f"prime_node.engine.{module}.get_kernel", lambda: None)
+    other = generate(open_engine(folders[name]), orders)
+    for number, completion in one.items():
+        assert other[number].tokens.tolist() == completion.tokens.tolist()
+        assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
+
+
+def test_proofs_hold_against_its_own_reading_and_no_others(engine: TorchEngine) -> None:
+    orders = make_orders(40, seed=2)
+    done = generate(engine, orders)
+    readings = read(engine, make_texts(orders, done))
+    lengths = {len(completion.tokens) for completion in done.values()}
+    assert min(lengths) < 32 < max(lengths), "short ones, and ones of several chunks"
+    for number, completion in done.items():
+        proofs = parse_proofs(completion.proofs, tokens=len(completion.tokens), hidden=64)
+        reports = verify_proofs(proofs, readings[number].hidden_bits, seed=Digest(bytes(32)))
+        assert not find_faults(reports, ToplocThresholds(exponent_mismatches_max=4, mantissa_error_mean_max=0.5))
+        other = readings[(number + 1) % 40].hidden_bits
+        if len(other) == len(completion.tokens):
+            assert find_faults(verify_proofs(proofs, other, seed=Digest(bytes(32))), ToplocThresholds())
+
+
+def test_reading_tells_the_margin_of_a_token_that_was_not_drawn(engine: TorchEngine) -> None:
+    (order,) = make_orders(1)
+    (text,) = make_texts([order], generate(engine, [order]))
+    forged = text.output.copy()
+    forged[-1] = (forged[-1] + 1) % 32
+    changed = TokenSequence(number=0, prompt=text.prompt, output=forged, seed=text.seed)
+    honest, lie = read(engine, [text])[0], read(engine, [changed])[0]
+    assert honest.margins.max() < 1e-4
+    assert lie.margins[-1] > 0.01
+    assert np.abs(lie.margins[:-1]).max() < 1e-4
+    assert np.array_equal(honest.hidden_bits, lie.hidden_bits), "what was drawn comes after what it was drawn from"
+
+
+def test_reading_tells_how_likely_the_end_was(engine: TorchEngine, folders: dict[str, Path]) -> None:
+    public, (order,) = open_public(folders["qwen2"]), make_orders(1, seed=9)
+    (text,) = make_texts([order], generate(engine, [order]))
+    tokens = torch.tensor(np.concatenate((text.prompt, text.output))).long()[None]
+    with torch.inference_mode():
+        logprobs = public(tokens).logits[0, len(text.prompt) - 1 : -1].div(2.0).log_softmax(-1)
+    cooler = Sampling(temperature=2.0, eos=frozenset({4, EOS_TOKEN}), tokens_max=70)
+    wanted = logprobs[:, [4, EOS_TOKEN]].amax(dim=1).numpy()
+    assert np.abs(read(engine, [text], cooler)[0].eos_logprobs - wanted).max() < 1e-5
+    endless = Sampling(temperature=2.0, eos=frozenset(), tokens_max=70)
+    assert np.isfinite(read(engine, [text], endless)[0].eos_logprobs).all()
+
+
+def test_reading_a_large_vocabulary_in_pieces_changes_nothing(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_orders(6, seed=4)
+    texts = make_texts(orders, generate(engine, orders))
+    whole = read(engine, texts)
+    monkeypatch.setattr("prime_node.engine.torch.forward.LOGITS_MAX", 7 * 32)
+    for number, reading in read(engine, texts).items():
+        assert np.array_equal(reading.hidden_bits, whole[number].hidden_bits)
+        assert np.abs(reading.margins - whole[number].margins).max() < 1e-4
+        assert np.abs(reading.logprobs - whole[number].logprobs).max() < 1e-5
+
+
+def test_stops_as_soon_as_nobody_wants_it(engine: TorchEngine) -> None:
+    wanted = iter([True] * 30)
+    done = list(engine.generate(make_orders(40), SAMPLING, lambda: next(wanted, False)))
+    assert 0 < len(done) < 20
+    assert len(generate(engine, make_orders(3))) == 3, "and goes on with other work"
+
+
+def test_bfloat16_is_close_to_float32(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prime_node.engine.torch.device.has_bf16", lambda device: True)
+    half, full = open_engine(folders["llama"], precision="bfloat16"), open_engine(folders["llama"])
+    assert half.facts.precision == "bfloat16"
+    orders = make_orders(6, seed=5)
+    done = generate(half, orders)
+    for number, reading in read(full, make_texts(orders, done)).items():
+        assert reading.margins.max() < 0.1
+        assert np.abs(reading.logprobs - done[number].logprobs).max() < 0.1
+
+
+def test_facts_say_what_is_loaded(folders: dict[str, Path]) -> None:
+    engine = TorchEngine(device="cpu")
+    with pytest.raises(LocalError, match="no checkpoint is loaded"):
+        _ = engine.facts
+    with pytest.raises(LocalError, match="no checkpoint is loaded"):
+        list(engine.generate(make_orders(1), SAMPLING))
+    engine.load(folders["mistral"])
+    assert (engine.facts.engine, engine.facts.device) == ("torch", "cpu")
+    assert (engine.facts.hidden, engine.facts.vocabulary, engine.facts.context_max) == (64, 32, 2048)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens_max", "problem"),
+    [([], 5, "no prompt"), ([32], 5, "outside of the 32"), ([-1], 5, "outside of the 32"), ([1], 2048, "ends at 2048")],
+)
+def test_orders_that_the_model_cannot_answer_are_refused(
+    engine: TorchEngine, prompt: list[int], tokens_max: int, problem: str
+) -> None:
+    order = GenerateRequest(number=0, prompt=np.array(prompt, np.int32), seed=0)
+    with pytest.raises(LocalError, match=problem):
+        list(engine.generate([order], Sampling(temperature=1.0, eos=frozenset(), tokens_max=tokens_max)))
+
+
+@pytest.mark.parametrize(("prompt", "output"), [([], [1]), ([1], []), ([1], [32]), ([-1], [1]), ([1], [1] * 2048)])
+def test_texts_that_no_model_could_have_written_are_their_authors_fault(
+    engine: TorchEngine, prompt: list[int], output: list[int]
+) -> None:
+    text = TokenSequence(number=7, prompt=np.array(prompt, np.int32), output=np.array(output, np.int32), seed=0)
+    with pytest.raises(RemoteError, match=r"rows\[7\]"):
+        list(engine.read([text], SAMPLING))
+
+
+def test_nothing_to_do_is_no_work(engine: TorchEngine) -> None:
+    assert generate(engine, []) == {}
+    assert read(engine, []) == {}
+
+
+def test_configurations_of_other_ways_are_not_taken_for_the_dense_family(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    folder = make_tiny_checkpoint(tmp_path, family="llama", rope=yarn)
+    engine, public, orders = open_engine(folder), open_public(folder), make_orders(3, seed=6)
+    assert not isinstance(engine._model, DenseModel)
+    done = generate(engine, orders)
+    for order in orders:
+        assert done[order.number].tokens.tolist() == write_naively(public, order, SAMPLING)[0]
+
+
+def test_older_configurations_say_the_same_in_other_words(tmp_path: Path, folders: dict[str, Path]) -> None:
+    folder = make_tiny_checkpoint(tmp_path, **MODELS["llama"])
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    orders = make_orders(4, seed=7)
+    one, other = generate(open_engine(folder), orders), generate(open_engine(folders["llama"]), orders)
+    assert all(np.array_equal(one[number].logprobs, other[number].logprobs) for number in one)

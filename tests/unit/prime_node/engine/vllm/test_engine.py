@@ -1,0 +1,92 @@
+"""The vLLM engine for real, in the interpreter that has vLLM: tests/support/vllm_trials.py acts, this judges.
+
+One process for all claims, as vLLM takes seconds to start.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
+from support.spliced_weights import splice_checkpoint
+
+TESTS = Path(__file__).parents[4]
+PYTHON = TESTS.parent / ".vllm/bin/python"
+SHAPE: dict[str, Any] = {"heads": 2, "kv_heads": 1}
+"""vLLM's attention on CPUs wants at least 32 values in a head."""
+CHANGED = "model.layers.1.self_attn.k_proj.weight"
+TINY = 1e-4
+"""More than float32 gives on any machine, less than any other program would."""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make .vllm/ready")
+def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(tmp_path: Path) -> None:
+    found = run_trials(tmp_path)
+    check_records(found)
+    check_memory(found)
+    check_swaps(found)
+    check_refusals(found)
+
+
+def run_trials(folder: Path) -> dict[str, Any]:
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "PYTHONPATH": str(TESTS),
+        "OMP_NUM_THREADS": "1",
+        # What vLLM finds out about a class of models takes it seconds, once.
+        "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
+    }
+    first, second = (
+        make_tiny_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate(("first", "second"))
+    )
+    splice_checkpoint(folder / "partly", first, second, [CHANGED])
+    make_tiny_checkpoint(folder / "deeper", layers=3, **SHAPE)
+    make_tiny_checkpoint(folder / "small_heads", heads=4)
+    command = [str(PYTHON), str(TESTS / "support/vllm_trials.py"), str(folder), CHANGED]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    sys.stderr.write(run.stderr[-4000:])
+    assert run.returncode == 0
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def check_records(found: dict[str, Any]) -> None:
+    """Prompts read in parts, requests put aside and a cache that knows the text: each token has its one state."""
+    assert found["eos"] == [EOS_TOKEN]
+    assert found["put_aside"] > 0, "the cache was meant to be too small"
+    assert found["longest_prompt"] > found["step_tokens"]
+    assert found["finishes"] == ["EOS", "LENGTH"]
+    for name in ("long_read", "read", "greedy_read", "deeper_read"):
+        seen = found[name]
+        assert len(seen["rows"]) == len(found["first"])
+        assert seen["problems"] == []
+        assert seen["exponent_mismatches"] <= 2
+        assert seen["margin"] < TINY
+        assert seen["logprob_error"] < TINY
+    assert 0 < found["abandoned"] < len(found["first"])
+
+
+def check_memory(found: dict[str, Any]) -> None:
+    """A full device costs speed and nothing else, until not even one completion fits."""
+    assert found["short_of_memory"] == found["first"]
+    assert found["room_left"] == 2
+    assert "not enough memory for one completion" in found["no_memory"]
+
+
+def check_swaps(found: dict[str, Any]) -> None:
+    assert found["second"] != found["first"]
+    assert found["first_again"] == found["first"]
+    assert found["partly"] == found["partly_whole"]
+    assert found["partly"] != found["first"]
+
+
+def check_refusals(found: dict[str, Any]) -> None:
+    assert found["foreign_token"].startswith("RemoteError: rows[0]: has tokens outside")
+    assert "700 prompt tokens and may take 40 more" in found["too_long"]
+    assert "Unsupported CPU attention configuration: head_dim=16" in found["small_heads"]
+    assert "no checkpoint is loaded whole" in found["nothing_whole"]

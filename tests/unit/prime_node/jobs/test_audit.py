@@ -1,0 +1,333 @@
+"""A validator's audit, with a real engine process: what it finds, what it keeps, and when it says nothing."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+import pytest_asyncio
+
+from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding, Generated
+from prime_node.engine.config import EngineConfig
+from prime_node.jobs.audit import Auditor
+from prime_node.jobs.examination import (
+    EvidenceBundle,
+    compare_metrics,
+    compute_checkpoint_root,
+    decode_evidence,
+    digest_metrics,
+    replay_audit,
+    verify_evidence_signature,
+)
+from prime_node.jobs.file_checks import Judgement
+from prime_protocol.constants import READ_PROOF_BYTES
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.proofs.read_proofs import is_read_proof_refuted
+from prime_protocol.rollouts.file import read_rollouts, write_rollouts
+from prime_protocol.rollouts.rollout import FinishReason, Rollout
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.signing import Signature
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, sign_document
+from prime_runtime.clock import SystemClock
+from prime_runtime.http.client import ServerAddress
+from prime_runtime.sandbox.sandbox import Sandbox
+from support.job_setup import KEY, NETWORK, RUN, Scene, digest, grant, wanted
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Shop:
+    """Serves one file, as a coordinator would, or another one, or none."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+
+    async def get(self, server: ServerAddress, path: str, **limits: object) -> bytes | None:
+        return self.data
+
+
+class Bench:
+    """A validator and the honest file of a lease."""
+
+    def __init__(self, scene: Scene, data: bytes) -> None:
+        self.scene = scene
+        self.data = data
+        self.lease = grant()
+        self.signed: tuple[SubmissionReceipt, Signature] | None = None
+
+    async def audit(self, data: bytes | None, **changes: object) -> AuditDone | AuditFailed:
+        """`data` is what the coordinator hands out for it; None: nothing."""
+        given = self.data if data is None else data
+        auditor = Auditor(
+            Shop(data),  # type: ignore[arg-type]
+            ServerAddress("http://127.0.0.1:1", KEY.node),
+            NETWORK,
+            RUN,
+            node=KEY.node,
+            briefings=self.scene,  # type: ignore[arg-type]
+            keeper=self.scene.keeper,
+            shelf=self.scene.shelf,
+            sandbox=Sandbox(),
+            find_receipt=self._find_receipt,
+            clock=SystemClock(),
+        )
+        self.auditor = auditor
+        return await auditor.audit(replace(self.scene.task(given, self.lease), **changes))
+
+    async def find(self, data: bytes, *, is_signed: bool = True) -> AuditFinding:
+        receipt = self.scene.receipt(data, self.lease)
+        if is_signed:
+            self.signed = receipt, sign_document(KEY, receipt, EMBEDDED_DOMAIN)
+        event = await self.audit(data)
+        assert isinstance(event, AuditDone), self.auditor.problem
+        return event.finding
+
+    async def _find_receipt(self, submission: Digest) -> tuple[SubmissionReceipt, Signature] | None:
+        return self.signed
+
+    def forge(self, change: Callable[[Rollout], Rollout]) -> bytes:
+        """The honest file with its second row changed."""
+        file = read_rollouts(self.data, self.scene.briefing.get_limits(2, 1))
+        rows = [file.rows[0], change(file.rows[1])]
+        return write_rollouts(file.header, rows)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    scene = Scene(tmp_path_factory.mktemp("scene"))
+    event = await scene.worker.generate(wanted(), lambda progress: None)
+    assert isinstance(event, Generated)
+    data = scene.shelf.get(event.file.file_digest)
+    assert data is not None
+    scene.shelf.remove(event.file.file_digest)
+    yield Bench(scene, data)
+    await scene.keeper.close()
+
+
+def swap_token(row: Rollout) -> Rollout:
+    tokens = row.output_tokens.copy()
+    tokens[0] = (tokens[0] + 1) % 10
+    return replace(row, output_tokens=tokens)
+
+
+def cut_short(row: Rollout) -> Rollout:
+    kept = max(1, len(row.output_tokens) - 1)
+    return replace(
+        row,
+        finish=FinishReason.LENGTH,
+        output_tokens=row.output_tokens[:kept],
+        output_logprobs=row.output_logprobs[:kept],
+        proofs=row.proofs[: 258 * -(-kept // 32)],
+    )
+
+
+FORGERIES: dict[str, Callable[[Rollout], Rollout]] = {
+    "another token": swap_token,
+    "cut short": cut_short,
+    "log-probs of another temperature": lambda row: replace(row, output_logprobs=row.output_logprobs / 2),
+    "proofs of something else": lambda row: replace(row, proofs=bytes([0x90, 0]) * (len(row.proofs) // 2)),
+    "proofs that are none": lambda row: replace(row, proofs=bytes(len(row.proofs))),
+    "another prompt": lambda row: replace(row, prompt_tokens=row.prompt_tokens[::-1].copy()),
+}
+
+
+async def test_honest_work_is_accepted_with_its_numbers(bench: Bench) -> None:
+    finding = await bench.find(bench.data)
+    assert (finding.outcome, finding.reason, finding.has_bundle) == (Outcome.ACCEPT, "", False)
+    assert finding.evidence == digest_metrics(finding.metrics)
+    metrics = {metric.name: metric.value for metric in finding.metrics}
+    assert metrics["margin_max"] == 0.0
+    assert 0 <= metrics["reward_mean"] <= 1
+    assert bench.auditor.counts == {"accept": 1}
+
+
+async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
+    assert isinstance(await bench.audit(None), AuditFailed)
+    assert "the coordinator has no /objects/" in bench.auditor.problem
+    assert isinstance(await bench.audit(bench.data, file_digest=digest("other")), AuditFailed)
+    assert "not what its digest says" in bench.auditor.problem
+    assert isinstance(await bench.audit(bench.data, deadline_ms=0), AuditFailed)
+    assert "not done in time" in bench.auditor.problem
+    await bench.scene.keeper.close()
+    bench.scene.behave("die")
+    assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert "exit code 7" in bench.auditor.problem
+    (bench.scene.checkpoint / "behaviour").unlink()
+    assert not list((bench.scene.folder / "files").iterdir()), "and nothing is kept of it"
+
+
+async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*given: object) -> None:
+        raise IndexError("row 7")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prime_node.jobs.examination.read_rollouts", stumble)
+        assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert bench.auditor.problem == "a fault of this program: IndexError('row 7')"
+    assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT
+
+
+async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench) -> None:
+    model, keeper = bench.scene.checkpoint / "model.safetensors", bench.scene.keeper
+    good = model.read_bytes()
+    middle = len(good) // 2
+    model.write_bytes(good[:middle] + bytes(byte ^ 0x40 for byte in good[middle : middle + 64]) + good[middle + 64 :])
+    await keeper.invalidate_weights()
+    briefing = bench.scene.briefing
+    async with keeper.acquire(briefing.root, briefing.folder, briefing.terms.tolerance.precision):
+        model.write_bytes(good)
+    assert isinstance(await bench.audit(bench.data), AuditFailed)
+    assert "was found hard" in bench.auditor.problem
+    assert "read once more, accept" in bench.auditor.problem
+    assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT, "what it holds now was loaded anew"
+
+
+async def test_nothing_is_rejected_with_weights_that_are_damaged_on_disk(bench: Bench) -> None:
+    bench.scene.damage = "the checkpoint is damaged"
+    try:
+        assert isinstance(await bench.audit(bench.forge(swap_token)), AuditFailed)
+    finally:
+        bench.scene.damage = ""
+    assert bench.auditor.problem == "the checkpoint is damaged"
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_forgery_is_hard_and_its_evidence_says_where(bench: Bench, name: str) -> None:
+    forged = bench.forge(FORGERIES[name])
+    finding = await bench.find(forged)
+    assert finding.outcome is Outcome.FRAUDULENT
+    assert "row 1" in finding.reason
+    assert finding.has_bundle
+    bundle = bench.scene.shelf.get(finding.evidence)
+    assert bundle is not None
+    evidence = decode_evidence(bundle)
+    assert (evidence.file, evidence.reason, evidence.metrics) == (forged, finding.reason, finding.metrics)
+    assert verify_evidence_signature(evidence, EMBEDDED_DOMAIN)
+    assert evidence.flaws[0].row == 1
+
+
+async def test_a_file_that_is_not_in_order_is_soft(bench: Bench) -> None:
+    finding = await bench.find(bench.data[:-9] + b"x" + bench.data[-8:])
+    assert finding.outcome is Outcome.INVALID
+    assert "the file is not in order: footer" in finding.reason
+
+
+async def test_a_receipt_of_another_submission_stays_out_of_the_evidence(bench: Bench) -> None:
+    forged = bench.forge(FORGERIES["another token"])
+    other = bench.scene.receipt(b"another file", bench.lease)
+    bench.signed = other, sign_document(KEY, other, EMBEDDED_DOMAIN)
+    bundle = bench.scene.shelf.get((await bench.find(forged, is_signed=False)).evidence)
+    assert bundle is not None
+    evidence = decode_evidence(bundle)
+    assert evidence.receipt is None
+    assert not verify_evidence_signature(evidence, EMBEDDED_DOMAIN)
+
+
+# --- Run again ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bundle_is_run_again_with_the_weights_it_names_and_no_others(bench: Bench) -> None:
+    scene = bench.scene
+    root = compute_checkpoint_root(scene.checkpoint)
+    forged = bench.forge(FORGERIES["log-probs of another temperature"])
+    evidence = decode_evidence(bench.scene.shelf.get((await bench.find(forged)).evidence) or b"")
+    with pytest.raises(LocalError, match="holds the checkpoint"):
+        await run_again(scene, evidence)
+    judged = await run_again(scene, with_root(evidence, root))
+    assert judged.outcome is Outcome.INVALID, "the file's own header names the other root"
+    tolerance = evidence.facts.terms.tolerance
+    checks = {row.name: row for row in compare_metrics(evidence.metrics, judged, tolerance)}
+    assert checks["logprob_error_max"].in_verdict is not None
+    assert checks["logprob_error_max"].limit == 0.05
+    assert checks["flaws"].limit == 0.0
+
+
+async def run_again(scene: Scene, evidence: EvidenceBundle) -> Judgement:
+    examined = await replay_audit(
+        evidence.run,
+        evidence.task,
+        evidence.facts,
+        file=evidence.file,
+        weights=scene.checkpoint,
+        dataset=b"",
+        engine=EngineConfig(),
+        folder=scene.folder / "again",
+        clock=SystemClock(),
+    )
+    return examined.judge()
+
+
+def with_root(evidence: EvidenceBundle, root: Digest) -> EvidenceBundle:
+    weights = replace(evidence.facts.weights, root=root)
+    return replace(
+        evidence, task=replace(evidence.task, checkpoint_root=root), facts=replace(evidence.facts, weights=weights)
+    )
+
+
+# --- The bundle -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda e: replace(e, file=b"another file"), "Evidence.file"),
+        (lambda e: replace(e, task=replace(e.task, checkpoint_root=digest("x"))), "Evidence.facts.weights.root"),
+        (lambda e: replace(e, task=replace(e.task, submission=digest("x"))), "receipt"),
+        (lambda e: replace(e, task=replace(e.task, lease=5)), "receipt.lease"),
+    ],
+)
+async def test_a_bundle_that_contradicts_itself_is_refused(
+    bench: Bench, change: Callable[[EvidenceBundle], EvidenceBundle], field: str
+) -> None:
+    forged = bench.forge(FORGERIES["another token"])
+    raw = bench.scene.shelf.get((await bench.find(forged)).evidence) or b""
+    with pytest.raises(RemoteError) as caught:
+        decode_evidence(encode(change(decode_evidence(raw))))
+    assert caught.value.field == field
+    for damaged in (raw[:-1], raw + b"\0", b"", raw[:40] + bytes([raw[40] ^ 1]) + raw[41:]):
+        with pytest.raises(RemoteError):
+            decode_evidence(damaged)
+
+
+async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prime_node.jobs.examination.FILE_BYTES_MAX", 1_000)
+    scene, large = bench.scene, bytes(1_001)
+    task = scene.task(large, bench.lease)
+    event = await bench.audit(large)
+    assert isinstance(event, AuditDone)
+    evidence = decode_evidence(scene.shelf.get(event.finding.evidence) or b"")
+    assert (evidence.file, evidence.task) == (b"", task)
+    assert evidence.task.file_digest == sha256(large).digest()
+    assert evidence.numbers == ()
+
+
+async def test_a_finding_has_the_looks_of_its_own_reader_whatever_it_finds(bench: Bench) -> None:
+    for data in (bench.data, bench.forge(swap_token)):
+        (reader, looks), *others = (await bench.find(data)).read_proofs.items()
+        assert (reader, len(looks), others) == (KEY.node, READ_PROOF_BYTES, [])
+
+
+async def test_an_inspector_finds_the_looks_of_those_who_read_and_no_others(bench: Bench) -> None:
+    said, other = (await bench.find(bench.data)).read_proofs[KEY.node], NodeId(bytes(20))
+    event = await bench.audit(bench.data, readers=(KEY.node, other))
+    assert isinstance(event, AuditDone)
+    seen = event.finding.read_proofs
+    assert seen.keys() == {KEY.node, other}
+    assert not is_read_proof_refuted(said, seen[KEY.node])
+    assert is_read_proof_refuted(said, seen[other])
+    assert is_read_proof_refuted(seen[other], seen[KEY.node])
+    assert not event.finding.has_bundle
+
+
+async def test_what_needs_no_model_has_no_looks(bench: Bench) -> None:
+    finding = await bench.find(bench.forge(FORGERIES["another prompt"]))
+    assert (finding.outcome, finding.read_proofs) == (Outcome.FRAUDULENT, {})
+    event = await bench.audit(b"no file", readers=(KEY.node,))
+    assert isinstance(event, AuditDone)
+    assert event.finding.read_proofs == {}

@@ -1,0 +1,204 @@
+"""A worker that is killed after any of its writes goes on in the next process: nothing is lost, nothing sent twice.
+
+Agent, worker, journal, shelf and memory are the real ones, and so is the engine's process. The coordinator is a few
+lines that keep its promises: a lease stays open until it is answered, and the same answer twice is one.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from prime_node.agent.agent import Agent
+from prime_node.agent.events import (
+    Effect,
+    Event,
+    Generate,
+    LoadWeights,
+    ReplyReceived,
+    SaveState,
+    Send,
+    SendTimedOut,
+    Started,
+    Tick,
+    WeightsReady,
+)
+from prime_node.agent.outbox import NodeProfile
+from prime_node.config import NodeConfig
+from prime_node.jobs.runner import JobRunner
+from prime_node.storage.journal import JobState
+from prime_node.storage.saved_state import SavedStateFile
+from prime_protocol.ledger.entries import Role, Submitted
+from prime_protocol.wire.ids import Digest, Step
+from prime_protocol.wire.messages import (
+    CheckpointRef,
+    EntryReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    NodeCommand,
+)
+from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_runtime.clock import SystemClock
+from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, Scene, digest, grant
+
+WRITES = 7
+"""File, journal, memory, the coordinator's log, memory, journal; and one more, so that the last case has no crash."""
+PROFILE = NodeProfile(network=NETWORK, run=RUN, roles=(Role.WORKER,))
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Coordinator:
+    """One lease, and every answer that ever came in, with the file that was on the node's disk at that moment."""
+
+    def __init__(self) -> None:
+        self.is_granted = False
+        self.answers: list[tuple[Submitted, bytes | None]] = []
+
+    def beat(self, now_ms: int) -> HeartbeatReply:
+        weights = CheckpointRef(step=Step(0), root=ROOT, manifest=digest("manifest"), beacon=BEACON)
+        return HeartbeatReply(
+            now_ms=now_ms,
+            next_heartbeat_ms=1_000,
+            head=b"",
+            weights=weights,
+            lag_max=1,
+            leases=(grant(),) if self.is_granted and not self.answers else (),
+            audits=(),
+            command=NodeCommand.NONE,
+            version_min=1,
+            upgrade_by_ms=0,
+        )
+
+    def lease(self) -> LeaseReply:
+        is_free, self.is_granted = not self.is_granted, True
+        return LeaseReply(lease=grant() if is_free else None, retry_ms=60_000, reason="")
+
+
+class Process:
+    """One life of the node: the daemon's loop, with a count of what reaches a disk."""
+
+    def __init__(self, scene: Scene, coordinator: Coordinator, crash_after: int) -> None:
+        self.scene = scene
+        self.coordinator = coordinator
+        self.crash_after = crash_after
+        self.writes = 0
+        config = NodeConfig(folder=scene.folder, coordinator="http://127.0.0.1:1", coordinator_id=str(KEY.node))
+        config = NodeConfig(**{**vars(config), "run": RUN, "network": NETWORK})
+        swarm: Any = type("NoSwarm", (), {"fetcher": None, "store": None})
+        self.workshop = JobRunner(
+            config,
+            KEY.node,
+            None,
+            swarm,
+            scene.shelf,
+            tell=lambda event: None,
+            clock=SystemClock(),  # type: ignore[arg-type]
+        )
+        self.memory = SavedStateFile(scene.folder / "memory")
+        self.agent = Agent(KEY, PROFILE, Random(0))
+        scene.worker._journal = self.workshop.journal
+        self._count(scene.shelf, "put")
+        self._count(self.workshop.journal, "_put")
+        self._count(self.memory, "save")
+
+    def _count(self, owner: Any, name: str) -> None:
+        inner: Callable[..., Any] = getattr(type(owner), name)
+
+        def counted(*values: Any) -> Any:
+            result = inner(owner, *values)
+            self._wrote()
+            return result
+
+        setattr(owner, name, counted)
+
+    def _wrote(self) -> None:
+        self.writes += 1
+        if self.writes == self.crash_after:
+            raise Killed
+
+    async def run(self) -> None:
+        """Until the lease is answered and nothing is on its way."""
+        memory = self.memory.load()
+        self.workshop.remove_orphan_files(memory)
+        now_ms, events = self.scene.clock.now_ms(), [Started(memory)]
+        for _ in range(200):
+            event: Event = events.pop(0) if events else Tick()
+            effects = self.agent.handle(event, now_ms)
+            for effect in effects:
+                events += [each async for each in self._carry_out(effect, now_ms)]
+            piece = self.workshop.journal.get_by_lease(RUN, 0)
+            if piece is not None and piece.state is JobState.RECEIVED and not self.memory.load().pending:
+                return
+            now_ms = max(now_ms, self.agent.wake_ms) if not events else now_ms
+        raise AssertionError("it never came to an end")
+
+    async def _carry_out(self, effect: Effect, now_ms: int):  # type: ignore[no-untyped-def]
+        match effect:
+            case SaveState(memory):
+                self.memory.save(memory)
+            case LoadWeights(weights):
+                yield WeightsReady(weights.step, weights.root)
+            case Generate():
+                yield await self.scene.worker.generate(effect, lambda progress: None)
+            case Send():
+                event = self._answer(effect, now_ms)
+                self.workshop.record_sent(effect, event)
+                yield event
+
+    def _answer(self, send: Send, now_ms: int) -> Event:
+        match send.message:
+            case Heartbeat():
+                return ReplyReceived(send.request, self.coordinator.beat(now_ms))
+            case LeaseRequest():
+                return ReplyReceived(send.request, self.coordinator.lease())
+            case Submitted() as entry:
+                assert send.file is not None
+                self.coordinator.answers.append((entry, self.scene.shelf.get(send.file)))
+                self._wrote()
+                return ReplyReceived(send.request, EntryReply(index=1, at_ms=now_ms))
+        return SendTimedOut(send.request)
+
+
+@pytest.fixture(scope="module")
+def checked() -> Iterator[list[Digest]]:
+    """File digests of all cases: the beacon fixes them, so they are one."""
+    found: list[Digest] = []
+    yield found
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("crash_after", range(1, WRITES + 1))
+async def test_a_lease_is_answered_once_whenever_the_process_is_killed(
+    crash_after: int, tmp_path: Path, checked: list[Digest]
+) -> None:
+    coordinator = Coordinator()
+    first = Scene(tmp_path)
+    is_killed = False
+    try:
+        await Process(first, coordinator, crash_after).run()
+    except Killed:
+        is_killed = True
+    await first.keeper.close()
+    assert is_killed is (crash_after < WRITES), "every write but the last case's is followed by a crash"
+
+    second = Scene(tmp_path)
+    process = Process(second, coordinator, crash_after=0)
+    if not coordinator.answers or process.memory.load().pending:
+        await process.run()
+    is_made_again = second.keeper.get_status()["pid"] is not None
+    await second.keeper.close()
+    entries = {compute_receipt_id(entry.receipt) for entry, _ in coordinator.answers}
+    assert len(entries) == 1, "the answer may be sent again, another one never is"
+    assert all(file is not None for _, file in coordinator.answers[:1]), "the file was there when it was needed"
+    assert is_made_again is (crash_after == 1), "what the journal has is not generated again"
+    piece = process.workshop.journal.get_by_lease(RUN, 0)
+    assert piece is not None
+    assert piece.submission in entries
+    checked.append(coordinator.answers[0][0].receipt.file_digest)

@@ -1,0 +1,446 @@
+"""Rules that judge: audit draws, verdicts, what they add up to, slashes and appeals."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from prime_protocol.constants import BASIS_POINTS, ROUNDS_MAX
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_audit_rate_bps, decide_outcome
+from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.state import AuditRoundState
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from support.ledger_network import BOND, SLASH, STAKE, TERMS, World, digest
+
+ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+
+
+@pytest.fixture
+def world() -> World:
+    return World.started()
+
+
+def rounds(*votes: tuple[Outcome, ...]) -> list[AuditRoundState]:
+    voters = (NodeId(bytes(19) + bytes([number])) for number in range(99))
+    return [AuditRoundState({}, digest("seed"), 0, {next(voters): vote for vote in round_}) for round_ in votes]
+
+
+@pytest.mark.parametrize(
+    ("expected", "quorum", "votes"),
+    [
+        (None, 3, [()]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
+        (ACCEPT, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, HARD, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, SOFT, ACCEPT)]),
+        (ACCEPT, 3, [(ACCEPT, HARD, ACCEPT), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
+        (None, 3, [(ACCEPT, HARD, HARD), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
+        (HARD, 3, [(ACCEPT, ACCEPT, ACCEPT), (HARD, HARD, HARD), (HARD, HARD, HARD)]),
+        (None, 3, [(HARD, HARD)]),
+        (HARD, 3, [(HARD, HARD, HARD)]),
+        (None, 3, [(HARD, ACCEPT, HARD)]),
+        (None, 3, [(HARD, HARD, ACCEPT), (HARD,)]),
+        (HARD, 3, [(HARD, HARD, ACCEPT), (HARD, HARD)]),
+        (None, 3, [(HARD, HARD, ACCEPT), (HARD, SOFT, HARD)]),
+        (None, 3, [(HARD, ACCEPT, SOFT)]),
+        (None, 3, [(SOFT, SOFT)]),
+        (SOFT, 3, [(SOFT, SOFT, SOFT)]),
+        (None, 3, [(SOFT, ACCEPT, SOFT)]),
+        (SOFT, 3, [(SOFT, ACCEPT, SOFT), (SOFT, SOFT)]),
+        (ACCEPT, 1, [(ACCEPT,)]),
+        (SOFT, 1, [(SOFT,)]),
+        (None, 2, [(ACCEPT, ACCEPT)]),
+        (ACCEPT, 2, [(ACCEPT, ACCEPT), (ACCEPT,)]),
+        (None, 2, [(SOFT,)]),
+        (None, 2, [(SOFT, HARD)]),
+        (None, 4, [(HARD, HARD)]),
+        (None, 4, [(HARD, HARD, HARD)]),
+        (HARD, 4, [(HARD, HARD, HARD, HARD)]),
+        (HARD, 1, [(HARD,)]),
+    ],
+)
+def test_a_decision_leads_all_others_by_a_quorum_and_an_acceptance_by_two_less_one(
+    expected: Outcome | None, quorum: int, votes: list[tuple[Outcome, ...]]
+) -> None:
+    assert decide_outcome(rounds(*votes), quorum) is expected
+
+
+def test_whatever_one_round_says_a_decision_stands_when_the_rest_of_it_speaks() -> None:
+    for votes in product(Outcome, repeat=3):
+        early = [decide_outcome(rounds(votes[:count]), 3) for count in range(4)]
+        decided = [outcome for outcome in early if outcome is not None]
+        assert len(set(decided)) <= 1
+        assert early[-1] is not None or not decided
+
+
+def test_the_audit_rate_falls_with_the_good_name_and_not_below_the_floor() -> None:
+    terms = replace(TERMS, audit_probation=9, audit_floor=300)
+    rates = [compute_audit_rate_bps(streak, terms) for streak in range(2000)]
+    assert rates[:10] == [BASIS_POINTS] * 10
+    assert rates[19] == BASIS_POINTS // 2
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == 300
+    assert compute_audit_rate_bps(0, replace(terms, audit_probation=0)) == BASIS_POINTS
+
+
+def draw_of(world: World, name: Digest, **changes: Any) -> e.AuditDrawn:
+    """The right draw, and what is wrong about it; the head must be there."""
+    twin = world.fork()
+    twin.draw(name)
+    head = world.submission(name).head
+    drawn = tuple(twin.submission(name).rounds[-1].validators)
+    honest = e.AuditDrawn(submission=name, round=0, head_size=head[0] if head else 0, validators=drawn)
+    return replace(honest, **changes)
+
+
+def test_a_draw_needs_a_head_noted_after_the_submission(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    with world.refuses("head_size"):
+        world.coordinate(e.AuditDrawn(submission=name, round=0, head_size=world.state.size, validators=()))
+    world.note_head()
+    first = world.state.size - 1
+    world.note_head()
+    for size in (0, first - 1, first + 1):
+        with world.refuses("head_size"):
+            world.coordinate(draw_of(world, name, head_size=size))
+    assert draw_of(world, name).head_size == first
+    world.coordinate(draw_of(world, name))
+
+
+def test_a_draw_is_what_the_head_gives(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    world.note_head()
+    good = draw_of(world, name)
+    wrong = [(), good.validators[:2], good.validators[::-1], (*good.validators, world.id("ann"))]
+    for validators in wrong:
+        with world.refuses("validators"):
+            world.coordinate(replace(good, validators=validators))
+    with world.refuses("submission"):
+        world.coordinate(replace(good, submission=digest("nothing")))
+    with world.refuses("round"):
+        world.coordinate(replace(good, round=1))
+    world.coordinate(good)
+    with world.refuses("round"):
+        world.coordinate(good)
+
+
+def test_validators_are_of_different_owners_and_not_of_the_workers() -> None:
+    world = World.started(workers=[], validators=0)
+    world.join("work", Role.WORKER, owner="owner")
+    for owner in ("owner", "one", "two", "three"):
+        for number in range(2):
+            world.join(f"{owner}-{number}", Role.VALIDATOR, owner=owner)
+    for slot in range(8):
+        drawn = world.draw(world.submit(world.lease("work", slot)))
+        owners = sorted(name.split("-")[0] for name in drawn)
+        assert owners == ["one", "three", "two"]
+
+
+def test_a_next_round_is_due_when_the_last_is_stuck(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    world.judge(name, ACCEPT, HARD)
+    world.note_head()
+    again = draw_of_next(world, name)
+    with world.refuses("round"):
+        world.coordinate(again)  # one verdict may still come
+    world.wait(TERMS.verdict_ms)
+    world.coordinate(again)
+
+
+def draw_of_next(world: World, name: Digest) -> e.AuditDrawn:
+    """A draw of the second round with the right head; the validators are checked last."""
+    head = world.submission(name).head
+    assert head is not None
+    world.wait(TERMS.verdict_ms)
+    try:
+        return draw_of(world, name, round=1, head_size=head[0])
+    finally:
+        world.wait(-TERMS.verdict_ms)
+
+
+def test_no_round_is_drawn_after_a_decision_or_for_what_was_not_drawn() -> None:
+    world = World.started(audit_probation=0)
+    lucky = world.not_drawn("ann")
+    world.note_head()
+    head = world.submission(lucky).head
+    assert head is not None
+    world.wait(TERMS.verdict_ms)
+    with world.refuses("round"):
+        world.coordinate(e.AuditDrawn(submission=lucky, round=1, head_size=head[0], validators=()))
+    name = world.submit(world.lease("bob", 7))
+    world.agree(name, ACCEPT)
+    world.note_head()
+    with world.refuses("round"):
+        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
+    world.settle(name)
+    with world.refuses("submission"):
+        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
+
+
+def test_no_round_is_drawn_for_a_slash_that_nobody_appealed(world: World) -> None:
+    name = world.convicted("ann")
+    with world.refuses("submission"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=0, validators=()))
+
+
+def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> None:
+    world = World.started(audit_probation=0, quorum=1, slots_per_step=30)
+    for slot in range(30):
+        name = world.submit(world.lease("ann", slot))
+        if world.draw(name):
+            world.wait(TERMS.verdict_ms)
+            assert len(world.judge(name, ACCEPT)) == 1
+        world.settle(name)
+        world.wait(1)
+    assert world.state.nodes[world.id("ann")].streak == 30
+
+
+def test_the_next_round_is_drawn_from_a_head_of_its_own(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    world.draw(name)
+    drawn_at = world.state.size - 1
+    first = world.submission(name).head
+    assert first is None, "the head of the first draw is used up"
+    world.wait(TERMS.verdict_ms)
+    with world.refuses("head_size"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=drawn_at, validators=()))
+    world.note_head()
+    head = world.submission(name).head
+    assert head is not None
+    assert head[0] > drawn_at
+
+
+def test_the_draw_of_an_appeal_needs_a_head_noted_after_it(world: World) -> None:
+    name = world.convicted("ann")
+    world.note_head()
+    old = world.submission(name).head
+    assert old is not None
+    world.appeal("ann", name)
+    with world.refuses("head_size"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=old[0], validators=()))
+    world.draw(name)
+
+
+def test_the_number_of_rounds_has_an_end() -> None:
+    world = World.started(workers=["ann"], validators=0, quorum=1)
+    for number in range(ROUNDS_MAX + 1):
+        world.join(f"v{number}", Role.VALIDATOR)
+    name = world.submit(world.lease("ann"))
+    for _ in range(ROUNDS_MAX):
+        world.draw(name)
+        world.wait(TERMS.verdict_ms)
+    world.note_head()
+    head = world.submission(name).head
+    assert head is not None
+    with world.refuses("round"):
+        world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, head_size=head[0], validators=()))
+    assert world.settle(name) is SOFT
+
+
+def test_a_verdict_is_of_a_drawn_validator_once_and_signed(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    with world.refuses("sender"):
+        world.write("val-0", world.opinion("val-0", name, ACCEPT))  # nobody is drawn yet
+    drawn = world.draw(name)
+    judge = drawn[0]
+    idle = next(each for each in world.keys if each.startswith("val") and each not in drawn)
+    with world.refuses("sender"):
+        world.write(idle, world.opinion(idle, name, ACCEPT))
+    with world.refuses("submission"):
+        world.write(judge, world.opinion(judge, digest("nothing"), ACCEPT))
+    good = world.opinion(judge, name, ACCEPT)
+    with world.refuses("VerdictReceipt.signature"):
+        world.write(judge, replace(good, signature=world.sign(idle, good.receipt)))
+    world.write(judge, good)
+    with world.refuses("sender"):
+        world.write(judge, world.opinion(judge, name, HARD))
+
+
+@pytest.mark.parametrize("changes", [{"network": NetworkId("other")}, {"run": RunId("other")}, {"validator": "idle"}])
+def test_a_verdict_is_for_this_network_run_and_validator(world: World, changes: dict[str, Any]) -> None:
+    name = world.submit(world.lease("ann"))
+    judge = world.draw(name)[0]
+    if "validator" in changes:
+        changes = {"validator": world.id("idle")}
+    with world.refuses("receipt.validator"):
+        world.write(judge, world.opinion(judge, name, ACCEPT, **changes))
+
+
+def test_the_outcome_of_a_verdict_is_its_receipts(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    judge = world.draw(name)[0]
+    good = world.opinion(judge, name, ACCEPT)
+    object.__setattr__(good, "outcome", HARD)
+    with world.refuses("VerdictGiven.outcome"):
+        world.write(judge, good)
+
+
+def test_a_verdict_comes_before_the_settlement_and_in_the_latest_round(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    first = world.draw(name)
+    world.wait(TERMS.verdict_ms)
+    second = world.judge(name, HARD, HARD, HARD)
+    with world.refuses("sender"):
+        world.write(first[0], world.opinion(first[0], name, ACCEPT))
+    world.settle(name)
+    late = world.opinion(second[2], name, ACCEPT)
+    with world.refuses("receipt.submission"):
+        world.write(second[2], late)
+    world.propose(name)
+    world.appeal("ann", name)
+    with world.refuses("receipt.submission"):
+        world.write(second[2], late)  # the appeal is for others to judge
+    world.coordinate(e.HeadNoted(root=world.state.frontier.root()))
+
+
+def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    for outcome in Outcome:
+        with world.refuses("outcome"):
+            world.coordinate(e.Settled(submission=name, outcome=outcome))
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    other = world.judge(name, ACCEPT)[1]
+    for outcome in Outcome:
+        with world.refuses("outcome"):
+            world.coordinate(e.Settled(submission=name, outcome=outcome))
+    world.write(other, world.opinion(other, name, ACCEPT))
+    for outcome in (SOFT, HARD):
+        with world.refuses("outcome"):
+            world.coordinate(e.Settled(submission=name, outcome=outcome))
+    world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
+    with world.refuses("submission"):
+        world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
+    with world.refuses("submission"):
+        world.coordinate(e.Settled(submission=digest("nothing"), outcome=ACCEPT))
+
+
+def test_a_rejected_submission_ends_the_good_name(world: World) -> None:
+    world.settled("ann", ACCEPT, 0)
+    world.settled("ann", SOFT, 1)
+    node = world.state.nodes[world.id("ann")]
+    assert (node.streak, node.settled) == (0, {ACCEPT: 1, SOFT: 1})
+
+
+def test_only_a_verdict_against_the_judgement_is_scored() -> None:
+    world = World.started(validators=8)
+    name = world.submit(world.lease("ann"))
+    drawn = world.judge(name, ACCEPT, ACCEPT, SOFT)
+    world.judge(name, ACCEPT, ACCEPT, ACCEPT)
+    accused = e.ValidatorScored(validator=world.id(drawn[2]), submission=name)
+    with world.refuses("submission"):
+        world.coordinate(accused)
+    world.settle(name)
+    for other in (drawn[0], "stranger"):
+        with world.refuses("validator"):
+            world.coordinate(replace(accused, validator=world.id(other)))
+    world.coordinate(accused)
+    with world.refuses("validator"):
+        world.coordinate(accused)
+
+
+def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    drawn = world.judge(name, HARD, HARD, ACCEPT)
+    world.judge(name, HARD, HARD)
+    world.settle(name)
+    world.propose(name)
+    world.wait(TERMS.appeal_ms)
+    world.execute(name)
+    world.coordinate(e.ValidatorScored(validator=world.id(drawn[2]), submission=name))
+    assert world.state.nodes[world.id(drawn[2])].faults == 1
+
+
+def test_a_slash_needs_a_hard_outcome_evidence_and_the_right_amount(world: World) -> None:
+    name = world.submit(world.lease("ann"))
+    drawn = world.judge(name, HARD, ACCEPT, HARD)
+    world.judge(name, HARD, HARD, HARD)
+    evidence = digest(f"evidence of {drawn[0]}")
+    good = e.SlashProposed(submission=name, amount_nano=SLASH, evidence=evidence)
+    with world.refuses("submission"):
+        world.coordinate(good)
+    world.settle(name)
+    with world.refuses("evidence"):
+        world.coordinate(replace(good, evidence=digest(f"evidence of {drawn[1]}")))
+    for amount_nano in (0, SLASH - 1, SLASH + 1):
+        with world.refuses("amount_nano"):
+            world.coordinate(replace(good, amount_nano=amount_nano))
+    world.coordinate(good)
+    with world.refuses("submission"):
+        world.coordinate(good)
+    mild = world.settled("bob", SOFT, 1)
+    with world.refuses("submission"):
+        world.coordinate(replace(good, submission=mild))
+
+
+def test_a_slash_takes_no_more_than_there_is(world: World) -> None:
+    names = [world.settled("ann", HARD, slot) for slot in range(1)]
+    leases = [world.lease("ann", 1), world.lease("ann", 2)]
+    for lease in leases:
+        name = world.submit(lease)
+        world.judge(name, HARD, HARD, HARD)
+        world.settle(name)
+        names.append(name)
+    for name in names:
+        world.propose(name)
+    held = [world.state.funds.escrow[name].amount_nano for name in names]
+    assert held == [SLASH, STAKE - SLASH, 0]
+
+
+def test_an_appeal_needs_a_slash_and_its_bond(world: World) -> None:
+    with world.refuses("submission"):
+        world.appeal("ann", digest("nothing"))
+    name = world.convicted("ann")
+    world.write("ann", e.Withdrawn(amount_nano=1))
+    with world.refuses("amount_nano"):
+        world.appeal("ann", name)
+    world.deposit("ann", 1)
+    world.appeal("ann", name)
+    assert world.state.funds.escrow[name].bond_nano == BOND
+
+
+def test_an_appeal_without_a_bond_is_free() -> None:
+    world = World.started(appeal_bond_nano=0)
+    name = world.convicted("ann")
+    world.appeal("ann", name)
+    assert world.balance("ann") == BOND
+
+
+def test_what_was_not_appealed_is_not_overturned(world: World) -> None:
+    name = world.convicted("ann")
+    world.wait(TERMS.appeal_ms + TERMS.judgement_ms)
+    with world.refuses("submission"):
+        world.overturn(name)
+    world.execute(name)
+    for act in (world.overturn, world.execute):
+        with world.refuses("submission"):
+            act(name)
+
+
+def test_a_validator_whose_stake_is_in_escrow_is_not_drawn(world: World) -> None:
+    world.join("both", Role.VALIDATOR, Role.WORKER)
+    name = world.convicted("both")
+    assert world.id("both") not in world.run.validators
+    world.appeal("both", name)
+    world.agree(name, ACCEPT)
+    world.overturn(name)
+    assert world.id("both") in world.run.validators
+
+
+def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(world: World) -> None:
+    world.write("ann", e.Unbonded(node=world.id("ann"), amount_nano=1))
+    world.deposit("ann", 1)
+    world.stake("ann", "ann", 1)
+    name = world.submit(world.lease("ann"))
+    world.write("ann", e.Unbonded(node=world.id("ann"), amount_nano=STAKE))
+    world.judge(name, HARD, HARD, HARD)
+    world.settle(name)
+    world.propose(name)
+    world.appeal("ann", name)
+    world.agree(name, ACCEPT)
+    world.overturn(name)
+    assert world.stake_of("ann") == SLASH
+    assert world.state.funds.slashable_nano((world.id("ann"), world.id("ann"))) == STAKE + 1
+    assert world.run.steps[Step(0)].pending == 0

@@ -1,0 +1,29 @@
+"""The payout tree: everybody in it can prove its part, and nobody another one."""
+
+import pytest
+
+from prime_protocol.ledger.payout_tree import PayoutTree, compute_payout_leaf, verify_payout
+from prime_protocol.wire.ids import NodeId
+
+ACCOUNTS = [NodeId(bytes([number]) * 20) for number in range(1, 12)]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_every_account_proves_its_own_amount_and_no_other(count: int) -> None:
+    tree = PayoutTree({account: 7 * number for number, account in enumerate(ACCOUNTS[:count], 1)})
+    for account, amount in tree.cumulative.items():
+        proof = tree.proof(account)
+        assert verify_payout(account, amount, proof, tree.root)
+        assert not verify_payout(account, amount + 1, proof, tree.root)
+        assert not verify_payout(NodeId(bytes(20)), amount, proof, tree.root)
+    assert tree.total == sum(7 * number for number in range(1, count + 1))
+
+
+def test_the_root_does_not_hang_on_the_order_of_the_table() -> None:
+    table = {account: number for number, account in enumerate(ACCOUNTS)}
+    assert PayoutTree(table).root == PayoutTree(dict(reversed(table.items()))).root
+
+
+def test_one_account_is_its_own_root() -> None:
+    tree = PayoutTree({ACCOUNTS[0]: 5})
+    assert (tree.root, tree.proof(ACCOUNTS[0])) == (compute_payout_leaf(ACCOUNTS[0], 5), [])

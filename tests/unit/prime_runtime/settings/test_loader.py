@@ -1,0 +1,293 @@
+"""Settings: precedence, types, refusals that name the key and its source, flags, and nothing secret shown."""
+
+import argparse
+import copy
+import pickle
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from prime_runtime.redaction import Secret
+from prime_runtime.settings.loader import (
+    add_flags,
+    describe_config,
+    list_secrets,
+    load_config,
+    read_flags,
+    resolve_config,
+)
+from prime_runtime.settings.schema import Between, ConfigError
+
+
+class Role(StrEnum):
+    WORKER = "worker"
+    RELAY = "relay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wallet:
+    passphrase: Secret | None = None
+    """Opens the keystore."""
+    tokens: tuple[Secret, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    peers_max: Annotated[int, Between(1, 100)] = 50
+    """Open sessions at once.
+    Each costs about 2 % of a GiB."""
+    bootstrap: tuple[str, ...] = ()
+    ports: Annotated[tuple[int, ...], Between(1, 65_535)] = (4001,)
+    patience_s: Annotated[float | None, Between(0, 60)] = 1.5
+
+    def __post_init__(self) -> None:
+        if self.peers_max < len(self.bootstrap):
+            raise ConfigError(f"peers_max is {self.peers_max}, but {len(self.bootstrap)} bootstrap peers are named")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    folder: Path
+    """Where everything is kept."""
+    role: Role = Role.WORKER
+    is_public: bool = False
+    name: str | None = None
+    motto: str = field(default_factory=lambda: "none")
+    wallet: Wallet
+    peers: Peers
+
+
+FOLDER = {"folder": "data"}
+
+
+def load(toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> Config:
+    given = {key.replace("__", "."): value for key, value in flags.items()}
+    return load_config(Config, {**FOLDER, **given}, environ or {}, toml.encode())
+
+
+def refusal(toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(toml, environ, **flags)
+    return str(caught.value)
+
+
+def test_defaults_fill_what_no_source_names() -> None:
+    config = load()
+    assert config == Config(folder=Path("data"), wallet=Wallet(), peers=Peers())
+
+
+def test_flag_beats_environment_beats_file_beats_default() -> None:
+    toml, environ = "[peers]\npeers_max = 10", {"PRIME_PEERS_PEERS_MAX": "20"}
+    assert load().peers.peers_max == 50
+    assert load(toml).peers.peers_max == 10
+    assert load(toml, environ).peers.peers_max == 20
+    assert load(toml, environ, peers__peers_max="30").peers.peers_max == 30
+
+
+def test_every_type_is_read_from_toml() -> None:
+    config = load(
+        """
+        role = "relay"
+        is_public = true
+        name = "ada"
+        motto = "slow"
+        [wallet]
+        passphrase = "correct horse"
+        tokens = ["aaaaaaaa", "bbbbbbbb"]
+        [peers]
+        bootstrap = ["a", "b"]
+        ports = [1, 2]
+        patience_s = 3
+        """
+    )
+    assert (config.role, config.is_public, config.name, config.motto) == (Role.RELAY, True, "ada", "slow")
+    assert config.wallet.passphrase == Secret("correct horse")
+    assert config.peers == Peers(bootstrap=("a", "b"), ports=(1, 2), patience_s=3.0)
+    assert type(config.peers.patience_s) is float
+
+
+def test_every_type_is_read_from_the_environment() -> None:
+    environ = {
+        "PRIME_ROLE": "relay",
+        "PRIME_IS_PUBLIC": "TRUE",
+        "PRIME_NAME": "",
+        "PRIME_PEERS_BOOTSTRAP": "a, b,",
+        "PRIME_PEERS_PORTS": "1,2",
+        "PRIME_PEERS_PATIENCE_S": "2.5e-1",
+        "PRIME_WALLET_PASSPHRASE": "correct horse",
+        "OTHER": "x",
+    }
+    config = load('name = "ada"', environ)
+    assert config.role is Role.RELAY
+    assert config.is_public is True
+    assert config.name is None
+    assert config.peers == Peers(bootstrap=("a", "b"), ports=(1, 2), patience_s=0.25)
+    assert config.wallet.passphrase is not None
+    assert config.wallet.passphrase.reveal() == "correct horse"
+
+
+def test_home_in_a_path_comes_from_the_given_environment() -> None:
+    assert load(environ={"HOME": "/home/ada"}, folder="~/swarm").folder == Path("/home/ada/swarm")
+    assert "HOME is not set" in refusal(folder="~")
+    assert load(folder="~tilde").folder == Path("~tilde")
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[peers]\npeers_max = 0", ["peers.peers_max is 0", "line 2", "from 1 to 100"]),
+        ('[peers]\npeers_max = "5"', ["peers.peers_max is text", "whole number"]),
+        ("[peers]\npeers_max = true", ["is a boolean"]),
+        ("[peers]\npeers_max = 1979-05-27", ["is a date or time"]),
+        ("[peers]\npatience_s = nan", ["is nan"]),
+        ("[peers]\npatience_s = inf", ["is inf"]),
+        ('[peers]\nbootstrap = "a"', ["peers.bootstrap is text", "a list of text"]),
+        ("[peers]\nbootstrap = [1]", ["is a whole number"]),
+        ("[peers]\npers_max = 5", ["'peers.pers_max'", "line 2", "did you mean peers.peers_max?"]),
+        ("[pears]\npeers_max = 5", ["'pears' in", "did you mean peers?"]),
+        ("peers = 5", ["peers in the given TOML line 1 is a section"]),
+        ("zzz = 5", ["'zzz' in the given TOML line 1 is not a setting"]),
+        ('role = "boss"', ["role is 'boss'", "one of worker, relay"]),
+        ("is_public = 1", ["is_public is a whole number", "true or false"]),
+        ('name = "a\\u001b[2J"', ["cannot be printed"]),
+        ('[wallet]\npassphrase = "short"', ["wallet.passphrase has 5 characters"]),
+        ("a = @", ["is not TOML", "line 1"]),
+        ("a = 1\na = 2", ["is not TOML"]),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(toml: str, words: list[str]) -> None:
+    text = refusal(toml)
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PRIME_PEERS_PEERS_MAX", "ten", "'ten' (from PRIME_PEERS_PEERS_MAX)"),
+        ("PRIME_PEERS_PEERS_MAX", "", "is ''"),
+        ("PRIME_PEERS_PEERS_MAX", "9" * 5000, "…"),
+        ("PRIME_PEERS_PEERS_MAX", "٣", "is '٣'"),
+        ("PRIME_IS_PUBLIC", "yes", "write true or false"),
+        ("PRIME_PEERS_PATIENCE_S", "nan", "is 'nan'"),
+        ("PRIME_PEERS_PATIENCE_S", "1e999", "is inf"),
+        ("PRIME_PEERS_PEERS_MX", "1", "did you mean PRIME_PEERS_PEERS_MAX?"),
+        ("PRIME_PEERS_ZZZZZZZZZZ", "1", "PRIME_PEERS_ZZZZZZZZZZ is not a setting"),
+        ("PRIME_IS_PUBLIK", "1", "did you mean PRIME_IS_PUBLIC?"),
+        ("PRIME_WALLET_PASSPHRASE", "short", "has 5 characters"),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_named(variable: str, value: str, words: str) -> None:
+    assert words in refusal(environ={variable: value})
+
+
+def test_variables_of_another_program_are_left_alone() -> None:
+    assert load(environ={"PRIME_COORDINATOR_URL": "http://x"}) == load()
+
+
+def test_a_path_may_not_be_empty_and_an_unknown_flag_is_refused() -> None:
+    assert "folder is empty (from --folder)" in refusal(folder="")
+    assert "did you mean peers.ports?" in refusal(peers__portz=["1"])
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    text = refusal("zzz = 1\n[peers]\npeers_max = 0", {"PRIME_ROLE": "boss"})
+    assert len(text.splitlines()) == 3
+
+
+def test_a_missing_value_tells_the_three_ways_to_set_it() -> None:
+    with pytest.raises(ConfigError, match="folder is missing: set it in the file, as PRIME_FOLDER or with --folder"):
+        load_config(Config, {}, {}, None)
+
+
+def test_a_rule_between_fields_tells_where_they_came_from() -> None:
+    text = refusal('[peers]\nbootstrap = ["a", "b"]', {"PRIME_PEERS_PEERS_MAX": "1"})
+    assert "2 bootstrap peers" in text
+    assert "peers.peers_max from PRIME_PEERS_PEERS_MAX, peers.bootstrap from the given TOML line 2" in text
+
+
+def test_a_key_seen_twice_by_the_scan_gets_no_line() -> None:
+    text = refusal('motto = """\nrole = 1\n"""\nrole = "boss"')
+    assert "role is 'boss' (from the given TOML)" in text
+
+
+def test_file_problems_are_explained(tmp_path: Path) -> None:
+    missing, folder, binary, large = tmp_path / "no.toml", tmp_path, tmp_path / "b.toml", tmp_path / "l.toml"
+    binary.write_bytes(b"\xff\xfe")
+    large.write_bytes(b"#" * (2**20 + 1))
+    for path, words in [(missing, "No such file"), (folder, "directory"), (binary, "UTF-8"), (large, "limit is")]:
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_config(Config, FOLDER, {}, path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_secret_in_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[wallet]\npassphrase = "correct horse"')
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_config(Config, FOLDER, {}, path)
+    path.chmod(0o600)
+    assert load_config(Config, FOLDER, {}, path).wallet.passphrase == Secret("correct horse")
+
+
+def test_description_shows_value_and_source_but_no_secret() -> None:
+    environ = {"PRIME_WALLET_PASSPHRASE": "correct horse", "PRIME_NAME": ""}
+    lines = describe_config(resolve_config(Config, FOLDER, environ, b"is_public = true"))
+    assert "folder = 'data'  (--folder)" in lines
+    assert "is_public = true  (the given TOML line 1)" in lines
+    assert "name = nothing  (PRIME_NAME)" in lines
+    assert "peers.ports = [4001]  (default)" in lines
+    assert "wallet.passphrase = ***  (PRIME_WALLET_PASSPHRASE)" in lines
+    assert "horse" not in "".join(lines)
+
+
+def parse(*argv: str) -> Config:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("command", nargs="?")
+    add_flags(parser, Config)
+    return load_config(Config, read_flags(parser.parse_args(list(argv)), Config), {}, None)
+
+
+def test_flags_are_made_from_the_config() -> None:
+    config = parse("--folder", "d", "--is-public", "--peers-ports", "1", "--peers-ports", "2", "--role", "relay")
+    assert (config.is_public, config.peers.ports, config.role) == (True, (1, 2), Role.RELAY)
+    assert parse("--folder", "d", "--no-is-public").is_public is False
+    with pytest.raises(ConfigError, match="--peers-peers-max"):
+        parse("--folder", "d", "--peers-peers-max", "0")
+
+
+def test_help_shows_the_text_below_the_field() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Config)
+    text = " ".join(parser.format_help().split())
+    assert "Open sessions at once. Each costs about 2 % of a GiB." in text
+    assert "from 1 to 100; PRIME_PEERS_PEERS_MAX" in text
+    assert "passphrase" not in text
+
+
+def test_a_secret_is_no_flag() -> None:
+    assert "others can see a command line" in refusal(wallet__passphrase="correct horse")
+
+
+def test_a_class_without_source_has_no_help_but_works() -> None:
+    namespace: dict[str, Any] = {"dataclass": dataclass, "__name__": "made"}
+    exec("@dataclass(frozen=True)\nclass Made:\n    size: int = 1\n    'lost'", namespace)
+    assert load_config(namespace["Made"], {"size": "2"}, {}).size == 2
+
+
+def test_a_secret_shows_nowhere() -> None:
+    secret = Secret("correct horse")
+    wallet = Wallet(passphrase=secret, tokens=(Secret("aaaaaaaa"),))
+    assert f"{secret} {secret!r} {secret:>5} {wallet}".count("horse") == 0
+    assert copy.deepcopy(secret) is secret
+    assert secret != "correct horse"
+    assert len({secret, Secret("correct horse"), Secret("other one")}) == 2
+    assert [found.reveal() for found in list_secrets(Config(folder=Path("d"), wallet=wallet, peers=Peers()))] == [
+        "correct horse",
+        "aaaaaaaa",
+    ]
+    with pytest.raises(TypeError, match="not written down"):
+        pickle.dumps(secret)

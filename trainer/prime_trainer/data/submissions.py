@@ -1,0 +1,181 @@
+"""What the coordinator's public JSON says of a run and its submissions, read strictly into values. Pure.
+
+The JSON is not signed. That a submission was accepted is the coordinator's word, and the log will refuse a checkpoint
+that names one which was not. What was submitted follows from the submission's name, which is a digest of it.
+
+A submission's file: read against its receipt, lease and step, and its graded rows made into groups. Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.rollouts.file import read_rollouts
+from prime_protocol.rollouts.rollout import (
+    Rollout,
+    RolloutHeader,
+    compute_rollout_root,
+    verify_derived_values,
+    verify_header,
+)
+from prime_protocol.tasks.family import TaskFamily
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.messages import StepReply
+from prime_protocol.wire.strict_json import parse_json
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+from prime_trainer.config import AdvantageConfig
+from prime_trainer.data.packing import Sample
+from prime_trainer.data.rollout_buffer import RolloutGroup, compute_advantages, compute_length_reward
+
+T = TypeVar("T")
+
+API_ROOT = "/api/v1"
+PAGE_ROWS = 200
+RESPONSE_BYTES_MAX = 4 * 2**20
+"""Of one page of JSON. The coordinator keeps them below half of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRunInfo:
+    """A run, as far as its trainer needs to know."""
+
+    trainer: NodeId
+    model_files: Digest
+    lag_max: int
+    latest_step: int
+    """Newest published step; -1 before the first."""
+    slots_done: Mapping[int, int]
+    """Slots that are credited, by step."""
+    is_exhausted: bool
+    """Every slot of the newest step is credited: no more work will come of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedSubmission:
+    """A submission that was accepted and credited, and was not trained on."""
+
+    name: Digest
+    first_slot: Slot
+    slots: int
+
+
+def parse_response(what: str, raw: bytes, make: Callable[[Any], T]) -> T:
+    """RemoteError where the answer is not of the form that the coordinator describes."""
+    try:
+        return make(parse_json(what, raw))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RemoteError(what, f"is not as the coordinator's description says ({error!r})") from None
+
+
+def parse_run(detail: Mapping[str, Any]) -> TrainerRunInfo:
+    terms, latest = detail["terms"], parse_int(detail["summary"]["latest_step"], low=-1)
+    done = {parse_int(row["step"]): parse_int(row["slots_done"]) for row in detail["steps"]}
+    slots = {parse_int(row["step"]): parse_int(row["slots"]) for row in detail["steps"]}
+    return TrainerRunInfo(
+        trainer=NodeId.parse(terms["trainer"]),
+        model_files=Digest.parse(terms["model_files"]),
+        lag_max=parse_int(terms["lag_max"]),
+        latest_step=latest,
+        slots_done=done,
+        is_exhausted=latest in done and done[latest] >= slots[latest],
+    )
+
+
+def parse_accepted(page: Mapping[str, Any]) -> tuple[list[AcceptedSubmission], str | None]:
+    """Those of a page that may be learnt from, and the cursor of the next page.
+
+    A twin of a slow lease may be accepted too, with the same answers. Only one of them is credited.
+    """
+    found = [
+        AcceptedSubmission(
+            name=Digest.parse(row["submission"]),
+            first_slot=Slot(parse_int(row["first_slot"])),
+            slots=parse_int(row["slots"]),
+        )
+        for row in page["rows"]
+        if row["progress"] == "accepted" and row["credited"] is True and row["trained_into"] is None
+    ]
+    cursor = page["next"]
+    return found, None if cursor is None else str(cursor)
+
+
+def parse_receipts(page: Mapping[str, Any], run: RunId) -> tuple[dict[Digest, SubmissionReceipt], str | None]:
+    """What workers signed, by the name that follows from it, and the cursor of the next page.
+
+    A name is the digest of its receipt, so a receipt that was changed on the way has another one.
+    """
+    found = {}
+    for row in page["rows"]:
+        facts = row["body"]["receipt"]
+        receipt = SubmissionReceipt(
+            network=NetworkId(facts["network"]),
+            run=RunId(facts["run"]),
+            step=Step(parse_int(facts["step"])),
+            lease=parse_int(facts["lease"]),
+            node=NodeId.parse(facts["node"]),
+            checkpoint_root=Digest.parse(facts["checkpoint_root"]),
+            file_digest=Digest.parse(facts["file_digest"]),
+            rollout_root=Digest.parse(facts["rollout_root"]),
+        )
+        if receipt.run == run:
+            found[compute_receipt_id(receipt)] = receipt
+    cursor = page["next"]
+    return found, None if cursor is None else str(cursor)
+
+
+def parse_int(value: Any, *, low: int = 0) -> int:
+    # `type is`, because JSON's true is an int to isinstance.
+    if type(value) is not int or not low <= value < 2**63:
+        raise ValueError(f"{value!r} is not a whole number from {low} on")
+    return value
+
+
+def make_list_path(what: str, cursor: str | None, **filters: object) -> str:
+    """Of a page of the public JSON."""
+    words = {**filters, "limit": PAGE_ROWS, **({"cursor": cursor} if cursor else {})}
+    return f"{API_ROOT}/{what}?" + "&".join(f"{name}={value}" for name, value in words.items())
+
+
+def read_submission(
+    data: bytes, row: AcceptedSubmission, receipt: SubmissionReceipt, facts: StepReply, family: TaskFamily
+) -> tuple[Rollout, ...]:
+    """The rows of a file that answers to its receipt, its lease and its step; RemoteError names what does not."""
+    terms = facts.terms
+    file = read_rollouts(data, terms.rollout_limits(row.first_slot, row.slots))
+    header = RolloutHeader(
+        run=receipt.run,
+        step=receipt.step,
+        checkpoint_root=receipt.checkpoint_root,
+        lease=receipt.lease,
+        node=receipt.node,
+    )
+    verify_header(file.header, header)
+    if facts.beacon is None:
+        raise RemoteError("beacon", f"of step {receipt.step} is not known, so nothing can have been made for it")
+    verify_derived_values(file, facts.beacon, tasks_total=family.size, target_lengths=(), temperature=terms.temperature)
+    if compute_rollout_root(file) != receipt.rollout_root:
+        raise RemoteError("rollout_root", "is not the root of the file's rows")
+    return file.rows
+
+
+def make_rollout_group(rows: Sequence[Rollout], rewards: Sequence[float], rule: AdvantageConfig) -> RolloutGroup:
+    """Tokens are copied, so that the file with all its proofs need not stay in memory."""
+    rewards_G = np.array(rewards, np.float64)
+    lengths_G = np.array(
+        [compute_length_reward(len(row.output_tokens), row.target_length, weight=rule.length_weight) for row in rows]
+    )
+    advantages_G = compute_advantages(rewards_G, lengths_G, scale_max=rule.scale_max)
+    samples = tuple(
+        Sample(
+            prompt_tokens=row.prompt_tokens.copy(),
+            output_tokens=row.output_tokens.copy(),
+            sampled_logprobs=row.output_logprobs.copy(),
+            advantage=float(advantage),
+            temperature=row.temperature,
+        )
+        for row, advantage in zip(rows, advantages_G, strict=True)
+    )
+    return RolloutGroup(rows[0].slot, rewards_G, samples)

@@ -1,0 +1,75 @@
+"""Attention inside the samples of a pack and never across them, for any `transformers` model that takes a plug-in.
+
+Samples of equal length that stand together are one batched call. A mask over the whole pack gives the same numbers, but
+its cost grows with the square of the pack and not of the samples.
+"""
+
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from prime_protocol.errors import LocalError
+
+Tensor = Any
+
+ATTENTION_NAME = "prime_segments"
+SEGMENT_BOUNDS = "cu_seq_lens_q"
+"""The name under which `transformers` hands bounds of samples to attention."""
+
+
+def segment_attention(
+    module: Any,
+    query_1HLD: Tensor,
+    key_1KLD: Tensor,
+    value_1KLD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """As the models call it: queries, keys and values of one pack to outputs (1, L, H, D)."""
+    if softcap is not None:
+        raise LocalError("this model caps its attention scores; packed attention does not")
+    found, start = [], 0
+    bounds = options[SEGMENT_BOUNDS]
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    for length, same in groupby(lengths):
+        count = len(list(same))
+        stop = start + count * length
+        query, key, value = (
+            each[0, :, start:stop].unflatten(1, (count, length)).transpose(0, 1)
+            for each in (query_1HLD, key_1KLD, value_1KLD)
+        )
+        is_windowed = sliding_window is not None and sliding_window < length
+        out_NHSD = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=_make_window_mask(length, sliding_window, query.device) if is_windowed else None,
+            is_causal=not is_windowed,
+            scale=scaling,
+            dropout_p=dropout if module.training else 0.0,
+            enable_gqa=True,
+        )
+        found.append(out_NHSD.transpose(1, 2).flatten(0, 1))
+        start = stop
+    return torch.cat(found)[None], None
+
+
+def _make_window_mask(length: int, width: int | None, device: Any) -> Tensor:
+    """Which tokens each one sees: itself and the `width` - 1 before it."""
+    places = torch.arange(length, device=device)
+    behind = places[:, None] - places[None, :]
+    return (behind >= 0) & (behind < (width or length))
+
+
+def register_attention() -> None:
+    """Let `transformers` find it by its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, segment_attention)
