@@ -18,13 +18,13 @@ from support.processes.trainer import Scene, running_scene
 from support.training_samples import flip_bit
 
 PLACES = [
-    "prime_trainer.train:save:before:1",  # the first checkpoint of all: nothing is on disk
-    "prime_trainer.train:save:after:1",  # it is on disk, and nobody knows
-    "prime_trainer.publish.publisher:fill_store:after:1",  # it is in the store, not in the log
-    "prime_trainer.train:save:before:1",  # a step was learnt, nothing of it is on disk
-    "prime_trainer.checkpoints:sync_tree:before:1",  # its checkpoint is half written
-    "prime_trainer.train:save:after:1",
-    "prime_trainer.publish.publisher:send_file:after:1",  # the manifest is there, the entry is not
+    "prime_trainer.train:save_checkpoint:before:1",  # the first checkpoint of all: nothing is on disk
+    "prime_trainer.train:save_checkpoint:after:1",  # it is on disk, and nobody knows
+    "prime_trainer.publish.publisher:write_to_store:after:1",  # it is in the store, not in the log
+    "prime_trainer.train:save_checkpoint:before:1",  # a step was learnt, nothing of it is on disk
+    "prime_trainer.checkpoints:fsync_tree:before:1",  # its checkpoint is half written
+    "prime_trainer.train:save_checkpoint:after:1",
+    "prime_trainer.publish.publisher:upload_file:after:1",  # the manifest is there, the entry is not
     "prime_trainer.publish.publisher:announce:before:2",  # the entry is there, and the trainer has not heard so
 ]
 RANDOM_KILLS = 2
@@ -97,7 +97,7 @@ async def test_trainer_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_b
     server, log = get_server(), tmp_path / "trainer.log"
     async with running_scene(tmp_path) as scene:
         for place, damaged in (
-            ("prime_trainer.publish.publisher:fill_store:after:3", "step-00000002/optimizer.safetensors"),
+            ("prime_trainer.publish.publisher:write_to_store:after:3", "step-00000002/optimizer.safetensors"),
             ("prime_trainer.publish.publisher:announce:before:2", "step-00000003/model/model.safetensors"),
         ):
             process = server.Process(target=run, args=(scene.words(), log, place))

@@ -256,7 +256,7 @@ class Mob:
         if kind is e.VerdictGiven:
             fields["outcome"] = list(Outcome)[fields["receipt"].outcome]
         if kind is e.InspectedVerdict:
-            fields["looks"] = bytes(READ_PROOF_BYTES)
+            fields["read_proof"] = bytes(READ_PROOF_BYTES)
         if kind is e.Inspected:
             fields["seen"] = tuple(dict(sorted((each.reader, each) for each in fields["seen"])).values())
         if kind is Delegation:

@@ -82,11 +82,11 @@ def _inspect(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iter
     """Compare as the ledger does, and with how far they lie apart. A verdict stays refuted, whatever a second says."""
     name, run = about.entry.submission, about.run
     assert run is not None
-    said = {node: looks for each in state.runs[run].submissions[name].rounds for node, looks in each.read_proof.items()}
+    said = {node: proof for each in state.runs[run].submissions[name].rounds for node, proof in each.read_proof.items()}
     for seen in about.entry.seen:
-        error = compute_read_proof_error(said[seen.reader], seen.looks)
+        error = compute_read_proof_error(said[seen.reader], seen.read_proof)
         distance = error if isfinite(error) else None
-        yield INSPECT, (is_read_proof_refuted(said[seen.reader], seen.looks), distance, name, seen.reader)
+        yield INSPECT, (is_read_proof_refuted(said[seen.reader], seen.read_proof), distance, name, seen.reader)
         touched.nodes.setdefault(seen.reader, about)
 
 

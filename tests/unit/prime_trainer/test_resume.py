@@ -47,8 +47,8 @@ def start_at(step: int | None) -> StartPoint:
 
 @pytest.mark.parametrize(("step", "latest"), [(None, -1), (0, -1), (5, 5), (6, 5)])
 def test_folder_that_is_at_the_run_s_step_or_one_ahead_goes_on(step: int | None, latest: int) -> None:
-    verify_run(replace(SEEN, latest=latest), KEY, FILES, start_at(step))
-    verify_run(replace(SEEN, latest=latest, model_files=FILES), KEY, FILES, start_at(step))
+    verify_run(replace(SEEN, latest_step=latest), KEY, FILES, start_at(step))
+    verify_run(replace(SEEN, latest_step=latest, model_files=FILES), KEY, FILES, start_at(step))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from prime_trainer.model import logprobs as scores
+from prime_trainer.model import logprobs
 from prime_trainer.model.logprobs import score_hidden, score_tokens
 
 
@@ -32,7 +32,7 @@ def test_rows_taken_a_few_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatc
     logits, targets, temperature = inputs()
     whole = score_tokens(logits, targets, temperature)
     (grad,) = torch.autograd.grad((whole[0] + whole[1]).sum(), logits)
-    monkeypatch.setattr(scores, "ROWS_BYTES", 2 * 4 * 11)
+    monkeypatch.setattr(logprobs, "LOGIT_CHUNK_BYTES", 2 * 4 * 11)
     parts = score_tokens(logits, targets, temperature)
     (grad_of_parts,) = torch.autograd.grad((parts[0] + parts[1]).sum(), logits)
     torch.testing.assert_close(parts, whole)
@@ -66,8 +66,8 @@ def test_scores_from_hidden_states_are_those_of_their_logits(has_bias: bool, mon
 
     plain = score_tokens(hidden @ weight.T + (bias if has_bias else 0), targets, temperature)
     wanted = gradients(*plain)
-    for rows_bytes in (scores.LOGIT_CHUNK_BYTES, 3 * 4 * 11):
-        monkeypatch.setattr(scores, "ROWS_BYTES", rows_bytes)
+    for rows_bytes in (logprobs.LOGIT_CHUNK_BYTES, 3 * 4 * 11):
+        monkeypatch.setattr(logprobs, "LOGIT_CHUNK_BYTES", rows_bytes)
         fused = score_hidden(hidden, weight, bias if has_bias else None, targets, temperature)
         torch.testing.assert_close(fused, plain)
         torch.testing.assert_close(gradients(*fused), wanted)
