@@ -6,7 +6,7 @@ home.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,14 +27,14 @@ from prime_runtime.logs import LogConfig
 from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 from prime_runtime.shardcast.upload_slots import check_urls
 
 CONFIG_NAME = "config.toml"
 DAY_MS = 24 * 3_600_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class LogWriterConfig:
     """The section [books]: how the log is written."""
 
@@ -48,7 +48,7 @@ class LogWriterConfig:
     """A tree head is signed sooner when so many entries wait for one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class IntakeConfig:
     """The section [intake]: uploads, and the cheap checks of rollout files."""
 
@@ -64,7 +64,7 @@ class IntakeConfig:
     """Address space of one checking process."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ReadApiConfig:
     """The section [reading]: the JSON API and the pages, which anybody may read."""
 
@@ -74,7 +74,7 @@ class ReadApiConfig:
     """Questions at once from one address after a pause: a page of the explorer asks several."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class FaucetConfig:
     """The section [faucet]: value out of nothing, for networks whose value is play money."""
 
@@ -84,7 +84,7 @@ class FaucetConfig:
     """Most nodes that are given anything."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class OriginConfig:
     """The section [origin]: serve the weights of one run from this machine."""
 
@@ -113,7 +113,7 @@ class OriginConfig:
             raise ConfigError("origin.address_slots is above origin.slots")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class CoordinatorConfig:
     """Everything an operator can set."""
 

@@ -36,7 +36,7 @@ from prime_runtime import keys as password
 from prime_runtime.clock import Clock
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, read_lock_info
 from prime_runtime.objects.store import open_object_store
-from prime_runtime.settings import loader as settings_render
+from prime_runtime.settings import flags as settings_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,4 +267,4 @@ def get_domain(config: CoordinatorConfig) -> Domain:
 
 def render_config(config: CoordinatorConfig) -> str:
     """For the folder, whose own name does not belong in it: it may be moved."""
-    return settings_render.render_config(config, always=("network",), never=("folder",))
+    return settings_flags.render_config(config, always=("network",), never=("folder",))

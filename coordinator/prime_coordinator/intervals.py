@@ -2,15 +2,14 @@
 building, or on one machine, may go faster.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from prime_coordinator.constants import HEAD_MS_MIN, TICK_MS
 from prime_protocol.constants import HEARTBEAT_MS
-from prime_runtime.settings.schema import Between
+from prime_runtime.settings.schema import Between, settings_class
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class IntervalsConfig:
     """The section [tempo]."""
 

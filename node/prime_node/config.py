@@ -5,7 +5,7 @@ home.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,7 +27,7 @@ from prime_runtime.http.listener import ListenConfig
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 from prime_runtime.shardcast.store import VERSIONS_KEPT
 from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
 
@@ -51,7 +51,7 @@ class NodeRole(StrEnum):
         return (Role.VALIDATOR, Role.WORKER) if self is NodeRole.BOTH else (Role(self),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class WeightsConfig:
     """The section [weights]: what is fetched and kept."""
 
@@ -81,7 +81,7 @@ class WeightsConfig:
         return min(self.transfers_max, self.bytes_per_s // RATE_BYTES_PER_S_MIN or self.transfers_max)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class PageConfig:
     """The section [page]: the local page, for this machine only."""
 
@@ -91,7 +91,7 @@ class PageConfig:
     """Port on 127.0.0.1; 0 takes 8470, or any that is free where that is taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class NodeConfig:
     """Everything the owner of a node can set."""
 

@@ -1,108 +1,70 @@
-"""Shell completion as a static script, made by walking the parser. Pure.
-
-The script knows each command's words and flags. It is printed anew after an upgrade.
-"""
+"""What the command lines of all programs share: `--version`, `--help-all` and shell completion."""
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NoReturn
+
+SHELLS = ("bash", "zsh", "fish")
+HELP_ALL = "--help-all"
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionPoint:
-    """A place on the command line: the commands typed so far, and what may follow."""
+class SettingsHelp(Enum):
+    """Which settings a parser has flags for, and which of them its help lists."""
 
-    words: tuple[str, ...]
-    commands: tuple[tuple[str, str], ...]
-    """Name and help."""
-    flags: tuple[str, ...]
-    choices: tuple[str, ...]
-    """Of an argument that takes one of a few words."""
+    NONE = "none"
+    """No flags: making them imports what they configure, which plain `--help` does not wait for."""
+    COMMON = "common"
+    """All flags; help lists those that people use."""
+    ALL = "all"
+
+
+def choose_settings_help(words: Sequence[str], commands_with_settings: Sequence[str]) -> SettingsHelp:
+    """What the parser of this command line needs."""
+    if find_command(words) not in commands_with_settings:
+        return SettingsHelp.NONE
+    return SettingsHelp.ALL if HELP_ALL in words else SettingsHelp.COMMON
+
+
+class ShowVersion(argparse.Action):
+    """`--version`: the release and the protocol version. Reading the release takes time, so only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> NoReturn:
+        from importlib.metadata import version
+
+        from prime_protocol.constants import PROTOCOL_VERSION
+
+        parser._print_message(f"{parser.prog} {version('prime-swarm')} (protocol {PROTOCOL_VERSION})\n")
+        parser.exit()
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
+
+
+def find_command(words: Sequence[str]) -> str:
+    """The command among the words of a command line; empty if there is none."""
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+def add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    parser = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    parser.add_argument("shell", choices=SHELLS)
+    return parser
 
 
 def build_completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    spots = list(walk_parser(parser, ()))
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](parser.prog, spots)
+    import shtab
+
+    return str(shtab.complete(parser, shell=shell))
 
 
-def walk_parser(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[CompletionPoint]:
-    below: list[tuple[str, argparse.ArgumentParser]] = []
-    commands: list[tuple[str, str]] = []
-    flags: list[str] = []
-    choices: list[str] = []
+def walk_parser(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Every parser below this one, with the command words that lead to it."""
+    yield words, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            helps = {each.dest: each.help or "" for each in action._choices_actions}
-            commands += [(name, helps.get(name, "")) for name in action.choices]
-            below += list(action.choices.items())
-        elif action.option_strings:
-            flags += [option for option in action.option_strings if option.startswith("--")]
-        elif action.choices:
-            choices += map(str, action.choices)
-    yield CompletionPoint(words, tuple(commands), tuple(flags), tuple(choices))
-    for name, child in below:
-        yield from walk_parser(child, (*words, name))
-
-
-def _following(spot: CompletionPoint) -> str:
-    return " ".join([*(name for name, _ in spot.commands), *spot.choices, *spot.flags])
-
-
-def _bash(program: str, spots: list[CompletionPoint]) -> str:
-    function = "_" + program.replace("-", "_")
-    known = " ".join(f"'{' '.join(spot.words)}'" for spot in spots if spot.words)
-    cases = "\n".join(f"    '{' '.join(spot.words)}') words='{_following(spot)}' ;;" for spot in spots)
-    return f"""# bash completion for {program}: source this file, or put it into a bash-completion folder.
-{function}() {{
-  local at='' next word words=''
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    next="${{at:+$at }}$word"
-    case " $(printf '%s|' {known})" in *[\\ \\|]"$next|"*) at="$next" ;; esac
-  done
-  case "$at" in
-{cases}
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
-  [ ${{#COMPREPLY[@]}} -eq 0 ] && COMPREPLY=($(compgen -f -- "${{COMP_WORDS[COMP_CWORD]}}"))
-}}
-complete -F {function} {program}
-"""
-
-
-def _zsh(program: str, spots: list[CompletionPoint]) -> str:
-    follow = "\n".join(f"  '{' '.join(spot.words)}' '{_following(spot)}'" for spot in spots)
-    return f"""#compdef {program}
-# zsh completion for {program}: put this file into a folder of $fpath as _{program}, before compinit is called.
-local at='' next word
-local -A follow
-follow=(
-{follow}
-)
-for word in "${{(@)words[2,CURRENT-1]}}"; do
-  next="${{at:+$at }}$word"
-  (( ${{+follow[$next]}} )) && at="$next"
-done
-local -a choices
-choices=(${{=follow[$at]}})
-compadd -a choices || _files
-"""
-
-
-def _fish(program: str, spots: list[CompletionPoint]) -> str:
-    lines = [f"# fish completion for {program}: put this file into ~/.config/fish/completions."]
-    for spot in spots:
-        seen = "".join(f"; and __fish_seen_subcommand_from {word}" for word in spot.words)
-        names = " ".join(name for name, _ in spot.commands)
-        fresh = f"; and not __fish_seen_subcommand_from {names}" if names else ""
-        condition = f"true{seen}{fresh}"
-        for name, text in spot.commands:
-            lines.append(f"complete -c {program} -n {_quoted(condition)} -f -a {name} -d {_quoted(text)}")
-        for choice in spot.choices:
-            lines.append(f"complete -c {program} -n {_quoted(condition)} -f -a {choice}")
-        for flag in spot.flags:
-            lines.append(f"complete -c {program} -n {_quoted(condition)} -l {flag.removeprefix('--')}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            for name, child in action.choices.items():
+                yield from walk_parser(child, (*words, name))

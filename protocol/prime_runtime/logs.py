@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Annotated, Any, TextIO
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.redaction import PUBLIC_MARK, Redactor, Secret
-from prime_runtime.settings.schema import Between
+from prime_runtime.settings.schema import Between, settings_class
 
 MESSAGE_CHARS_MAX = 4096
 FIELD_CHARS_MAX = 512
@@ -49,7 +48,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class LogConfig:
     """The section [log] of every program."""
 

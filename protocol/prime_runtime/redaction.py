@@ -13,9 +13,11 @@ import hmac
 import re
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MASK = "***"
+SECRET_CHARS_MIN = 8
+"""A shorter secret is guessed, and replacing it in the logs would replace half the log."""
 
 
 class Secret:
@@ -47,6 +49,20 @@ class Secret:
     def __deepcopy__(self, memo: object) -> "Secret":
         # dataclasses.asdict copies deeply; the copy must stay a Secret.
         return self
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
+        """How a setting of this type is read: text of some length, shown in no error."""
+        from pydantic_core import core_schema
+
+        text = core_schema.str_schema(min_length=SECRET_CHARS_MIN)
+        return core_schema.union_schema(
+            [core_schema.is_instance_schema(cls), core_schema.no_info_after_validator_function(cls, text)]
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, str]:
+        return {"type": "string", "format": "password"}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is not written down; reveal it where it is used")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_protocol.errors import LocalError
+from prime_runtime.cli import HELP_ALL, add_version, find_command
 
 Say = Callable[[str], None]
 
@@ -37,7 +38,7 @@ def add_model_commands(commands: Any, command: str) -> None:
             parser.add_argument("--high", type=float, default=0.9, help="most mean reward (default 0.9)")
             parser.add_argument("--out", type=Path, required=True, help="file for the numbers of the tasks, one a line")
         if command == name:
-            from prime_runtime.settings.loader import add_flags
+            from prime_runtime.settings.flags import add_flags
 
             parser.add_argument("--config", type=Path, help="TOML file with settings; flags overrule it")
             add_flags(parser, _get_config_type(name))
@@ -50,7 +51,8 @@ def _get_config_type(name: str) -> type:
 
 
 def run_model_command(args: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
-    from prime_runtime.settings.loader import load_config, read_flags
+    from prime_runtime.settings.flags import read_flags
+    from prime_runtime.settings.loader import load_config
 
     kind = _get_config_type(args.command)
     config: Any = load_config(kind, read_flags(args, kind), environ, args.config)
@@ -100,13 +102,25 @@ def run_filter(args: argparse.Namespace, config: Any, say: Say) -> int:
 
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
+RUN_SETTINGS = ("store", "coordinator", "run", "key", "password_file")
+COMMON_SETTINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "start": {
+        "run": RUN_SETTINGS,
+        "training": ("folder", "model", "steps", "lag_max", "device", "precision", "threads"),
+        "learning": ("optimizer.learning_rate", "batch.groups", "batch.tokens", "loss.kl_weight"),
+        "evaluation": ("evaluation.task_set", "evaluation.every"),
+    },
+    "publish": {"run": RUN_SETTINGS, "weights": ("keyframe_every", "keep", "shard_bytes")},
+    "origin": {"run": RUN_SETTINGS, "server": ("announce", "listen.host", "listen.port", "upload.bytes_per_s")},
+}
+"""Flags that `--help` of a command shows, by group; `--help-all` shows the others too."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
-    command = next((word for word in words if not word.startswith("-")), "")
-
+    command, show_all = find_command(words), HELP_ALL in words
     parser = argparse.ArgumentParser(prog="prime-trainer", description="Learn from verified rollouts, publish weights.")
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     weights = commands.add_parser("weights", help="name, compare and patch checkpoints of safetensors files")
     actions = weights.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -124,23 +138,20 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         action.add_argument("--run", default="local", help="name of the run in the manifests (default: local)")
         action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
     add_model_commands(commands, command)
-    add_start(commands, with_settings=command == "start")
+    add_start(commands)
     add_status_and_stop(commands)
-    add_publish(commands, with_settings=command == "publish")
-    add_origin(commands, with_settings=command == "origin")
+    add_publish(commands)
+    add_origin(commands)
+    if command in COMMON_SETTINGS:
+        add_settings(commands.choices[command], command, show_all=show_all)
     return parser.parse_args(words)
 
 
-def add_start(commands: Any, *, with_settings: bool) -> None:
+def add_start(commands: Any) -> None:
     text = (
         "learn from what the run accepts and publish each step, until stopped; goes on where it was, however it ended"
     )
-    start = commands.add_parser("start", help=text, description=text)
-    if with_settings:
-        from prime_runtime.settings.loader import add_flags
-        from prime_trainer.config import TrainConfig
-
-        add_settings(start, add_flags, TrainConfig)
+    commands.add_parser("start", help=text, description=text)
 
 
 def add_status_and_stop(commands: Any) -> None:
@@ -153,7 +164,7 @@ def add_status_and_stop(commands: Any) -> None:
         command.add_argument("--folder", type=Path, help="the trainer's folder ($PRIME_FOLDER)")
 
 
-def add_publish(commands: Any, *, with_settings: bool) -> None:
+def add_publish(commands: Any) -> None:
     text = "publish a checkpoint: into the store, to the coordinator, into the log; again after a crash is harmless"
     publish = commands.add_parser("publish", help=text, description=text)
     publish.add_argument("checkpoint", type=Path, help="a safetensors file, or a folder of them; do not write it again")
@@ -166,26 +177,21 @@ def add_publish(commands: Any, *, with_settings: bool) -> None:
         "--delta", dest="keyframe", action="store_const", const=False, help="only the change, if it can be"
     )
     publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it learnt from")
-    if with_settings:
-        from prime_runtime.settings.loader import add_flags
-        from prime_trainer.config import PublishConfig
-
-        add_settings(publish, add_flags, PublishConfig)
 
 
-def add_origin(commands: Any, *, with_settings: bool) -> None:
+def add_origin(commands: Any) -> None:
     text = "serve the published weights and announce them, until interrupted"
-    origin = commands.add_parser("origin", help=text, description=text)
-    if with_settings:
-        from prime_runtime.settings.loader import add_flags
-        from prime_trainer.config import OriginServerConfig
-
-        add_settings(origin, add_flags, OriginServerConfig)
+    commands.add_parser("origin", help=text, description=text)
 
 
-def add_settings(parser: argparse.ArgumentParser, add_flags: Any, config: type) -> None:
+def add_settings(parser: argparse.ArgumentParser, command: str, *, show_all: bool) -> None:
+    """The flags of one command's settings, made only for the command that is typed: they import what they configure."""
+    from prime_runtime.settings.flags import add_flags
+    from prime_trainer.config import OriginServerConfig, PublishConfig, TrainConfig
+
+    config = {"start": TrainConfig, "publish": PublishConfig, "origin": OriginServerConfig}[command]
     parser.add_argument("--config", type=Path, help="TOML file with settings; flags and environment overrule it")
-    add_flags(parser, config)
+    add_flags(parser, config, COMMON_SETTINGS[command], show_all=show_all)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -233,7 +239,8 @@ def run_publish(args: argparse.Namespace) -> int:
 
     from prime_protocol.wire.ids import Step
     from prime_runtime.clock import SystemClock
-    from prime_runtime.settings.loader import load_config, read_flags
+    from prime_runtime.settings.flags import read_flags
+    from prime_runtime.settings.loader import load_config
     from prime_trainer.config import PublishConfig
     from prime_trainer.publish import publisher as publishing
 
@@ -267,7 +274,8 @@ def run_origin(args: argparse.Namespace) -> int:
     import asyncio
 
     from prime_runtime.logs import configure_logging
-    from prime_runtime.settings.loader import list_secrets, load_config, read_flags
+    from prime_runtime.settings.flags import read_flags
+    from prime_runtime.settings.loader import list_secrets, load_config
     from prime_trainer.config import OriginServerConfig
     from prime_trainer.publish import origin
 
@@ -280,7 +288,8 @@ def run_start(args: argparse.Namespace) -> int:
     import logging
 
     from prime_runtime.logs import configure_logging
-    from prime_runtime.settings.loader import describe_config, list_secrets, read_flags, resolve_config
+    from prime_runtime.settings.flags import read_flags
+    from prime_runtime.settings.loader import describe_config, list_secrets, resolve_config
     from prime_trainer.config import TrainConfig
 
     resolved = resolve_config(TrainConfig, read_flags(args, TrainConfig), os.environ, args.config)

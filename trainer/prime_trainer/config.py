@@ -5,7 +5,7 @@ The settings of `prime-trainer start`: frozen dataclasses, made once and passed 
 The settings of `prime-trainer sft`, `eval` and `filter`. No torch: `--help` reads it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +23,12 @@ from prime_runtime.keys import read_password
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import check_parsed
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 from prime_runtime.shardcast.store import VERSIONS_KEPT
 from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TrainerConfig:
     """Whose weights, in which run, under whose books."""
 
@@ -72,7 +72,7 @@ class TrainerConfig:
         return key_file.load_key(self.key, read_password(self.password, self.password_file))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class PublishConfig(TrainerConfig):
     """Everything `publish` can be told beside what is published."""
 
@@ -84,7 +84,7 @@ class PublishConfig(TrainerConfig):
     """Size of a shard."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class OriginUploadConfig(UploadConfig):
     """The section [upload]: what is given to those who fetch. A server's line carries more than a home's."""
 
@@ -94,7 +94,7 @@ class OriginUploadConfig(UploadConfig):
     """Uploads at once to one address."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class OriginServerConfig(TrainerConfig):
     """Everything `origin` can be told."""
 
@@ -124,7 +124,7 @@ TRAINER_LOCK_NAME = "lock"
 """In the trainer's folder: who runs there, and how other commands reach it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class LossConfig:
     """The section [loss]; docs/learning.md has the formulas."""
 
@@ -144,7 +144,7 @@ class LossConfig:
     """Reward for being undecided."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class AdvantageConfig:
     """The section [advantage]."""
 
@@ -154,7 +154,7 @@ class AdvantageConfig:
     """What each token off the target length costs, where a run has target lengths."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class BatchConfig:
     """The section [batch]: what makes a step."""
 
@@ -168,7 +168,7 @@ class BatchConfig:
     """Input tokens of one forward pass. A longer sample gets a pass of its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class OptimizerConfig:
     """The section [optimizer]: AdamW, its schedule, and when a gradient is not believed."""
 
@@ -192,7 +192,7 @@ class OptimizerConfig:
     """A gradient this many times longer than the median of the last ones is not applied."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class EvaluationConfig:
     """The section [evaluation]: how checkpoints do on problems that the run does not train on, beside the training."""
 
@@ -218,7 +218,7 @@ class EvaluationConfig:
             check_parsed(self, {"task_set": TaskSetSpec.parse})
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TrainConfig(PublishConfig):
     """Everything `start` can be told."""
 
@@ -254,7 +254,7 @@ class TrainConfig(PublishConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class SftConfig:
     """Everything `sft` can be told."""
 
@@ -282,7 +282,7 @@ class SftConfig:
     """Threads of torch, on a CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class EvalConfig:
     """Everything `eval` can be told."""
 

@@ -7,9 +7,9 @@ its shape.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from prime_protocol.constants import (
     BASIS_POINTS,
@@ -32,8 +32,8 @@ from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.model_files import CONFIG_FILE, digest_model_files
-from prime_runtime.settings.loader import load_config
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.loader import resolve_config
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 NANO_PER_PRIME = 10**9
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -62,7 +62,7 @@ STATE_KEYS = {
 STATE_FAMILIES = ("falcon_mamba", "mamba")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TermsConfig:
     """What `run create` and `run update` take."""
 
@@ -139,7 +139,7 @@ def read_terms(
 ) -> RunTerms:
     """Terms of a new run; ConfigError names the key that is wrong or missing."""
     known = read_model_config(model_config) if model_config else {}
-    return to_terms(load_config(config_with_defaults(known), flags, environ, toml), is_devnet=is_devnet)
+    return to_terms(resolve_config(TermsConfig, flags, environ, toml, known=known).config, is_devnet=is_devnet)
 
 
 def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -> RunTerms:
@@ -147,23 +147,9 @@ def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -
     known = {each.name: getattr(terms, each.name) for each in fields(terms)}
     known |= {"trainer": str(terms.trainer), "model_files": str(terms.model_files)}
     known |= {"inspectors": tuple(map(str, terms.inspectors))}
-    return to_terms(load_config(config_with_defaults(known), flags, {}, toml), is_devnet=False)
-
-
-def config_with_defaults(known: Mapping[str, Any]) -> type[TermsConfig]:
-    """The config, with values that are known already as its defaults."""
-    hints = get_type_hints(TermsConfig, include_extras=True)
-    given = [(name, hints[name], field(default=value)) for name, value in known.items() if name != "tolerance"]
-    if "tolerance" in known:
-        section = _tolerance_with_defaults(known["tolerance"])
-        given.append(("tolerance", section, field(default_factory=section)))
-    return make_dataclass("KnownTerms", given, bases=(TermsConfig,), frozen=True, kw_only=True)
-
-
-def _tolerance_with_defaults(known: Tolerance) -> type[Tolerance]:
-    hints = get_type_hints(Tolerance, include_extras=True)
-    given = [(each.name, hints[each.name], field(default=getattr(known, each.name))) for each in fields(known)]
-    return make_dataclass("KnownTolerance", given, bases=(Tolerance,), frozen=True, kw_only=True)
+    tolerance = known.pop("tolerance")
+    known |= {f"tolerance.{each.name}": getattr(tolerance, each.name) for each in fields(tolerance)}
+    return to_terms(resolve_config(TermsConfig, flags, {}, toml, known=known).config, is_devnet=False)
 
 
 def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:

@@ -19,7 +19,7 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.messages import EntryReply
 from prime_protocol.wire.signing import checksum_address
 from prime_runtime.formatting import parse_amount
-from prime_runtime.settings.loader import read_flags
+from prime_runtime.settings.flags import read_flags
 
 
 def create_run(context: OperatorContext) -> int:

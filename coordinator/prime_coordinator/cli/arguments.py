@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_coordinator.constants import PAGE_ROWS
+from prime_runtime.cli import SettingsHelp, add_completion, add_version
 
 EXIT_CODES = """exit codes:
   0  done
@@ -30,21 +31,39 @@ LAB_PROGRAMS = {
     "simulate": ("prime_lab.simulator", "run the whole network in a seeded simulator"),
 }
 """Commands that another package of ours carries out."""
+COMMON_SETTINGS = {
+    "network": ("folder", "network", "unbonding_ms", "faucet.amount_nano"),
+    "keys": ("password_file",),
+    "storage": ("database", "objects", "s3.endpoint", "s3.region"),
+    "server": ("listen.host", "listen.port", "listen.tls_certificate", "listen.tls_key", "limits.trusted_proxies"),
+    "settlement": ("settlement.kind", "settlement.rpc"),
+    "weights and explorer": ("origin.folder", "origin.run", "origin.urls", "explorer.models"),
+}
+"""Flags that `init --help` and `start --help` show, by group; `--help-all` shows the others too."""
+COMMON_TERMS = {
+    "model and tasks": ("trainer", "model", "task_set", "vocabulary", "units_per_token"),
+    "step": ("slots_per_step", "samples_per_slot", "prompt_tokens_max", "output_tokens_max", "temperature", "lag_max"),
+    "audits": ("quorum", "inspectors", "audit_probation", "audit_floor", "verdict_ms", "appeal_ms"),
+    "money": ("stake_min_nano", "slash_nano", "step_budget_nano"),
+}
 
 
-def build_parser(*, with_settings: bool = False, with_terms: bool = False) -> argparse.ArgumentParser:
-    """`with_settings` and `with_terms` add the flags of the config and of a run's terms."""
+def build_parser(
+    settings: SettingsHelp = SettingsHelp.NONE, terms: SettingsHelp = SettingsHelp.NONE
+) -> argparse.ArgumentParser:
+    """`settings` are those of the coordinator, `terms` those of a run."""
     parser = argparse.ArgumentParser(
         prog="prime-coordinator",
         description="Order a run's work and keep its books.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
     parser.set_defaults(folder=None, url=None, authority=None, json=False, limit=PAGE_ROWS, all=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_life(commands, with_settings)
-    _add_runs(commands, with_terms)
+    _add_life(commands, settings)
+    _add_runs(commands, terms)
     _add_nodes(commands)
     _add_listings(commands)
     _add_log(commands)
@@ -93,18 +112,18 @@ def _detail(commands: Group, name: str, question: str, param: str, text: str) ->
     parser.set_defaults(question=question, param=param)
 
 
-def _add_life(commands: Group, with_settings: bool) -> None:
+def _add_life(commands: Group, settings: SettingsHelp) -> None:
     for name, text in (
         ("init", "make a folder with settings, keys and an empty log"),
         ("start", "run the coordinator until it is interrupted"),
     ):
         parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         parser.set_defaults(task=f"lifecycle:{name}")
-        if with_settings:
+        if settings is not SettingsHelp.NONE:
             from prime_coordinator.config import CoordinatorConfig
-            from prime_runtime.settings.loader import add_flags
+            from prime_runtime.settings.flags import add_flags
 
-            add_flags(parser, CoordinatorConfig)
+            add_flags(parser, CoordinatorConfig, COMMON_SETTINGS, show_all=settings is SettingsHelp.ALL)
         else:
             _add_folder(parser)
     status = _command(commands, "status", "listing:show_status", "the coordinator at a glance", calls=True)
@@ -112,7 +131,7 @@ def _add_life(commands: Group, with_settings: bool) -> None:
     status.add_argument("--watch", action="store_true", help="keep showing it, every two seconds, until interrupted")
 
 
-def _add_runs(commands: Group, with_terms: bool) -> None:
+def _add_runs(commands: Group, terms: SettingsHelp) -> None:
     run: argparse.ArgumentParser = commands.add_parser("run", help="create, change and end training runs")
     actions = run.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = _command(actions, "create", "admin:create_run", "begin a run", calls=True)
@@ -125,11 +144,11 @@ def _add_runs(commands: Group, with_terms: bool) -> None:
     for parser in (create, update):
         parser.add_argument("run", metavar="NAME")
         parser.add_argument("--terms", type=Path, help="TOML file with terms; flags overrule it")
-        if with_terms:
+        if terms is not SettingsHelp.NONE:
             from prime_coordinator.admin.run_terms import TermsConfig
-            from prime_runtime.settings.loader import add_flags
+            from prime_runtime.settings.flags import add_flags
 
-            add_flags(parser, TermsConfig)
+            add_flags(parser, TermsConfig, COMMON_TERMS, show_all=terms is SettingsHelp.ALL)
     for name, text in (
         ("pause", "give out no more leases"),
         ("resume", "give out leases again"),
@@ -285,8 +304,4 @@ def _add_others(commands: Group) -> None:
     for name, (program, text) in LAB_PROGRAMS.items():
         parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
         parser.set_defaults(task="tools:pass_on", program=program, words=[])
-    completion: argparse.ArgumentParser = commands.add_parser(
-        "completion", help="print a script that completes commands"
-    )
-    completion.set_defaults(task="tools:completion")
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    add_completion(commands).set_defaults(task="tools:completion")

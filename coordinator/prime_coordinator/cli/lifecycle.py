@@ -22,7 +22,8 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_runtime.clock import SystemClock
 from prime_runtime.logs import configure_logging
 from prime_runtime.redaction import Secret
-from prime_runtime.settings.loader import DEFAULT, ResolvedConfig, describe_config, list_secrets, read_flags
+from prime_runtime.settings.flags import read_flags
+from prime_runtime.settings.loader import DEFAULT, ResolvedConfig, describe_config, list_secrets
 
 log = logging.getLogger(__name__)
 

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from prime_coordinator.cli.arguments import LAB_PROGRAMS, build_parser
+from prime_runtime.cli import choose_settings_help, find_command
 
 EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
-    command = next((word for word in words if not word.startswith("-")), "")
+    command = find_command(words)
     if command in LAB_PROGRAMS and words[0] == command:
         # All that follows is the other program's, flags and --help too.
-        return argparse.Namespace(task="others:pass_on", program=LAB_PROGRAMS[command][0], words=words[1:])
-    return build_parser(with_settings=command in ("init", "start"), with_terms=command == "run").parse_args(words)
+        return argparse.Namespace(task="tools:pass_on", program=LAB_PROGRAMS[command][0], words=words[1:])
+    settings, terms = choose_settings_help(words, ("init", "start")), choose_settings_help(words, ("run",))
+    return build_parser(settings, terms).parse_args(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from prime_explorer.app import StandaloneConfig, serve_standalone
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.log.tiles import CHECKPOINT_PATH
 from prime_protocol.log.tree_head import VerifierKey
-from prime_runtime.cli import build_completion_script
+from prime_runtime.cli import SettingsHelp, build_completion_script
 from prime_runtime.logs import LogConfig, configure_logging
 
 
@@ -72,6 +72,6 @@ def pass_on(context: OperatorContext) -> int:
 
 
 def completion(context: OperatorContext) -> int:
-    parser = build_parser(with_settings=True, with_terms=True)
+    parser = build_parser(SettingsHelp.ALL, SettingsHelp.ALL)
     context.screen.write(build_completion_script(parser, context.args.shell))
     return 0

@@ -1,6 +1,6 @@
 """The section [settlement]: where value is kept, and how often the books are brought there."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from prime_protocol.wire.ids import NodeId
 from prime_runtime.chain.transactions import GasConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import check_parsed
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 DAY_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
@@ -22,7 +22,7 @@ class SettlementKind(StrEnum):
     EVM = "evm"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class SettlementConfig:
     """The section [settlement]: who holds stake and pay. Fixed when the network is created."""
 

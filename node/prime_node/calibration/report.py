@@ -13,7 +13,7 @@ from prime_node.calibration.fit import (
     measure_spread,
 )
 from prime_protocol.proofs.tolerance import Tolerance
-from prime_runtime.settings.loader import render_config
+from prime_runtime.settings.flags import render_config
 
 COLUMNS = (
     "wrote → read",

@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from prime_runtime.cli import SettingsHelp, add_version
+
 EXIT_CODES = """exit codes:
   0    done, or stopped as asked
   1    refused, and the text says why and what to do
@@ -23,23 +25,34 @@ Group = Any
 """argparse gives no public name to what add_subparsers returns."""
 
 
-def build_parser(*, with_settings: bool = False) -> argparse.ArgumentParser:
+COMMON_SETTINGS = {
+    "joining a run": ("folder", "coordinator", "run", "role"),
+    "identity and stake": ("password_file", "delegation", "stake", "rpc"),
+    "engine": ("engine.engine", "engine.python", "engine.device", "engine.threads"),
+    "disk and network": ("weights.folder", "weights.disk_bytes_max", "weights.bytes_per_s", "announce", "listen.port"),
+    "when to work": ("policy.hours", "policy.idle_only", "policy.stop_at"),
+}
+"""Flags that `start --help` shows, by group; `--help-all` shows the others too."""
+
+
+def build_parser(settings: SettingsHelp = SettingsHelp.NONE) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prime-node",
         description="Lend a machine to a training run.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
     parser.set_defaults(folder=None, json=False, key=None, key_password_file=None, rpc_url=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_lifecycle(commands, with_settings)
-    _add_inspection(commands, with_settings)
+    _add_lifecycle(commands, settings)
+    _add_inspection(commands, settings)
     _add_audit(commands)
     _add_keys(commands)
     _add_stake(commands)
-    _add_calibrate(commands, with_settings)
-    _add_maintenance(commands, with_settings)
+    _add_calibrate(commands, settings)
+    _add_maintenance(commands, settings)
     return parser
 
 
@@ -57,28 +70,28 @@ def _add(parser: argparse.ArgumentParser, flag: str, **how: Any) -> None:
     parser.add_argument(flag, default=argparse.SUPPRESS, **how)
 
 
-def _with_settings(commands: Group, name: str, task: str, text: str, with_settings: bool) -> argparse.ArgumentParser:
+def _with_settings(commands: Group, name: str, task: str, text: str, settings: SettingsHelp) -> argparse.ArgumentParser:
     """A command whose flags are the settings; they bring --folder along."""
-    if not with_settings:
+    if settings is SettingsHelp.NONE:
         return _command(commands, name, task, text)
     from prime_node.config import NodeConfig
-    from prime_runtime.settings.loader import add_flags
+    from prime_runtime.settings.flags import add_flags
 
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(task=task)
-    add_flags(parser, NodeConfig)
+    add_flags(parser, NodeConfig, COMMON_SETTINGS, show_all=settings is SettingsHelp.ALL)
     return parser
 
 
-def _add_lifecycle(commands: Group, with_settings: bool) -> None:
+def _add_lifecycle(commands: Group, settings: SettingsHelp) -> None:
     start = _with_settings(
         commands,
         "start",
         "setup:start",
         "run the node until it is stopped; the first start needs --coordinator and makes the rest",
-        with_settings,
+        settings,
     )
-    start.epilog = "Every flag is also a variable and a line in config.toml: see docs/operating/settings.md."
+    start.epilog = "--help-all lists every setting. Each is also a line in config.toml and an environment variable."
     for name, text in (
         ("pause", "take no more work until it is resumed; what is begun is finished"),
         ("resume", "take work again"),
@@ -89,7 +102,7 @@ def _add_lifecycle(commands: Group, with_settings: bool) -> None:
     _command(commands, "stop", "status:stop", "stop now, giving back what is in hand, and wait until it has")
 
 
-def _add_inspection(commands: Group, with_settings: bool) -> None:
+def _add_inspection(commands: Group, settings: SettingsHelp) -> None:
     status = _command(commands, "status", "status:show_status", "what the running node does and holds", has_json=True)
     status.add_argument("--watch", action="store_true", help="the whole screen, every second, until interrupted")
     rollouts = _command(
@@ -102,7 +115,7 @@ def _add_inspection(commands: Group, with_settings: bool) -> None:
     rollouts.add_argument("id", nargs="?", metavar="ID", help="a submission or lease, for all that is known of it")
     rollouts.add_argument("--limit", type=int, default=20, metavar="N", help="most rows (default 20)")
     doctor = _with_settings(
-        commands, "doctor", "diagnose:run_doctor", "check this machine, line by line, and say what to do", with_settings
+        commands, "doctor", "diagnose:run_doctor", "check this machine, line by line, and say what to do", settings
     )
     _add(doctor, "--json", action="store_true", help="print JSON instead of text")
     logs = _command(commands, "logs", "status:show_logs", "the node's log", has_json=True)
@@ -187,9 +200,9 @@ def _add_stake(commands: Group) -> None:
         _add_password(action)
 
 
-def _add_calibrate(commands: Group, with_settings: bool) -> None:
+def _add_calibrate(commands: Group, settings: SettingsHelp) -> None:
     calibrate = _with_settings(
-        commands, "calibrate", "calibrate:calibrate", "measure the noise of honest engines on a model", with_settings
+        commands, "calibrate", "calibrate:calibrate", "measure the noise of honest engines on a model", settings
     )
     add = calibrate.add_argument
     add("checkpoint", type=Path, help="checkpoint folder")
@@ -208,7 +221,7 @@ def _add_calibrate(commands: Group, with_settings: bool) -> None:
     add("--seed", type=int, default=0, help="of prompts and sampling (default 0)")
 
 
-def _add_maintenance(commands: Group, with_settings: bool) -> None:
+def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:
     diagnose = _command(
         commands,
         "diagnose",
@@ -227,7 +240,7 @@ def _add_maintenance(commands: Group, with_settings: bool) -> None:
     config: argparse.ArgumentParser = commands.add_parser("config", help="the settings in force")
     shown = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = _with_settings(
-        shown, "show", "setup:show_settings", "every setting, its value and where that came from", with_settings
+        shown, "show", "setup:show_settings", "every setting, its value and where that came from", settings
     )
     _add(show, "--json", action="store_true", help="print JSON instead of text")
     show.add_argument("--changed", action="store_true", help="only those that are not the default")

@@ -17,7 +17,8 @@ from prime_runtime.console import CommandOutput
 from prime_runtime.http.control_api import call_control_api
 from prime_runtime.keys import PASSWORD_CHARS_MIN
 from prime_runtime.redaction import Secret
-from prime_runtime.settings.loader import ResolvedConfig, read_flags
+from prime_runtime.settings.flags import read_flags
+from prime_runtime.settings.loader import ResolvedConfig
 
 
 async def call_node(folder: Path, method: str, path: str, given: dict[str, str] | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from prime_node.cli.context import NodeCliContext, with_pins
 from prime_node.config import NodeConfig
 from prime_node.storage.node_folder import PINNED, NodeFolder, make_folder, read_pins
 from prime_protocol.errors import LocalError
-from prime_runtime.cli import build_completion_script
+from prime_runtime.cli import SettingsHelp, build_completion_script
 from prime_runtime.logs import LogLevel, configure_logging
 from prime_runtime.settings.loader import DEFAULT, describe_config, list_secrets, list_values
 
@@ -204,5 +204,5 @@ def show_settings(context: NodeCliContext) -> int:
 
 
 def print_completion(context: NodeCliContext) -> int:
-    context.screen.write(build_completion_script(build_parser(with_settings=True), context.args.shell))
+    context.screen.write(build_completion_script(build_parser(SettingsHelp.ALL), context.args.shell))
     return 0

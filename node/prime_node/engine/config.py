@@ -1,12 +1,11 @@
 """The section [engine]: what generates and judges on this machine, and what it may use."""
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 DEVICE = re.compile(r"[a-z]+(:[0-9]+)?")
@@ -20,7 +19,7 @@ class EngineKind(StrEnum):
     VLLM = "vllm"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class EngineConfig:
     """How the engine's process is started and watched."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from prime_runtime.formatting import format_bytes, format_duration
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 DAY_MIN = 24 * 60
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -73,7 +73,7 @@ def parse_time(text: str) -> int:
     return minutes
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class PolicyConfig:
     """The section [policy]: when this node works, and what it leaves to others."""
 

@@ -23,7 +23,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NodeId
 from prime_runtime import keys as key_file
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, is_held, read_lock_info
-from prime_runtime.settings.loader import render_config
+from prime_runtime.settings.flags import render_config
 
 PINNED = ("coordinator_id", "network", "run", "log_key", "domain")
 

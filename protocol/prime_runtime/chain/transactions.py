@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Annotated
 
 from prime_protocol.errors import LocalError
-from prime_runtime.settings.schema import Between
+from prime_runtime.settings.schema import Between, settings_class
 
 
 class ChainUnavailable(LocalError):
@@ -39,7 +39,7 @@ class ContractReverted(LocalError):
         self.name = name
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class GasConfig:
     """The section [settlement.gas]: what a transaction may cost, and how long it may wait."""
 

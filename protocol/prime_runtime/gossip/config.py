@@ -7,12 +7,12 @@ from typing import Annotated
 from prime_protocol.constants import ADDRESSES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.addresses import PeerAddress
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 BOOTSTRAP_MAX = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class P2PConfig:
     """The section [p2p]: how this node takes part in gossip."""
 

@@ -1,16 +1,15 @@
 """How much of everything the HTTP server and client take: config sections, each with its bound and unit."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, FRAME_BYTES_MAX
-from prime_runtime.settings.schema import Between
+from prime_runtime.settings.schema import Between, settings_class
 
 CLIENT_IDLE_MS = 15_000
 """How long a client keeps an idle connection. Shorter than a server does, or a request could meet a closing one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ServerLimits:
     """The section [limits] of a program that serves HTTP."""
 
@@ -51,7 +50,7 @@ class ServerLimits:
     """Addresses of proxies of our own, whose X-Forwarded-For is believed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ClientLimits:
     """The section [client] of a program that calls others."""
 

@@ -13,7 +13,6 @@ import errno
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,7 +22,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
 from prime_protocol.errors import LocalError
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 FastPathAnswer = Callable[[str, bytes], bytes | Awaitable[bytes]]
 """Address and body in, the whole response out: at once, or later."""
@@ -142,7 +141,7 @@ def parse_plain_head(head: bytes) -> tuple[str, int] | None:
     return start[1].decode(), int(headers[b"content-length"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ListenConfig:
     """The section [listen] of a program that serves HTTP."""
 

@@ -1,4 +1,5 @@
-"""Configuration from flags, environment and TOML into one frozen object.
+"""Configuration of the programs: flags over environment over a TOML file over defaults. Rim: reads the file.
 
-Rim: the only code that reads the environment. Settings of one program live in that program's config module.
+pydantic checks the values; what it does not do is here: which source wins, where each value came from, nearest known
+names for typing errors, and units (`40GB`, `5min`). A program's own settings class lives in that program.
 """

@@ -19,7 +19,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.wire.addresses import ServerUrl
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.rate_limits import BandwidthLimit, ConcurrencyLimit, address_group
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 DAY_MS = 24 * 3_600_000
 SLOTS = 6
@@ -279,7 +279,7 @@ def _evict_oldest(known: OrderedDict[Any, Any], size: int) -> None:
         known.popitem(last=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class UploadConfig:
     """The section [upload]: what the owner gives to nodes that fetch from this one."""
 

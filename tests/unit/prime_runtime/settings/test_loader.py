@@ -11,15 +11,9 @@ from typing import Annotated, Any
 import pytest
 
 from prime_runtime.redaction import Secret
-from prime_runtime.settings.loader import (
-    add_flags,
-    describe_config,
-    list_secrets,
-    load_config,
-    read_flags,
-    resolve_config,
-)
-from prime_runtime.settings.schema import Between, ConfigError
+from prime_runtime.settings.flags import add_flags, read_flags, render_config
+from prime_runtime.settings.loader import describe_config, list_secrets, load_config, resolve_config
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 
 class Role(StrEnum):
@@ -27,28 +21,30 @@ class Role(StrEnum):
     RELAY = "relay"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Wallet:
     passphrase: Secret | None = None
     """Opens the keystore."""
     tokens: tuple[Secret, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Peers:
     peers_max: Annotated[int, Between(1, 100)] = 50
     """Open sessions at once.
     Each costs about 2 % of a GiB."""
     bootstrap: tuple[str, ...] = ()
-    ports: Annotated[tuple[int, ...], Between(1, 65_535)] = (4001,)
-    patience_s: Annotated[float | None, Between(0, 60)] = 1.5
+    ports: tuple[Annotated[int, Between(1, 65_535)], ...] = (4001,)
+    patience_s: Annotated[float, Between(0, 60)] | None = 1.5
+    wait_ms: Annotated[int, Between(0, 10**9)] = 1_000
+    cache_bytes_max: Annotated[int, Between(0, 10**15)] = 0
 
     def __post_init__(self) -> None:
         if self.peers_max < len(self.bootstrap):
             raise ConfigError(f"peers_max is {self.peers_max}, but {len(self.bootstrap)} bootstrap peers are named")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Config:
     folder: Path
     """Where everything is kept."""
@@ -139,21 +135,23 @@ def test_home_in_a_path_comes_from_the_given_environment() -> None:
     ("toml", "words"),
     [
         ("[peers]\npeers_max = 0", ["peers.peers_max is 0", "line 2", "from 1 to 100"]),
-        ('[peers]\npeers_max = "5"', ["peers.peers_max is text", "whole number"]),
-        ("[peers]\npeers_max = true", ["is a boolean"]),
-        ("[peers]\npeers_max = 1979-05-27", ["is a date or time"]),
-        ("[peers]\npatience_s = nan", ["is nan"]),
-        ("[peers]\npatience_s = inf", ["is inf"]),
-        ('[peers]\nbootstrap = "a"', ["peers.bootstrap is text", "a list of text"]),
-        ("[peers]\nbootstrap = [1]", ["is a whole number"]),
+        ('[peers]\npeers_max = "five"', ["peers.peers_max is 'five'", "valid integer", "whole number"]),
+        ("[peers]\npeers_max = 1979-05-27", ["peers.peers_max is datetime.date", "valid integer"]),
+        ("[peers]\npatience_s = nan", ["peers.patience_s is nan"]),
+        ("[peers]\npatience_s = inf", ["peers.patience_s is inf"]),
+        ('[peers]\nbootstrap = "a"', ["peers.bootstrap is 'a'", "valid tuple", "a list of text"]),
+        ("[peers]\nbootstrap = [1]", ["peers.bootstrap is 1", "valid string"]),
+        ("[peers]\nports = [1, 0]", ["peers.ports is 0", "greater than or equal to 1"]),
         ("[peers]\npers_max = 5", ["'peers.pers_max'", "line 2", "did you mean peers.peers_max?"]),
         ("[pears]\npeers_max = 5", ["'pears' in", "did you mean peers?"]),
         ("peers = 5", ["peers in the given TOML line 1 is a section"]),
         ("zzz = 5", ["'zzz' in the given TOML line 1 is not a setting"]),
         ('role = "boss"', ["role is 'boss'", "one of worker, relay"]),
-        ("is_public = 1", ["is_public is a whole number", "true or false"]),
+        ("is_public = 2", ["is_public is 2", "true or false"]),
         ('name = "a\\u001b[2J"', ["cannot be printed"]),
-        ('[wallet]\npassphrase = "short"', ["wallet.passphrase has 5 characters"]),
+        ('[wallet]\npassphrase = "short"', ["wallet.passphrase is ***", "at least 8 characters"]),
+        ('[peers]\nwait_ms = "5 weeks"', ["peers.wait_ms is '5 weeks'", "ms, s, min, h, d"]),
+        ('[peers]\ncache_bytes_max = "5min"', ["peers.cache_bytes_max is '5min'", "GB"]),
         ("a = @", ["is not TOML", "line 1"]),
         ("a = 1\na = 2", ["is not TOML"]),
     ],
@@ -166,17 +164,17 @@ def test_what_is_wrong_in_the_file_is_named(toml: str, words: list[str]) -> None
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("PRIME_PEERS_PEERS_MAX", "ten", "'ten' (from PRIME_PEERS_PEERS_MAX)"),
+        ("PRIME_PEERS_PEERS_MAX", "ten", "as an integer (from PRIME_PEERS_PEERS_MAX)"),
         ("PRIME_PEERS_PEERS_MAX", "", "is ''"),
         ("PRIME_PEERS_PEERS_MAX", "9" * 5000, "…"),
         ("PRIME_PEERS_PEERS_MAX", "٣", "is '٣'"),
-        ("PRIME_IS_PUBLIC", "yes", "write true or false"),
+        ("PRIME_IS_PUBLIC", "maybe", "is_public is 'maybe'"),
         ("PRIME_PEERS_PATIENCE_S", "nan", "is 'nan'"),
-        ("PRIME_PEERS_PATIENCE_S", "1e999", "is inf"),
+        ("PRIME_PEERS_PATIENCE_S", "1e999", "finite number"),
         ("PRIME_PEERS_PEERS_MX", "1", "did you mean PRIME_PEERS_PEERS_MAX?"),
         ("PRIME_PEERS_ZZZZZZZZZZ", "1", "PRIME_PEERS_ZZZZZZZZZZ is not a setting"),
         ("PRIME_IS_PUBLIK", "1", "did you mean PRIME_IS_PUBLIC?"),
-        ("PRIME_WALLET_PASSPHRASE", "short", "has 5 characters"),
+        ("PRIME_WALLET_PASSPHRASE", "short", "at least 8 characters"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_named(variable: str, value: str, words: str) -> None:
@@ -188,7 +186,7 @@ def test_variables_of_another_program_are_left_alone() -> None:
 
 
 def test_a_path_may_not_be_empty_and_an_unknown_flag_is_refused() -> None:
-    assert "folder is empty (from --folder)" in refusal(folder="")
+    assert "folder is empty" in refusal(folder="")
     assert "did you mean peers.ports?" in refusal(peers__portz=["1"])
 
 
@@ -210,7 +208,7 @@ def test_a_rule_between_fields_tells_where_they_came_from() -> None:
 
 def test_a_key_seen_twice_by_the_scan_gets_no_line() -> None:
     text = refusal('motto = """\nrole = 1\n"""\nrole = "boss"')
-    assert "role is 'boss' (from the given TOML)" in text
+    assert "(from the given TOML);" in text
 
 
 def test_file_problems_are_explained(tmp_path: Path) -> None:
@@ -261,7 +259,7 @@ def test_flags_are_made_from_the_config() -> None:
 
 def test_help_shows_the_text_below_the_field() -> None:
     parser = argparse.ArgumentParser()
-    add_flags(parser, Config)
+    add_flags(parser, Config, show_all=True)
     text = " ".join(parser.format_help().split())
     assert "Open sessions at once. Each costs about 2 % of a GiB." in text
     assert "from 1 to 100; PRIME_PEERS_PEERS_MAX" in text
@@ -269,7 +267,37 @@ def test_help_shows_the_text_below_the_field() -> None:
 
 
 def test_a_secret_is_no_flag() -> None:
-    assert "others can see a command line" in refusal(wallet__passphrase="correct horse")
+    assert "other users can see a command line" in refusal(wallet__passphrase="correct horse")
+
+
+def test_help_shows_the_common_flags_and_help_all_the_others() -> None:
+    common = {"where": ("folder",), "network": ("peers.peers_max", "peers.wait_ms")}
+    short, long = argparse.ArgumentParser(), argparse.ArgumentParser()
+    add_flags(short, Config, common)
+    add_flags(long, Config, common, show_all=True)
+    assert "--peers-wait-ms" in short.format_help()
+    assert "30s, 5min, 2h" in short.format_help()
+    assert "--peers-ports" not in short.format_help()
+    assert "--peers-ports" in long.format_help()
+    assert short.parse_args(["--peers-ports", "1"]) == argparse.Namespace(**{"peers.ports": ["1"]})
+
+
+def test_sizes_and_durations_take_units() -> None:
+    peers = load('[peers]\ncache_bytes_max = "40GB"', peers__wait_ms="1.5min").peers
+    assert (peers.cache_bytes_max, peers.wait_ms) == (40 * 10**9, 90_000)
+    assert load(environ={"PRIME_PEERS_CACHE_BYTES_MAX": "512 MiB"}).peers.cache_bytes_max == 2**29
+    assert load("[peers]\nwait_ms = 5").peers.wait_ms == 5
+
+
+def test_a_rendered_config_explains_every_setting_and_reads_back() -> None:
+    config = load("is_public = true\n[peers]\npeers_max = 7", folder="d")
+    text = render_config(config, always=("role",), never=("folder",))
+    assert "# Open sessions at once. Each costs about 2 % of a GiB. (one whole number from 1 to 100)\n" in text
+    assert "peers_max = 7\n" in text
+    assert "\n# motto = " in text
+    assert '\nrole = "worker"\n' in text
+    assert "passphrase" not in text
+    assert load(text, folder="d") == config
 
 
 def test_a_class_without_source_has_no_help_but_works() -> None:
