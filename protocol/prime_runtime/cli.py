@@ -34,7 +34,7 @@ class ShowVersion(argparse.Action):
 
         from prime_protocol.constants import PROTOCOL_VERSION
 
-        parser._print_message(f"{parser.prog} {version('prime-swarm')} (protocol {PROTOCOL_VERSION})\n")
+        print(f"{parser.prog} {version('prime-swarm')} (protocol {PROTOCOL_VERSION})")
         parser.exit()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prime_coordinator.cli.arguments import build_parser
-from prime_runtime.cli import build_completion_script
+from prime_runtime.cli import SettingsHelp, build_completion_script
 
 PROGRAM = "prime-coordinator"
 TYPED = {
@@ -26,7 +26,7 @@ PATIENCE_S = 20
 
 
 def write(shell: str, path: Path) -> Path:
-    path.write_text(build_completion_script(build_parser(with_settings=True, with_terms=True), shell))
+    path.write_text(build_completion_script(build_parser(SettingsHelp.ALL, SettingsHelp.ALL), shell))
     return path
 
 

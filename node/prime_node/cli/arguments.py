@@ -235,7 +235,7 @@ def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:
         ("install", "write and start a systemd user unit for the node in the folder"),
         ("uninstall", "stop it and remove the unit"),
     ):
-        action = _command(actions, name, f"setup:{name}", text)
+        action = _command(actions, name, f"setup:{name}_service", text)
         action.add_argument("--name", default="prime-node", help="of the unit (default prime-node)")
     config: argparse.ArgumentParser = commands.add_parser("config", help="the settings in force")
     shown = config.add_subparsers(dest="action", required=True, metavar="ACTION")

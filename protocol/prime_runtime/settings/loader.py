@@ -75,14 +75,19 @@ def _pick(
     if setting.key in flags:
         if setting.is_secret:
             raise ConfigError(f"{setting.flag}: other users can see a command line; use {setting.variable} or the file")
-        return _prepare(setting, flags[setting.key], home), setting.flag
+        return _prepare(setting, _split_list(setting, flags[setting.key]), home), setting.flag
     if setting.variable in environ:
-        text = environ[setting.variable]
-        value = [item.strip() for item in text.split(",") if item.strip()] if setting.is_list else text
-        return _prepare(setting, value, home), setting.variable
+        return _prepare(setting, _split_list(setting, environ[setting.variable]), home), setting.variable
     if setting.key in found:
         return _prepare(setting, found[setting.key], home), file.place(setting.key)
     return None
+
+
+def _split_list(setting: Setting, raw: Any) -> Any:
+    """A list in one text has commas; a flag that was repeated is a list already."""
+    if not setting.is_list or not isinstance(raw, str):
+        return raw
+    return [item.strip() for item in raw.split(",") if item.strip()]
 
 
 def _prepare(setting: Setting, raw: Any, home: str | None) -> Any:

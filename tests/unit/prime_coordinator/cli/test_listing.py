@@ -1,6 +1,7 @@
 """What the commands print and how they are typed: words for values, markup of strangers, completion, help."""
 
 import io
+import re
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from prime_coordinator.cli.arguments import EXIT_CODES, build_parser
 from prime_coordinator.cli.listing import COLUMNS, format_distance, format_fields, format_plain, format_row
 from prime_coordinator.cli.main import parse_args
 from prime_protocol.errors import LocalError
-from prime_runtime.cli import build_completion_script, walk_parser
+from prime_runtime.cli import SettingsHelp, build_completion_script, walk_parser
 from prime_runtime.console import CommandOutput
 from prime_runtime.formatting import format_amount, format_time, parse_amount
 
@@ -127,21 +128,14 @@ def test_help_tells_the_exit_codes() -> None:
 def test_every_command_has_a_task_that_exists() -> None:
     from importlib import import_module
 
-    parser = build_parser(with_settings=True, with_terms=True)
-    for spot in walk_parser(parser, ()):
-        task = find(parser, spot.words).get_default("task")
+    parser = build_parser(SettingsHelp.ALL, SettingsHelp.ALL)
+    for words, command in walk_parser(parser):
+        task = command.get_default("task")
         if task is None:
-            assert spot.commands, f"{spot.words} does nothing"
+            assert any(isinstance(action.choices, dict) for action in command._actions), f"{words} does nothing"
             continue
         module, _, function = task.partition(":")
         assert callable(getattr(import_module(f"prime_coordinator.cli.{module}"), function))
-
-
-def find(parser: Any, words: tuple[str, ...]) -> Any:
-    for word in words:
-        (group,) = (action for action in parser._actions if isinstance(action.choices, dict))
-        parser = group.choices[word]
-    return parser
 
 
 def test_flags_of_a_listing_hold_for_its_actions_wherever_they_stand() -> None:
@@ -167,11 +161,9 @@ def test_flags_of_a_listing_hold_for_its_actions_wherever_they_stand() -> None:
 )
 def test_bash_completes_commands_and_flags(tmp_path: Path, words: list[str], expected: str) -> None:
     script = tmp_path / "completion.bash"
-    script.write_text(build_completion_script(build_parser(with_settings=True, with_terms=True), "bash"))
+    script.write_text(build_completion_script(build_parser(SettingsHelp.ALL, SettingsHelp.ALL), "bash"))
     line = " ".join(f"'{word}'" for word in ["prime-coordinator", *words])
-    program = (
-        f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _prime_coordinator; echo "${{COMPREPLY[*]}}"'
-    )
+    program = f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_prime_coordinator; echo "${{COMPREPLY[*]}}"'
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected]
     assert done.stderr == ""
@@ -182,3 +174,10 @@ def test_other_shells_get_a_script_that_knows_the_commands(shell: str) -> None:
     script = build_completion_script(build_parser(), shell)
     for name in ("init", "start", "submissions", "restore"):
         assert name in script
+
+
+def test_version_names_the_release_and_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"prime-coordinator [0-9.]+ \(protocol [0-9]+\)\n", capsys.readouterr().out)

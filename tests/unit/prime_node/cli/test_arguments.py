@@ -1,30 +1,23 @@
 """The command line of prime-node: every command is carried out by something, and every shell can complete it."""
 
+import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prime_node.cli.arguments import EXIT_CODES, build_parser
 from prime_node.cli.main import parse_args
-from prime_runtime.cli import build_completion_script, walk_parser
-
-
-def find(parser: Any, words: tuple[str, ...]) -> Any:
-    for word in words:
-        (group,) = (action for action in parser._actions if isinstance(action.choices, dict))
-        parser = group.choices[word]
-    return parser
+from prime_runtime.cli import SettingsHelp, build_completion_script, walk_parser
 
 
 def test_every_command_has_a_task_that_exists() -> None:
-    parser = build_parser(with_settings=True)
-    for spot in walk_parser(parser, ()):
-        task = find(parser, spot.words).get_default("task")
+    parser = build_parser(SettingsHelp.ALL)
+    for words, command in walk_parser(parser):
+        task = command.get_default("task")
         if task is None:
-            assert spot.commands, f"{spot.words} does nothing"
+            assert any(isinstance(action.choices, dict) for action in command._actions), f"{words} does nothing"
             continue
         module, _, function = task.partition(":")
         assert callable(getattr(import_module(f"prime_node.cli.{module}"), function))
@@ -54,9 +47,18 @@ def test_flags_hold_for_an_action_wherever_they_stand() -> None:
 )
 def test_bash_completes_commands_and_flags(tmp_path: Path, words: list[str], expected: str) -> None:
     script = tmp_path / "completion.bash"
-    script.write_text(build_completion_script(build_parser(with_settings=True), "bash"))
+    script.write_text(build_completion_script(build_parser(SettingsHelp.ALL), "bash"))
     line = " ".join(f"'{word}'" for word in ["prime-node", *words])
-    program = f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _prime_node; echo "${{COMPREPLY[*]}}"'
+    program = (
+        f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_prime_node; echo "${{COMPREPLY[*]}}"'
+    )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected]
     assert done.stderr == ""
+
+
+def test_version_names_the_release_and_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"prime-node [0-9.]+ \(protocol [0-9]+\)\n", capsys.readouterr().out)
