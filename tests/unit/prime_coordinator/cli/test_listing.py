@@ -163,7 +163,8 @@ def test_bash_completes_commands_and_flags(tmp_path: Path, words: list[str], exp
     script = tmp_path / "completion.bash"
     script.write_text(build_completion_script(build_parser(SettingsHelp.ALL, SettingsHelp.ALL), "bash"))
     line = " ".join(f"'{word}'" for word in ["prime-coordinator", *words])
-    program = f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_prime_coordinator; echo "${{COMPREPLY[*]}}"'
+    typed = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}"
+    program = f'source {script}; {typed}; _shtab_prime_coordinator; echo "${{COMPREPLY[*]}}"'
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected]
     assert done.stderr == ""
