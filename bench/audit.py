@@ -59,7 +59,7 @@ def audit(engine: TorchEngine, orders: list[GenerateRequest], done: dict[int, Co
     started, numbers = time.process_time(), []
     for reading in readings:
         given = done[reading.number]
-        claim = ClaimedRow(text=texts[reading.number], logprobs=given.logprobs, proofs=given.proofs)
+        claim = ClaimedRow(sequence=texts[reading.number], logprobs=given.logprobs, proofs=given.proofs)
         numbers.append(measure_row(claim, reading, seed=Digest(bytes(32))))
     assert not find_model_flaws(numbers, Tolerance()), "an honest completion was refused"
     return time.process_time() - started

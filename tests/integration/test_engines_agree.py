@@ -85,7 +85,7 @@ async def write(process: EngineProcess, orders: list[GenerateRequest]) -> list[C
     done = await process.generate(orders, SAMPLING)
     return [
         ClaimedRow(
-            text=TokenSequence(number=order.number, prompt=order.prompt, output=completion.tokens, seed=order.seed),
+            sequence=TokenSequence(number=order.number, prompt=order.prompt, output=completion.tokens, seed=order.seed),
             logprobs=completion.logprobs,
             proofs=completion.proofs,
         )
@@ -120,4 +120,4 @@ async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kin
             is_exact = TORCH_BF16 not in (writer, reader)
             flaws = find_model_flaws(rows, FLOAT32 if is_exact else Tolerance())
             assert not flaws, f"{writer} -> {reader}: {flaws[0].text}"
-            assert sum(row.tokens for row in rows) == sum(len(claim.text.output) for claim in claims[writer])
+            assert sum(row.tokens for row in rows) == sum(len(claim.sequence.output) for claim in claims[writer])

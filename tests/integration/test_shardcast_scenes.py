@@ -154,8 +154,8 @@ async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_whe
     caplog.set_level("INFO", "prime_node.weights.manifests")
     signed = steps.publish()
     node, is_wanted, looks = await start(make("node")), True, 0
-    node.fetcher._links = ConnectionPool(allow_private=False)
-    node.fetcher._paths = ManifestResolver(node.store, node.directory, node.fetcher._links, random.Random(1))
+    node.fetcher._connections = ConnectionPool(allow_private=False)
+    node.fetcher._manifests = ManifestResolver(node.store, node.directory, node.fetcher._connections, random.Random(1))
 
     class Watch(SystemClock):
         async def sleep_ms(self, duration_ms: int) -> None:
@@ -177,7 +177,7 @@ async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_whe
     is_wanted = False
     async with asyncio.timeout(20):
         assert await task is False
-    node.fetcher._links._allow_private = True
+    node.fetcher._connections._allow_private = True
     await obtain_all([node], signed)
     assert node.fetcher.problem == ""
 

@@ -52,10 +52,10 @@ def read(
 ) -> dict[str, Any]:
     """Read what was written, and say by how much it differs at most."""
     claims = {
-        text.number: ClaimedRow(text=text, logprobs=completion.logprobs, proofs=completion.proofs)
+        text.number: ClaimedRow(sequence=text, logprobs=completion.logprobs, proofs=completion.proofs)
         for text, completion in zip(make_texts(orders, done), done, strict=True)
     }
-    readings = engine.read([claim.text for claim in claims.values()], sampling)
+    readings = engine.read([claim.sequence for claim in claims.values()], sampling)
     rows = [measure_row(claims[reading.number], reading, seed=Digest(bytes(32))) for reading in readings]
     return {
         "rows": sorted(row.row for row in rows),

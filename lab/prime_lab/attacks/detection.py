@@ -224,7 +224,7 @@ class DetectionRate:
 def read_rows(scene: AttackHarness, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowMeasurement]:
     """What an honest engine makes of rows, in their order."""
     claims, seed = list_claims(rows, scene.briefing.beacon), digest_words("audit", name)
-    readings = engine.read([claim.text for claim in claims], scene.briefing.sampling)
+    readings = engine.read([claim.sequence for claim in claims], scene.briefing.sampling)
     numbers = [measure_row(claims[reading.number], reading, seed=seed) for reading in readings]
     return sorted(numbers, key=lambda each: each.row)
 

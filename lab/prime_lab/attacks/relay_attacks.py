@@ -108,7 +108,7 @@ class ShardHost:
             self.directory,
             node=self.key.node,
             clock=self.clock,
-            dice=random.Random(name),
+            rng=random.Random(name),
             limits=fetch or FetchLimits(),
             allow_private=True,
             is_relay=is_relay,

@@ -55,10 +55,10 @@ def check_without_reading(engine: Engine, request: CheckRowsJob, inbox: CommandR
 
 def make_perfect_row(claim: ClaimedRow) -> RowMeasurement:
     """What an honest row would give."""
-    tokens = len(claim.text.output)
+    tokens = len(claim.sequence.output)
     nothing = np.zeros(tokens)
     return RowMeasurement(
-        row=claim.text.number,
+        row=claim.sequence.number,
         tokens=tokens,
         chunks=(PERFECT_CHUNK,) * -(-tokens // TOPLOC_CHUNK_TOKENS),
         proof_problem="",

@@ -142,7 +142,7 @@ async def measure(
     async def write_part(number: int) -> list[ClaimedRow]:
         async with opened(number) as (process, _):
             claims = await generate_claims(process, make_requests(plan, number), plan.sampling)
-        tokens = sum(len(claim.text.output) for claim in claims)
+        tokens = sum(len(claim.sequence.output) for claim in claims)
         say(f"written by {plan.setups[number]}: {len(claims)} completions, {tokens} tokens")
         return claims
 
@@ -204,7 +204,7 @@ async def generate_claims(
         part = orders[start : start + ROWS_AT_ONCE]
         for order, done in zip(part, await process.generate(part, sampling), strict=True):
             text = TokenSequence(number=order.number, prompt=order.prompt, output=done.tokens, seed=order.seed)
-            claims.append(ClaimedRow(text=text, logprobs=done.logprobs, proofs=done.proofs))
+            claims.append(ClaimedRow(sequence=text, logprobs=done.logprobs, proofs=done.proofs))
     return claims
 
 

@@ -158,24 +158,24 @@ def run_generate(engine: Engine, request: GenerateJob, inbox: CommandReader, out
         outbox.report_progress()
         return inbox.is_wanted(request.job)
 
-    orders = [values.decode_request(order) for order in request.requests]
-    for completion in engine.generate(orders, values.decode_sampling(request.sampling), is_wanted):
+    requests = [values.decode_request(frame) for frame in request.requests]
+    for completion in engine.generate(requests, values.decode_sampling(request.sampling), is_wanted):
         outbox.report_progress(tokens=len(completion.tokens), rows=1)
         outbox.send(values.encode_completion(completion))
 
 
 def run_check(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
     claims = {claim.number: values.decode_claim(claim) for claim in request.claims}
-    texts = [claim.text for claim in claims.values()]
-    rows = {text.number: row for row, text in enumerate(texts)}
+    sequences = [claim.sequence for claim in claims.values()]
+    rows = {sequence.number: row for row, sequence in enumerate(sequences)}
     looker = ReadProofBuilder(
-        ReadProofRequest(request.submission, request.readers), [len(text.output) for text in texts]
+        ReadProofRequest(request.submission, request.readers), [len(sequence.output) for sequence in sequences]
     )
-    for reading in engine.read(texts, values.decode_sampling(request.sampling)):
-        numbers = measure_row(claims[reading.number], reading, seed=request.seed)
+    for result in engine.read(sequences, values.decode_sampling(request.sampling)):
+        numbers = measure_row(claims[result.number], result, seed=request.seed)
         outbox.report_progress(tokens=numbers.tokens, rows=1)
         outbox.send(values.encode_measurement(numbers))
-        looker.add_row(rows[reading.number], reading.hidden_bits)
+        looker.add_row(rows[result.number], result.hidden_bits)
         if not inbox.is_wanted(request.job):
             return
     for reader, looks in looker.finish().items():

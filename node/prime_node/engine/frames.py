@@ -265,9 +265,9 @@ def decode_sampling(frame: SamplingFrame) -> Sampling:
     return Sampling(temperature=frame.temperature, eos=frozenset(frame.eos), tokens_max=frame.tokens_max)
 
 
-def encode_request(order: GenerateRequest) -> RequestFrame:
+def encode_request(request: GenerateRequest) -> RequestFrame:
     return RequestFrame(
-        number=order.number, prompt=encode_array(order.prompt, INT32), seed=order.seed.to_bytes(8, "big")
+        number=request.number, prompt=encode_array(request.prompt, INT32), seed=request.seed.to_bytes(8, "big")
     )
 
 
@@ -277,25 +277,27 @@ def decode_request(frame: RequestFrame) -> GenerateRequest:
 
 
 def encode_claim(claim: ClaimedRow) -> ClaimFrame:
-    text = claim.text
+    sequence = claim.sequence
     return ClaimFrame(
-        number=text.number,
-        prompt=encode_array(text.prompt, INT32),
-        output=encode_array(text.output, INT32),
-        seed=text.seed.to_bytes(8, "big"),
+        number=sequence.number,
+        prompt=encode_array(sequence.prompt, INT32),
+        output=encode_array(sequence.output, INT32),
+        seed=sequence.seed.to_bytes(8, "big"),
         logprobs=encode_array(claim.logprobs, FLOAT32),
         proofs=claim.proofs,
     )
 
 
 def decode_claim(frame: ClaimFrame) -> ClaimedRow:
-    text = TokenSequence(
+    sequence = TokenSequence(
         number=frame.number,
         prompt=decode_array("prompt", frame.prompt, INT32),
         output=decode_array("output", frame.output, INT32),
         seed=int.from_bytes(frame.seed, "big"),
     )
-    return ClaimedRow(text=text, logprobs=decode_array("logprobs", frame.logprobs, FLOAT32), proofs=frame.proofs)
+    return ClaimedRow(
+        sequence=sequence, logprobs=decode_array("logprobs", frame.logprobs, FLOAT32), proofs=frame.proofs
+    )
 
 
 def encode_facts(facts: EngineFacts) -> ModelLoaded:

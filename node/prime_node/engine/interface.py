@@ -113,12 +113,12 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         """Completions in the order they get done. Ends early once `is_wanted` says no."""
         ...
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         """One prefill for each text, batched, in any order."""
         ...
 
@@ -171,13 +171,13 @@ class BatchArrays:
     """Tokens that each has so far."""
 
     @classmethod
-    def of(cls, writings: Sequence[Generation]) -> "BatchArrays":
+    def of(cls, generations: Sequence[Generation]) -> "BatchArrays":
         """Everybody in a batch has a page."""
         return cls(
-            writings,
-            np.array([writing.request.seed for writing in writings], np.uint64),
-            np.array([writing.proof_page for writing in writings], np.int64),
-            np.array([len(writing.output) for writing in writings], np.int64),
+            generations,
+            np.array([generation.request.seed for generation in generations], np.uint64),
+            np.array([generation.proof_page for generation in generations], np.int64),
+            np.array([len(generation.output) for generation in generations], np.int64),
         )
 
     def find_ended(self, tokens: Sequence[int], sampling: Sampling) -> list[int]:
@@ -189,18 +189,18 @@ class BatchArrays:
 
 
 def verify_requests(
-    orders: Sequence[GenerateRequest], sampling: Sampling, *, vocabulary: int, context_max: int
+    requests: Sequence[GenerateRequest], sampling: Sampling, *, vocabulary: int, context_max: int
 ) -> None:
     """LocalError where the model cannot answer: a completion cut short by the context would look like a lie."""
     if sampling.tokens_max < 1:
         raise LocalError(f"tokens_max is {sampling.tokens_max}, it must be at least 1")
-    for order in orders:
-        if not len(order.prompt):
-            raise LocalError(f"order {order.number} has no prompt; there must be a token to go on from")
-        if order.prompt.min() < 0 or order.prompt.max() >= vocabulary:
-            raise LocalError(f"the prompt of order {order.number} has tokens outside of the {vocabulary} there are")
-        if len(order.prompt) + sampling.tokens_max > context_max:
+    for request in requests:
+        if not len(request.prompt):
+            raise LocalError(f"request {request.number} has no prompt; it needs at least one token")
+        if request.prompt.min() < 0 or request.prompt.max() >= vocabulary:
+            raise LocalError(f"the prompt of request {request.number} has tokens outside the vocabulary of {vocabulary}")
+        if len(request.prompt) + sampling.tokens_max > context_max:
             raise LocalError(
-                f"order {order.number} has {len(order.prompt)} prompt tokens and may take {sampling.tokens_max} more; "
-                f"the model's context ends at {context_max}"
+                f"request {request.number} has {len(request.prompt)} prompt tokens and may generate {sampling.tokens_max}; "
+                f"the model's context is {context_max} tokens"
             )

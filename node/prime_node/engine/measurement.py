@@ -22,7 +22,7 @@ from prime_protocol.wire.ids import Digest
 class ClaimedRow:
     """A row of a rollout file, as its author says it was made."""
 
-    text: TokenSequence
+    sequence: TokenSequence
     logprobs: NDArray[np.float32]
     proofs: bytes
 
@@ -50,33 +50,33 @@ class RowMeasurement:
     """Log-prob of the likeliest end token where the row ends."""
 
 
-def measure_row(claim: ClaimedRow, reading: ForwardResult, *, seed: Digest) -> RowMeasurement:
+def measure_row(claim: ClaimedRow, result: ForwardResult, *, seed: Digest) -> RowMeasurement:
     """Compare what a row says with what this machine's model says of its tokens."""
-    tokens, hidden = reading.hidden_bits.shape
-    if tokens != len(claim.text.output):
-        raise LocalError(f"the engine read {tokens} of {len(claim.text.output)} tokens")
+    tokens, hidden = result.hidden_bits.shape
+    if tokens != len(claim.sequence.output):
+        raise LocalError(f"the engine read {tokens} of {len(claim.sequence.output)} tokens")
     problem, chunks = "", []
     try:
         proofs = parse_proofs(claim.proofs, tokens=tokens, hidden=hidden)
     except RemoteError as error:
         problem = str(error)
     else:
-        chunks = verify_proofs(proofs, reading.hidden_bits, seed=seed)
-    margins = require_finite("margins", reading.margins)
-    errors = np.abs(require_finite("log-probs", reading.logprobs) - claim.logprobs.astype(np.float64))
+        chunks = verify_proofs(proofs, result.hidden_bits, seed=seed)
+    margins = require_finite("margins", result.margins)
+    errors = np.abs(require_finite("log-probs", result.logprobs) - claim.logprobs.astype(np.float64))
     return RowMeasurement(
-        row=claim.text.number,
+        row=claim.sequence.number,
         tokens=tokens,
         chunks=tuple(chunks),
         proof_problem=problem,
-        spans=tuple(add_bf16_noise(list(split_spans(margins, errors)), reading, seed)),
+        spans=tuple(add_bf16_noise(list(split_spans(margins, errors)), result, seed)),
         margin_max=float(margins.max()),
         margin_at=int(margins.argmax()),
         margin_sum=float(margins.sum()),
         logprob_error_max=float(errors.max()),
         logprob_error_at=int(errors.argmax()),
         logprob_error_sum=float(errors.sum()),
-        eos_logprob=float(require_finite("end log-probs", reading.eos_logprobs[-1:])[0]),
+        eos_logprob=float(require_finite("end log-probs", result.eos_logprobs[-1:])[0]),
     )
 
 
@@ -94,13 +94,13 @@ def split_spans(margins: NDArray[np.float64], errors: NDArray[np.float64]) -> It
         )
 
 
-def add_bf16_noise(spans: list[ReplayedChunk], reading: ForwardResult, seed: Digest) -> Iterator[ReplayedChunk]:
+def add_bf16_noise(spans: list[ReplayedChunk], result: ForwardResult, seed: Digest) -> Iterator[ReplayedChunk]:
     """How noisy this machine's own reading in the run's precision is, measured as if a worker had claimed it."""
-    if reading.bf16_hidden_bits is None or reading.bf16_logprobs is None:
+    if result.bf16_hidden_bits is None or result.bf16_logprobs is None:
         yield from spans
         return
-    reports = verify_proofs(build_proofs(reading.bf16_hidden_bits), reading.hidden_bits, seed=seed)
-    errors = np.abs(require_finite("log-probs", reading.logprobs) - require_finite("log-probs", reading.bf16_logprobs))
+    reports = verify_proofs(build_proofs(result.bf16_hidden_bits), result.hidden_bits, seed=seed)
+    errors = np.abs(require_finite("log-probs", result.logprobs) - require_finite("log-probs", result.bf16_logprobs))
     sums = np.add.reduceat(errors, range(0, len(errors), TOPLOC_CHUNK_TOKENS))
     for span, total, report in zip(spans, sums, reports, strict=True):
         yield span._replace(own_logprob_error_sum=float(total), own_mantissa_error_mean=report.mantissa_error_mean)

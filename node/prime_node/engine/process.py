@@ -168,13 +168,13 @@ class EngineProcess:
         return found[0]
 
     async def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, on_progress: OnProgress = lambda progress: None
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, on_progress: OnProgress = lambda progress: None
     ) -> list[Completion]:
         """All completions, in their order. When the caller is cancelled the engine is made to stop first."""
         wanted = GenerateJob(
             job=self._next(),
             sampling=values.encode_sampling(sampling),
-            requests=tuple(values.encode_request(order) for order in orders),
+            requests=tuple(values.encode_request(request) for request in requests),
         )
         found: dict[int, Completion] = {}
 
@@ -185,9 +185,9 @@ class EngineProcess:
                 on_progress(reply)
 
         await self._run_job(wanted, self._stall_ms, take)
-        if found.keys() != {order.number for order in orders}:
-            raise await self._kill_and_describe(f"it made {len(found)} of {len(orders)} completions")
-        return [found[order.number] for order in orders]
+        if found.keys() != {request.number for request in requests}:
+            raise await self._kill_and_describe(f"it made {len(found)} of {len(requests)} completions")
+        return [found[request.number] for request in requests]
 
     async def check(self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest) -> list[RowMeasurement]:
         """The numbers of every claim, in its order."""
@@ -216,13 +216,13 @@ class EngineProcess:
                 looks[reply.reader] = reply.read_proof
 
         await self._run_job(wanted, self._stall_ms, take)
-        if found.keys() != {claim.text.number for claim in claims}:
+        if found.keys() != {claim.sequence.number for claim in claims}:
             raise await self._kill_and_describe(f"it read {len(found)} of {len(claims)} rows")
         if looks.keys() != set(onlookers.readers):
             raise await self._kill_and_describe(
                 f"it took the looks of {len(looks)} of {len(onlookers.readers)} readers"
             )
-        return [found[claim.text.number] for claim in claims], looks
+        return [found[claim.sequence.number] for claim in claims], looks
 
     def _next(self) -> int:
         self._job += 1

@@ -143,7 +143,7 @@ def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[ClaimedRow]:
     """What each row says of itself, numbered as in the file."""
     return [
         ClaimedRow(
-            text=TokenSequence(
+            sequence=TokenSequence(
                 number=number,
                 prompt=row.prompt_tokens,
                 output=row.output_tokens,

@@ -54,15 +54,15 @@ class CheckpointAssembler:
                 self._build_delta(signed)
 
     def _build_keyframe(self, signed: SignedManifest) -> None:
-        stock, manifest = self._store.shard_sets[signed.digest], signed.manifest
-        mapped = stock.map_files()
+        shard_set, manifest = self._store.shard_sets[signed.digest], signed.manifest
+        mapped = shard_set.map_files()
         for index, file in enumerate(mapped.files):
             if file.header is not None:
                 verify_layout(manifest, index, file.header)
         verify_checkpoint(mapped, manifest, threads=self._threads)
         draft = self._start_draft(signed.root)
         draft.mkdir()
-        for path in stock.files():
+        for path in shard_set.files():
             link_or_copy(path, draft / path.name)
         self._store.publish(draft, signed)
 

@@ -66,11 +66,11 @@ class CheckpointFetcher:
         *,
         node: NodeId,
         clock: Clock,
-        dice: Random,
+        rng: Random,
         limits: FetchLimits,
         allow_private: bool = False,
         is_relay: bool = False,
-        keeps_way: bool = False,
+        keeps_chain: bool = False,
         versions: int = VERSIONS_KEPT,
         disk_bytes_max: int | None = None,
         bytes_per_s: int | None = None,
@@ -79,14 +79,14 @@ class CheckpointFetcher:
         self.directory = directory
         self._node = node
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._limits = limits
         self._is_relay = is_relay
-        self._keeps_chain = keeps_way or is_relay
+        self._keeps_chain = keeps_chain or is_relay
         self._versions = versions
         self._disk_bytes_max = disk_bytes_max
-        self._links = ConnectionPool(allow_private=allow_private, bytes_per_s=bytes_per_s)
-        self._paths = ManifestResolver(store, directory, self._links, dice)
+        self._connections = ConnectionPool(allow_private=allow_private, bytes_per_s=bytes_per_s)
+        self._manifests = ManifestResolver(store, directory, self._connections, rng)
         self._parents = ParentScores()
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="digest")
         self.assembler = CheckpointAssembler(store, threads=THREADS)
@@ -133,8 +133,8 @@ class CheckpointFetcher:
         """What is arriving just now."""
         found = []
         for digest, fetcher in self._running.items():
-            stock = self.store.shard_sets[digest]
-            manifest, (held, coming) = stock.manifest, stock.bitmaps()
+            shard_set = self.store.shard_sets[digest]
+            manifest, (held, coming) = shard_set.manifest, shard_set.bitmaps()
             found.append(
                 TransferStatus(digest, manifest.step, manifest.kind, fetcher.progress(), held, coming, fetcher.corrupt)
             )
@@ -147,7 +147,7 @@ class CheckpointFetcher:
         async with self._verify_lock:
             if self._has_verified:
                 return 0
-            lost = sum([await stock.recheck(self._pool) for stock in self.store.newest_first()])
+            lost = sum([await shard_set.recheck(self._pool) for shard_set in self.store.newest_first()])
             lost += await asyncio.to_thread(self.assembler.verify_all)
             self._has_verified = True
             return lost
@@ -160,7 +160,7 @@ class CheckpointFetcher:
             raise LocalError(f"the checkpoint {root} on this disk was damaged; it is fetched again")
 
     async def close(self) -> None:
-        await self._links.close()
+        await self._connections.close()
         if self._background is not None:
             await self._background
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -179,7 +179,7 @@ class CheckpointFetcher:
         failures = 0
         while not self.has(root):
             self._news.clear()
-            path = await self._paths.find(root, self._held(), manifest)
+            path = await self._manifests.find(root, self._held(), manifest)
             if path is None:
                 if not is_wanted():
                     return False
@@ -203,7 +203,7 @@ class CheckpointFetcher:
     def _held(self) -> set[Digest]:
         """Roots that need no fetching: of checkpoints, or on a relay of manifests whose shards are all here."""
         if self._is_relay:
-            return {stock.signed.root for stock in self.store.shard_sets.values() if stock.is_complete}
+            return {shard_set.signed.root for shard_set in self.store.shard_sets.values() if shard_set.is_complete}
         return set(self.store.checkpoints())
 
     def has(self, root: Digest) -> bool:
@@ -211,9 +211,9 @@ class CheckpointFetcher:
 
     async def fetch_announced(self, announced: CheckpointAnnounced) -> None:
         """On a relay: what was announced, until it is here; nothing where it would be removed at once."""
-        stock = self.store.shard_sets.get(announced.manifest)
-        if stock is None or not stock.is_complete:
-            signed = await self._paths.get_manifest(announced.manifest)
+        shard_set = self.store.shard_sets.get(announced.manifest)
+        if shard_set is None or not shard_set.is_complete:
+            signed = await self._manifests.get_manifest(announced.manifest)
             if signed is not None and signed.digest not in self._find_removable(signed):
                 await self.fetch(signed)
         self._remove_old()
@@ -225,26 +225,26 @@ class CheckpointFetcher:
             self._check_disk_limit(signed)
             # Backing a large file with blocks takes a while on some disks.
             await asyncio.to_thread(self.store.preallocate, signed)
-            stock = self.store.add(signed)
-            if stock.is_complete:
-                return stock
+            shard_set = self.store.add(signed)
+            if shard_set.is_complete:
+                return shard_set
             fetcher = ShardFetcher(
-                stock,
+                shard_set,
                 self.directory,
-                self._links,
+                self._connections,
                 self._parents,
                 node=self._node,
                 clock=self._clock,
-                dice=self._dice,
+                rng=self._rng,
                 limits=self._limits,
-                hear=self.learn_serving_record,
+                learn_record=self.learn_serving_record,
             )
             with self._track(signed.digest, fetcher):
                 try:
                     await fetcher.run()
                 except OSError as error:
                     raise LocalError(f"shards of step {signed.manifest.step} cannot be stored: {error}") from None
-            return stock
+            return shard_set
 
     async def _fetch_and_build(self, path: list[SignedManifest]) -> bool:
         """Fetch the whole path, and build along it but on a relay; False where that failed."""
@@ -275,7 +275,7 @@ class CheckpointFetcher:
     @property
     def problem(self) -> str:
         """Why nothing comes although somebody serves it."""
-        return self._paths.problem
+        return self._manifests.problem
 
     async def _wait_for_news(self) -> None:
         if self.problem:
@@ -289,7 +289,7 @@ class CheckpointFetcher:
             pass
 
     def _find_removable(self, *more: SignedManifest) -> list[Digest]:
-        known = [*(stock.signed for stock in self.store.shard_sets.values()), *more]
+        known = [*(shard_set.signed for shard_set in self.store.shard_sets.values()), *more]
         return choose_removable(known, versions=self._versions, keeps_way=self._keeps_chain)
 
     def _remove_old(self) -> None:

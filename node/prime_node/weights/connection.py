@@ -285,12 +285,12 @@ async def open_connection(
             found = await loop.getaddrinfo(url.host, url.port, type=1)
             address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
             kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
-            _, link = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 lambda: ShardConnection(str(url).partition("//")[2], pace, room), address, url.port, **kwargs
             )
     except (OSError, TimeoutError, RemoteError) as error:
         raise ConnectionBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None
-    return link
+    return connection
 
 
 def choose_address(addresses: list[str], *, allow_private: bool) -> str:
@@ -319,24 +319,24 @@ class ConnectionPool:
     @asynccontextmanager
     async def borrow(self, urls: Sequence[str]) -> AsyncIterator[ShardConnection]:
         """A connection to the first of these places that answers; LinkBroken where none does."""
-        url, link = await self._get_connection(urls)
+        url, connection = await self._get_connection(urls)
         try:
-            yield link
+            yield connection
         finally:
-            if link.is_idle:
+            if connection.is_idle:
                 self._numbers += 1
-                self._idle[url, self._numbers] = link
+                self._idle[url, self._numbers] = connection
                 while len(self._idle) > IDLE_MAX:
                     self._idle.popitem(last=False)[1].close()
             else:
-                link.close()
+                connection.close()
 
     async def _get_connection(self, urls: Sequence[str]) -> tuple[str, ShardConnection]:
         for url in urls:
             for place in [place for place in self._idle if place[0] == url]:
-                link = self._idle.pop(place)
-                if link.is_idle:
-                    return url, link
+                connection = self._idle.pop(place)
+                if connection.is_idle:
+                    return url, connection
         problem = ConnectionBroken("the node gives no address")
         for url in urls:
             try:

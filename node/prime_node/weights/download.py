@@ -49,16 +49,16 @@ TransferChoice = tuple[Neighbour, int, bool]
 
 
 def choose_transfer(
-    neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, dice: Random, now_ms: int
+    neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, rng: Random, now_ms: int
 ) -> TransferChoice | None:
     """A parent by its weight, and of the missing shards it has the rarest, ties by the dice."""
     able = list_available(neighbours, transfers, missing, parents, now_ms) if missing else []
     if not able:
         return None
-    neighbour = dice.choices(able, [_compute_weight(each, parents, now_ms) for each in able])[0]
+    neighbour = rng.choices(able, [_compute_weight(each, parents, now_ms) for each in able])[0]
     useful = neighbour.held & missing
     rarest = neighbours.rarity.find_rarest(useful or neighbour.coming & missing)
-    return neighbour, draw_bit(rarest, dice), not useful
+    return neighbour, draw_bit(rarest, rng), not useful
 
 
 def list_available(
@@ -121,14 +121,14 @@ def _compute_weight(neighbour: Neighbour, parents: ParentScores, now_ms: int) ->
 
 
 RETRY_CLAIMED_MAX_MS = 60_000
-"""Longest pause a full parent can talk us into."""
+"""Longest pause that a full parent can impose on us."""
 
 
 class Download:
-    """Everything about one manifest that is not bytes."""
+    """The decisions of one manifest's download. It never sees the bytes."""
 
     def __init__(
-        self, lengths: Sequence[int], held: Collection[int], parents: ParentScores, dice: Random, limits: FetchLimits
+        self, lengths: Sequence[int], held: Collection[int], parents: ParentScores, rng: Random, limits: FetchLimits
     ) -> None:
         self._lengths = tuple(lengths)
         self._all = (1 << len(lengths)) - 1
@@ -136,20 +136,20 @@ class Download:
         for shard in held:
             self._held |= 1 << shard
         assert self._held <= self._all, "holds a shard that the manifest does not have"
-        self._parents, self._dice, self._limits = parents, dice, limits
-        self._neighbours = Neighbours(len(lengths), limits, dice)
+        self._parents, self._rng, self._limits = parents, rng, limits
+        self._neighbours = Neighbours(len(lengths), limits, rng)
         self._transfers = TransferTable(limits)
         self._meter = DownloadMeter(sum(lengths), sum(lengths[shard] for shard in held))
         self._effects: list[DownloadEffect] = []
         self._is_finished, self._depth = False, DEPTH_MAX
         self.wake_ms = 0
-        """Come back with a Tick at this time, if nothing happens before."""
+        """The caller sends a DownloadTick at this time if nothing happens before."""
 
     def handle(self, event: DownloadEvent, now_ms: int) -> list[DownloadEffect]:
         assert not self._effects
         last = self._apply(event, now_ms)
         if isinstance(event, TransferProgressed):
-            # The most frequent event, and it opens no choice.
+            # The most frequent event, and it creates no new choice.
             self.wake_ms = min(self.wake_ms, self._transfers.check_ms)
             return []
         if self._held == self._all:
@@ -158,7 +158,7 @@ class Download:
         else:
             self._check_transfers(now_ms)
             missing = self._all & ~self._held
-            # News that name no missing shard open no choice either.
+            # Bitmaps without a missing shard create no new choice either.
             if not isinstance(event, ParentFound) and (last is None or (last.held | last.coming) & missing):
                 self._start_transfers(now_ms)
             self._effects += [PollParent(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
@@ -167,7 +167,7 @@ class Download:
         return effects
 
     def _apply(self, event: DownloadEvent, now_ms: int) -> Neighbour | None:
-        """Take it in; the neighbour whose poll it ended, if any."""
+        """Apply the event; returns the neighbour whose poll it ended, if any."""
         match event:
             case ParentFound(parent, depth, slots_free):
                 self._neighbours.add_from_record(parent, depth, slots_free)
@@ -195,7 +195,7 @@ class Download:
         return None
 
     def _restore_parent(self, parent: NodeId) -> None:
-        """What we knew before it was lost and found: whether it is barred, by any download, and what runs with it."""
+        """Restore what is known of a parent that was lost and found: its ban, by any download, and its transfers."""
         neighbour, barred_ms = self._neighbours.get(parent), self._parents.get_banned_until_ms(parent)
         if neighbour is not None:
             neighbour.running = sum(each.parent == parent for each in self._transfers)
@@ -205,7 +205,7 @@ class Download:
     # --- Ends of transfers ------------------------------------------------------------------------------------------
 
     def _end(self, parent: NodeId, shard: int) -> tuple[ShardTransfer | None, Neighbour | None]:
-        """Its slot is free again, as far as we know."""
+        """Remove the transfer. The parent's upload slot is presumably free again."""
         transfer, neighbour = self._transfers.get(parent, shard), self._neighbours.get(parent)
         if transfer is not None:
             self._transfers.end(transfer)
@@ -236,7 +236,7 @@ class Download:
             self._cancel(other)
 
     def _on_shard_corrupt(self, parent: NodeId, shard: int, now_ms: int) -> None:
-        """It cost one shard; what else runs with that parent is not worth waiting for."""
+        """The parent sent wrong bytes: ban it, and cancel its other transfers instead of waiting for more."""
         _, neighbour = self._end(parent, shard)
         self._parents.record_corrupt(parent, now_ms)
         self._effects.append(DropParent(parent))
@@ -261,7 +261,7 @@ class Download:
         if reason in (FailReason.ABSENT, FailReason.TIMED_OUT):
             kept = ~(1 << shard)
             self._neighbours.set_bitmaps(neighbour, held=neighbour.held & kept, coming=neighbour.coming & kept)
-        neighbour.pause(self._limits.backoff_ms, self._limits, self._dice, now_ms)
+        neighbour.pause(self._limits.backoff_ms, self._limits, self._rng, now_ms)
 
     def _on_parent_full(self, event: ParentFull, now_ms: int) -> None:
         _, neighbour = self._end(event.parent, event.shard)
@@ -271,27 +271,27 @@ class Download:
         if neighbour is not None:
             neighbour.slots_free, neighbour.was_full = 0, True
             pause_ms = max(1, min(RETRY_CLAIMED_MAX_MS, event.retry_ms))
-            neighbour.pause(pause_ms, self._limits, self._dice, now_ms)
+            neighbour.pause(pause_ms, self._limits, self._rng, now_ms)
 
     def _cancel(self, transfer: ShardTransfer) -> None:
         self._transfers.cancel(transfer)
         self._effects.append(CancelTransfer(transfer.parent, transfer.shard))
 
-    # --- Asking -----------------------------------------------------------------------------------------------------
+    # --- Starting transfers -----------------------------------------------------------------------------------------
 
     def _check_transfers(self, now_ms: int) -> None:
-        """Cancel what stalled."""
+        """Cancel stalled transfers."""
         for transfer in self._transfers.find_due(now_ms):
             if self._transfers.is_stalled(transfer, is_held_elsewhere(self._neighbours, transfer, now_ms), now_ms):
                 transfer.was_slow = True
                 self._cancel(transfer)
 
     def _start_transfers(self, now_ms: int) -> None:
-        """Ask until as many transfers run as may, or nobody has anything for us."""
+        """Start transfers until `transfers_max` run, or no parent has a shard for us."""
         is_endgame = (self._all & ~self._held).bit_count() <= self._limits.endgame_shards
         while len(self._transfers) < self._limits.transfers_max:
             missing = self._all & ~self._held & ~self._transfers.asked
-            choice = choose_transfer(self._neighbours, self._transfers, missing, self._parents, self._dice, now_ms)
+            choice = choose_transfer(self._neighbours, self._transfers, missing, self._parents, self._rng, now_ms)
             if choice is None and is_endgame:
                 choice = choose_duplicate(self._neighbours, self._transfers, self._parents, now_ms)
             if choice is None:
@@ -311,24 +311,24 @@ class Download:
             wake_ms = min(wake_ms, find_ready_ms(self._neighbours, missing, self._parents, now_ms))
         return max(now_ms + 1, wake_ms)
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    # --- State for others -------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> bytes:
-        """Bitmap of the shards on disk, for our own answers to children."""
+        """Bitmap of the shards on disk, for our answers to children."""
         return self._held.to_bytes((len(self._lengths) + 7) // 8, "little")
 
     @property
     def coming(self) -> bytes:
-        """Bitmap of the shards of which bytes are arriving: a child that asks for one is made to wait."""
+        """Bitmap of the shards whose bytes are arriving: a child that requests one waits for it."""
         return self._transfers.coming.to_bytes((len(self._lengths) + 7) // 8, "little")
 
     def depth(self) -> int:
-        """One below the nearest of those parents that gave most."""
+        """One below the nearest of the parents that sent most."""
         return self._depth
 
     def parents(self) -> tuple[NodeId, ...]:
-        """Those who gave most so far, most first."""
+        """The parents that sent most so far, most first."""
         return self._neighbours.find_best(GOSSIP_PARENTS_MAX)
 
     def progress(self, now_ms: int) -> DownloadProgress:

@@ -1,9 +1,8 @@
-"""Bounds of a download: how much at once, how long to wait, when to give up a transfer. One frozen value.
+"""The events a download receives, the effects it returns, its limits and its progress. Pure values.
 
-What a download is told, and what it wants done. Pure values; tree.py decides, the rim carries out.
-
-Parents are named by their node id; where they can be reached is the rim's business. Shards are named by their index in
-the manifest. In a bitmap bit i stands for shard i, lowest bit of the first byte first.
+download.py decides; fetcher.py and the broadcast simulator carry the effects out. Parents are named by node id; their
+addresses are the fetcher's business. Shards are named by their index in the manifest. Bit i of a bitmap stands for
+shard i, lowest bit of the first byte first.
 """
 
 from dataclasses import dataclass
@@ -14,34 +13,34 @@ from prime_protocol.wire.ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """These are one node's own choice; the network does not agree on them."""
+    """Bounds of one download. Each node chooses its own; the network does not agree on them."""
 
     transfers_max: int = 6
     """Transfers at once. Few, so that each is fast and a shard can be passed on soon."""
 
     parent_transfers_max: int = 2
-    """Transfers at once with one parent that has proved itself; one with any other, so a liar costs one shard."""
+    """Transfers at once with a proven parent. Any other parent gets one, so a liar costs one shard."""
 
     neighbours_max: int = 10
-    """Parents polled at once. Rarity is counted over them, so fewer see less and more cost the swarm."""
+    """Parents polled at once. Rarity is counted over them: fewer give a worse estimate, more cost the swarm."""
 
     candidates_max: int = 64
     """Parents remembered at once. Each holds two bitmaps of at most 2 KiB."""
 
     floor_bytes_per_s: int = 8 * 2**10
-    """A transfer below this is stalled whatever else there is: 16 MiB would take 35 minutes."""
+    """A transfer below this rate is stalled in any case: 16 MiB would take 35 minutes."""
 
     stall_ms: int = 3_000
-    """How long a transfer is watched before it is judged: a lost packet and a second of a busy line are normal."""
+    """Length of the window over which a transfer's rate is measured. A lost packet or a busy second is normal."""
 
     slow_share: float = 0.125
-    """A transfer below this share of the typical rate of the others is stalled if another parent has the shard."""
+    """A transfer below this share of the median rate of the others is stalled if another parent has the shard."""
 
     first_byte_ms: int = 10_000
     """How long a parent that holds the shard may take to send its first byte."""
 
     wait_ms: int = 45_000
-    """The same for a parent that is itself receiving it. The rim of the parent answers before that."""
+    """The same for a parent that is still receiving the shard. Its server answers before that."""
 
     backoff_ms: int = 500
     """First pause after a failure; it doubles up to `backoff_max_ms`, and every pause is jittered."""
@@ -49,31 +48,31 @@ class FetchLimits:
     backoff_max_ms: int = 30_000
 
     endgame_shards: int = 4
-    """When no more than this many are missing, one may be asked from a second parent."""
+    """With at most this many shards missing, one shard may be requested from a second parent as well."""
 
 
 class FailReason(StrEnum):
-    """Why a transfer ended without a shard. None of them is proof of bad will."""
+    """Why a transfer ended without a shard. None of these reasons proves malice."""
 
     BROKEN = "broken"
-    """The connection was refused, lost or answered nonsense."""
+    """The connection was refused or lost, or the answer was malformed."""
     STALLED = "stalled"
-    """We cancelled it: the answer to every Cancel, unless another was already on its way. Held against nobody unless
-    the download had called it too slow."""
+    """We cancelled it: the answer to every CancelTransfer, unless another answer was already on its way. It counts
+    against the parent only if the download had found the transfer too slow."""
     ABSENT = "absent"
-    """The parent neither holds nor expects the shard, or has never heard of the manifest. Not counted against it."""
+    """The parent neither holds nor expects the shard, or does not know the manifest. Not counted against it."""
     TIMED_OUT = "timed out"
     """The parent expected the shard but did not get it in time. Not counted against it."""
 
 
-# --- What a download is told ----------------------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ParentFound:
-    """A serving record, or a configured origin, says that this node serves the manifest. Telling it again is harmless.
+    """A serving record, or a configured origin, says that this node serves the manifest. Repeating it is harmless.
 
-    Children named in a ParentFull need not be told apart: the download takes them from there.
+    Children named in a ParentFull need no ParentFound of their own.
     """
 
     parent: NodeId
@@ -83,14 +82,14 @@ class ParentFound:
 
 @dataclass(frozen=True, slots=True)
 class ParentLost:
-    """Its record ran out, or it was banned elsewhere. What runs with it goes on until it fails."""
+    """Its record expired, or it was banned elsewhere. Its running transfers continue until they fail."""
 
     parent: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class PollAnswered:
-    """The answer to a Poll: shards held, shards of which bytes are arriving just now, free slots, place in the tree."""
+    """The answer to a PollParent: shards held, shards whose bytes are arriving, free slots, depth in the tree."""
 
     parent: NodeId
     held: bytes
@@ -101,16 +100,16 @@ class PollAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PollFailed:
-    """The other answer to a Poll: not reached, or the manifest is unknown there."""
+    """The other answer to a PollParent: the parent was not reached, or does not know the manifest."""
 
     parent: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class TransferProgressed:
-    """Bytes so far of a running transfer. Told with the first bytes, and then about every 500 ms while more come.
+    """Bytes received so far. Sent with the first bytes, then about every 500 ms while more arrive.
 
-    The first one matters: from then on the shard counts as coming, and children are promised it.
+    The first one matters: from then on the shard counts as coming, and children may wait for it.
     """
 
     parent: NodeId
@@ -120,7 +119,7 @@ class TransferProgressed:
 
 @dataclass(frozen=True, slots=True)
 class ShardArrived:
-    """Digest right, and on disk. `elapsed_ms` is from first byte to last: waiting for it says nothing of bandwidth."""
+    """The shard is on disk and its digest is right. `elapsed_ms` runs from first byte to last: waiting is not bandwidth."""
 
     parent: NodeId
     shard: int
@@ -130,7 +129,7 @@ class ShardArrived:
 
 @dataclass(frozen=True, slots=True)
 class ShardCorrupt:
-    """The bytes did not have the shard's digest, or were too many. They were thrown away."""
+    """The bytes had another digest, or were too many. They were discarded."""
 
     parent: NodeId
     shard: int
@@ -147,7 +146,7 @@ class ShardFailed:
 
 @dataclass(frozen=True, slots=True)
 class ParentFull:
-    """All upload slots are taken. Its children hold or await the manifest: id and depth of each."""
+    """All upload slots are taken. `children` hold or await the manifest: id and depth of each."""
 
     parent: NodeId
     shard: int
@@ -157,7 +156,7 @@ class ParentFull:
 
 @dataclass(frozen=True, slots=True)
 class DownloadTick:
-    """`wake_ms` has come, or the caller just wants time to pass."""
+    """`wake_ms` has come, or the caller wants the clock to advance."""
 
 
 DownloadEvent = (
@@ -174,15 +173,15 @@ DownloadEvent = (
 )
 
 
-# --- What it wants done ---------------------------------------------------------------------------------------------
+# --- Effects --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PollParent:
-    """Ask for its bitmaps: a long-poll that the parent answers when they changed since it last told us.
+    """Request its bitmaps: a long-poll that the parent answers once they have changed since its last answer.
 
-    Answered by exactly one HaveTold or PollFailed. Never two at once to one parent. The rim spaces those to one
-    parent by 500 ms at least, so that nobody can make us spin.
+    Answered by exactly one PollAnswered or PollFailed; at most one runs per parent. The fetcher spaces the polls of
+    one parent, so that a parent which answers at once cannot make us spin.
     """
 
     parent: NodeId
@@ -198,7 +197,7 @@ class FetchShard:
 
 @dataclass(frozen=True, slots=True)
 class CancelTransfer:
-    """Stop that transfer: too slow, from a liar, or the shard came from elsewhere."""
+    """Stop that transfer: it is too slow, its parent sent corrupt shards, or the shard came from elsewhere."""
 
     parent: NodeId
     shard: int
@@ -206,20 +205,20 @@ class CancelTransfer:
 
 @dataclass(frozen=True, slots=True)
 class DropParent:
-    """It sent wrong bytes. Tell the peer table; this download already avoids it for a while."""
+    """It sent wrong bytes: remove it from the directory. This download already avoids it for a while."""
 
     parent: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadFinished:
-    """Every shard is there. Said once, and last."""
+    """Every shard is on disk. The last effect, returned once."""
 
 
 DownloadEffect = PollParent | FetchShard | CancelTransfer | DropParent | DownloadFinished
 
 
-# --- What can be read from it ---------------------------------------------------------------------------------------
+# --- Progress -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +228,13 @@ class DownloadProgress:
     held: int
     """Shards on disk."""
     coming: int
-    """Shards of which bytes are arriving."""
+    """Shards whose bytes are arriving."""
     shards: int
     held_bytes: int
     total_bytes: int
     rate_bytes_per_s: float
-    """Of verified shards, over the last half minute or so."""
+    """Of verified shards, over about the last half minute."""
     sources: int
-    """Parents that bytes are coming from just now."""
+    """Parents that are sending bytes now."""
     eta_ms: int | None
     """Expected time until the last shard; None while nothing arrives, 0 when finished."""

@@ -117,25 +117,25 @@ class ShardFetcher:
 
     def __init__(
         self,
-        stock: ShardSet,
+        shard_set: ShardSet,
         directory: ServerDirectory,
-        links: ConnectionPool,
+        connections: ConnectionPool,
         parents: ParentScores,
         *,
         node: NodeId,
         clock: Clock,
-        dice: Random,
+        rng: Random,
         limits: FetchLimits,
-        hear: Callable[[bytes], None],
+        learn_record: Callable[[bytes], None],
     ) -> None:
-        self._stock = stock
+        self._shard_set = shard_set
         self._directory = directory
-        self._links = links
+        self._connections = connections
         self._node = node
         self._clock = clock
-        self._learn_record = hear
-        lengths = [shard.length for shard in stock.manifest.shards]
-        self._download = Download(lengths, stock.list_held(), parents, dice, limits)
+        self._learn_record = learn_record
+        lengths = [shard.length for shard in shard_set.manifest.shards]
+        self._download = Download(lengths, shard_set.list_held(), parents, rng, limits)
         self._events: asyncio.Queue[DownloadEvent | asyncio.Task[DownloadEvent]] = asyncio.Queue()
         self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[DownloadEvent]] = {}
         self._in_place: dict[int, NodeId] = {}
@@ -164,7 +164,7 @@ class ShardFetcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._stock.set_coming(0)
+            self._shard_set.set_coming(0)
 
     async def _next_event(self) -> DownloadEvent:
         """What happens next; a Tick where nothing does until it is time to look around."""
@@ -182,7 +182,7 @@ class ShardFetcher:
         return found.result() if isinstance(found, asyncio.Task) else found
 
     def _update_parents(self) -> None:
-        servers = {server.node: server for server in self._directory.servers(self._stock.digest)}
+        servers = {server.node: server for server in self._directory.servers(self._shard_set.digest)}
         servers.pop(self._node, None)
         for node in sorted(servers.keys() - self._parents):
             serving = servers[node].serving
@@ -196,10 +196,10 @@ class ShardFetcher:
         is_finished = False
         for effect in self._download.handle(event, self._clock.monotonic_ms()):
             is_finished = self._apply_effect(effect) or is_finished
-        self._stock.depth = self._download.depth()
-        if is_finished or not self._stock.parents:
-            self._stock.parents = self._download.parents()
-        self._stock.set_coming(int.from_bytes(self._download.coming, "little"))
+        self._shard_set.depth = self._download.depth()
+        if is_finished or not self._shard_set.parents:
+            self._shard_set.parents = self._download.parents()
+        self._shard_set.set_coming(int.from_bytes(self._download.coming, "little"))
         return is_finished
 
     def _apply_effect(self, effect: DownloadEffect) -> bool:
@@ -233,8 +233,8 @@ class ShardFetcher:
         task = self._tasks.pop((parent, shard), None)
         if task is not None and task.cancel():
             # Not when the task notices, but now: somebody else may write in its place next.
-            if link := self._receiving.pop((parent, shard), None):
-                link.close()
+            if connection := self._receiving.pop((parent, shard), None):
+                connection.close()
             self._release(parent, shard)
             self._events.put_nowait(ShardFailed(parent, shard, FailReason.STALLED))
 
@@ -245,20 +245,20 @@ class ShardFetcher:
         if wait_ms > 0:
             await self._clock.sleep_ms(wait_ms)
         self._polled_ms[parent] = self._clock.monotonic_ms()
-        path = f"/have/{self._stock.digest}?seen={self._seen.get(parent, 0)}"
+        path = f"/have/{self._shard_set.digest}?seen={self._seen.get(parent, 0)}"
         try:
             async with (
                 asyncio.timeout((POLL_WAIT_MS + ANSWER_MS) / 1000),
-                self._links.borrow(self._urls(parent)) as link,
+                self._connections.borrow(self._urls(parent)) as connection,
             ):
-                answer = await link.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
+                answer = await connection.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
             if answer.status != 200:
                 return PollFailed(parent)
             have = decode(ShardAvailability, answer.body)
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
             log.debug("poll of %s failed: %s", parent, error)
             return PollFailed(parent)
-        size = (self._stock.shards + 7) // 8
+        size = (self._shard_set.shards + 7) // 8
         if len(have.held) != size or len(have.coming) != size:
             return PollFailed(parent)
         self._seen[parent] = have.version
@@ -270,7 +270,7 @@ class ShardFetcher:
         progress = self.progress()
         if progress.rate_bytes_per_s <= 0:
             return least_ms
-        shard_ms = 1000 * self._stock.manifest.shard_bytes / progress.rate_bytes_per_s
+        shard_ms = 1000 * self._shard_set.manifest.shard_bytes / progress.rate_bytes_per_s
         return round(min(longest_ms, max(least_ms, 4 * shard_ms)))
 
     # --- Shards -----------------------------------------------------------------------------------------------------
@@ -285,25 +285,25 @@ class ShardFetcher:
     async def _fetch_in_place(self, parent: NodeId, shard: int) -> DownloadEvent:
         self._in_place[shard] = parent
         try:
-            with open_file_writer(*self._stock.locate(shard)) as landing:
-                event = await self._receive(parent, shard, landing)
-            if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
-                self._stock.mark_held(shard)
+            with open_file_writer(*self._shard_set.locate(shard)) as writer:
+                event = await self._receive(parent, shard, writer)
+            if isinstance(event, ShardArrived) and not self._shard_set.held >> shard & 1:
+                self._shard_set.mark_held(shard)
             return event
         finally:
             self._release(parent, shard)
 
     async def _fetch_aside(self, parent: NodeId, shard: int) -> DownloadEvent:
-        memory = bytearray(self._stock.manifest.shards[shard].length)
+        memory = bytearray(self._shard_set.manifest.shards[shard].length)
         event = await self._receive(parent, shard, make_memory_writer(memory))
-        if isinstance(event, ShardArrived) and not self._stock.held >> shard & 1:
+        if isinstance(event, ShardArrived) and not self._shard_set.held >> shard & 1:
             self._take_over(shard, memory)
-            self._stock.mark_held(shard)
+            self._shard_set.mark_held(shard)
         return event
 
-    async def _receive(self, parent: NodeId, shard: int, landing: ShardWriter) -> DownloadEvent:
+    async def _receive(self, parent: NodeId, shard: int, writer: ShardWriter) -> DownloadEvent:
         """ShardArrived: all of it, and it is right."""
-        entry = self._stock.manifest.shards[shard]
+        entry = self._shard_set.manifest.shards[shard]
         began_ms = told_ms = 0
 
         def note(received_bytes: int) -> None:
@@ -315,16 +315,16 @@ class ShardFetcher:
                 self._events.put_nowait(TransferProgressed(parent, shard, received_bytes))
 
         headers = {NODE_HEADER: str(self._node), WAIT_HEADER: str(WAIT_MS_MAX)}
-        async with self._links.borrow(self._urls(parent)) as link:
-            self._receiving[parent, shard] = link
+        async with self._connections.borrow(self._urls(parent)) as connection:
+            self._receiving[parent, shard] = connection
             try:
-                answer = await link.get(f"/shards/{entry.digest}", headers, target=landing, on_bytes=note)
+                answer = await connection.get(f"/shards/{entry.digest}", headers, target=writer, on_bytes=note)
             finally:
                 self._receiving.pop((parent, shard), None)
         self.received_bytes += answer.filled_bytes
         if answer.status != 200:
             return self._explain(parent, shard, answer.status, answer.body)
-        if landing.digest != entry.digest:
+        if writer.digest != entry.digest:
             self.corrupt += 1
             return ShardCorrupt(parent, shard)
         return ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
@@ -350,8 +350,8 @@ class ShardFetcher:
         owner = self._in_place.get(shard)
         if owner is not None:
             self._cancel(owner, shard)
-        with open_file_writer(*self._stock.locate(shard)) as landing:
-            landing.take(memoryview(memory))
+        with open_file_writer(*self._shard_set.locate(shard)) as writer:
+            writer.take(memoryview(memory))
 
     def _release(self, parent: NodeId, shard: int) -> None:
         if self._in_place.get(shard) == parent:

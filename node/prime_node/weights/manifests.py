@@ -34,11 +34,11 @@ FAILURES_MAX = 256
 class ManifestResolver:
     """Asks the directory for links, and servers for the manifests behind them."""
 
-    def __init__(self, store: ShardStore, directory: ServerDirectory, links: ConnectionPool, dice: Random) -> None:
+    def __init__(self, store: ShardStore, directory: ServerDirectory, connections: ConnectionPool, rng: Random) -> None:
         self._store = store
         self._directory = directory
-        self._links = links
-        self._dice = dice
+        self._connections = connections
+        self._rng = rng
         self._found: OrderedDict[Digest, SignedManifest] = OrderedDict()
         """Manifests that nobody announced to us, and that servers have."""
         self._failed: OrderedDict[NodeId, str] = OrderedDict()
@@ -79,7 +79,7 @@ class ManifestResolver:
 
     async def _resolve(self, link: ManifestLink, extra: SignedManifest | None) -> SignedManifest | None:
         """The manifest behind a link; checked to be what was announced."""
-        here = [stock.signed for stock in self._store.shard_sets.values()] + ([extra] if extra else [])
+        here = [shard_set.signed for shard_set in self._store.shard_sets.values()] + ([extra] if extra else [])
         here += self._found.values()
         for signed in here:
             if make_manifest_link(signed.manifest) == link:
@@ -99,7 +99,7 @@ class ManifestResolver:
         if digest in self._store.shard_sets:
             return self._store.shard_sets[digest].signed
         servers = list(self._directory.servers(digest))
-        self._dice.shuffle(servers)
+        self._rng.shuffle(servers)
         count, reason = len(servers), ""
         asking: set[asyncio.Task[SignedManifest | str]] = set()
         try:
@@ -126,8 +126,8 @@ class ManifestResolver:
     async def _ask_manifest(self, digest: Digest, server: ServerRecord) -> SignedManifest | str:
         """What one server gives; why it gives none."""
         try:
-            async with asyncio.timeout(MANIFEST_MS / 1000), self._links.borrow(server.serving.urls) as link:
-                answer = await link.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
+            async with asyncio.timeout(MANIFEST_MS / 1000), self._connections.borrow(server.serving.urls) as connection:
+                answer = await connection.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
             if answer.status != 200:
                 raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
             if sha256(answer.body).digest() != digest:

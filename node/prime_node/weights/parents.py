@@ -66,10 +66,10 @@ class RarityCounts:
         return sum((plane >> shard & 1) << index for index, plane in enumerate(self._planes))
 
 
-def draw_bit(bitmap: int, dice: Random) -> int:
+def draw_bit(bitmap: int, rng: Random) -> int:
     """Index of one of the set bits, each as likely as the other."""
     assert bitmap
-    rank = dice.randrange(bitmap.bit_count())
+    rank = rng.randrange(bitmap.bit_count())
     index, width = 0, bitmap.bit_length()
     while width > 1:
         half = width >> 1
@@ -230,20 +230,20 @@ class Neighbour:
     """Not polled before this time."""
     poll_failures: int = 0
 
-    def pause(self, pause_ms: int, limits: FetchLimits, dice: Random, now_ms: int) -> None:
+    def pause(self, pause_ms: int, limits: FetchLimits, rng: Random, now_ms: int) -> None:
         """Longer each time, never the same for two children, never shorter than asked for."""
         pause_ms = max(pause_ms, min(limits.backoff_max_ms, pause_ms << min(self.pauses, 10)))
         self.pauses += 1
-        self.ready_ms = now_ms + round(pause_ms * dice.uniform(1.0, 1.5))
+        self.ready_ms = now_ms + round(pause_ms * rng.uniform(1.0, 1.5))
 
 
 class Neighbours:
     """All parents of one download; bounded."""
 
-    def __init__(self, shards: int, limits: FetchLimits, dice: Random) -> None:
+    def __init__(self, shards: int, limits: FetchLimits, rng: Random) -> None:
         self._all = (1 << shards) - 1
         self._limits = limits
-        self._dice = dice
+        self._rng = rng
         self._known: dict[NodeId, Neighbour] = {}
         self._polled: set[NodeId] = set()
         """Polls not answered yet, those of parents that were lost meanwhile included."""
@@ -314,7 +314,7 @@ class Neighbours:
         self.set_bitmaps(neighbour, held=held, coming=coming)
         if neighbour.slots_free and neighbour.was_full and neighbour.ready_ms > now_ms:
             # Everybody hears of the free slot at about the same time; the dice let one be first.
-            neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._dice.randrange(self._limits.backoff_ms))
+            neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._rng.randrange(self._limits.backoff_ms))
         return neighbour
 
     def apply_poll_failure(self, parent: NodeId, now_ms: int) -> None:
@@ -325,7 +325,7 @@ class Neighbours:
             return
         pause_ms = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(neighbour.poll_failures, 10))
         neighbour.poll_failures += 1
-        neighbour.poll_ms = now_ms + round(pause_ms * self._dice.uniform(0.5, 1.0))
+        neighbour.poll_ms = now_ms + round(pause_ms * self._rng.uniform(0.5, 1.0))
         if neighbour.poll_failures > 1:
             self.set_bitmaps(neighbour, held=0, coming=0)
 
@@ -341,7 +341,7 @@ class Neighbours:
             if not waiting:
                 break
             weights = [1 / (1 + each.depth) / (1 + each.poll_failures) for each in waiting]
-            chosen.append(self._start_poll(self._dice.choices(waiting, weights)[0]))
+            chosen.append(self._start_poll(self._rng.choices(waiting, weights)[0]))
         return chosen
 
     def find_poll_ms(self, now_ms: int) -> int:
@@ -354,7 +354,7 @@ class Neighbours:
 
     def _keeps_place(self, neighbour: Neighbour, missing: int, now_ms: int) -> bool:
         is_useful = (neighbour.held | neighbour.coming) & missing != 0
-        return is_useful and self._is_pollable(neighbour, now_ms) and self._dice.randrange(ROTATE_ODDS) > 0
+        return is_useful and self._is_pollable(neighbour, now_ms) and self._rng.randrange(ROTATE_ODDS) > 0
 
     def _is_pollable(self, neighbour: Neighbour, now_ms: int) -> bool:
         """Who has everything has no more to tell."""

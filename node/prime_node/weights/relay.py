@@ -60,8 +60,8 @@ class RelayFollower:
             self._tasks[announced.manifest] = asyncio.create_task(self._fetcher.fetch_announced(announced))
 
     def _is_wanted(self, announced: CheckpointAnnounced) -> bool:
-        stock = self._fetcher.store.shard_sets.get(announced.manifest)
-        if stock is not None and stock.is_complete:
+        shard_set = self._fetcher.store.shard_sets.get(announced.manifest)
+        if shard_set is not None and shard_set.is_complete:
             return False
         if self._paused.get(announced.manifest, 0) > self._clock.monotonic_ms():
             return False

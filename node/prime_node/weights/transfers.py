@@ -1,7 +1,4 @@
-"""How fast a download goes, and when it should end.
-
-The transfers that run, and when one of them is too slow to go on with.
-"""
+"""The running transfers of a download: which of them are stalled, how fast the whole goes, when it will end. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -12,11 +9,11 @@ from prime_node.weights.events import DownloadProgress, FetchLimits
 from prime_protocol.wire.ids import NodeId
 
 HALF_LIFE_MS = 15_000
-"""Bytes count half after this long, so the rate is that of the last half minute or so."""
+"""Bytes count half after this long, so the rate is that of about the last half minute."""
 
 
 class DownloadMeter:
-    """Verified bytes over time, the old ones fading."""
+    """Exponentially decayed rate of verified bytes."""
 
     def __init__(self, total_bytes: int, held_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -33,7 +30,7 @@ class DownloadMeter:
         self.held_bytes += length_bytes
 
     def rate(self, now_ms: int) -> float:
-        """Bytes a second: the faded sum over the faded time that it was gathered in."""
+        """Bytes a second: the decayed sum over the equally decayed time. The integral of the decay is the window."""
         if self._began_ms is None or now_ms <= self._began_ms:
             return 0.0
         self._decay(now_ms)
@@ -64,7 +61,7 @@ class DownloadMeter:
 NEVER_MS = 2**62
 WARNINGS_MAX = 3
 SILENCE_MS = 2_500
-"""News come every half second. If they stay away for this long, so do the bytes."""
+"""Progress arrives every half second. If none arrives for this long, no bytes do either."""
 
 
 @dataclass(slots=True)
@@ -76,40 +73,39 @@ class ShardTransfer:
     length_bytes: int
     asked_ms: int
     is_promised: bool
-    """The parent was itself still receiving it when we asked."""
+    """The parent was still receiving the shard itself when we asked."""
     received_bytes: int = 0
     first_bytes_ms: int = 0
-    """When the first bytes came; 0 while none have."""
+    """When the first bytes came; 0 before that."""
     seen_ms: int = 0
     seen_bytes: int = 0
-    """Where the present watch began."""
+    """Start of the current measuring window."""
     last_rate: float = 0.0
-    """Bytes a second in the watch before."""
+    """Bytes a second in the window before."""
     warnings: int = 0
-    """How many watches in a row it was too slow."""
+    """Consecutive windows in which it was too slow."""
     is_cancelled: bool = False
     was_slow: bool = False
-    """Cancelled for its own fault."""
-
+    """Cancelled because it was too slow."""
     progressed_ms: int = 0
-    """When more bytes were last told of."""
+    """Time of the last progress."""
 
     def current_rate(self, now_ms: int) -> float:
-        """Bytes a second in the present watch, or in the last one if this has hardly begun."""
+        """Bytes a second in the current window, or in the last one if this one is shorter than a second."""
         passed_ms = now_ms - self.seen_ms
         return (self.received_bytes - self.seen_bytes) * 1000 / passed_ms if passed_ms >= 1_000 else self.last_rate
 
     def start_next_window(self, rate: float, now_ms: int) -> None:
-        """The next watch begins with the last bytes, so that a silence is found out when it has lasted one watch."""
+        """The next window starts at the last progress, so that a silence is noticed once it has lasted one window."""
         self.seen_ms = self.progressed_ms if self.progressed_ms > self.seen_ms else now_ms
         self.seen_bytes, self.last_rate = self.received_bytes, rate
 
     def estimate_left_ms(self, expected_rate: float, now_ms: int) -> float:
-        """Time to its end: at its own rate once that is known, else at the one expected from the start."""
+        """Expected time until it ends: at its own rate once that is known, else at the expected rate."""
         silence_ms = now_ms - (self.progressed_ms or self.asked_ms)
         whole_ms = self.length_bytes * 1000 / expected_rate
         if not self.first_bytes_ms or silence_ms >= SILENCE_MS:
-            # Nothing is known of when it goes on: it may take as long again as it has, and then the whole.
+            # It is unknown when it resumes: assume as long a silence again, and then the whole shard.
             return silence_ms + whole_ms
         if self.progressed_ms == self.first_bytes_ms:
             return whole_ms - silence_ms
@@ -118,19 +114,19 @@ class ShardTransfer:
 
 
 class TransferTable:
-    """All of one download, cancelled ones included until their end is told."""
+    """All transfers of one download. A cancelled one stays until its final event arrives."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
         self._running: dict[tuple[NodeId, int], ShardTransfer] = {}
         self.asked = 0
-        """Bitmap of the shards under way."""
+        """Bitmap of the requested shards."""
         self.coming = 0
-        """Bitmap of those of which bytes have come."""
+        """Bitmap of the shards whose first bytes have arrived."""
         self.check_ms = NEVER_MS
-        """No transfer wants to be judged before this time."""
+        """No transfer is due for a stall check before this time."""
         self.draining: dict[NodeId, int] = {}
-        """How many cancelled transfers of each parent have not ended yet. Until then it is asked for nothing."""
+        """Cancelled transfers of each parent that have not ended. Until they have, the parent gets no request."""
 
     def __iter__(self) -> Iterator[ShardTransfer]:
         return iter(self._running.values())
@@ -180,7 +176,7 @@ class TransferTable:
         return self._limits.parent_transfers_max if has_proved else 1
 
     def list_for_shard(self, shard: int) -> list[ShardTransfer]:
-        """Those for one shard that were not cancelled."""
+        """The transfers of one shard that are not cancelled."""
         return [each for each in self if each.shard == shard and not each.is_cancelled]
 
     def _recount(self, shard: int) -> None:
@@ -190,10 +186,10 @@ class TransferTable:
         is_coming = any(each.first_bytes_ms for each in left)
         self.coming = self.coming | bit if is_coming else self.coming & ~bit
 
-    # --- Too slow? --------------------------------------------------------------------------------------------------
+    # --- Stall detection --------------------------------------------------------------------------------------------
 
     def find_due(self, now_ms: int) -> list[ShardTransfer]:
-        """Those that want to be judged now; sets when to ask again, if nothing is judged."""
+        """The transfers that are due for a stall check now. Sets `check_ms` to the next due time."""
         if now_ms < self.check_ms:
             return []
         live = [each for each in self if not each.is_cancelled]

@@ -148,50 +148,50 @@ class DenseDecoder:
             down_bias=self._empty(shape.hidden) if shape.has_mlp_bias else None,
         )
 
-    def forward(self, todo: ForwardBatch, wanted: Tensor | None = None) -> Tensor:
+    def forward(self, batch: ForwardBatch, wanted: Tensor | None = None) -> Tensor:
         """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
-        states = functional.embedding(todo.tokens, self.embedding)
-        steps = open_ops(self.shape, get_angles(self.frequencies, todo.positions), self.dtype)
+        states = functional.embedding(batch.tokens, self.embedding)
+        ops = open_ops(self.shape, get_angles(self.frequencies, batch.positions), self.dtype)
         for number, layer in enumerate(self.layers):
-            queries, keys, values = self._project(states, layer, steps)
-            mixed = self._attend(todo, number, queries, keys, values)
+            queries, keys, values = self._project(states, layer, ops)
+            mixed = self._attend(batch, number, queries, keys, values)
             add_product(states, mixed, layer.out, layer.out_bias)
             for part in states.split(MLP_TOKENS):
-                self._feed_forward(part, layer, steps)
+                self._feed_forward(part, layer, ops)
         if wanted is not None:
             states = states.index_select(0, wanted)
-        return steps.norm(states, self.norm, self.shape.epsilon)
+        return ops.norm(states, self.norm, self.shape.epsilon)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.head).float()
 
-    def _project(self, states: Tensor, layer: LayerWeights, steps: FusedOps) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, states: Tensor, layer: LayerWeights, ops: FusedOps) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.shape
-        normed = steps.norm(states, layer.input_norm, shape.epsilon)
+        normed = ops.norm(states, layer.input_norm, shape.epsilon)
         heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(-1, shape.qkv_heads, shape.head_dim)
         turned, values = heads[:, : -shape.kv_heads], heads[:, -shape.kv_heads :]
         if layer.qk_norm is not None:
             turned = functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon) * layer.qk_norm
-        turned = steps.rotate(turned)
+        turned = ops.rotate(turned)
         return turned[:, : shape.heads], turned[:, shape.heads :], values
 
-    def _attend(self, todo: ForwardBatch, number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, batch: ForwardBatch, number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         start, parts = 0, []
-        if todo.decoding is not None:
-            start = todo.decoding.rows
-            parts.append(todo.decoding.attend(number, queries[:start], keys[:start], values[:start]))
-        if todo.cache is not None and todo.places is not None:
-            todo.cache.write(number, todo.places, keys[start:], values[start:])
-        for run in todo.runs:
+        if batch.decoding is not None:
+            start = batch.decoding.rows
+            parts.append(batch.decoding.attend(number, queries[:start], keys[:start], values[:start]))
+        if batch.cache is not None and batch.places is not None:
+            batch.cache.write(number, batch.places, keys[start:], values[start:])
+        for run in batch.runs:
             here = slice(run.start, run.stop)
             parts.append(attend_prefill(queries[here], keys[here], values[here], run.length))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _feed_forward(self, states: Tensor, layer: LayerWeights, steps: FusedOps) -> None:
+    def _feed_forward(self, states: Tensor, layer: LayerWeights, ops: FusedOps) -> None:
         """The wide part, added to the states in place."""
-        normed = steps.norm(states, layer.mlp_norm, self.shape.epsilon)
+        normed = ops.norm(states, layer.mlp_norm, self.shape.epsilon)
         both = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
-        add_product(states, steps.silu_and_multiply(both), layer.down, layer.down_bias)
+        add_product(states, ops.silu_and_multiply(both), layer.down, layer.down_bias)
 
 
 def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -240,12 +240,12 @@ class DenseModel:
             np.arange(start + first, start + length)
             for start, first, length in zip(starts, firsts, lengths, strict=True)
         ]
-        todo = ForwardBatch(
+        batch = ForwardBatch(
             tokens=self._send(np.concatenate(sequences)),
             positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
             runs=plan_runs(lengths, 0),
         )
-        return todo, self._send(np.concatenate(wanted))
+        return batch, self._send(np.concatenate(wanted))
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.get_logits(hidden)
@@ -272,27 +272,27 @@ class DenseBatch:
             joining.append(waiting.popleft())
             tokens += joining[-1].length
         # The longest first, as all rows are; equal ones stand together and are attended together.
-        return sorted(joining, key=lambda writing: -writing.length)
+        return sorted(joining, key=lambda generation: -generation.length)
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
         decoding, joining = running[: len(running) - joined], running[len(running) - joined :]
-        lengths = self.lengths = [writing.length for writing in running]
+        lengths = self.lengths = [generation.length for generation in running]
         self.cache.reserve(max(lengths), self.length_max)
-        tokens = [writing.output[-1] for writing in decoding]
+        tokens = [generation.output[-1] for generation in decoding]
         positions = [length - 1 for length in lengths[: len(decoding)]]
         attention = open_attention(self.cache, lengths[: len(decoding)]) if decoding else None
         if not joining:
             return self.decoder.forward(ForwardBatch(self._send(tokens), self._send(positions), [], attention))
         rows: list[int] = []
-        for row, writing in enumerate(joining, len(decoding)):
-            tokens += writing.tokens
-            positions += range(writing.length)
-            rows += [row] * writing.length
+        for row, generation in enumerate(joining, len(decoding)):
+            tokens += generation.tokens
+            positions += range(generation.length)
+            rows += [row] * generation.length
         places = self.cache.get_write_indices(self._send(rows), self._send(positions[len(decoding) :]))
         runs = plan_runs(lengths[len(decoding) :], len(decoding))
-        todo = ForwardBatch(self._send(tokens), self._send(positions), runs, attention, self.cache, places)
+        batch = ForwardBatch(self._send(tokens), self._send(positions), runs, attention, self.cache, places)
         last = np.cumsum([1] * len(decoding) + lengths[len(decoding) :]) - 1
-        return self.decoder.forward(todo, torch.from_numpy(last).to(self.decoder.device))
+        return self.decoder.forward(batch, torch.from_numpy(last).to(self.decoder.device))
 
     def remove_rows(self, gone: Sequence[int]) -> list[int]:
         # Only rows that attend together gain from lying by length.

@@ -112,16 +112,16 @@ class TorchEngine:
         self._files = files
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         model, facts = self._get_model(), self.facts
-        verify_requests(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
-        if not orders:
+        verify_requests(requests, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        if not requests:
             return
-        rows = min(self._batch_limit, len(orders))
-        length_max = max(len(order.prompt) for order in orders) + sampling.tokens_max
+        rows = min(self._batch_limit, len(requests))
+        length_max = max(len(request.prompt) for request in requests) + sampling.tokens_max
         proofs = self._proofs(rows=rows, hidden=facts.hidden, device=self._device, builder=self._builder)
-        generation = GenerationScheduler(orders, sampling, proofs)
+        generation = GenerationScheduler(requests, sampling, proofs)
         batch: DecodeBatch | None = None
         while generation.is_busy and is_wanted():
             batch = batch or self._open_batch(model, rows, length_max)
@@ -131,17 +131,17 @@ class TorchEngine:
             yield from generation.take_ready()
         yield from generation.take_ready(is_last=True)
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         model, facts = self._get_model(), self.facts
-        verify_sequences(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
-        groups = deque(plan_groups(texts, self._read_tokens))
+        verify_sequences(sequences, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        groups = deque(plan_groups(sequences, self._read_tokens))
         while groups:
             group = groups.popleft()
-            readings = self._try_read(model, group, sampling)
-            if readings is None:
+            results = self._try_read(model, group, sampling)
+            if results is None:
                 groups.extendleft(reversed(plan_groups(group, self._read_tokens)))
             else:
-                yield from readings
+                yield from results
 
     # --- Where memory may run out -----------------------------------------------------------------------------------
 

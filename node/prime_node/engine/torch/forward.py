@@ -36,25 +36,25 @@ class CrossPrecisionModel:
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
         """As Model.read, in float32 that holds what this arithmetic gives."""
-        todo, wanted = self._model.plan_forward(sequences, firsts)
-        return self._forward(todo, wanted)
+        batch, wanted = self._model.plan_forward(sequences, firsts)
+        return self._forward(batch, wanted)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return self._multiply(hidden, self._decoder.head, None)
 
-    def _forward(self, todo: ForwardBatch, wanted: Tensor) -> Tensor:
+    def _forward(self, batch: ForwardBatch, wanted: Tensor) -> Tensor:
         decoder = self._decoder
-        states = functional.embedding(todo.tokens, decoder.embedding).float()
-        angles = get_angles(decoder.frequencies, todo.positions)
-        steps = TorchOps(self._round(angles), torch.float32)
+        states = functional.embedding(batch.tokens, decoder.embedding).float()
+        angles = get_angles(decoder.frequencies, batch.positions)
+        ops = TorchOps(self._round(angles), torch.float32)
         for layer in decoder.layers:
-            mixed = self._attend(todo, *self._project(states, layer, steps))
+            mixed = self._attend(batch, *self._project(states, layer, ops))
             states = self._add(states, mixed, layer.out, layer.out_bias)
-            parts = [self._feed_forward(part, layer, steps) for part in states.split(MLP_TOKENS)]
+            parts = [self._feed_forward(part, layer, ops) for part in states.split(MLP_TOKENS)]
             states = torch.cat(parts)
         return self._norm(states.index_select(0, wanted), decoder.norm)
 
-    def _project(self, states: Tensor, layer: LayerWeights, steps: TorchOps) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, states: Tensor, layer: LayerWeights, ops: TorchOps) -> tuple[Tensor, Tensor, Tensor]:
         shape = self._decoder.shape
         joined = self._multiply(self._norm(states, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = joined.view(-1, shape.qkv_heads, shape.head_dim)
@@ -62,12 +62,12 @@ class CrossPrecisionModel:
         if layer.qk_norm is not None:
             turned = self._round(functional.rms_norm(turned, (shape.head_dim,), eps=shape.epsilon))
             turned = self._round(turned * layer.qk_norm.float())
-        turned = self._round(steps.rotate(turned))
+        turned = self._round(ops.rotate(turned))
         return turned[:, : shape.heads], turned[:, shape.heads :], values
 
-    def _attend(self, todo: ForwardBatch, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, batch: ForwardBatch, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         parts = []
-        for run in todo.runs:
+        for run in batch.runs:
             query, key, value = (
                 tensor[run.start : run.stop].unflatten(0, (run.count, run.length)).transpose(1, 2)
                 for tensor in (queries, keys, values)
@@ -76,7 +76,7 @@ class CrossPrecisionModel:
             parts.append(self._round(found.transpose(1, 2).flatten(2).flatten(0, 1)))
         return torch.cat(parts)
 
-    def _feed_forward(self, states: Tensor, layer: LayerWeights, steps: TorchOps) -> Tensor:
+    def _feed_forward(self, states: Tensor, layer: LayerWeights, ops: TorchOps) -> Tensor:
         both = self._multiply(self._norm(states, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = both.chunk(2, dim=-1)
         gated = self._round(self._round(functional.silu(gate)) * up)
@@ -109,39 +109,39 @@ ScoredRows = tuple[Tensor, Tensor, Tensor]
 ComputeLogits = Callable[[Tensor], Tensor]
 
 
-def verify_sequences(texts: Sequence[TokenSequence], *, vocabulary: int, context_max: int) -> None:
+def verify_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, context_max: int) -> None:
     """The tokens are the author's: what no model could have written is its fault."""
-    for text in texts:
-        field = f"rows[{text.number}]"
-        if not len(text.prompt) or not len(text.output):
+    for sequence in sequences:
+        field = f"rows[{sequence.number}]"
+        if not len(sequence.prompt) or not len(sequence.output):
             raise RemoteError(field, "has no prompt or no output")
-        if len(text.prompt) + len(text.output) > context_max:
+        if len(sequence.prompt) + len(sequence.output) > context_max:
             raise RemoteError(field, f"is longer than the model's context of {context_max} tokens")
-        for tokens in (text.prompt, text.output):
+        for tokens in (sequence.prompt, sequence.output):
             if tokens.min() < 0 or tokens.max() >= vocabulary:
                 raise RemoteError(field, f"has tokens outside of the {vocabulary} there are")
 
 
-def plan_groups(texts: Sequence[TokenSequence], tokens_max: int) -> list[list[TokenSequence]]:
+def plan_groups(sequences: Sequence[TokenSequence], tokens_max: int) -> list[list[TokenSequence]]:
     """Texts of about the same length together, at most so many tokens at once, at least one text."""
     groups: list[list[TokenSequence]] = []
     tokens = 0
-    for text in sorted(texts, key=get_length):
-        if not groups or tokens + get_length(text) > tokens_max:
+    for sequence in sorted(sequences, key=get_length):
+        if not groups or tokens + get_length(sequence) > tokens_max:
             groups.append([])
             tokens = 0
-        groups[-1].append(text)
-        tokens += get_length(text)
+        groups[-1].append(sequence)
+        tokens += get_length(sequence)
     return groups
 
 
-def get_length(text: TokenSequence) -> int:
-    return len(text.prompt) + len(text.output)
+def get_length(sequence: TokenSequence) -> int:
+    return len(sequence.prompt) + len(sequence.output)
 
 
 def forward_group(
     model: TorchModel,
-    texts: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
     sampling: Sampling,
     *,
     vocabulary: int,
@@ -149,12 +149,12 @@ def forward_group(
 ) -> Iterator[ForwardResult]:
     """With a twin the numbers are those of the one that does not round, and `own_...` of the one that does."""
     # The last token leads to nothing that is asked for.
-    fed = [np.concatenate((text.prompt, text.output[:-1])).astype(np.int64) for text in texts]
-    firsts = [len(text.prompt) - 1 for text in texts]
+    fed = [np.concatenate((sequence.prompt, sequence.output[:-1])).astype(np.int64) for sequence in sequences]
+    firsts = [len(sequence.prompt) - 1 for sequence in sequences]
     exact: TorchModel | CrossPrecisionModel = model if twin is None or twin.rounds_to_bf16 else twin
     rows_max = max(1, LOGITS_MAX // vocabulary)
     hidden = exact.read(fed, firsts)
-    pieces = score_rows(exact.get_logits, hidden, texts, sampling, rows_max)
+    pieces = score_rows(exact.get_logits, hidden, sequences, sampling, rows_max)
     columns = [torch.cat(parts).cpu().numpy() for parts in zip(*pieces, strict=True)]
     bits = tensor_to_bits(hidden.to(torch.bfloat16))
     own_bits = own_logprobs = None
@@ -162,13 +162,13 @@ def forward_group(
         rounded: TorchModel | CrossPrecisionModel = twin if twin.rounds_to_bf16 else model
         own_hidden = rounded.read(fed, firsts)
         own_bits = tensor_to_bits(own_hidden.to(torch.bfloat16))
-        own_logprobs = compute_logprobs(rounded.get_logits, own_hidden, texts, sampling, rows_max).cpu().numpy()
+        own_logprobs = compute_logprobs(rounded.get_logits, own_hidden, sequences, sampling, rows_max).cpu().numpy()
     start = 0
-    for text in texts:
-        rows = slice(start, start := start + len(text.output))
+    for sequence in sequences:
+        rows = slice(start, start := start + len(sequence.output))
         margins, logprobs, eos_logprobs = (column[rows] for column in columns)
         yield ForwardResult(
-            number=text.number,
+            number=sequence.number,
             hidden_bits=bits[rows],
             margins=margins,
             logprobs=logprobs,
@@ -179,10 +179,12 @@ def forward_group(
 
 
 def compute_logprobs(
-    get_logits: ComputeLogits, hidden: Tensor, texts: Sequence[TokenSequence], sampling: Sampling, rows_max: int
+    get_logits: ComputeLogits, hidden: Tensor, sequences: Sequence[TokenSequence], sampling: Sampling, rows_max: int
 ) -> Tensor:
     """Of each output token, a bounded number at a time."""
-    tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64)).to(hidden.device)
+    tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64)).to(
+        hidden.device
+    )
     pieces = zip(hidden.split(rows_max), tokens.split(rows_max), strict=True)
     return torch.cat(
         [get_token_logprobs(get_logprobs(get_logits(some), sampling.temperature), own) for some, own in pieces]
@@ -190,12 +192,14 @@ def compute_logprobs(
 
 
 def score_rows(
-    get_logits: ComputeLogits, hidden: Tensor, texts: Sequence[TokenSequence], sampling: Sampling, rows_max: int
+    get_logits: ComputeLogits, hidden: Tensor, sequences: Sequence[TokenSequence], sampling: Sampling, rows_max: int
 ) -> Iterator[ScoredRows]:
     """The rows of all texts, a bounded number at a time."""
-    tokens = torch.from_numpy(np.concatenate([text.output for text in texts]).astype(np.int64))
-    seeds = np.repeat(np.array([text.seed for text in texts], np.uint64), [len(text.output) for text in texts])
-    positions: NDArray[np.int64] = np.concatenate([np.arange(len(text.output)) for text in texts])
+    tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64))
+    seeds = np.repeat(
+        np.array([sequence.seed for sequence in sequences], np.uint64), [len(sequence.output) for sequence in sequences]
+    )
+    positions: NDArray[np.int64] = np.concatenate([np.arange(len(sequence.output)) for sequence in sequences])
     start = 0
     while start < len(hidden):
         rows = slice(start, start := start + rows_max)

@@ -62,10 +62,10 @@ class ProofBuilder:
         """Whose, which page, how many tokens."""
         self._parts: dict[Generation, list[ProofPart]] = {}
 
-    def join(self, writing: Generation) -> None:
+    def join(self, generation: Generation) -> None:
         """A page to begin with. Who was in a batch before still has its own: half a chunk lies there."""
-        if writing.proof_page is None:
-            writing.proof_page = self._free.pop()
+        if generation.proof_page is None:
+            generation.proof_page = self._free.pop()
 
     def record_states(self, lineup: BatchArrays, hidden: Tensor) -> None:
         """The states that give each sequence its next token, before it has it.
@@ -75,27 +75,27 @@ class ProofBuilder:
         if len(self._full) >= CHUNKS_AT_ONCE:
             self.submit_full_pages()
         for row in store_bf16_rows(hidden, lineup.pages, lineup.written, self._pages).tolist():
-            writing = lineup.generations[row]
-            self._full.append((writing, get_proof_page(writing), TOPLOC_CHUNK_TOKENS))
-            writing.page = lineup.pages[row] = self._free.pop()
+            generation = lineup.generations[row]
+            self._full.append((generation, get_proof_page(generation), TOPLOC_CHUNK_TOKENS))
+            generation.proof_page = lineup.pages[row] = self._free.pop()
 
-    def finish(self, writing: Generation) -> None:
+    def finish(self, generation: Generation) -> None:
         """Nothing follows: what is on its page is its last chunk."""
-        page = get_proof_page(writing)
-        if rest := len(writing.output) % TOPLOC_CHUNK_TOKENS:
-            self._full.append((writing, page, rest))
+        page = get_proof_page(generation)
+        if rest := len(generation.output) % TOPLOC_CHUNK_TOKENS:
+            self._full.append((generation, page, rest))
         else:
             self._free.append(page)
 
-    def is_ready(self, writing: Generation) -> bool:
+    def is_ready(self, generation: Generation) -> bool:
         """Whether the proofs of a finished sequence are all made."""
-        parts = self._parts.get(writing, [])
-        chunks = -(-len(writing.output) // TOPLOC_CHUNK_TOKENS)
+        parts = self._parts.get(generation, [])
+        chunks = -(-len(generation.output) // TOPLOC_CHUNK_TOKENS)
         return len(parts) == chunks and all(future.done() for future, _ in parts)
 
-    def take(self, writing: Generation) -> bytes:
+    def take(self, generation: Generation) -> bytes:
         """All proofs of a finished sequence, once they are handed over; waits for them."""
-        spans = [(future.result(), number * TOPLOC_PROOF_BYTES) for future, number in self._parts.pop(writing)]
+        spans = [(future.result(), number * TOPLOC_PROOF_BYTES) for future, number in self._parts.pop(generation)]
         return b"".join(proofs[start : start + TOPLOC_PROOF_BYTES] for proofs, start in spans)
 
     def submit_full_pages(self) -> None:
@@ -106,8 +106,8 @@ class ProofBuilder:
         bits, numbers = self._get_bits(pages)
         chunks = [(number, tokens) for number, (_, _, tokens) in zip(numbers, self._full, strict=True)]
         future = self._builder.submit(build_chunk_proofs, bits, chunks)
-        for number, (writing, _, _) in enumerate(self._full):
-            self._parts.setdefault(writing, []).append((future, number))
+        for number, (generation, _, _) in enumerate(self._full):
+            self._parts.setdefault(generation, []).append((future, number))
         self._free += pages
         self._full = []
 
@@ -119,18 +119,18 @@ class ProofBuilder:
         return tensor_to_bits(copied), range(len(pages))
 
 
-def get_proof_page(writing: Generation) -> int:
-    assert writing.proof_page is not None, "who is in a batch has a page"
-    return writing.proof_page
+def get_proof_page(generation: Generation) -> int:
+    assert generation.proof_page is not None, "who is in a batch has a page"
+    return generation.proof_page
 
 
 class GenerationScheduler:
     """Orders on their way. `proofs` has room for each sequence that is in a batch."""
 
-    def __init__(self, orders: Sequence[GenerateRequest], sampling: Sampling, proofs: ProofBuilder) -> None:
+    def __init__(self, requests: Sequence[GenerateRequest], sampling: Sampling, proofs: ProofBuilder) -> None:
         self.sampling = sampling
         self.proofs = proofs
-        self.waiting = deque(Generation(order, order.prompt.tolist()) for order in orders)
+        self.waiting = deque(Generation(request, request.prompt.tolist()) for request in requests)
         self.running: list[Generation] = []
         """By row of the batch."""
         self._arrays: BatchArrays | None = None
@@ -146,8 +146,8 @@ class GenerationScheduler:
         """One token for everybody. If memory runs out, nobody has got one, and `requeue` is all that is left to do."""
         joining = batch.admit(self.waiting, room - len(self.running))
         self.running += joining
-        for writing in joining:
-            self.proofs.join(writing)
+        for generation in joining:
+            self.proofs.join(generation)
         if joining or self._arrays is None:
             self._arrays = BatchArrays.of(self.running)
         lineup = self._arrays
@@ -155,8 +155,8 @@ class GenerationScheduler:
         draws = Draws(self.sampling.temperature, lineup.seeds, lineup.written)
         tokens, logprobs = choose_tokens(model.get_logits(hidden), draws)
         self.proofs.record_states(lineup, hidden)
-        for writing, token, logprob in zip(self.running, tokens, logprobs, strict=True):
-            writing.append(token, logprob)
+        for generation, token, logprob in zip(self.running, tokens, logprobs, strict=True):
+            generation.append(token, logprob)
         lineup.written += 1
         self._retire_rows(batch, lineup.find_ended(tokens, self.sampling))
 
@@ -171,17 +171,17 @@ class GenerationScheduler:
         if is_last:
             self.proofs.submit_full_pages()
         while self.ending and (is_last or self.proofs.is_ready(self.ending[0][0])):
-            writing, finish = self.ending.popleft()
-            yield writing.complete(finish, self.proofs.take(writing))
+            generation, finish = self.ending.popleft()
+            yield generation.complete(finish, self.proofs.take(generation))
 
     def _retire_rows(self, batch: DecodeBatch, gone: list[int]) -> None:
         for row in gone:
-            writing = self.running[row]
-            self.ending.append((writing, writing.get_finish(self.sampling)))
-            self.proofs.finish(writing)
+            generation = self.running[row]
+            self.ending.append((generation, generation.get_finish(self.sampling)))
+            self.proofs.finish(generation)
         if gone:
             rows = self.running
             self._arrays = None
             # First without them: moving rows may run out of memory, and who is done must not be requeued.
-            self.running = [writing for row, writing in enumerate(rows) if row not in gone]
+            self.running = [generation for row, generation in enumerate(rows) if row not in gone]
             self.running = [rows[row] for row in batch.remove_rows(gone)]

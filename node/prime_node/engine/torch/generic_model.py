@@ -180,13 +180,13 @@ class GenericBatch:
         if self._cache is not None or not waiting:
             return []
         length = waiting[0].length
-        joining = [writing for writing in waiting if writing.length == length][:room]
-        for writing in joining:
-            waiting.remove(writing)
+        joining = [generation for generation in waiting if generation.length == length][:room]
+        for generation in joining:
+            waiting.remove(generation)
         return joining
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
-        tokens = [writing.tokens if joined else writing.output[-1:] for writing in running]
+        tokens = [generation.tokens if joined else generation.output[-1:] for generation in running]
         self._rows = len(tokens)
         hidden, self._cache = self._model.compute(torch.tensor(tokens), self._cache)
         taken = count_cache_bytes(self._cache)

@@ -196,15 +196,15 @@ class VllmEngine:
         self._files = files.digest
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         self._check_loaded()
-        yield from self._generate(orders, sampling, is_wanted)
+        yield from self._generate(requests, sampling, is_wanted)
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         self._check_loaded()
         facts = self.facts
-        verify_sequences(texts, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        verify_sequences(sequences, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._call_worker("prime_begin", sampling)
         # Where the cache already has the tokens, as after writing them, vLLM would not compute their hidden states.
         params = SamplingParams(
@@ -216,12 +216,12 @@ class VllmEngine:
             skip_reading_prefix_cache=True,
         )
 
-        def submit(text: TokenSequence, name: str) -> str:
-            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": ForwardRecord(text).fed}, params)
-            self._call_worker("prime_read", inner, text)
+        def submit(sequence: TokenSequence, name: str) -> str:
+            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": ForwardRecord(sequence).fed}, params)
+            self._call_worker("prime_read", inner, sequence)
             return inner
 
-        for _, inner, _ in self._run(texts, submit, lambda: True):
+        for _, inner, _ in self._run(sequences, submit, lambda: True):
             yield self._call_worker("prime_take_reading", inner)
 
     # --- Weights ----------------------------------------------------------------------------------------------------
@@ -236,10 +236,10 @@ class VllmEngine:
         self._llm = start_vllm(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
         self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
         # One token, because vLLM finds out at the first step what its kernels cannot run.
-        order = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
+        request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
             self._call_worker("prime_install", self.facts.hidden)
-            list(self._generate([order], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1), lambda: True))
+            list(self._generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1), lambda: True))
         except (RuntimeError, ValueError) as error:
             raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
 
@@ -253,10 +253,10 @@ class VllmEngine:
     # --- Requests ---------------------------------------------------------------------------------------------------
 
     def _generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool]
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool]
     ) -> Iterator[Completion]:
         facts = self.facts
-        verify_requests(orders, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        verify_requests(requests, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._call_worker("prime_begin", sampling)
         params = SamplingParams(
             temperature=0.0,
@@ -267,13 +267,13 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-        def submit(order: GenerateRequest, name: str) -> str:
-            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": order.prompt.tolist()}, params)
-            self._call_worker("prime_write", inner, order.seed)
+        def submit(request: GenerateRequest, name: str) -> str:
+            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": request.prompt.tolist()}, params)
+            self._call_worker("prime_write", inner, request.seed)
             return inner
 
-        for order, inner, tokens in self._run(orders, submit, is_wanted):
-            yield build_completion(order, tokens, self._call_worker("prime_take", inner), sampling)
+        for request, inner, tokens in self._run(requests, submit, is_wanted):
+            yield build_completion(request, tokens, self._call_worker("prime_take", inner), sampling)
 
     def _run(
         self, items: Sequence[Item], submit: Callable[[Item, str], str], is_wanted: Callable[[], bool]
@@ -323,7 +323,7 @@ class VllmEngine:
 
 
 def build_completion(
-    order: GenerateRequest, tokens: list[int], seen: GenerationRecord, sampling: Sampling
+    request: GenerateRequest, tokens: list[int], seen: GenerationRecord, sampling: Sampling
 ) -> Completion:
     """What vLLM says it wrote, with what we saw of it. The two must agree."""
     if tokens != seen.tokens:
@@ -333,7 +333,7 @@ def build_completion(
     is_ended = tokens[-1] in sampling.eos
     assert is_ended or len(tokens) == sampling.tokens_max
     return Completion(
-        number=order.number,
+        number=request.number,
         tokens=np.array(tokens, np.int32),
         logprobs=np.array(seen.logprobs, np.float32),
         finish=FinishReason.EOS if is_ended else FinishReason.LENGTH,

@@ -156,9 +156,9 @@ class PrimeWorker:
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
-    def prime_read(self, name: str, text: TokenSequence) -> None:
+    def prime_read(self, name: str, sequence: TokenSequence) -> None:
         """A request that feeds a text."""
-        self.prime_readings[name] = ForwardRecord(text)
+        self.prime_readings[name] = ForwardRecord(sequence)
 
     def prime_take_reading(self, name: str) -> ForwardResult:
         return self.prime_readings.pop(name).finish()
@@ -168,28 +168,30 @@ class PrimeWorker:
         batch, starts = self.model_runner.input_batch, self.model_runner.query_start_loc.np
         parts: list[tuple[ForwardRecord, range, int]] = []
         for row, name in enumerate(batch.req_ids):
-            if (reading := self.prime_readings.get(name)) is None:
+            if (result := self.prime_readings.get(name)) is None:
                 continue
             first, count = int(batch.num_computed_tokens_cpu[row]), int(starts[row + 1] - starts[row])
-            wanted = reading.wanted(first, first + count)
+            wanted = result.wanted(first, first + count)
             if len(wanted):
-                parts.append((reading, wanted, int(starts[row]) + wanted.start + reading.first - first))
+                parts.append((result, wanted, int(starts[row]) + wanted.start + result.first - first))
         if not parts:
             return
         places = np.concatenate([np.arange(start, start + len(wanted)) for _, wanted, start in parts])
         rows = states[torch.from_numpy(places).to(states.device)]
-        numbers = self.prime_judge(rows, [(reading.sequence, wanted) for reading, wanted, _ in parts])
+        numbers = self.prime_judge(rows, [(result.sequence, wanted) for result, wanted, _ in parts])
         hidden_bits = tensor_to_bits(rows.to(torch.bfloat16))
         cuts = np.cumsum([len(wanted) for _, wanted, _ in parts])[:-1]
-        for (reading, _, _), bits, part in zip(
+        for (result, _, _), bits, part in zip(
             parts, np.split(hidden_bits, cuts), np.split(numbers, cuts, axis=1), strict=True
         ):
-            reading.add(bits, part)
+            result.add(bits, part)
 
     def prime_judge(self, rows: Tensor, parts: Sequence[tuple[TokenSequence, range]]) -> NDArray[np.float32]:
         """Margins, log-probs and end log-probs of the output tokens that these hidden states gave."""
-        tokens = np.concatenate([text.output[wanted.start : wanted.stop] for text, wanted in parts]).astype(np.int64)
-        seeds = np.concatenate([np.full(len(wanted), text.seed, np.uint64) for text, wanted in parts])
+        tokens = np.concatenate([sequence.output[wanted.start : wanted.stop] for sequence, wanted in parts]).astype(
+            np.int64
+        )
+        seeds = np.concatenate([np.full(len(wanted), sequence.seed, np.uint64) for sequence, wanted in parts])
         positions = np.concatenate([np.arange(wanted.start, wanted.stop) for _, wanted in parts])
         sampling, model = self.prime_sampling, self.model_runner.get_model()
         step = max(1, LOGITS_MAX // self.model_runner.model_config.get_vocab_size())

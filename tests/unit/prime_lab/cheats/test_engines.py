@@ -85,7 +85,7 @@ def test_a_cheat_about_proofs_leaves_the_tokens_and_only_its_own_check_is_blind(
         done = made[reading.number]
         assert done.tokens.tolist() == true[reading.number].tokens.tolist()
         assert len(done.proofs) == len(true[reading.number].proofs)
-        claim = ClaimedRow(text=texts[reading.number], logprobs=done.logprobs, proofs=done.proofs)
+        claim = ClaimedRow(sequence=texts[reading.number], logprobs=done.logprobs, proofs=done.proofs)
         assert not find_faults(measure_ignoring_proofs(claim, reading, seed=seed).chunks, bounds)
         seen += bool(find_faults(measure_row(claim, reading, seed=seed).chunks, bounds))
     assert seen == len(orders)

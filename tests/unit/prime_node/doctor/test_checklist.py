@@ -100,44 +100,44 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             "update the driver",
         ),
         (
-            {"listing": GpuListing((replace(LISTED, problem="GPU is lost"),), "550", "")},
+            {"gpu_listing": GpuListing((replace(LISTED, problem="GPU is lost"),), "550", "")},
             "GPU 0",
             CheckGrade.MISSING,
             "GPU is lost",
             "restart the machine",
         ),
         (
-            {"listing": GpuListing((LISTED,), "550", "")},
+            {"gpu_listing": GpuListing((LISTED,), "550", "")},
             "GPU in torch",
             CheckGrade.NOTE,
             "torch sees none",
             "install torch with CUDA",
         ),
-        ({"line": None, "sources": None}, "coordinator", CheckGrade.NOTE, "none given", "--coordinator URL"),
+        ({"coordinator": None, "sources": None}, "coordinator", CheckGrade.NOTE, "none given", "--coordinator URL"),
         (
-            {"line": CoordinatorFacts(url="http://c:1", problem="cannot reach http://c:1"), "sources": None},
+            {"coordinator": CoordinatorFacts(url="http://c:1", problem="cannot reach http://c:1"), "sources": None},
             "coordinator",
             CheckGrade.MISSING,
             "cannot reach",
             "check the URL",
         ),
         (
-            {"line": replace(GOOD.coordinator, run="", run_problem="2 runs are active")},
+            {"coordinator": replace(GOOD.coordinator, run="", run_problem="2 runs are active")},
             "run",
             CheckGrade.MISSING,
             "2 runs are active",
             "--run",
         ),
         (
-            {"line": replace(GOOD.coordinator, skew_ms=3_600_000)},
+            {"coordinator": replace(GOOD.coordinator, skew_ms=3_600_000)},
             "clock",
             CheckGrade.MISSING,
             "3600.0 s ahead of",
             "NTP",
         ),
-        ({"line": replace(GOOD.coordinator, skew_ms=-5_000)}, "clock", CheckGrade.NOTE, "5.0 s behind", "NTP"),
+        ({"coordinator": replace(GOOD.coordinator, skew_ms=-5_000)}, "clock", CheckGrade.NOTE, "5.0 s behind", "NTP"),
         (
-            {"line": replace(GOOD.coordinator, version_min=9)},
+            {"coordinator": replace(GOOD.coordinator, version_min=9)},
             "version",
             CheckGrade.MISSING,
             "speaks version 1",
@@ -194,7 +194,7 @@ def test_a_relay_needs_no_engine_and_little_memory() -> None:
 def test_a_gpu_with_room_makes_up_for_little_memory() -> None:
     small = MemoryFacts(total_bytes=4 * GB, free_bytes=3 * GB)
     engine = EngineInstallFacts("/py", "2.13", "0.32", (CPU, GPU), "")
-    lines = lines_of(memory=small, engine=engine, listing=GpuListing((LISTED,), "550", ""))
+    lines = lines_of(memory=small, engine=engine, gpu_listing=GpuListing((LISTED,), "550", ""))
     assert {line.grade for line in lines.values()} == {CheckGrade.GOOD}
     assert lines["engine"].found == "torch 2.13, vllm 0.32"
     assert lines["device cuda:0"].found == "multiplied in 5 ms on RTX"

@@ -87,7 +87,7 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
         assert steps, "progress is told"
         claims = [
             ClaimedRow(
-                text=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
+                sequence=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
                 logprobs=each.logprobs,
                 proofs=each.proofs,
             )
@@ -98,9 +98,11 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
         assert max(row.margin_max for row in numbers) == 0.0
         assert max(row.logprob_error_max for row in numbers) < 1e-5
         assert all(report.exponent_mismatches == 0 for row in numbers for report in row.chunks)
-        wrong = ClaimedRow(text=claims[0].text, logprobs=claims[0].logprobs, proofs=b"\xff" * len(claims[0].proofs))
+        wrong = ClaimedRow(
+            sequence=claims[0].sequence, logprobs=claims[0].logprobs, proofs=b"\xff" * len(claims[0].proofs)
+        )
         mixed = ClaimedRow(
-            text=TokenSequence(
+            sequence=TokenSequence(
                 number=1, prompt=orders()[1].prompt, output=made[1].tokens[::-1].copy(), seed=orders()[1].seed
             ),
             logprobs=made[1].logprobs,

@@ -116,7 +116,7 @@ async def test_no_room_is_made_where_there_is_none(scene: Scene, monkeypatch: py
         folder.mkdir()
         raise OSError("no space left")
 
-    monkeypatch.setattr("prime_node.weights.assembler.prepare_folder", fail)
+    monkeypatch.setattr("prime_node.weights.assembler.preallocate_checkpoint", fail)
     scene.assembler.preallocate_next()
     assert scene.drafts == []
     scene.assembler.build(scene.signed[1:2])

@@ -44,11 +44,11 @@ class Fetcher:
 
     def __init__(self) -> None:
         self.directory = ServerDirectory()
-        self.store = SimpleNamespace(stocks={})
+        self.store = SimpleNamespace(shard_sets={})
         self.running: dict[Digest, asyncio.Future[None]] = {}
         self.begun: list[int] = []
 
-    async def follow(self, what: CheckpointAnnounced) -> None:
+    async def fetch_announced(self, what: CheckpointAnnounced) -> None:
         self.begun.append(what.step)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running[what.manifest] = ended
@@ -62,7 +62,7 @@ class Fetcher:
         if error is not None:
             self.running[digest].set_exception(error)
         else:
-            self.store.stocks[digest] = SimpleNamespace(is_complete=True)
+            self.store.shard_sets[digest] = SimpleNamespace(is_complete=True)
             self.running[digest].set_result(None)
 
     @property

@@ -182,8 +182,8 @@ def test_writes_the_same_where_the_kernels_were_not_compiled(
 ) -> None:
     orders = make_orders(30, seed=8)
     one = generate(open_engine(folders[name]), orders)
-    for module in ("torch_attention", "torch_prefill"):
-        monkeypatch.setattr(f"prime_node.engine.{module}.get_kernel", lambda: None)
+    for kernel in ("get_decode_kernel", "get_prefill_kernel"):
+        monkeypatch.setattr(f"prime_node.engine.torch.attention.{kernel}", lambda: None)
     other = generate(open_engine(folders[name]), orders)
     for number, completion in one.items():
         assert other[number].tokens.tolist() == completion.tokens.tolist()
@@ -275,7 +275,12 @@ def test_facts_say_what_is_loaded(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "tokens_max", "problem"),
-    [([], 5, "no prompt"), ([32], 5, "outside of the 32"), ([-1], 5, "outside of the 32"), ([1], 2048, "ends at 2048")],
+    [
+        ([], 5, "no prompt"),
+        ([32], 5, "outside the vocabulary of 32"),
+        ([-1], 5, "outside the vocabulary of 32"),
+        ([1], 2048, "is 2048 tokens"),
+    ],
 )
 def test_orders_that_the_model_cannot_answer_are_refused(
     engine: TorchEngine, prompt: list[int], tokens_max: int, problem: str

@@ -29,7 +29,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def read(engine: TorchEngine, claims: list[ClaimedRow]) -> list[RowMeasurement]:
-    readings = engine.read([claim.text for claim in claims], SAMPLING)
+    readings = engine.read([claim.sequence for claim in claims], SAMPLING)
     return [measure_row(claims[reading.number], reading, seed=SEED) for reading in readings]
 
 
@@ -39,7 +39,7 @@ def write(engine: TorchEngine) -> list[ClaimedRow]:
     done = sorted(engine.generate(orders, SAMPLING), key=lambda each: each.number)
     return [
         ClaimedRow(
-            text=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
+            sequence=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
             logprobs=each.logprobs,
             proofs=each.proofs,
         )
