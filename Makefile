@@ -3,12 +3,11 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
-BENCHES = toploc delta codec signing log sampling rollouts sandbox coordinator shardcast shaped_links broadcast engine audit trainer async explorer gas load
 
-.PHONY: help demo test check sim fuzz story contracts chaos soak bench oracle clean attacks
+.PHONY: help demo test check sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
 demo: $(READY)  ## a whole network on this machine trains a tiny model and catches a cheater (DEMO=--exit: end when done)
 	@.venv/bin/python -m prime_lab.devnet $(DEMO)
@@ -53,9 +52,12 @@ contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverag
 	CONTRACT_EXAMPLES=1000 .venv/bin/python -m pytest -q --timeout 3600 tests/contracts
 	.venv/bin/python bench/gas.py
 
+bench-smoke: $(READY)  ## every benchmark at its smallest size: fails where one does not run through
+	.venv/bin/python bench/run_all.py --smoke
+
 bench: $(READY) .oracle/ready .vllm/ready  ## every benchmark, each ending in a RESULT line
 	sh tests/install_packages.sh contracts
-	for name in $(BENCHES); do .venv/bin/python bench/$$name.py || exit 1; done
+	.venv/bin/python bench/run_all.py
 
 oracle: .oracle/ready  ## the public packages that vectors and benchmarks compare with
 
@@ -73,12 +75,13 @@ oracle: .oracle/ready  ## the public packages that vectors and benchmarks compar
 	sh tests/oracle/install_vllm.sh
 	touch $@
 
-$(READY): pyproject.toml constraints.txt hashes.txt hatch_build.py tests/install_packages.sh $(KERNELS)
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt hashes.txt hatch_build.py tests/install_packages.sh $(KERNELS)
 	sh tests/install_packages.sh build
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
 	$(PIP) --require-hashes --no-deps --requirement hashes.txt
 	$(PIP) --editable '.[node,tasks,p2p,evm,dev]'
+	$(PIP) --no-deps --editable lab
 	touch $@
 
 clean:  ## remove what the other targets made

@@ -29,7 +29,7 @@ SEEDS = range(1, 21)
 
 HOLDER = (
     Patch(work, "submit", "if not turn.author == receipt.node == lease.node:", "if False:"),
-    Patch(core.Core, "expect_file", "if sender != expected.header.node:", "if False:"),
+    Patch(core.Core, "get_expected_submission", "if sender != expected.header.node:", "if False:"),
 )
 TWICE_CREDITED = (
     Patch(rewards, "credit", "taken = step.credited.intersection(submission.slots)", "taken = set()"),
@@ -54,7 +54,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "an answer may come after the deadline": (
         (
             Patch(work, "submit", "if turn.at_ms > lease.deadline_ms:", "if False:"),
-            Patch(core.Core, "expect_file", "if late_ms > 0:", "if False:"),
+            Patch(core.Core, "get_expected_submission", "if late_ms > 0:", "if False:"),
         ),
         {"liars": ("latecomer",), "malicious": 0.4},
         "every_lease_ends_once",
@@ -65,22 +65,22 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "no_slot_is_credited_twice",
     ),
     "one verdict is enough": (
-        (Patch(judgement, "decide", "if 2 * count - votes.total() >= lead:", "if True:"),),
+        (Patch(judgement, "decide_outcome", "if 2 * count - votes.total() >= lead:", "if True:"),),
         {},
         "every_outcome_has_its_votes",
     ),
     "two of three take stake": (
-        (Patch(judgement, "decide", LEAD, "2 * quorum - 1 if outcome is Outcome.ACCEPT else 1"),),
+        (Patch(judgement, "decide_outcome", LEAD, "2 * quorum - 1 if outcome is Outcome.ACCEPT else 1"),),
         {"liars": ("vindictive", "colluder"), "malicious": 0.4},
         "honest_work_is_not_condemned",
     ),
     "two of three accept": (
-        (Patch(judgement, "decide", LEAD, "1 if outcome is Outcome.ACCEPT else quorum"),),
+        (Patch(judgement, "decide_outcome", LEAD, "1 if outcome is Outcome.ACCEPT else quorum"),),
         FORGERY_RING,
         "drawn_forgeries_are_rejected",
     ),
     "one quorum accepts": (
-        (Patch(judgement, "decide", LEAD, "quorum"),),
+        (Patch(judgement, "decide_outcome", LEAD, "quorum"),),
         FORGERY_RING,
         "drawn_forgeries_are_rejected",
     ),
@@ -88,8 +88,8 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (
             Patch(
                 judgement,
-                "found",
-                "if is_majority and _draw(state, run, submission, rounds[-1].seed, at_ms) is None else None",
+                "tally_outcome",
+                "if is_majority and _draw_quorum(state, run, submission, rounds[-1].seed, at_ms) is None else None",
                 "if is_majority else None",
             ),
         ),
@@ -100,7 +100,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (
             Patch(
                 judgement,
-                "_draw",
+                "_draw_quorum",
                 "return is_present and asked.isdisjoint((node, state.owners[node]))",
                 "return is_present",
             ),
@@ -114,7 +114,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "training_never_starves",
     ),
     "newcomers are not audited": (
-        (Patch(judgement, "audit_rate_bps", "return BASIS_POINTS", "return terms.audit_floor"),),
+        (Patch(judgement, "compute_audit_rate_bps", "return BASIS_POINTS", "return terms.audit_floor"),),
         {},
         "newcomers_are_all_audited",
     ),
@@ -143,12 +143,12 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
                 "if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:",
                 "if False:",
             ),
-            Patch(slashes, "slash_end", "now_ms >= slash.appeal_until_ms", "True"),
+            Patch(slashes, "compute_slash_end", "now_ms >= slash.appeal_until_ms", "True"),
             Patch(
                 audits.AuditScheduler,
                 "_conclude",
-                "self._look_again(case, case.slash.appeal_until_ms)",
-                "self._look_again(case, now_ms)",
+                "self._set_timer(case, case.slash.appeal_until_ms)",
+                "self._set_timer(case, now_ms)",
             ),
         ),
         {"liars": ("forger", "vindictive")},
@@ -156,9 +156,12 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     ),
     "work without stake": (
         (
-            Patch(work, "_check_worker", "if state.stake_of(name) < run.terms.stake_min_nano:", "if False:"),
+            Patch(work, "_check_worker", "if state.get_stake(name) < run.terms.stake_min_nano:", "if False:"),
             Patch(
-                standing, "get_row", "row.holds(facts)", "row.standing is not Standing.UNSTAKED and row.holds(facts)"
+                standing,
+                "get_eligibility",
+                "row.holds(facts)",
+                "row.standing is not Eligibility.UNSTAKED and row.holds(facts)",
             ),
         ),
         {"flood": 60},
@@ -168,7 +171,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (
             Patch(
                 ledger.Ledger,
-                "_check_turn",
+                "_check_context",
                 "if letter.sequence <= state.sequences.get(letter.sender, -1):",
                 "if False:",
             ),
@@ -209,7 +212,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "leases_do_not_overlap",
     ),
     "a planted file counts as work": (
-        (Patch(judgement, "settled_outcome", "if submission.planted is not None:", "if False:"),),
+        (Patch(judgement, "compute_settled_outcome", "if submission.planted is not None:", "if False:"),),
         {"plants": 3},
         "nothing_breaks",
     ),

@@ -45,7 +45,7 @@ def test_the_replay_command_names_the_same_plan() -> None:
 
 
 def test_a_failing_seed_is_named_and_ends_with_1(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("prime_lab.simulator.invariants.CHECKERS", (lambda scene: iter(["the sky is green"]),))
+    monkeypatch.setattr("prime_lab.simulator.invariants.INVARIANTS", (lambda scene: iter(["the sky is green"]),))
     assert main(["--seed", "4", "--nodes", "16", "--steps", "1"]) == 1
     shown = capsys.readouterr().out
     assert "seed 4: FAILED" in shown

@@ -30,7 +30,7 @@ LAB_PROGRAMS = {
     "devnet": ("prime_lab.devnet", "run a whole network on this machine and train a tiny model with it"),
     "simulate": ("prime_lab.simulator", "run the whole network in a seeded simulator"),
 }
-"""Commands that another package of ours carries out."""
+"""Commands of the lab: the module that runs each, and its help."""
 COMMON_SETTINGS = {
     "network": ("folder", "network", "unbonding_ms", "faucet.amount_nano"),
     "keys": ("password_file",),
@@ -303,5 +303,5 @@ def _add_others(commands: Group) -> None:
     _add_explorer(commands)
     for name, (program, text) in LAB_PROGRAMS.items():
         parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
-        parser.set_defaults(task="tools:pass_on", program=program, words=[])
+        parser.set_defaults(task="tools:run_lab_program", program=program, words=[])
     add_completion(commands).set_defaults(task="tools:completion")

@@ -20,8 +20,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command = find_command(words)
     if command in LAB_PROGRAMS and words[0] == command:
-        # All that follows is the other program's, flags and --help too.
-        return argparse.Namespace(task="tools:pass_on", program=LAB_PROGRAMS[command][0], words=words[1:])
+        # All words after the command belong to the lab's program, --help too.
+        return argparse.Namespace(task="tools:run_lab_program", program=LAB_PROGRAMS[command][0], words=words[1:])
     settings, terms = choose_settings_help(words, ("init", "start")), choose_settings_help(words, ("run",))
     return build_parser(settings, terms).parse_args(words)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,10 @@ async def _explore(config: StandaloneConfig, say: Callable[[str], None]) -> None
     await serving
 
 
-def pass_on(context: OperatorContext) -> int:
-    """In a process of its own: what it runs uses the node's code too, which this program does not import."""
+def run_lab_program(context: OperatorContext) -> int:
+    """In a process of its own: the lab also runs the node's code, which this program does not import."""
+    if find_spec("prime_lab") is None:
+        raise LocalError("this command is part of the lab, which is not installed: pip install 'prime-swarm[lab]'")
     return subprocess.run([sys.executable, "-m", context.args.program, *context.args.words], check=False).returncode
 
 

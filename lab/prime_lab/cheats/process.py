@@ -12,8 +12,8 @@ what a dishonest owner can do, and no more.
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -85,6 +85,11 @@ def write_interpreter(path: Path, name: str) -> Path:
     return path
 
 
+def replace_function(name: str, function: Callable[..., object]) -> None:
+    assert callable(getattr(child, name)), f"the engine's process has no function {name}"
+    setattr(child, name, function)
+
+
 def run(argv: list[str]) -> int:
     name, *words = argv
     assert tuple(words[: len(HONEST_ARGV)]) == HONEST_ARGV, f"started with {words}"
@@ -92,11 +97,11 @@ def run(argv: list[str]) -> int:
     def make(options: ChildOptions) -> Engine:
         return open_cheat(name, open_engine(options))
 
-    program: Any = child
+    # The owner of a machine can change any program on it: these stand in for the engine's own functions.
     if name in PROOF_CHEATS:
-        program.measure = measure_ignoring_proofs
+        replace_function("measure_row", measure_ignoring_proofs)
     if name == LAZY:
-        program.check = check_without_reading
+        replace_function("run_check", check_without_reading)
 
     return main(words[len(HONEST_ARGV) :], make)
 

@@ -108,9 +108,9 @@ HEAD_MS = 1_000
 
 ENTRY_KINDS: dict[str, type] = {kind.__name__: kind for kind in AUTHORED_ENTRIES}
 REPLAY_REFUSAL_CODES = {
-    "Letter.sequence": RefusalCode.REPLAYED,
-    "Letter.issued_at_ms": RefusalCode.RESTARTED,
-    "Letter.sender": RefusalCode.RATE_LIMITED,
+    "Payload.sequence": RefusalCode.REPLAYED,
+    "Payload.issued_at_ms": RefusalCode.RESTARTED,
+    "Payload.sender": RefusalCode.RATE_LIMITED,
 }
 
 
@@ -231,7 +231,7 @@ class CoordinatorHost:
         letter = open_envelope(packet.frame, network=self.network).payload
         kind = {"heartbeat": Heartbeat, "lease": LeaseRequest, **ENTRY_KINDS}.get(letter.kind)
         if kind is None:
-            raise RemoteError("Letter.kind", f"{letter.kind} has no endpoint")
+            raise RemoteError("Payload.kind", f"{letter.kind} has no endpoint")
         return letter, decode(kind, letter.body)
 
     def _decide(self, core: Core, letter: Payload, message: Any, packet: SimulatedPacket, now_ms: int) -> Any:
@@ -240,7 +240,7 @@ class CoordinatorHost:
         if isinstance(message, LeaseRequest):
             return core.request_lease(letter.sender, self.run, message, now_ms)
         if letter.kind not in ENTRY_KINDS:
-            raise RemoteError("Letter.kind", f"{letter.kind} has no endpoint")
+            raise RemoteError("Payload.kind", f"{letter.kind} has no endpoint")
         if isinstance(message, Submitted):
             self._take_in(core, letter, message, now_ms)
         assert packet.frame is not None

@@ -72,12 +72,12 @@ class LoggedSubmission:
 
     def unread(self) -> set[NodeId]:
         """Who judged it without reading it, by what inspectors found. Counted without the ledger's help."""
-        said = {line.author: line.entry.looks for line in self.verdicts}
+        said = {line.author: line.entry.read_proof for line in self.verdicts}
         return {
             seen.reader
             for line in self.inspected
             for seen in line.entry.seen
-            if compute_read_proof_error(said[seen.reader], seen.looks) > READ_PROOF_ERROR_MAX
+            if compute_read_proof_error(said[seen.reader], seen.read_proof) > READ_PROOF_ERROR_MAX
         }
 
     @property

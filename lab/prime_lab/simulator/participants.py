@@ -354,6 +354,6 @@ class SimulatedTrainer:
     def _answered(self, event: Event) -> None:
         """Whatever the answer, the log tells at the next look whether it is there."""
         self._is_busy = False
-        is_lost = isinstance(event, SendRefused) and not event.refusal.field.startswith("Letter.")
+        is_lost = isinstance(event, SendRefused) and not event.refusal.field.startswith("Payload.")
         if is_lost and self._world.host.chronicle.latest < (self._batch or (0, ()))[0]:
             self._batch = None  # something in it can no longer be trained on: choose again

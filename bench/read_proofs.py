@@ -1,6 +1,6 @@
 """How far the looks of two readers of the same file are apart, by what they read it with, and how far a guess is.
 
-    python bench/looks.py [--model FOLDER] [--rows 32] [--tokens 64] [--readers 300]
+    python bench/read_proofs.py [--model FOLDER] [--rows 32] [--tokens 64] [--readers 300]
 
 Without a model it is the tiny one. What the worker wrote is read by each kind of reader. A row of the table is the root
 mean square error of its looks against those of a reader in float32, over many readers; `refuted` is how many of them

@@ -1,0 +1,107 @@
+"""Runs every benchmark, one after the other; with `--smoke` at the smallest size, two at a time.
+
+    python bench/run_all.py [--smoke]
+
+Fails if a benchmark fails or does not end with a RESULT line; a smoke run may also end with SKIPPED and a reason.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+BENCHMARKS = [
+    "toploc",
+    "delta",
+    "codec",
+    "signing",
+    "log",
+    "sampling",
+    "rollouts",
+    "sandbox",
+    "core",
+    "coordinator",
+    "shardcast",
+    "shaped_links",
+    "broadcast",
+    "engine",
+    "audit",
+    "read_proofs",
+    "trainer",
+    "async",
+    "explorer",
+    "gas",
+    "load",
+]
+LONG = ["noise", "staleness"]
+"""They take an hour or more, and are run by hand; docs/measurements.md and docs/log.md say how."""
+ALONE = ["coordinator", "load"]
+"""They use both cores."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One benchmark that has ended."""
+
+    name: str
+    code: int
+    seconds: float
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        return (self.output.strip().splitlines() or [""])[-1]
+
+    @property
+    def is_good(self) -> bool:
+        return self.code == 0 and self.last_line.startswith(("RESULT", "SKIPPED"))
+
+
+def run_smoke(name: str) -> Run:
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(BENCH / f"{name}.py"), "--smoke"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return Run(name, done.returncode, time.monotonic() - started, done.stdout)
+
+
+def run_all_smoke() -> int:
+    started, failed = time.monotonic(), 0
+    together = [name for name in [*BENCHMARKS, *LONG] if name not in ALONE]
+    with ThreadPoolExecutor(2) as pool:
+        runs = [*pool.map(run_smoke, together), *map(run_smoke, ALONE)]
+    for run in runs:
+        print(f"{run.name:<14}{run.seconds:>6.1f} s  {run.last_line if run.is_good else 'FAILED'}")
+        if not run.is_good:
+            failed += 1
+            print(run.output, f"exit code {run.code}", sep="\n")
+    print(f"RESULT benchmarks={len(runs)} failed={failed} seconds={time.monotonic() - started:.0f}")
+    return 1 if failed else 0
+
+
+def run_all() -> int:
+    for name in BENCHMARKS:
+        print(f"--- {name}", flush=True)
+        code = subprocess.run([sys.executable, str(BENCH / f"{name}.py")], check=False).returncode
+        if code:
+            return code
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true")
+    return run_all_smoke() if parser.parse_args().smoke else run_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
