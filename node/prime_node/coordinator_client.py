@@ -34,10 +34,10 @@ UPLOAD_MS = 600_000
 class CoordinatorClient:
     """Also knows whether the coordinator can be reached."""
 
-    def __init__(self, client: HttpClient, server: ServerAddress, shelf: UploadSpool, clock: Clock) -> None:
+    def __init__(self, client: HttpClient, server: ServerAddress, spool: UploadSpool, clock: Clock) -> None:
         self._client = client
         self._server = server
-        self._spool = shelf
+        self._spool = spool
         self._clock = clock
         self.problem = "nothing was sent yet"
         """Why the last message got no answer; empty where it got one."""

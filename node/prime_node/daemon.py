@@ -76,12 +76,12 @@ class Daemon:
         self._rng = random.Random(secrets.randbits(64))
         self.swarm = Swarm(config, key, client, trainer, clock=clock, dice=self._rng)
         self.swarm.head_monitor.on_verified = self._set_head_size
-        shelf = UploadSpool(NodeFolder(config.folder).spool)
-        self.coordinator = CoordinatorClient(client, config.server, shelf, clock)
+        spool = UploadSpool(NodeFolder(config.folder).spool)
+        self.coordinator = CoordinatorClient(client, config.server, spool, clock)
         self.job_runner: JobRunner | None = None
         """None on a relay, which needs no engine."""
         if config.role is not NodeRole.RELAY:
-            self.job_runner = JobRunner(config, key.node, client, self.swarm, shelf, tell=self._post_event, clock=clock)
+            self.job_runner = JobRunner(config, key.node, client, self.swarm, spool, tell=self._post_event, clock=clock)
         self._saved_state = SavedStateFile(NodeFolder(config.folder).saved_state)
         self._jobs: dict[int, tuple[LeaseGranted, asyncio.Task[None]]] = {}
         """What is being generated, by lease."""
@@ -186,9 +186,9 @@ class Daemon:
     async def _run_agent(self) -> None:
         """From what is on disk, also after a failure."""
         agent = self.agent = Agent(self.key, self._make_profile(), self._rng)
-        memory = self._saved_state.load()
+        state = self._saved_state.load()
         if self.job_runner is not None:
-            self.job_runner.remove_orphan_files(memory)
+            self.job_runner.remove_orphan_files(state)
         self._events = asyncio.Queue()
         self._jobs = {}
         if self.swarm.head_monitor.latest is not None:
@@ -199,7 +199,7 @@ class Daemon:
                 self._post_event(HoldChanged(self.hold_reason))
             if self._is_draining:
                 self._post_event(DrainRequested())
-            event: Event = Started(memory)
+            event: Event = Started(state)
             while True:
                 for effect in agent.handle(event, self._clock.now_ms()):
                     self._carry_out(effect)
@@ -249,8 +249,8 @@ class Daemon:
         match effect:
             case Send():
                 self._start_task(self._send(effect, self._events))
-            case SaveState(memory):
-                self._saved_state.save(memory)
+            case SaveState(state):
+                self._saved_state.save(state)
             case LoadWeights(weights):
                 self.wanted_weights = weights
                 self._start_task(self._load_weights(weights, self._events))
@@ -319,15 +319,15 @@ class Daemon:
         self._hold_if_engine_broken(self.job_runner)
         events.put_nowait(event)
 
-    def _hold_if_engine_broken(self, workshop: JobRunner) -> None:
+    def _hold_if_engine_broken(self, job_runner: JobRunner) -> None:
         """No work is taken while the engine is broken; then it gets another chance."""
-        if workshop.engine.is_broken and not self._holds.get("engine"):
-            self.hold(f"the engine keeps failing: {workshop.engine.last_error}", by="engine")
-            self._start_task(self._release_engine_hold(workshop))
+        if job_runner.engine.is_broken and not self._holds.get("engine"):
+            self.hold(f"the engine keeps failing: {job_runner.engine.last_error}", by="engine")
+            self._start_task(self._release_engine_hold(job_runner))
 
-    async def _release_engine_hold(self, workshop: JobRunner) -> None:
+    async def _release_engine_hold(self, job_runner: JobRunner) -> None:
         try:
-            await self._clock.sleep_ms(workshop.engine.get_retry_wait_ms())
+            await self._clock.sleep_ms(job_runner.engine.get_retry_wait_ms())
         finally:
             self.hold("", by="engine")
 
@@ -374,9 +374,9 @@ class DaemonControl:
 
     def restart_engine(self) -> None:
         """The engine is started anew before its next job, and finds what there is now."""
-        workshop = self._daemon.job_runner
-        if workshop is not None and (self._restart_task is None or self._restart_task.done()):
-            self._restart_task = asyncio.create_task(workshop.engine.stop_process())
+        job_runner = self._daemon.job_runner
+        if job_runner is not None and (self._restart_task is None or self._restart_task.done()):
+            self._restart_task = asyncio.create_task(job_runner.engine.stop_process())
 
     @property
     def leases_done(self) -> int:
@@ -389,8 +389,8 @@ class DaemonControl:
 
     @property
     def engine_gpus(self) -> tuple[int, ...]:
-        workshop = self._daemon.job_runner
-        return find_gpus(workshop.engine.get_status()["device"]) if workshop is not None else ()
+        job_runner = self._daemon.job_runner
+        return find_gpus(job_runner.engine.get_status()["device"]) if job_runner is not None else ()
 
 
 def find_gpus(device: str) -> tuple[int, ...]:

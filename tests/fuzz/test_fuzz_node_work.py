@@ -35,7 +35,7 @@ from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef, StepReply
 from prime_protocol.wire.strict_json import parse_json
-from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SCENE_TERMS, SEED, digest
+from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SETUP_TERMS, SEED, digest
 
 NUMBERS = RowMeasurement(
     row=1,
@@ -83,7 +83,7 @@ def make_evidence(file: bytes) -> bytes:
             network=NETWORK,
             run=RUN,
             task=task,
-            facts=StepReply(terms=SCENE_TERMS, beacon=BEACON, weights=weights),
+            facts=StepReply(terms=SETUP_TERMS, beacon=BEACON, weights=weights),
             receipt=None,
             signature=None,
             file=file,

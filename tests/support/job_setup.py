@@ -32,8 +32,8 @@ from support.ledger_network import TERMS
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
 KEY = WalletKey.from_secret(sha256(b"a worker").digest())
 VALIDATOR = WalletKey.from_secret(sha256(b"a validator").digest())
-DOUBLE = str(Path(__file__).parent / "fake_engine.py")
-SCENE_TERMS = replace(
+FAKE_ENGINE = str(Path(__file__).parent / "fake_engine.py")
+SETUP_TERMS = replace(
     TERMS,
     task_set="sort-digits",
     output_tokens_max=40,
@@ -55,8 +55,8 @@ def digest(text: str) -> Digest:
 BEACON, ROOT, SEED = digest("beacon"), digest("root"), digest("seed")
 
 
-def run_double(config: EngineConfig, precision: Precision) -> Sequence[str]:
-    return [sys.executable, DOUBLE, "--precision", precision]
+def run_fake_engine(config: EngineConfig, precision: Precision) -> Sequence[str]:
+    return [sys.executable, FAKE_ENGINE, "--precision", precision]
 
 
 def grant(lease: int = 0, slots: int = 1) -> LeaseGranted:
@@ -75,36 +75,36 @@ def wanted(lease: int = 0, slots: int = 1) -> Generate:
     return Generate(grant(lease, slots), Step(0), ROOT, BEACON)
 
 
-class Scene:
+class JobSetup:
     """Everything on one disk."""
 
     def __init__(self, folder: Path, **engine: Any) -> None:
         self.folder = folder
         self.checkpoint = make_tiny_checkpoint(folder / "checkpoint", vocabulary=TERMS.vocabulary, hidden=32)
         self.clock = SystemClock()
-        self.shelf = UploadSpool(folder / "files")
+        self.spool = UploadSpool(folder / "files")
         self.journal = Journal(folder / "journal.db")
         config = EngineConfig(**{"start_ms": 30_000, "stall_ms": 20_000, **engine})
-        self.keeper = EngineManager(config, folder / "engine", self.clock, command=run_double)
-        self.briefing = StepContext(
+        self.engine = EngineManager(config, folder / "engine", self.clock, command=run_fake_engine)
+        self.context = StepContext(
             run=RUN,
             step=Step(0),
-            terms=SCENE_TERMS,
+            terms=SETUP_TERMS,
             beacon=BEACON,
             root=ROOT,
             folder=self.checkpoint,
-            family=open_family(TaskSetSpec.parse(SCENE_TERMS.task_set)),
+            family=open_family(TaskSetSpec.parse(SETUP_TERMS.task_set)),
             model=ModelFiles.open(self.checkpoint),
         )
         self.damage = ""
         """What is wrong with the weights on this disk."""
-        self.worker = RolloutGenerator(
+        self.generator = RolloutGenerator(
             KEY.node,
             NETWORK,
             RUN,
-            briefings=self,
-            keeper=self.keeper,
-            shelf=self.shelf,
+            contexts=self,
+            engine=self.engine,
+            spool=self.spool,
             journal=self.journal,
             clock=self.clock,
         )
@@ -113,16 +113,16 @@ class Scene:
         """From the next load on."""
         (self.checkpoint / "behaviour").write_text(how)
 
-    # --- As Briefings ------------------------------------------------------------------------------------------------
+    # --- As StepContexts
 
     @asynccontextmanager
-    async def about(self, step: Step, root: Digest) -> AsyncIterator[StepContext]:
+    async def open(self, step: Step, root: Digest) -> AsyncIterator[StepContext]:
         assert (step, root) == (0, ROOT)
-        yield self.briefing
+        yield self.context
 
-    async def facts(self, step: Step, root: Digest) -> StepReply:
+    async def get_facts(self, step: Step, root: Digest) -> StepReply:
         weights = CheckpointRef(step=step, root=root, manifest=digest("manifest"), beacon=BEACON)
-        return StepReply(terms=SCENE_TERMS, beacon=BEACON, weights=weights)
+        return StepReply(terms=SETUP_TERMS, beacon=BEACON, weights=weights)
 
     async def check_weights(self, root: Digest) -> None:
         if self.damage:

@@ -264,7 +264,7 @@ async def _recompute(
             file=file,
             weights=weights,
             dataset=problems,
-            engine=config.engine,
+            engine_config=config.engine,
             folder=Path(folder),
             clock=SystemClock(),
         )

@@ -41,9 +41,9 @@ from prime_runtime.sandbox.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 
-async def grade_rows(rows: Sequence[Rollout], briefing: StepContext, sandbox: Sandbox) -> RewardSummary:
+async def grade_rows(rows: Sequence[Rollout], context: StepContext, sandbox: Sandbox) -> RewardSummary:
     """LocalError where this machine cannot run what a grade needs: that says nothing about the answers."""
-    grades = await asyncio.gather(*(grade_row(row, briefing, sandbox) for row in rows))
+    grades = await asyncio.gather(*(grade_row(row, context, sandbox) for row in rows))
     return RewardSummary(
         mean=sum(grade.reward for grade in grades) / len(grades),
         right=sum(grade.reward == 1.0 for grade in grades),
@@ -51,13 +51,13 @@ async def grade_rows(rows: Sequence[Rollout], briefing: StepContext, sandbox: Sa
     )
 
 
-async def grade_row(row: Rollout, briefing: StepContext, sandbox: Sandbox) -> Grade:
-    task = briefing.family.make(row.task)
-    text = briefing.model.decode(row.output_tokens.tolist())
-    found = await asyncio.to_thread(briefing.family.grade, task, text)
+async def grade_row(row: Rollout, context: StepContext, sandbox: Sandbox) -> Grade:
+    task = context.family.make(row.task)
+    text = context.model.decode(row.output_tokens.tolist())
+    found = await asyncio.to_thread(context.family.grade, task, text)
     if isinstance(found, Grade):
         return found
-    return briefing.family.grade_outcome(task, await sandbox.run(found))
+    return context.family.grade_outcome(task, await sandbox.run(found))
 
 
 FetchReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] | None]]
@@ -75,11 +75,11 @@ class Auditor:
         run: RunId,
         *,
         node: NodeId,
-        briefings: StepContexts,
-        keeper: EngineManager,
-        shelf: UploadSpool,
+        contexts: StepContexts,
+        engine: EngineManager,
+        spool: UploadSpool,
         sandbox: Sandbox,
-        find_receipt: FetchReceipt,
+        fetch_receipt: FetchReceipt,
         clock: Clock,
     ) -> None:
         self._client = client
@@ -87,11 +87,11 @@ class Auditor:
         self._network = network
         self._run = run
         self._node = node
-        self._contexts = briefings
-        self._engine = keeper
-        self._spool = shelf
+        self._contexts = contexts
+        self._engine = engine
+        self._spool = spool
         self._sandbox = sandbox
-        self._fetch_receipt = find_receipt
+        self._fetch_receipt = fetch_receipt
         self._clock = clock
         self.counts: Counter[str] = Counter()
         """Findings of this process by outcome, and how many were inspections or broke."""
@@ -127,38 +127,38 @@ class Auditor:
     async def _check_submission(self, task: AuditTask) -> AuditFinding:
         path = f"/objects/{task.file_digest}"
         data = await fetch_file(self._client, self._server, path, task.file_digest, bytes_max=ROLLOUT_FILE_BYTES_MAX)
-        async with self._contexts.open(task.step, task.checkpoint_root) as briefing:
-            examined = await self._examine(data, briefing, task)
+        async with self._contexts.open(task.step, task.checkpoint_root) as context:
+            examined = await self._examine(data, context, task)
             if task.readers:
                 return make_inspection(examined)
             rewards = None
             if examined.is_valid and examined.file is not None:
-                rewards = await grade_rows(examined.file.rows, briefing, self._sandbox)
+                rewards = await grade_rows(examined.file.rows, context, self._sandbox)
             judged = examined.judge(rewards)
             if judged.outcome is Outcome.ACCEPT:
                 return make_finding(examined, judged, digest_metrics(judged.metrics))
             if examined.numbers:
-                await self._confirm(data, briefing, task, judged, rewards)
+                await self._confirm(data, context, task, judged, rewards)
             return make_finding(
                 examined, judged, await self._save_evidence(task, data, examined, judged), has_bundle=True
             )
 
-    async def _examine(self, data: bytes, briefing: StepContext, task: AuditTask) -> Examination:
-        header = briefing.make_header(task.lease, task.node)
-        limits = briefing.get_limits(task.first_slot, task.slots)
+    async def _examine(self, data: bytes, context: StepContext, task: AuditTask) -> Examination:
+        header = context.make_header(task.lease, task.node)
+        limits = context.get_limits(task.first_slot, task.slots)
         onlookers = ReadProofRequest(task.submission, task.readers or (self._node,))
-        return await examine(data, briefing, header, limits, self._engine, task.seed, onlookers)
+        return await examine(data, context, header, limits, self._engine, task.seed, onlookers)
 
     async def _confirm(
-        self, data: bytes, briefing: StepContext, task: AuditTask, judged: Judgement, rewards: RewardSummary | None
+        self, data: bytes, context: StepContext, task: AuditTask, judged: Judgement, rewards: RewardSummary | None
     ) -> None:
         """A stake hangs on it: before a file is rejected it is read once more, with weights checked and loaded anew.
 
         A bit that flipped on this machine is no fault of the worker.
         """
         await self._engine.invalidate_weights()
-        await self._contexts.check_weights(briefing.root)
-        again = (await self._examine(data, briefing, task)).judge(rewards)
+        await self._contexts.check_weights(context.root)
+        again = (await self._examine(data, context, task)).judge(rewards)
         if again.outcome is not judged.outcome:
             raise LocalError(
                 f"the file was found {judged.outcome} ({judged.reason}) and, read once more, {again.outcome}: "

@@ -94,27 +94,27 @@ class Examination:
         return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed)
 
 
-def check_format(data: bytes, briefing: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
+def check_format(data: bytes, context: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
     """What can be said without a model. Slow for a large file: use a thread."""
     try:
         file = read_rollouts(data, limits)
         verify_header(file.header, header)
         verify_derived_values(
             file,
-            briefing.beacon,
-            tasks_total=briefing.family.size,
+            context.beacon,
+            tasks_total=context.family.size,
             target_lengths=(),
-            temperature=briefing.terms.temperature,
+            temperature=context.terms.temperature,
         )
     except RemoteError as error:
         return Examination(file=None, format_error=error)
-    return Examination(file=file, flaws=find_token_flaws(file, briefing.make_rules(file)))
+    return Examination(file=file, flaws=find_token_flaws(file, context.make_rules(file)))
 
 
 async def check_with_model(
     opened: Examination,
-    briefing: StepContext,
-    seat: EngineSession,
+    context: StepContext,
+    session: EngineSession,
     seed: Digest,
     onlookers: ReadProofRequest = NO_READ_PROOFS,
 ) -> Examination:
@@ -123,19 +123,19 @@ async def check_with_model(
         return opened
     rows = opened.file.rows
     longest = max(len(row.prompt_tokens) + len(row.output_tokens) for row in rows)
-    if longest > seat.facts.context_max:
-        raise LocalError(f"a row of {longest} tokens does not fit the engine, which reads {seat.facts.context_max}")
-    claims = list_claims(rows, briefing.beacon)
-    numbers, looks = await seat.process.check_with_read_proofs(claims, briefing.sampling, seed, onlookers)
-    weighed, flaws = weigh_rows(numbers, briefing.terms.tolerance)
+    if longest > session.facts.context_max:
+        raise LocalError(f"a row of {longest} tokens does not fit the engine, which reads {session.facts.context_max}")
+    claims = list_claims(rows, context.beacon)
+    numbers, looks = await session.process.check_with_read_proofs(claims, context.sampling, seed, onlookers)
+    weighed, flaws = weigh_rows(numbers, context.terms.tolerance)
     return Examination(
         file=opened.file,
         numbers=numbers,
         flaws=flaws,
         weighed=weighed,
         read_proofs=looks,
-        facts=seat.facts,
-        software=seat.software,
+        facts=session.facts,
+        software=session.software,
     )
 
 
@@ -158,19 +158,19 @@ def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[ClaimedRow]:
 
 async def examine(
     data: bytes,
-    briefing: StepContext,
+    context: StepContext,
     header: RolloutHeader,
     limits: RolloutLimits,
-    keeper: EngineManager,
+    engine: EngineManager,
     seed: Digest,
     onlookers: ReadProofRequest = NO_READ_PROOFS,
 ) -> Examination:
     """From bytes to flaws. The engine is only asked where the file is in order."""
-    opened = await asyncio.to_thread(check_format, data, briefing, header, limits)
+    opened = await asyncio.to_thread(check_format, data, context, header, limits)
     if not opened.is_valid:
         return opened
-    async with keeper.acquire(briefing.root, briefing.folder, briefing.terms.tolerance.precision) as seat:
-        return await check_with_model(opened, briefing, seat, seed, onlookers)
+    async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
+        return await check_with_model(opened, context, session, seed, onlookers)
 
 
 EVIDENCE_VERSION = 2
@@ -329,7 +329,7 @@ async def replay_audit(
     file: bytes,
     weights: Path,
     dataset: bytes,
-    engine: EngineConfig,
+    engine_config: EngineConfig,
     folder: Path,
     clock: Clock,
 ) -> Examination:
@@ -339,7 +339,7 @@ async def replay_audit(
         raise LocalError(f"{weights} holds the checkpoint {root}, the submission names {task.checkpoint_root}")
     if facts.beacon is None:
         raise LocalError("the step has no beacon, so no seed can be derived")
-    briefing = StepContext(
+    context = StepContext(
         run=run,
         step=task.step,
         terms=facts.terms,
@@ -349,13 +349,13 @@ async def replay_audit(
         family=await asyncio.to_thread(open_family, TaskSetSpec.parse(facts.terms.task_set), dataset),
         model=ModelFiles.open(weights),
     )
-    keeper = EngineManager(engine, folder, clock)
+    engine = EngineManager(engine_config, folder, clock)
     try:
-        header, limits = briefing.make_header(task.lease, task.node), briefing.get_limits(task.first_slot, task.slots)
+        header, limits = context.make_header(task.lease, task.node), context.get_limits(task.first_slot, task.slots)
         onlookers = ReadProofRequest(task.submission, task.readers)
-        return await examine(file, briefing, header, limits, keeper, task.seed, onlookers)
+        return await examine(file, context, header, limits, engine, task.seed, onlookers)
     finally:
-        await keeper.close()
+        await engine.close()
 
 
 def compare_metrics(metrics: tuple[Metric, ...], judged: Judgement, tolerance: Tolerance) -> Iterator[ComparedMetric]:

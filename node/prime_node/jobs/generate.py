@@ -59,18 +59,18 @@ class RolloutGenerator:
         network: NetworkId,
         run: RunId,
         *,
-        briefings: StepContexts,
-        keeper: EngineManager,
-        shelf: UploadSpool,
+        contexts: StepContexts,
+        engine: EngineManager,
+        spool: UploadSpool,
         journal: Journal,
         clock: Clock,
     ) -> None:
         self._node = node
         self._network = network
         self._run = run
-        self._contexts = briefings
-        self._engine = keeper
-        self._spool = shelf
+        self._contexts = contexts
+        self._engine = engine
+        self._spool = spool
         self._journal = journal
         self._clock = clock
 
@@ -79,12 +79,12 @@ class RolloutGenerator:
         lease, started_ms = wanted.lease.lease, self._clock.now_ms()
         try:
             await self._wait_for_step_facts(wanted)
-            async with self._contexts.open(wanted.lease.step, wanted.checkpoint_root) as briefing:
-                if briefing.beacon != wanted.beacon:
-                    raise RemoteError("StepFacts.beacon", f"of step {briefing.step} is not what a heartbeat said")
-                work = await self._reuse_saved_file(wanted, briefing)
+            async with self._contexts.open(wanted.lease.step, wanted.checkpoint_root) as context:
+                if context.beacon != wanted.beacon:
+                    raise RemoteError("StepFacts.beacon", f"of step {context.step} is not what a heartbeat said")
+                work = await self._reuse_saved_file(wanted, context)
                 if work is None:
-                    data, file = await self._generate(wanted.lease, briefing, on_progress)
+                    data, file = await self._generate(wanted.lease, context, on_progress)
                     work = await self._save_file(wanted.lease, data, file, started_ms)
         except (LocalError, RemoteError) as error:
             log.warning("lease %d is given back: %s", lease, error)
@@ -103,40 +103,40 @@ class RolloutGenerator:
                     raise
             await self._clock.sleep_ms(STEP_RETRY_MS)
 
-    async def _reuse_saved_file(self, wanted: Generate, briefing: StepContext) -> FinishedFile | None:
+    async def _reuse_saved_file(self, wanted: Generate, context: StepContext) -> FinishedFile | None:
         """What an earlier process made for this lease, if it is whole and still answers to it."""
-        piece = self._journal.get_by_lease(self._run, wanted.lease.lease)
-        if piece is None or piece.file is None or piece.state is not JobState.PRODUCED:
+        record = self._journal.get_by_lease(self._run, wanted.lease.lease)
+        if record is None or record.file is None or record.state is not JobState.PRODUCED:
             return None
-        data = await asyncio.to_thread(self._spool.get, piece.file)
+        data = await asyncio.to_thread(self._spool.get, record.file)
         if data is None:
             return None
-        header = briefing.make_header(wanted.lease.lease, self._node)
-        limits = briefing.get_limits(wanted.lease.first_slot, wanted.lease.slots)
-        opened = await asyncio.to_thread(check_format, data, briefing, header, limits)
+        header = context.make_header(wanted.lease.lease, self._node)
+        limits = context.get_limits(wanted.lease.first_slot, wanted.lease.slots)
+        opened = await asyncio.to_thread(check_format, data, context, header, limits)
         if opened.file is None or not opened.is_valid:
-            self._spool.remove(piece.file)
+            self._spool.remove(record.file)
             return None
-        log.info("lease %d was done before a restart; its file is sent as it is", piece.lease)
+        log.info("lease %d was done before a restart; its file is sent as it is", record.lease)
         return await asyncio.to_thread(describe_file, data, opened.file)
 
     async def _save_file(self, lease: LeaseGranted, data: bytes, file: RolloutFile, started_ms: int) -> FinishedFile:
         """On disk, then in the journal."""
         work = await asyncio.to_thread(describe_file, data, file)
         await asyncio.to_thread(self._spool.put, data)
-        piece = self._make_record(lease, started_ms, JobState.PRODUCED, work=work, rows=len(file.rows))
-        self._journal.add(piece, self._clock.now_ms())
+        record = self._make_record(lease, started_ms, JobState.PRODUCED, work=work, rows=len(file.rows))
+        self._journal.add(record, self._clock.now_ms())
         return work
 
     async def _generate(
-        self, lease: LeaseGranted, briefing: StepContext, on_progress: OnProgress
+        self, lease: LeaseGranted, context: StepContext, on_progress: OnProgress
     ) -> tuple[bytes, RolloutFile]:
         for left in reversed(range(ENGINE_TRIES)):
             try:
                 async with self._engine.acquire(
-                    briefing.root, briefing.folder, briefing.terms.tolerance.precision
-                ) as seat:
-                    return await self._generate_and_check(lease, briefing, seat, on_progress)
+                    context.root, context.folder, context.terms.tolerance.precision
+                ) as session:
+                    return await self._generate_and_check(lease, context, session, on_progress)
             except EngineDied as error:
                 if not left:
                     raise
@@ -144,22 +144,22 @@ class RolloutGenerator:
         raise AssertionError("the last try returns or raises")
 
     async def _generate_and_check(
-        self, lease: LeaseGranted, briefing: StepContext, seat: EngineSession, on_progress: OnProgress
+        self, lease: LeaseGranted, context: StepContext, session: EngineSession, on_progress: OnProgress
     ) -> tuple[bytes, RolloutFile]:
         """Generate, write down, and look at it as a validator would."""
-        rows = list_samples(lease.first_slot, lease.slots, briefing)
-        orders = make_requests(rows, briefing)
-        done = await seat.process.generate(
+        rows = list_samples(lease.first_slot, lease.slots, context)
+        orders = make_requests(rows, context)
+        done = await session.process.generate(
             orders,
-            briefing.sampling,
+            context.sampling,
             lambda progress: on_progress(GenerationProgressed(lease.lease, progress.rows, len(rows))),
         )
-        header = briefing.make_header(lease.lease, self._node)
-        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, orders, done, briefing))
-        limits = briefing.get_limits(lease.first_slot, lease.slots)
-        opened = await asyncio.to_thread(check_format, data, briefing, header, limits)
+        header = context.make_header(lease.lease, self._node)
+        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, orders, done, context))
+        limits = context.get_limits(lease.first_slot, lease.slots)
+        opened = await asyncio.to_thread(check_format, data, context, header, limits)
         seed = Digest(sha256(SELF_CHECK_LABEL + header.checkpoint_root).digest())
-        examined = await check_with_model(opened, briefing, seat, seed)
+        examined = await check_with_model(opened, context, session, seed)
         if not examined.is_valid or examined.file is None:
             raise LocalError(f"its own check does not pass: {examined.judge().reason}")
         return data, examined.file
@@ -171,8 +171,8 @@ class RolloutGenerator:
         if known is not None:
             self._journal.advance(known, JobState.RETURNED, now_ms, reason=reason)
         else:
-            piece = self._make_record(lease, now_ms, JobState.RETURNED, reason=reason)
-            self._journal.add(piece, now_ms)
+            record = self._make_record(lease, now_ms, JobState.RETURNED, reason=reason)
+            self._journal.add(record, now_ms)
 
     def _make_record(
         self,
@@ -220,23 +220,21 @@ class RolloutGenerator:
         return compute_receipt_id(receipt)
 
 
-def list_samples(first_slot: int, slots: int, briefing: StepContext) -> list[RequestedSample]:
+def list_samples(first_slot: int, slots: int, context: StepContext) -> list[RequestedSample]:
     """Every sample of every slot of a lease, in the order of the file."""
     return [
-        RequestedSample(
-            Slot(slot), Sample(sample), compute_slot_task(briefing.beacon, Slot(slot), briefing.family.size)
-        )
+        RequestedSample(Slot(slot), Sample(sample), compute_slot_task(context.beacon, Slot(slot), context.family.size))
         for slot in range(first_slot, first_slot + slots)
-        for sample in range(briefing.terms.samples_per_slot)
+        for sample in range(context.terms.samples_per_slot)
     ]
 
 
-def make_requests(rows: Sequence[RequestedSample], briefing: StepContext) -> list[GenerateRequest]:
+def make_requests(rows: Sequence[RequestedSample], context: StepContext) -> list[GenerateRequest]:
     """What the engine is asked for, numbered as the rows are."""
-    prompts = {task: briefing.encode_prompt(task) for task in {row.task for row in rows}}
+    prompts = {task: context.encode_prompt(task) for task in {row.task for row in rows}}
     return [
         GenerateRequest(
-            number=number, prompt=prompts[row.task], seed=compute_sample_seed(briefing.beacon, row.slot, row.sample)
+            number=number, prompt=prompts[row.task], seed=compute_sample_seed(context.beacon, row.slot, row.sample)
         )
         for number, row in enumerate(rows)
     ]
@@ -246,14 +244,14 @@ def make_rollouts(
     rows: Sequence[RequestedSample],
     orders: Sequence[GenerateRequest],
     done: Sequence[Completion],
-    briefing: StepContext,
+    context: StepContext,
 ) -> list[Rollout]:
     return [
         Rollout(
             slot=row.slot,
             sample=row.sample,
             task=row.task,
-            temperature=briefing.terms.temperature,
+            temperature=context.terms.temperature,
             target_length=None,
             finish=completion.finish,
             prompt_tokens=order.prompt,

@@ -38,26 +38,26 @@ class JobRunner:
         node: NodeId,
         client: HttpClient,
         swarm: Swarm,
-        shelf: UploadSpool,
+        spool: UploadSpool,
         *,
         tell: Callable[[Event], None],
         clock: Clock,
     ) -> None:
-        home, server, run = NodeFolder(config.folder), config.server, config.run_id
+        node_folder, server, run = NodeFolder(config.folder), config.server, config.run_id
         self._run = run
         self.on_appealed: Callable[[Digest], None] = lambda submission: None
         """Told when the log has taken our appeal; the daemon sets it."""
         self._clock = clock
         self._swarm = swarm
-        self._spool = shelf
-        self.journal = Journal(home.journal)
-        self.engine = EngineManager(config.engine, home.engine, clock, changes=self._list_changed_tensors)
+        self._spool = spool
+        self.journal = Journal(node_folder.journal)
+        self.engine = EngineManager(config.engine, node_folder.engine, clock, changes=self._list_changed_tensors)
         self.sandbox = Sandbox()
         self.tracker = self._open_tracker(config, node, tell)
         tools: dict[str, Any] = {
-            "briefings": StepContexts(client, server, run, swarm.fetcher, home.datasets),
-            "keeper": self.engine,
-            "shelf": shelf,
+            "contexts": StepContexts(client, server, run, swarm.fetcher, node_folder.datasets),
+            "engine": self.engine,
+            "spool": spool,
             "clock": clock,
         }
         self.generator = RolloutGenerator(node, config.network_id, run, journal=self.journal, **tools)
@@ -68,7 +68,7 @@ class JobRunner:
             run,
             node=node,
             sandbox=self.sandbox,
-            find_receipt=self.tracker.fetch_receipt_or_none,
+            fetch_receipt=self.tracker.fetch_receipt_or_none,
             **tools,
         )
 
@@ -80,7 +80,7 @@ class JobRunner:
             run=config.run_id,
             domain=config.signing_domain,
             journal=self.journal,
-            shelf=self._spool,
+            spool=self._spool,
             stakes=config.stake and config.delegation is None,
             tell=tell,
             clock=self._clock,
@@ -96,19 +96,19 @@ class JobRunner:
             tensor.name for tensor in held[new].manifest.tensors if before.get(tensor.name) != tensor.digest
         )
 
-    def remove_orphan_files(self, memory: SavedState) -> None:
+    def remove_orphan_files(self, state: SavedState) -> None:
         """After a start: remove files that neither the journal nor an entry on its way names."""
-        named = self.journal.list_open_files() | {parcel.file for parcel in memory.pending if parcel.file is not None}
+        named = self.journal.list_open_files() | {parcel.file for parcel in state.pending if parcel.file is not None}
         removed = self._spool.remove_unnamed(named)
         if removed:
             log.info("removed %d files that nothing names any more", removed)
 
     def estimate_tokens_per_s(self) -> int:
         """Output tokens per second of the last file that was made here; 1 where there is none."""
-        for piece in self.journal.list_newest(20):
-            made = [at_ms for state, at_ms in piece.history if state == JobState.PRODUCED]
-            if made and made[0] > piece.started_ms:
-                return max(1, 1000 * piece.output_tokens // (made[0] - piece.started_ms))
+        for record in self.journal.list_newest(20):
+            made = [at_ms for state, at_ms in record.history if state == JobState.PRODUCED]
+            if made and made[0] > record.started_ms:
+                return max(1, 1000 * record.output_tokens // (made[0] - record.started_ms))
         return 1
 
     def record_sent(self, send: Send, event: Event) -> None:
@@ -123,25 +123,25 @@ class JobRunner:
             case VerdictGiven() if send.file is not None:
                 self._spool.remove(send.file)
             case LeaseEnded(lease=lease, reason=reason) if is_logged:
-                piece = self.journal.get_by_lease(self._run, lease)
-                if piece is not None:
-                    self.journal.advance(piece, JobState.RETURNED, self._clock.now_ms(), reason=reason)
+                record = self.journal.get_by_lease(self._run, lease)
+                if record is not None:
+                    self.journal.advance(record, JobState.RETURNED, self._clock.now_ms(), reason=reason)
             case Appealed(submission=name) if is_logged:
                 self.on_appealed(name)
             case NodeRegistered() | Staked():
                 self.tracker.poll_soon()
 
     def _record_submitted(self, entry: Submitted, event: Event) -> None:
-        piece = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
-        if piece is None:
+        record = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
+        if record is None:
             return
         now_ms = self._clock.now_ms()
         if isinstance(event, SendRefused):
             reason = f"{event.refusal.field}: {event.refusal.problem}"
-            self.journal.advance(piece, JobState.REFUSED, now_ms, reason=reason)
+            self.journal.advance(record, JobState.REFUSED, now_ms, reason=reason)
             self._spool.remove(entry.receipt.file_digest)
         else:
-            self.journal.advance(piece, JobState.RECEIVED, now_ms)
+            self.journal.advance(record, JobState.RECEIVED, now_ms)
             self.tracker.poll_soon()
 
     async def close(self) -> None:

@@ -68,7 +68,7 @@ class SubmissionTracker:
         run: RunId,
         domain: Domain,
         journal: Journal,
-        shelf: UploadSpool,
+        spool: UploadSpool,
         stakes: bool,
         tell: Callable[[Event], None],
         clock: Clock,
@@ -79,7 +79,7 @@ class SubmissionTracker:
         self._run = run
         self._domain = domain
         self._journal = journal
-        self._spool = shelf
+        self._spool = spool
         self._stakes = stakes
         """Whether this node stakes for itself."""
         self._post_event = tell
@@ -124,14 +124,14 @@ class SubmissionTracker:
         """Whether anything moved."""
         run = public_log.parse_answer("run", await api.get(f"/runs/{self._run}"), public_log.parse_run)
         changed = await self._poll_node(api, run)
-        pieces = {piece.submission: piece for piece in self._journal.list_open(self._run) if piece.submission}
-        if not pieces:
+        records = {record.submission: record for record in self._journal.list_open(self._run) if record.submission}
+        if not records:
             return changed
-        seen = await self._list_submissions(api, set(pieces))
-        for name, piece in pieces.items():
+        seen = await self._list_submissions(api, set(records))
+        for name, record in records.items():
             assert name is not None
-            moved = await self._advance_record(api, piece, seen.get(name), run)
-            if moved != piece:
+            moved = await self._advance_record(api, record, seen.get(name), run)
+            if moved != record:
                 changed = True
                 self._remove_settled_file(moved)
         return changed
@@ -163,57 +163,57 @@ class SubmissionTracker:
         return found
 
     async def _advance_record(
-        self, api: JsonClient, piece: JobRecord, seen: SubmissionStatus | None, run: RunSnapshot
+        self, api: JsonClient, record: JobRecord, seen: SubmissionStatus | None, run: RunSnapshot
     ) -> JobRecord:
         now_ms = self._clock.now_ms()
         if seen is None:
-            return self._handle_unlisted(piece, now_ms)
+            return self._handle_unlisted(record, now_ms)
         state = derive_state(seen, run.unpaid_steps)
         if state is not S.REJECTED:
-            return self._journal.advance(piece, state, now_ms)
+            return self._journal.advance(record, state, now_ms)
         if seen.progress == "hard":
-            return await self._track_slash(api, piece, now_ms)
-        if piece.state is not S.REJECTED or piece.is_open:
-            reason = piece.reason or await self._fetch_rejection_reason(api, seen.submission)
-            return self._journal.advance(piece, S.REJECTED, now_ms, reason=reason, is_open=False)
-        return piece
+            return await self._track_slash(api, record, now_ms)
+        if record.state is not S.REJECTED or record.is_open:
+            reason = record.reason or await self._fetch_rejection_reason(api, seen.submission)
+            return self._journal.advance(record, S.REJECTED, now_ms, reason=reason, is_open=False)
+        return record
 
-    def _handle_unlisted(self, piece: JobRecord, now_ms: int) -> JobRecord:
+    def _handle_unlisted(self, record: JobRecord, now_ms: int) -> JobRecord:
         """The log does not list it: not yet, too late, or so long ago that nobody follows it any more."""
-        if piece.state is S.PRODUCED and now_ms > piece.deadline_ms + LATE_MS:
+        if record.state is S.PRODUCED and now_ms > record.deadline_ms + LATE_MS:
             return self._journal.advance(
-                piece, S.REFUSED, now_ms, reason="it was not in the log before its lease's deadline"
+                record, S.REFUSED, now_ms, reason="it was not in the log before its lease's deadline"
             )
-        if now_ms > piece.started_ms + FOLLOW_MS:
-            return self._journal.advance(piece, piece.state, now_ms, is_open=False)
-        return piece
+        if now_ms > record.started_ms + FOLLOW_MS:
+            return self._journal.advance(record, record.state, now_ms, is_open=False)
+        return record
 
-    async def _track_slash(self, api: JsonClient, piece: JobRecord, now_ms: int) -> JobRecord:
-        name = piece.submission
+    async def _track_slash(self, api: JsonClient, record: JobRecord, now_ms: int) -> JobRecord:
+        name = record.submission
         assert name is not None
-        if piece.state is not S.REJECTED:
+        if record.state is not S.REJECTED:
             reason = await self._fetch_rejection_reason(api, name)
             log.error("submission %s was found dishonest: %s", name, reason)
-            piece = self._journal.advance(piece, S.REJECTED, now_ms, reason=reason, is_open=True)
+            record = self._journal.advance(record, S.REJECTED, now_ms, reason=reason, is_open=True)
         try:
             slash = public_log.parse_answer("slash", await api.get(f"/slashes/{name}"), public_log.parse_slash)
         except NotFound:
-            return piece  # it is proposed in a moment
+            return record  # it is proposed in a moment
         if slash.progress == "proposed" and slash.appeal_until_ms is not None:
             self._post_event(SlashReported(name, slash.appeal_until_ms, is_own=True))
         if slash.progress == "executed":
-            return self._journal.advance(piece, S.SLASHED, now_ms, reason=piece.reason)
-        return piece
+            return self._journal.advance(record, S.SLASHED, now_ms, reason=record.reason)
+        return record
 
     async def _fetch_rejection_reason(self, api: JsonClient, submission: Digest) -> str:
         page = await api.get("/verdicts", submission=str(submission))
         return public_log.parse_answer("verdicts", page, public_log.parse_rejection_reason)
 
-    def _remove_settled_file(self, piece: JobRecord) -> None:
+    def _remove_settled_file(self, record: JobRecord) -> None:
         """A file whose fate is settled is of no more use here: the coordinator has it."""
-        is_settled = piece.state in (S.ACCEPTED, S.CREDITED, S.PAID) or not piece.is_open
-        if piece.file is not None and is_settled:
-            self._spool.remove(piece.file)
+        is_settled = record.state in (S.ACCEPTED, S.CREDITED, S.PAID) or not record.is_open
+        if record.file is not None and is_settled:
+            self._spool.remove(record.file)
 
     # --- For evidence -----------------------------------------------------------------------------------------------
 

@@ -62,45 +62,45 @@ def submitted(file: Digest) -> Submitted:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> UploadSpool:
+def spool(tmp_path: Path) -> UploadSpool:
     return UploadSpool(tmp_path / "files")
 
 
-async def deliver(line: Line, shelf: UploadSpool, file: Digest) -> Any:
-    courier = CoordinatorClient(line, ServerAddress("http://127.0.0.1:1", KEY.node), shelf, SystemClock())  # type: ignore[arg-type]
+async def deliver(line: Line, spool: UploadSpool, file: Digest) -> Any:
+    courier = CoordinatorClient(line, ServerAddress("http://127.0.0.1:1", KEY.node), spool, SystemClock())  # type: ignore[arg-type]
     return await courier.send(Send(1, submitted(file), RUN, file))
 
 
-async def test_the_file_goes_before_the_entry_that_names_it(shelf: UploadSpool) -> None:
+async def test_the_file_goes_before_the_entry_that_names_it(spool: UploadSpool) -> None:
     line = Line()
-    assert await deliver(line, shelf, shelf.put(b"rows!")) == ReplyReceived(1, LOGGED)
+    assert await deliver(line, spool, spool.put(b"rows!")) == ReplyReceived(1, LOGGED)
     assert line.sent == ["question", "file", "entry"]
 
 
-async def test_a_file_that_is_not_wanted_any_more_does_not_keep_its_entry_back(shelf: UploadSpool) -> None:
+async def test_a_file_that_is_not_wanted_any_more_does_not_keep_its_entry_back(spool: UploadSpool) -> None:
     line = Line(upload=refusal(RefusalCode.FORBIDDEN))
-    assert await deliver(line, shelf, shelf.put(b"rows!")) == ReplyReceived(1, LOGGED)
+    assert await deliver(line, spool, spool.put(b"rows!")) == ReplyReceived(1, LOGGED)
     assert line.sent == ["question", "entry"], "the entry may be in the log already, and then this is its answer"
 
 
-async def test_a_file_that_is_gone_does_not_keep_its_entry_back_either(shelf: UploadSpool) -> None:
+async def test_a_file_that_is_gone_does_not_keep_its_entry_back_either(spool: UploadSpool) -> None:
     line = Line()
-    assert await deliver(line, shelf, digest("never written")) == ReplyReceived(1, LOGGED)
+    assert await deliver(line, spool, digest("never written")) == ReplyReceived(1, LOGGED)
     assert line.sent == ["entry"]
 
 
-async def test_a_busy_or_silent_coordinator_is_tried_again_before_the_entry_is_sent(shelf: UploadSpool) -> None:
-    file = shelf.put(b"rows!")
+async def test_a_busy_or_silent_coordinator_is_tried_again_before_the_entry_is_sent(spool: UploadSpool) -> None:
+    file = spool.put(b"rows!")
     busy, silent = Line(upload=refusal(RefusalCode.OVERLOADED)), Line(upload=Unreachable("down"))
-    event = await deliver(busy, shelf, file)
+    event = await deliver(busy, spool, file)
     assert isinstance(event, SendRefused)
     assert event.refusal.code is RefusalCode.OVERLOADED
-    assert await deliver(silent, shelf, file) == SendTimedOut(1)
+    assert await deliver(silent, spool, file) == SendTimedOut(1)
     assert (busy.sent, silent.sent) == (["question"], ["question"])
 
 
-async def test_an_entry_that_is_refused_is_told_as_it_was(shelf: UploadSpool) -> None:
-    event = await deliver(Line(entry=refusal(RefusalCode.MALFORMED)), shelf, shelf.put(b"rows!"))
+async def test_an_entry_that_is_refused_is_told_as_it_was(spool: UploadSpool) -> None:
+    event = await deliver(Line(entry=refusal(RefusalCode.MALFORMED)), spool, spool.put(b"rows!"))
     assert isinstance(event, SendRefused)
     assert event.refusal.field == "purpose"
 

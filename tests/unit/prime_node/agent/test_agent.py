@@ -178,7 +178,7 @@ class Shell:
     def answer(self, beat: Send, **changes: Any) -> None:
         said: dict[str, Any] = {
             "now_ms": self.now_ms,
-            "next_beat_ms": 10_000,
+            "next_heartbeat_ms": 10_000,
             "head": b"",
             "weights": weights(),
             "lag_max": 1,
@@ -450,14 +450,14 @@ def test_an_inspection_ends_in_what_others_must_have_seen_and_in_no_verdict() ->
     seen = {node("b"): bytes(READ_PROOF_BYTES), node("a"): b"\1" * READ_PROOF_BYTES, node("c"): b""}
     before = Shell(VALIDATOR)
     before.beat(audits=(asked,))
-    before.tell(AuditDone(before.pop(Audit)[0].task.submission, replace(FINDING, looks=seen)))
+    before.tell(AuditDone(before.pop(Audit)[0].task.submission, replace(FINDING, read_proofs=seen)))
     for shell in (before, Shell(VALIDATOR, memory=before.memory())):
         shell.beat(audits=(asked,))
         assert shell.pop(Audit) == []
         assert shell.sent(VerdictGiven) == []
         (sent,) = shell.sent(Inspected)
         assert (sent.message.submission, sent.file) == (asked.submission, None)
-        assert {each.reader: each.looks for each in sent.message.seen} == {
+        assert {each.reader: each.read_proof for each in sent.message.seen} == {
             reader: looks for reader, looks in seen.items() if looks
         }
         assert [each.reader for each in sent.message.seen] == sorted([node("a"), node("b")])
@@ -467,8 +467,8 @@ def test_a_verdict_has_the_looks_of_its_own_author_alone() -> None:
     shell = Shell(VALIDATOR)
     shell.beat(audits=(task(),))
     looks = {KEY.node: b"\2" * READ_PROOF_BYTES, node("a"): b"\1" * READ_PROOF_BYTES}
-    shell.tell(AuditDone(shell.pop(Audit)[0].task.submission, replace(FINDING, looks=looks)))
-    assert shell.sent(VerdictGiven)[0].message.looks == b"\2" * READ_PROOF_BYTES
+    shell.tell(AuditDone(shell.pop(Audit)[0].task.submission, replace(FINDING, read_proofs=looks)))
+    assert shell.sent(VerdictGiven)[0].message.read_proof == b"\2" * READ_PROOF_BYTES
 
 
 # --- Punishment and commands ----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, s
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import ServerAddress
 from prime_runtime.sandbox.sandbox import Sandbox
-from support.job_setup import KEY, NETWORK, RUN, Scene, digest, grant, wanted
+from support.job_setup import KEY, NETWORK, RUN, JobSetup, digest, grant, wanted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,8 +51,8 @@ class Shop:
 class Bench:
     """A validator and the honest file of a lease."""
 
-    def __init__(self, scene: Scene, data: bytes) -> None:
-        self.scene = scene
+    def __init__(self, setup: JobSetup, data: bytes) -> None:
+        self.setup = setup
         self.data = data
         self.lease = grant()
         self.signed: tuple[SubmissionReceipt, Signature] | None = None
@@ -66,18 +66,18 @@ class Bench:
             NETWORK,
             RUN,
             node=KEY.node,
-            briefings=self.scene,  # type: ignore[arg-type]
-            keeper=self.scene.keeper,
-            shelf=self.scene.shelf,
+            contexts=self.setup,  # type: ignore[arg-type]
+            engine=self.setup.engine,
+            spool=self.setup.spool,
             sandbox=Sandbox(),
-            find_receipt=self._find_receipt,
+            fetch_receipt=self._find_receipt,
             clock=SystemClock(),
         )
         self.auditor = auditor
-        return await auditor.audit(replace(self.scene.task(given, self.lease), **changes))
+        return await auditor.audit(replace(self.setup.task(given, self.lease), **changes))
 
     async def find(self, data: bytes, *, is_signed: bool = True) -> AuditFinding:
-        receipt = self.scene.receipt(data, self.lease)
+        receipt = self.setup.receipt(data, self.lease)
         if is_signed:
             self.signed = receipt, sign_document(KEY, receipt, EMBEDDED_DOMAIN)
         event = await self.audit(data)
@@ -89,21 +89,21 @@ class Bench:
 
     def forge(self, change: Callable[[Rollout], Rollout]) -> bytes:
         """The honest file with its second row changed."""
-        file = read_rollouts(self.data, self.scene.briefing.get_limits(2, 1))
+        file = read_rollouts(self.data, self.setup.context.get_limits(2, 1))
         rows = [file.rows[0], change(file.rows[1])]
         return write_rollouts(file.header, rows)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    scene = Scene(tmp_path_factory.mktemp("scene"))
-    event = await scene.worker.generate(wanted(), lambda progress: None)
+    setup = JobSetup(tmp_path_factory.mktemp("scene"))
+    event = await setup.generator.generate(wanted(), lambda progress: None)
     assert isinstance(event, Generated)
-    data = scene.shelf.get(event.file.file_digest)
+    data = setup.spool.get(event.file.file_digest)
     assert data is not None
-    scene.shelf.remove(event.file.file_digest)
-    yield Bench(scene, data)
-    await scene.keeper.close()
+    setup.spool.remove(event.file.file_digest)
+    yield Bench(setup, data)
+    await setup.engine.close()
 
 
 def swap_token(row: Rollout) -> Rollout:
@@ -150,12 +150,12 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert "not what its digest says" in bench.auditor.problem
     assert isinstance(await bench.audit(bench.data, deadline_ms=0), AuditFailed)
     assert "not done in time" in bench.auditor.problem
-    await bench.scene.keeper.close()
-    bench.scene.behave("die")
+    await bench.setup.engine.close()
+    bench.setup.behave("die")
     assert isinstance(await bench.audit(bench.data), AuditFailed)
     assert "exit code 7" in bench.auditor.problem
-    (bench.scene.checkpoint / "behaviour").unlink()
-    assert not list((bench.scene.folder / "files").iterdir()), "and nothing is kept of it"
+    (bench.setup.checkpoint / "behaviour").unlink()
+    assert not list((bench.setup.folder / "files").iterdir()), "and nothing is kept of it"
 
 
 async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_on(
@@ -172,13 +172,13 @@ async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_o
 
 
 async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench) -> None:
-    model, keeper = bench.scene.checkpoint / "model.safetensors", bench.scene.keeper
+    model, engine = bench.setup.checkpoint / "model.safetensors", bench.setup.engine
     good = model.read_bytes()
     middle = len(good) // 2
     model.write_bytes(good[:middle] + bytes(byte ^ 0x40 for byte in good[middle : middle + 64]) + good[middle + 64 :])
-    await keeper.invalidate_weights()
-    briefing = bench.scene.briefing
-    async with keeper.acquire(briefing.root, briefing.folder, briefing.terms.tolerance.precision):
+    await engine.invalidate_weights()
+    context = bench.setup.context
+    async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision):
         model.write_bytes(good)
     assert isinstance(await bench.audit(bench.data), AuditFailed)
     assert "was found hard" in bench.auditor.problem
@@ -187,11 +187,11 @@ async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench
 
 
 async def test_nothing_is_rejected_with_weights_that_are_damaged_on_disk(bench: Bench) -> None:
-    bench.scene.damage = "the checkpoint is damaged"
+    bench.setup.damage = "the checkpoint is damaged"
     try:
         assert isinstance(await bench.audit(bench.forge(swap_token)), AuditFailed)
     finally:
-        bench.scene.damage = ""
+        bench.setup.damage = ""
     assert bench.auditor.problem == "the checkpoint is damaged"
 
 
@@ -202,7 +202,7 @@ async def test_a_forgery_is_hard_and_its_evidence_says_where(bench: Bench, name:
     assert finding.outcome is Outcome.FRAUDULENT
     assert "row 1" in finding.reason
     assert finding.has_bundle
-    bundle = bench.scene.shelf.get(finding.evidence)
+    bundle = bench.setup.spool.get(finding.evidence)
     assert bundle is not None
     evidence = decode_evidence(bundle)
     assert (evidence.file, evidence.reason, evidence.metrics) == (forged, finding.reason, finding.metrics)
@@ -218,9 +218,9 @@ async def test_a_file_that_is_not_in_order_is_soft(bench: Bench) -> None:
 
 async def test_a_receipt_of_another_submission_stays_out_of_the_evidence(bench: Bench) -> None:
     forged = bench.forge(FORGERIES["another token"])
-    other = bench.scene.receipt(b"another file", bench.lease)
+    other = bench.setup.receipt(b"another file", bench.lease)
     bench.signed = other, sign_document(KEY, other, EMBEDDED_DOMAIN)
-    bundle = bench.scene.shelf.get((await bench.find(forged, is_signed=False)).evidence)
+    bundle = bench.setup.spool.get((await bench.find(forged, is_signed=False)).evidence)
     assert bundle is not None
     evidence = decode_evidence(bundle)
     assert evidence.receipt is None
@@ -231,13 +231,13 @@ async def test_a_receipt_of_another_submission_stays_out_of_the_evidence(bench: 
 
 
 async def test_a_bundle_is_run_again_with_the_weights_it_names_and_no_others(bench: Bench) -> None:
-    scene = bench.scene
-    root = compute_checkpoint_root(scene.checkpoint)
+    setup = bench.setup
+    root = compute_checkpoint_root(setup.checkpoint)
     forged = bench.forge(FORGERIES["log-probs of another temperature"])
-    evidence = decode_evidence(bench.scene.shelf.get((await bench.find(forged)).evidence) or b"")
+    evidence = decode_evidence(bench.setup.spool.get((await bench.find(forged)).evidence) or b"")
     with pytest.raises(LocalError, match="holds the checkpoint"):
-        await run_again(scene, evidence)
-    judged = await run_again(scene, with_root(evidence, root))
+        await run_again(setup, evidence)
+    judged = await run_again(setup, with_root(evidence, root))
     assert judged.outcome is Outcome.INVALID, "the file's own header names the other root"
     tolerance = evidence.facts.terms.tolerance
     checks = {row.name: row for row in compare_metrics(evidence.metrics, judged, tolerance)}
@@ -246,16 +246,16 @@ async def test_a_bundle_is_run_again_with_the_weights_it_names_and_no_others(ben
     assert checks["flaws"].limit == 0.0
 
 
-async def run_again(scene: Scene, evidence: EvidenceBundle) -> Judgement:
+async def run_again(setup: JobSetup, evidence: EvidenceBundle) -> Judgement:
     examined = await replay_audit(
         evidence.run,
         evidence.task,
         evidence.facts,
         file=evidence.file,
-        weights=scene.checkpoint,
+        weights=setup.checkpoint,
         dataset=b"",
-        engine=EngineConfig(),
-        folder=scene.folder / "again",
+        engine_config=EngineConfig(),
+        folder=setup.folder / "again",
         clock=SystemClock(),
     )
     return examined.judge()
@@ -284,7 +284,7 @@ async def test_a_bundle_that_contradicts_itself_is_refused(
     bench: Bench, change: Callable[[EvidenceBundle], EvidenceBundle], field: str
 ) -> None:
     forged = bench.forge(FORGERIES["another token"])
-    raw = bench.scene.shelf.get((await bench.find(forged)).evidence) or b""
+    raw = bench.setup.spool.get((await bench.find(forged)).evidence) or b""
     with pytest.raises(RemoteError) as caught:
         decode_evidence(encode(change(decode_evidence(raw))))
     assert caught.value.field == field
@@ -296,12 +296,12 @@ async def test_a_bundle_that_contradicts_itself_is_refused(
 async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prime_node.jobs.examination.FILE_BYTES_MAX", 1_000)
-    scene, large = bench.scene, bytes(1_001)
-    task = scene.task(large, bench.lease)
+    monkeypatch.setattr("prime_node.jobs.examination.BUNDLED_FILE_BYTES_MAX", 1_000)
+    setup, large = bench.setup, bytes(1_001)
+    task = setup.task(large, bench.lease)
     event = await bench.audit(large)
     assert isinstance(event, AuditDone)
-    evidence = decode_evidence(scene.shelf.get(event.finding.evidence) or b"")
+    evidence = decode_evidence(setup.spool.get(event.finding.evidence) or b"")
     assert (evidence.file, evidence.task) == (b"", task)
     assert evidence.task.file_digest == sha256(large).digest()
     assert evidence.numbers == ()

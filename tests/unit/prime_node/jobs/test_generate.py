@@ -17,123 +17,123 @@ from prime_protocol.rollouts.rollout import compute_rollout_root
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import StepReply
 from prime_runtime.http.client import Unreachable
-from support.job_setup import KEY, RUN, SCENE_TERMS, Scene, digest, grant, wanted
+from support.job_setup import KEY, RUN, SETUP_TERMS, JobSetup, digest, grant, wanted
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    made = Scene(tmp_path)
+async def setup(tmp_path: Path) -> AsyncIterator[JobSetup]:
+    made = JobSetup(tmp_path)
     yield made
-    await made.keeper.close()
+    await made.engine.close()
 
 
 def ignore(progress: GenerationProgressed) -> None:
     pass
 
 
-async def test_a_lease_becomes_a_checked_file_on_disk_and_in_the_journal(scene: Scene) -> None:
+async def test_a_lease_becomes_a_checked_file_on_disk_and_in_the_journal(setup: JobSetup) -> None:
     seen: list[GenerationProgressed] = []
-    event = await scene.worker.generate(wanted(7, slots=2), seen.append)
+    event = await setup.generator.generate(wanted(7, slots=2), seen.append)
     assert isinstance(event, Generated)
     work = event.file
-    data = scene.shelf.get(work.file_digest)
+    data = setup.spool.get(work.file_digest)
     assert data is not None
-    file = read_rollouts(data, scene.briefing.get_limits(2, 2))
-    assert file.header == scene.briefing.make_header(7, KEY.node)
+    file = read_rollouts(data, setup.context.get_limits(2, 2))
+    assert file.header == setup.context.make_header(7, KEY.node)
     assert [(row.slot, row.sample) for row in file.rows] == [(2, 0), (2, 1), (3, 0), (3, 1)]
     assert work.rollout_root == compute_rollout_root(file)
     assert work.output_tokens == sum(len(row.output_tokens) for row in file.rows)
     assert seen[-1].rows == 4
-    piece = scene.journal.get_by_lease(RUN, 7)
+    piece = setup.journal.get_by_lease(RUN, 7)
     assert piece is not None
     assert (piece.state, piece.file, piece.rows, piece.is_open) == (JobState.PRODUCED, work.file_digest, 4, True)
 
 
 async def test_the_same_lease_gives_the_same_file_since_the_beacon_fixes_everything(
-    scene: Scene, tmp_path: Path
+    setup: JobSetup, tmp_path: Path
 ) -> None:
-    other = Scene(tmp_path / "other")
-    first, second = await scene.worker.generate(wanted(), ignore), await other.worker.generate(wanted(), ignore)
-    await other.keeper.close()
+    other = JobSetup(tmp_path / "other")
+    first, second = await setup.generator.generate(wanted(), ignore), await other.generator.generate(wanted(), ignore)
+    await other.engine.close()
     assert first == second
 
 
-async def test_what_was_made_before_a_restart_is_not_made_again(scene: Scene) -> None:
-    first = await scene.worker.generate(wanted(), ignore)
-    await scene.keeper.close()
-    scene.behave("die")
-    assert await scene.worker.generate(wanted(), ignore) == first
-    assert scene.keeper.state is EngineState.OFF, "no engine was needed"
+async def test_what_was_made_before_a_restart_is_not_made_again(setup: JobSetup) -> None:
+    first = await setup.generator.generate(wanted(), ignore)
+    await setup.engine.close()
+    setup.behave("die")
+    assert await setup.generator.generate(wanted(), ignore) == first
+    assert setup.engine.state is EngineState.OFF, "no engine was needed"
 
 
 @pytest.mark.parametrize("loss", ["file", "checkpoint"])
-async def test_what_was_made_before_is_made_again_if_it_is_damaged_or_too_old(scene: Scene, loss: str) -> None:
-    first = await scene.worker.generate(wanted(), ignore)
+async def test_what_was_made_before_is_made_again_if_it_is_damaged_or_too_old(setup: JobSetup, loss: str) -> None:
+    first = await setup.generator.generate(wanted(), ignore)
     assert isinstance(first, Generated)
-    path = scene.folder / "files" / first.file.file_digest.hex()
+    path = setup.folder / "files" / first.file.file_digest.hex()
     if loss == "file":
         path.write_bytes(b"damaged")
     else:
-        piece = scene.journal.get_by_lease(RUN, 0)
+        piece = setup.journal.get_by_lease(RUN, 0)
         assert piece is not None
-        scene.journal.add(replace(piece, checkpoint_root=digest("an older one")), 0)
-    assert await scene.worker.generate(wanted(), ignore) == first
+        setup.journal.add(replace(piece, checkpoint_root=digest("an older one")), 0)
+    assert await setup.generator.generate(wanted(), ignore) == first
     assert Digest(sha256(path.read_bytes()).digest()) == first.file.file_digest
 
 
-async def test_a_file_that_fails_its_own_check_is_not_sent_and_the_journal_says_why(scene: Scene) -> None:
-    scene.behave("wrong")
-    event = await scene.worker.generate(wanted(), ignore)
+async def test_a_file_that_fails_its_own_check_is_not_sent_and_the_journal_says_why(setup: JobSetup) -> None:
+    setup.behave("wrong")
+    event = await setup.generator.generate(wanted(), ignore)
     assert isinstance(event, GenerationFailed)
     assert "its own check does not pass: logprob_error of row 0" in event.reason
-    piece = scene.journal.get_by_lease(RUN, 0)
+    piece = setup.journal.get_by_lease(RUN, 0)
     assert piece is not None
     assert (piece.state, piece.file, piece.is_open, piece.reason) == (JobState.RETURNED, None, False, event.reason)
-    assert not (scene.folder / "files").exists()
+    assert not (setup.folder / "files").exists()
 
 
-async def test_an_engine_that_dies_once_costs_time_and_not_the_lease(scene: Scene) -> None:
-    scene.behave("die once")
-    assert isinstance(await scene.worker.generate(wanted(), ignore), Generated)
-    assert scene.keeper.restarts == 1
+async def test_an_engine_that_dies_once_costs_time_and_not_the_lease(setup: JobSetup) -> None:
+    setup.behave("die once")
+    assert isinstance(await setup.generator.generate(wanted(), ignore), Generated)
+    assert setup.engine.restarts == 1
 
 
-async def test_an_engine_that_keeps_dying_costs_the_lease_and_then_nothing_is_tried(scene: Scene) -> None:
-    scene.behave("die")
-    event = await scene.worker.generate(wanted(0), ignore)
+async def test_an_engine_that_keeps_dying_costs_the_lease_and_then_nothing_is_tried(setup: JobSetup) -> None:
+    setup.behave("die")
+    event = await setup.generator.generate(wanted(0), ignore)
     assert isinstance(event, GenerationFailed)
     assert "exit code 7" in event.reason
-    assert scene.keeper.is_broken
-    again = await scene.worker.generate(wanted(1), ignore)
+    assert setup.engine.is_broken
+    again = await setup.generator.generate(wanted(1), ignore)
     assert isinstance(again, GenerationFailed)
     assert "3 times in a row" in again.reason
 
 
-async def test_an_abandoned_lease_leaves_nothing_behind(scene: Scene) -> None:
-    scene.behave("slow")
+async def test_an_abandoned_lease_leaves_nothing_behind(setup: JobSetup) -> None:
+    setup.behave("slow")
     began = asyncio.Event()
-    task = asyncio.create_task(scene.worker.generate(wanted(slots=4), lambda progress: began.set()))
+    task = asyncio.create_task(setup.generator.generate(wanted(slots=4), lambda progress: began.set()))
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert scene.journal.list_newest() == []
-    scene.worker.record_returned(grant(), "it was late")
-    assert [piece.reason for piece in scene.journal.list_newest()] == ["it was late"]
+    assert setup.journal.list_newest() == []
+    setup.generator.record_returned(grant(), "it was late")
+    assert [piece.reason for piece in setup.journal.list_newest()] == ["it was late"]
 
 
 def test_a_model_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+    setup = JobSetup(tmp_path)
     with pytest.raises(LocalError, match="not those that the run names"):
-        replace(scene.briefing, terms=replace(SCENE_TERMS, model_files=digest("other files")))
+        replace(setup.context, terms=replace(SETUP_TERMS, model_files=digest("other files")))
     with pytest.raises(LocalError, match="the model has 64 tokens, the run says 32"):
-        replace(scene.briefing, terms=replace(SCENE_TERMS, vocabulary=32))
+        replace(setup.context, terms=replace(SETUP_TERMS, vocabulary=32))
 
 
 async def test_a_coordinator_that_is_away_for_a_moment_costs_no_lease_and_one_that_stays_away_does(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    setup: JobSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away, tell = 3, scene.facts
+    away, tell = 3, setup.get_facts
 
     async def facts(step: Step, root: Digest) -> StepReply:
         nonlocal away
@@ -142,10 +142,10 @@ async def test_a_coordinator_that_is_away_for_a_moment_costs_no_lease_and_one_th
             raise Unreachable("cannot reach http://c:1: connection refused")
         return await tell(step, root)
 
-    monkeypatch.setattr(scene, "facts", facts)
-    monkeypatch.setattr("prime_node.jobs.generate.ASK_MS", 1)
-    assert isinstance(await scene.worker.generate(wanted(), ignore), Generated)
-    away, late = 2**30, replace(wanted(1), lease=replace(grant(1), deadline_ms=scene.clock.now_ms() + 50))
-    event = await scene.worker.generate(late, ignore)
+    monkeypatch.setattr(setup, "get_facts", facts)
+    monkeypatch.setattr("prime_node.jobs.generate.STEP_RETRY_MS", 1)
+    assert isinstance(await setup.generator.generate(wanted(), ignore), Generated)
+    away, late = 2**30, replace(wanted(1), lease=replace(grant(1), deadline_ms=setup.clock.now_ms() + 50))
+    event = await setup.generator.generate(late, ignore)
     assert isinstance(event, GenerationFailed)
     assert "cannot reach" in event.reason

@@ -43,7 +43,7 @@ from prime_protocol.wire.messages import (
 )
 from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import SystemClock
-from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, Scene, digest, grant
+from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, JobSetup, digest, grant
 
 WRITES = 7
 """File, journal, memory, the coordinator's log, memory, journal; and one more, so that the last case has no crash."""
@@ -84,28 +84,28 @@ class Coordinator:
 class Process:
     """One life of the node: the daemon's loop, with a count of what reaches a disk."""
 
-    def __init__(self, scene: Scene, coordinator: Coordinator, crash_after: int) -> None:
-        self.scene = scene
+    def __init__(self, setup: JobSetup, coordinator: Coordinator, crash_after: int) -> None:
+        self.setup = setup
         self.coordinator = coordinator
         self.crash_after = crash_after
         self.writes = 0
-        config = NodeConfig(folder=scene.folder, coordinator="http://127.0.0.1:1", coordinator_id=str(KEY.node))
+        config = NodeConfig(folder=setup.folder, coordinator="http://127.0.0.1:1", coordinator_id=str(KEY.node))
         config = NodeConfig(**{**vars(config), "run": RUN, "network": NETWORK})
         swarm: Any = type("NoSwarm", (), {"fetcher": None, "store": None})
-        self.workshop = JobRunner(
+        self.job_runner = JobRunner(
             config,
             KEY.node,
             None,
             swarm,
-            scene.shelf,
+            setup.spool,
             tell=lambda event: None,
             clock=SystemClock(),  # type: ignore[arg-type]
         )
-        self.memory = SavedStateFile(scene.folder / "memory")
+        self.memory = SavedStateFile(setup.folder / "memory")
         self.agent = Agent(KEY, PROFILE, Random(0))
-        scene.worker._journal = self.workshop.journal
-        self._count(scene.shelf, "put")
-        self._count(self.workshop.journal, "_put")
+        setup.generator._journal = self.job_runner.journal
+        self._count(setup.spool, "put")
+        self._count(self.job_runner.journal, "_put")
         self._count(self.memory, "save")
 
     def _count(self, owner: Any, name: str) -> None:
@@ -126,14 +126,14 @@ class Process:
     async def run(self) -> None:
         """Until the lease is answered and nothing is on its way."""
         memory = self.memory.load()
-        self.workshop.remove_orphan_files(memory)
-        now_ms, events = self.scene.clock.now_ms(), [Started(memory)]
+        self.job_runner.remove_orphan_files(memory)
+        now_ms, events = self.setup.clock.now_ms(), [Started(memory)]
         for _ in range(200):
             event: Event = events.pop(0) if events else Tick()
             effects = self.agent.handle(event, now_ms)
             for effect in effects:
                 events += [each async for each in self._carry_out(effect, now_ms)]
-            piece = self.workshop.journal.get_by_lease(RUN, 0)
+            piece = self.job_runner.journal.get_by_lease(RUN, 0)
             if piece is not None and piece.state is JobState.RECEIVED and not self.memory.load().pending:
                 return
             now_ms = max(now_ms, self.agent.wake_ms) if not events else now_ms
@@ -146,10 +146,10 @@ class Process:
             case LoadWeights(weights):
                 yield WeightsReady(weights.step, weights.root)
             case Generate():
-                yield await self.scene.worker.generate(effect, lambda progress: None)
+                yield await self.setup.generator.generate(effect, lambda progress: None)
             case Send():
                 event = self._answer(effect, now_ms)
-                self.workshop.record_sent(effect, event)
+                self.job_runner.record_sent(effect, event)
                 yield event
 
     def _answer(self, send: Send, now_ms: int) -> Event:
@@ -160,7 +160,7 @@ class Process:
                 return ReplyReceived(send.request, self.coordinator.lease())
             case Submitted() as entry:
                 assert send.file is not None
-                self.coordinator.answers.append((entry, self.scene.shelf.get(send.file)))
+                self.coordinator.answers.append((entry, self.setup.spool.get(send.file)))
                 self._wrote()
                 return ReplyReceived(send.request, EntryReply(index=1, at_ms=now_ms))
         return SendTimedOut(send.request)
@@ -179,26 +179,26 @@ async def test_a_lease_is_answered_once_whenever_the_process_is_killed(
     crash_after: int, tmp_path: Path, checked: list[Digest]
 ) -> None:
     coordinator = Coordinator()
-    first = Scene(tmp_path)
+    first = JobSetup(tmp_path)
     is_killed = False
     try:
         await Process(first, coordinator, crash_after).run()
     except Killed:
         is_killed = True
-    await first.keeper.close()
+    await first.engine.close()
     assert is_killed is (crash_after < WRITES), "every write but the last case's is followed by a crash"
 
-    second = Scene(tmp_path)
+    second = JobSetup(tmp_path)
     process = Process(second, coordinator, crash_after=0)
     if not coordinator.answers or process.memory.load().pending:
         await process.run()
-    is_made_again = second.keeper.get_status()["pid"] is not None
-    await second.keeper.close()
+    is_made_again = second.engine.get_status()["pid"] is not None
+    await second.engine.close()
     entries = {compute_receipt_id(entry.receipt) for entry, _ in coordinator.answers}
     assert len(entries) == 1, "the answer may be sent again, another one never is"
     assert all(file is not None for _, file in coordinator.answers[:1]), "the file was there when it was needed"
     assert is_made_again is (crash_after == 1), "what the journal has is not generated again"
-    piece = process.workshop.journal.get_by_lease(RUN, 0)
+    piece = process.job_runner.journal.get_by_lease(RUN, 0)
     assert piece is not None
     assert piece.submission in entries
     checked.append(coordinator.answers[0][0].receipt.file_digest)

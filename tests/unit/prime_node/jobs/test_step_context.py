@@ -22,7 +22,7 @@ from prime_protocol.tasks.family import Grade, GradeReason, SandboxJob, SandboxO
 from prime_protocol.wire.ids import Digest, Sample, Slot, Step
 from prime_protocol.wire.messages import CheckpointRef, StepReply, StepRequest
 from prime_runtime.http.client import ServerAddress, SignedReply
-from support.job_setup import BEACON, KEY, ROOT, RUN, SCENE_TERMS, Scene, digest
+from support.job_setup import BEACON, KEY, ROOT, RUN, SETUP_TERMS, JobSetup, digest
 from support.shard_hosts import change, make_tensors
 
 SERVER = ServerAddress("http://127.0.0.1:1", KEY.node)
@@ -42,7 +42,7 @@ class Line:
         self.asked.append(f"step {message.step}")
         root = message.root or ROOT
         weights = CheckpointRef(step=message.step, root=root, manifest=digest("manifest"), beacon=BEACON)
-        facts = StepReply(terms=SCENE_TERMS, beacon=BEACON, weights=weights)
+        facts = StepReply(terms=SETUP_TERMS, beacon=BEACON, weights=weights)
         return SignedReply(replace(facts, **self.changes), b"", b"")
 
     async def get(self, server: ServerAddress, path: str, **how: Any) -> bytes | None:
@@ -57,23 +57,23 @@ class Disk:
         self.folder = folder
 
     @asynccontextmanager
-    async def using(self, root: Digest, manifest: Digest | None) -> AsyncIterator[Path]:
+    async def hold_checkpoint(self, root: Digest, manifest: Digest | None) -> AsyncIterator[Path]:
         assert manifest == digest("manifest")
         yield self.folder
 
 
 def make(line: Line, folder: Path) -> StepContexts:
-    checkpoint = Scene(folder / "scene").checkpoint
+    checkpoint = JobSetup(folder / "scene").checkpoint
     return StepContexts(line, SERVER, RUN, Disk(checkpoint), folder / "datasets")  # type: ignore[arg-type]
 
 
 async def test_a_step_is_asked_for_once(tmp_path: Path) -> None:
     line = Line()
-    briefings = make(line, tmp_path)
+    contexts = make(line, tmp_path)
     for _ in range(3):
-        async with briefings.open(Step(0), ROOT) as briefing:
-            assert (briefing.beacon, briefing.terms, briefing.root) == (BEACON, SCENE_TERMS, ROOT)
-            assert briefing.encode_prompt(5).dtype == np.int32
+        async with contexts.open(Step(0), ROOT) as context:
+            assert (context.beacon, context.terms, context.root) == (BEACON, SETUP_TERMS, ROOT)
+            assert context.encode_prompt(5).dtype == np.int32
     assert line.asked == ["step 0"]
 
 
@@ -89,7 +89,7 @@ async def test_a_coordinator_that_tells_of_another_checkpoint_is_not_believed(tm
 
 async def test_a_problem_file_is_fetched_once_and_again_when_it_is_damaged(tmp_path: Path) -> None:
     name = Digest(sha256(MATH).digest())
-    line = Line(terms=replace(SCENE_TERMS, task_set=f"math-answer?dataset={name}"))
+    line = Line(terms=replace(SETUP_TERMS, task_set=f"math-answer?dataset={name}"))
     with pytest.raises(LocalError, match="the coordinator has no /datasets/"):
         async with make(line, tmp_path).open(Step(0), ROOT):
             pass
@@ -98,8 +98,8 @@ async def test_a_problem_file_is_fetched_once_and_again_when_it_is_damaged(tmp_p
         async with make(line, tmp_path).open(Step(0), ROOT):
             pass
     line.files[f"/datasets/{name}"] = MATH
-    async with make(line, tmp_path).open(Step(0), ROOT) as briefing:
-        assert briefing.family.name == "math-answer"
+    async with make(line, tmp_path).open(Step(0), ROOT) as context:
+        assert context.family.name == "math-answer"
     fetched = line.asked.count(f"/datasets/{name}")
     async with make(line, tmp_path).open(Step(0), ROOT):
         assert line.asked.count(f"/datasets/{name}") == fetched, "it is on this disk"
@@ -151,7 +151,7 @@ class Quiz:
     def grade(self, task: Task, completion: str) -> Grade | SandboxJob:
         return Grade(1.0, GradeReason.RIGHT) if task.index == 0 else SandboxJob(completion, b"")
 
-    def conclude(self, task: Task, outcome: SandboxOutcome) -> Grade:
+    def grade_outcome(self, task: Task, outcome: SandboxOutcome) -> Grade:
         return Grade(0.0, GradeReason.CRASHED) if task.index == 1 else Grade(0.5, GradeReason.PARTLY)
 
 
@@ -166,7 +166,7 @@ class Cell:
 
 
 async def test_answers_are_graded_with_their_end_token_and_jobs_in_the_sandbox(tmp_path: Path) -> None:
-    briefing = replace(Scene(tmp_path).briefing, family=Quiz())
+    context = replace(JobSetup(tmp_path).context, family=Quiz())
     tokens = np.array([1, 2, 3, 12], np.int32)
     rows = [
         Rollout(
@@ -184,7 +184,7 @@ async def test_answers_are_graded_with_their_end_token_and_jobs_in_the_sandbox(t
         for task in range(3)
     ]
     cell = Cell()
-    rewards = await grade_rows(rows, briefing, cell)  # type: ignore[arg-type]
+    rewards = await grade_rows(rows, context, cell)  # type: ignore[arg-type]
     assert cell.sources == ["123$", "123$"]
     assert (rewards.mean, rewards.right, rewards.machine_dependent) == (0.5, 1, 1)
 

@@ -51,7 +51,7 @@ class Desk:
     def __init__(self, folder: Path, *, stakes: bool = False) -> None:
         self.clock, self.api = Clock(), Api()
         self.told: list[Event] = []
-        self.journal, self.shelf = Journal(folder / "journal.db"), UploadSpool(folder / "files")
+        self.journal, self.spool = Journal(folder / "journal.db"), UploadSpool(folder / "files")
         self.outcomes = SubmissionTracker(
             "http://127.0.0.1:1",
             None,
@@ -59,13 +59,13 @@ class Desk:
             run=RUN,
             domain=EMBEDDED_DOMAIN,
             journal=self.journal,
-            shelf=self.shelf,
+            spool=self.spool,
             stakes=stakes,
             tell=self.told.append,
             clock=self.clock,  # type: ignore[arg-type]
         )
         self.run(unpaid=[0])
-        file = self.shelf.put(b"rollouts")
+        file = self.spool.put(b"rollouts")
         self.name = digest("submission")
         self.journal.add(
             JobRecord(
@@ -111,7 +111,7 @@ class Desk:
 
     @property
     def has_file(self) -> bool:
-        return any((self.shelf._folder).iterdir())
+        return any((self.spool._folder).iterdir())
 
 
 @pytest.fixture

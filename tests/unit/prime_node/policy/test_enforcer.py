@@ -21,12 +21,12 @@ DAY_MS = 24 * 3_600_000
 
 
 @dataclass
-class FakeSite:
+class FakeControl:
     """Stands in for a running node."""
 
     engine_gpus: tuple[int, ...] = ()
     leases_done: int = 0
-    moved_bytes: int = 0
+    transferred_bytes: int = 0
     held: list[str] = field(default_factory=list)
     drained: int = 0
     changes: int = 0
@@ -37,7 +37,7 @@ class FakeSite:
     def drain(self) -> None:
         self.drained += 1
 
-    def gpus_changed(self) -> None:
+    def restart_engine(self) -> None:
         self.changes += 1
 
 
@@ -79,89 +79,89 @@ class Driver:
         raise self.NVMLError
 
 
-def make(folder: Path, driver: Driver | None = None, **policy: Any) -> tuple[PolicyEnforcer, FakeSite]:
-    owner, site = PolicyEnforcer(folder, PolicyConfig(**policy), SystemClock(), pid=1, nvml=driver), FakeSite()
-    owner.control = site
-    return owner, site
+def make(folder: Path, driver: Driver | None = None, **policy: Any) -> tuple[PolicyEnforcer, FakeControl]:
+    enforcer, control = PolicyEnforcer(folder, PolicyConfig(**policy), SystemClock(), pid=1, nvml=driver), FakeControl()
+    enforcer.control = control
+    return enforcer, control
 
 
 async def test_a_pause_holds_the_node_and_outlasts_its_process(tmp_path: Path) -> None:
-    owner, site = make(tmp_path)
-    await owner.poll()
-    assert site.held == [""]
-    assert "prime-node resume" in owner.pause(None)
-    assert site.held[-1] == "paused by its owner; prime-node resume"
-    again, site = make(tmp_path)
+    enforcer, control = make(tmp_path)
+    await enforcer.poll()
+    assert control.held == [""]
+    assert "prime-node resume" in enforcer.pause(None)
+    assert control.held[-1] == "paused by its owner; prime-node resume"
+    again, control = make(tmp_path)
     await again.poll()
-    assert site.held[-1].startswith("paused by its owner")
+    assert control.held[-1].startswith("paused by its owner")
     assert again.describe()["is_paused"]
     assert again.resume(None) == "it takes work again"
-    assert site.held[-1] == ""
+    assert control.held[-1] == ""
     assert not make(tmp_path)[0].pauses.is_all
 
 
 async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
-    owner, site = make(tmp_path, Driver("GPU-aaaaaaaa", "GPU-bbbbbbbb"), paused_gpus=("1",))
-    site.engine_gpus = (0,)
-    await owner.poll()
-    assert site.held[-1] == ""
-    owner.pause("GPU-aaaaaaaa")
-    assert site.held[-1].startswith("GPU 0 is paused")
-    assert [row["is_paused"] for row in owner.describe_gpus()] == [True, True]
-    assert owner.resume(None).endswith("but GPU GPU-aaaaaaaa")
-    owner.resume("GPU-aaaaaaaa")
-    assert site.held[-1] == ""
+    enforcer, control = make(tmp_path, Driver("GPU-aaaaaaaa", "GPU-bbbbbbbb"), paused_gpus=("1",))
+    control.engine_gpus = (0,)
+    await enforcer.poll()
+    assert control.held[-1] == ""
+    enforcer.pause("GPU-aaaaaaaa")
+    assert control.held[-1].startswith("GPU 0 is paused")
+    assert [row["is_paused"] for row in enforcer.describe_gpus()] == [True, True]
+    assert enforcer.resume(None).endswith("but GPU GPU-aaaaaaaa")
+    enforcer.resume("GPU-aaaaaaaa")
+    assert control.held[-1] == ""
     for wrong in ("7", "the big one", "GPU-cccccccc"):
         with pytest.raises(LocalError, match="there is no GPU"):
-            owner.pause(wrong)
+            enforcer.pause(wrong)
     with pytest.raises(LocalError, match=r"not paused by hand; policy\.paused_gpus"):
-        owner.resume("1")
+        enforcer.resume("1")
 
 
 async def test_gpus_that_come_and_go_are_told_of(tmp_path: Path) -> None:
     driver = Driver("GPU-aaaaaaaa")
-    owner, site = make(tmp_path, driver)
-    await owner.poll()
-    assert site.changes == 0
+    enforcer, control = make(tmp_path, driver)
+    await enforcer.poll()
+    assert control.changes == 0
     driver.uuids.append("GPU-bbbbbbbb")
-    await owner.poll()
-    assert (site.changes, len(owner.describe_gpus())) == (1, 2)
+    await enforcer.poll()
+    assert (control.changes, len(enforcer.describe_gpus())) == (1, 2)
     driver.uuids = ["GPU-bbbbbbbb"]
-    await owner.poll()
-    await owner.poll()
-    assert site.changes == 2, "told once"
-    assert {row["uuid"]: row["problem"] for row in owner.describe_gpus()} == {
+    await enforcer.poll()
+    await enforcer.poll()
+    assert control.changes == 2, "told once"
+    assert {row["uuid"]: row["problem"] for row in enforcer.describe_gpus()} == {
         "GPU-bbbbbbbb": "",
         "GPU-aaaaaaaa": "it does not answer any more",
     }
     driver.uuids = ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
-    await owner.poll()
-    assert (site.changes, owner.lost) == (3, {})
+    await enforcer.poll()
+    assert (control.changes, enforcer.lost) == (3, {})
 
 
 async def test_a_drain_is_said_once_and_stays(tmp_path: Path) -> None:
-    owner, site = make(tmp_path)
-    owner.drain()
-    await owner.poll()
-    owner.drain()
-    assert site.drained == 1
-    assert owner.describe()["stop"] == "its owner asked for it"
+    enforcer, control = make(tmp_path)
+    enforcer.drain()
+    await enforcer.poll()
+    enforcer.drain()
+    assert control.drained == 1
+    assert enforcer.describe()["stop"] == "its owner asked for it"
 
 
 async def test_policy_ends_the_node_after_its_leases(tmp_path: Path) -> None:
-    owner, site = make(tmp_path, stop_after_leases=2)
-    await owner.poll()
-    site.leases_done = 2
-    await owner.poll()
-    assert (site.drained, owner.decision.stop) == (1, "2 leases are done (policy.stop_after_leases)")
+    enforcer, control = make(tmp_path, stop_after_leases=2)
+    await enforcer.poll()
+    control.leases_done = 2
+    await enforcer.poll()
+    assert (control.drained, enforcer.decision.stop) == (1, "2 leases are done (policy.stop_after_leases)")
 
 
 async def test_before_the_node_has_joined_there_is_nobody_to_hold(tmp_path: Path) -> None:
-    owner, _ = make(tmp_path)
-    owner.control = None
-    owner.pause(None)
-    await owner.poll()
-    assert owner.describe()["hold"] == ""
+    enforcer, _ = make(tmp_path)
+    enforcer.control = None
+    enforcer.pause(None)
+    await enforcer.poll()
+    assert enforcer.describe()["hold"] == ""
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"is_all": true}', '{"is_all": true, "gpus": 5}'])
@@ -229,22 +229,22 @@ def test_this_system_tells_its_ticks() -> None:
 
 
 async def test_a_days_bytes_outlast_a_restart_and_a_damaged_note_of_them_is_none(tmp_path: Path) -> None:
-    owner, site = make(tmp_path, data_bytes_per_day=1_000)
-    site.moved_bytes = 900
-    running = asyncio.create_task(owner.run())
-    while not site.held:
+    enforcer, control = make(tmp_path, data_bytes_per_day=1_000)
+    control.transferred_bytes = 900
+    running = asyncio.create_task(enforcer.run())
+    while not control.held:
         await asyncio.sleep(0)
-    assert site.held[-1] == ""
+    assert control.held[-1] == ""
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     again, later = make(tmp_path, data_bytes_per_day=1_000)
-    later.moved_bytes = 100
+    later.transferred_bytes = 100
     await again.poll()
     assert "policy.data_bytes_per_day is used up" in later.held[-1]
     for damaged in ("", "{", "[]", '{"day": 1}', '{"day": null, "bytes": "x"}'):
         (tmp_path / "moved.json").write_text(damaged)
         third, last = make(tmp_path, data_bytes_per_day=1_000)
-        last.moved_bytes = 100
+        last.transferred_bytes = 100
         await third.poll()
         assert last.held[-1] == ""
 

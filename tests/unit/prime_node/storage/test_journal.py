@@ -117,7 +117,7 @@ def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
 
 
 def test_old_pieces_leave_and_open_ones_stay(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prime_node.storage.journal.PIECES_KEPT", 3)
+    monkeypatch.setattr("prime_node.storage.journal.RECORDS_KEPT", 3)
     for lease in range(6):
         journal.add(replace(piece(lease), is_open=lease == 0), 2_000)
     assert [each.lease for each in journal.list_newest()] == [5, 4, 3, 2, 0]
