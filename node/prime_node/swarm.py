@@ -40,7 +40,7 @@ class Swarm:
     """One node's."""
 
     def __init__(
-        self, config: NodeConfig, key: WalletKey, client: HttpClient, trainer: NodeId, *, clock: Clock, dice: Random
+        self, config: NodeConfig, key: WalletKey, client: HttpClient, trainer: NodeId, *, clock: Clock, rng: Random
     ) -> None:
         self._config = config
         self._clock = clock
@@ -63,7 +63,7 @@ class Swarm:
         self._publisher = GossipPublisher(
             key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), ways=ways
         )
-        self._open_weights(key, dice)
+        self._open_weights(key, rng)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
         self.server.add_routes(self._http)
         self.head_monitor = self._open_head_monitor(client)
@@ -78,7 +78,7 @@ class Swarm:
         self.urls: tuple[str, ...] = ()
         """Where others fetch from this node; none: it serves nobody."""
 
-    def _open_weights(self, key: WalletKey, dice: Random) -> None:
+    def _open_weights(self, key: WalletKey, rng: Random) -> None:
         config, weights = self._config, self._config.weights
         folder = weights.folder or NodeFolder(config.folder).weights
         self.store = ShardStore(folder, network=config.network_id, run=self._run, trainer=self.trainer)
@@ -95,7 +95,7 @@ class Swarm:
             self.directory,
             node=key.node,
             clock=self._clock,
-            rng=dice,
+            rng=rng,
             limits=FetchLimits(transfers_max=weights.transfers_at_once),
             allow_private=config.allows_private_addresses,
             is_relay=config.role is NodeRole.RELAY and not weights.build,

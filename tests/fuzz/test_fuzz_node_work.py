@@ -35,7 +35,7 @@ from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef, StepReply
 from prime_protocol.wire.strict_json import parse_json
-from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SETUP_TERMS, SEED, digest
+from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SEED, SETUP_TERMS, digest
 
 NUMBERS = RowMeasurement(
     row=1,

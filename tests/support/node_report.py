@@ -4,7 +4,7 @@ from typing import Any
 
 ROOT = "0x" + "ab" * 32
 
-PIECE: dict[str, Any] = {
+JOB: dict[str, Any] = {
     "run": "demo",
     "lease": 41,
     "step": 3,
@@ -70,10 +70,10 @@ REPORT: dict[str, Any] = {
     },
     "owner": {"hold": "", "stop": "", "is_paused": False, "paused_gpus": []},
     "gpus": [],
-    "books": {
+    "account": {
         "standing": "ready",
-        "works": True,
-        "way_out": "none is needed",
+        "may_work": True,
+        "remedy": "none is needed",
         "stake_nano": 100 * 10**9,
         "balance_nano": 25 * 10**8,
         "earned_nano": 10**9,
@@ -103,10 +103,10 @@ REPORT: dict[str, Any] = {
         },
         "waiting": 1,
         "tokens_per_s": 812,
-        "idle_for": "",
+        "idle_reason": "",
     },
     "audits": {"done": 0, "inspected": 0, "open": []},
-    "pieces": {"counts": {"credited": 1}, "last": [PIECE]},
+    "jobs": {"counts": {"credited": 1}, "last": [JOB]},
     "p2p": {"is_on": False, "text": "off: p2p.enabled is false", "peers": 0, "addresses": []},
     "serving": {"urls": [], "text": "outbound only", "depth": 0, "nodes_known": 1, "nodes_in_run": 2},
     "weights": {
@@ -143,11 +143,11 @@ REPORT: dict[str, Any] = {
 
 RELAY: dict[str, Any] = REPORT | {
     "role": "relay",
-    "books": None,
+    "account": None,
     "engine": None,
     "work": None,
     "audits": None,
-    "pieces": None,
+    "jobs": None,
 }
 
 JOINING: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""Where a node's work is done: engine, sandbox, journal and files, wired together for the worker and the validator.
+"""Wires together what jobs need: engine, sandbox, journal and spool, for the worker and for the validator.
 
-Nothing here decides; the daemon hands in what the agent wants, and gets back one event for each.
+Nothing here decides which jobs run. The agent runner passes in each job, and gets back one event for it.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """One node's."""
+    """The generator, the auditor and the submission tracker of one node."""
 
     def __init__(
         self,
@@ -40,20 +40,21 @@ class JobRunner:
         swarm: Swarm,
         spool: UploadSpool,
         *,
-        tell: Callable[[Event], None],
+        post_event: Callable[[Event], None],
+        on_appealed: Callable[[Digest], None],
         clock: Clock,
     ) -> None:
         node_folder, server, run = NodeFolder(config.folder), config.server, config.run_id
         self._run = run
-        self.on_appealed: Callable[[Digest], None] = lambda submission: None
-        """Told when the log has taken our appeal; the daemon sets it."""
+        self._on_appealed = on_appealed
+        """Called when the log has taken an appeal of this node."""
         self._clock = clock
         self._swarm = swarm
         self._spool = spool
         self.journal = Journal(node_folder.journal)
         self.engine = EngineManager(config.engine, node_folder.engine, clock, changes=self._list_changed_tensors)
         self.sandbox = Sandbox()
-        self.tracker = self._open_tracker(config, node, tell)
+        self.tracker = self._open_tracker(config, node, post_event)
         tools: dict[str, Any] = {
             "contexts": StepContexts(client, server, run, swarm.fetcher, node_folder.datasets),
             "engine": self.engine,
@@ -72,7 +73,7 @@ class JobRunner:
             **tools,
         )
 
-    def _open_tracker(self, config: NodeConfig, node: NodeId, tell: Callable[[Event], None]) -> SubmissionTracker:
+    def _open_tracker(self, config: NodeConfig, node: NodeId, post_event: Callable[[Event], None]) -> SubmissionTracker:
         return SubmissionTracker(
             config.coordinator,
             config.authority,
@@ -82,12 +83,12 @@ class JobRunner:
             journal=self.journal,
             spool=self._spool,
             stakes=config.stake and config.delegation is None,
-            tell=tell,
+            post_event=post_event,
             clock=self._clock,
         )
 
     def _list_changed_tensors(self, old: Digest, new: Digest) -> frozenset[str] | None:
-        """Names of the tensors in which two checkpoints on this disk differ."""
+        """Names of the tensors that differ between two checkpoints; None where one of them is not on this disk."""
         held = self._swarm.store.checkpoints()
         if old not in held or new not in held:
             return None
@@ -97,14 +98,14 @@ class JobRunner:
         )
 
     def remove_orphan_files(self, state: SavedState) -> None:
-        """After a start: remove files that neither the journal nor an entry on its way names."""
+        """Removes files that neither the journal nor a pending entry names. Call it once, at the start."""
         named = self.journal.list_open_files() | {parcel.file for parcel in state.pending if parcel.file is not None}
         removed = self._spool.remove_unnamed(named)
         if removed:
-            log.info("removed %d files that nothing names any more", removed)
+            log.info("removed %d orphan files from the spool", removed)
 
     def estimate_tokens_per_s(self) -> int:
-        """Output tokens per second of the last file that was made here; 1 where there is none."""
+        """Output tokens per second of the last file generated here; 1 where there is none."""
         for record in self.journal.list_newest(20):
             made = [at_ms for state, at_ms in record.history if state == JobState.PRODUCED]
             if made and made[0] > record.started_ms:
@@ -112,7 +113,7 @@ class JobRunner:
         return 1
 
     def record_sent(self, send: Send, event: Event) -> None:
-        """What became of an entry: into the journal, and off the disk where nobody needs its file any more."""
+        """Records in the journal what became of an entry, and removes its file once nobody needs it."""
         is_logged = isinstance(event, ReplyReceived)
         is_over = is_logged or (isinstance(event, SendRefused) and is_final(event.refusal))
         if not is_over:
@@ -127,7 +128,7 @@ class JobRunner:
                 if record is not None:
                     self.journal.advance(record, JobState.RETURNED, self._clock.now_ms(), reason=reason)
             case Appealed(submission=name) if is_logged:
-                self.on_appealed(name)
+                self._on_appealed(name)
             case NodeRegistered() | Staked():
                 self.tracker.poll_soon()
 

@@ -32,8 +32,8 @@ class NodeAccount:
     """This node in the books."""
 
     standing: str
-    works: bool
-    way_out: str
+    may_work: bool
+    remedy: str
     stake_nano: int
     balance_nano: int
     """Its owner's, which is its own where nobody has delegated."""
@@ -93,8 +93,8 @@ def parse_node(detail: Mapping[str, Any], run: RunId) -> NodeAccount:
     standing = {row["run"]: row for row in detail["standings"]}[run]
     return NodeAccount(
         standing=str(standing["standing"]),
-        works=standing["works"] is True,
-        way_out=str(standing["way_out"]),
+        may_work=standing["works"] is True,
+        remedy=str(standing["way_out"]),
         stake_nano=int(summary["stake_nano"]),
         balance_nano=int(detail["owner_balance_nano"]),
         earned_nano=int(summary["earned_nano"]),

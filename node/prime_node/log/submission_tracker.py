@@ -70,7 +70,7 @@ class SubmissionTracker:
         journal: Journal,
         spool: UploadSpool,
         stakes: bool,
-        tell: Callable[[Event], None],
+        post_event: Callable[[Event], None],
         clock: Clock,
     ) -> None:
         self._url = url
@@ -82,7 +82,7 @@ class SubmissionTracker:
         self._spool = spool
         self._stakes = stakes
         """Whether this node stakes for itself."""
-        self._post_event = tell
+        self._post_event = post_event
         self._clock = clock
         self._wakeup = asyncio.Event()
         self._stake_asked = 0

@@ -50,14 +50,14 @@ def _version(report: dict[str, Any]) -> Iterator[str]:
     if by_ms > now_ms:
         when = f"{format_time(by_ms)} UTC, {format_relative_time(by_ms, now_ms)}"
         yield f"this version works until {when}; then the run needs a newer one: pip install --upgrade prime-swarm"
-    if report["coordinator"]["is_outdated"] and report["books"] is None:
-        # A relay has no standing in the books to tell it by.
+    if report["coordinator"]["is_outdated"] and report["account"] is None:
+        # A relay has no standing in the account to tell it by.
         yield f"outdated: {OUTDATED}"
 
 
 def _standing(report: dict[str, Any]) -> Iterator[str]:
-    books = report["books"]
-    if books is None or books["works"] or report["owner"]["hold"]:
+    account = report["account"]
+    if account is None or account["may_work"] or report["owner"]["hold"]:
         return
     ways = {
         "outdated": OUTDATED,
@@ -65,8 +65,8 @@ def _standing(report: dict[str, Any]) -> Iterator[str]:
         "banned": "the operator has banned this node",
         "undelegated": "its owner's delegation has ended: prime-node keys delegate, then start --delegation",
     }
-    if books["standing"] in ways:
-        yield f"{books['standing']}: {ways[books['standing']]}"
+    if account["standing"] in ways:
+        yield f"{account['standing']}: {ways[account['standing']]}"
 
 
 def _engine(report: dict[str, Any]) -> Iterator[str]:
@@ -85,11 +85,11 @@ def _weights(report: dict[str, Any]) -> Iterator[str]:
 
 def _records(report: dict[str, Any]) -> Iterator[str]:
     """The newest work, where it was not taken: older failures are history."""
-    pieces = report["pieces"]
-    for piece in pieces["last"][:1] if pieces else ():
-        if piece["state"] in ("rejected", "slashed"):
-            what = f"lease {piece['lease']} was {piece['state']}: {piece['reason']}"
-            yield f"{what}. See: prime-node rollouts {piece['lease']}"
+    jobs = report["jobs"]
+    for job in jobs["last"][:1] if jobs else ():
+        if job["state"] in ("rejected", "slashed"):
+            what = f"lease {job['lease']} was {job['state']}: {job['reason']}"
+            yield f"{what}. See: prime-node rollouts {job['lease']}"
 
 
 def _parts(report: dict[str, Any]) -> Iterator[str]:

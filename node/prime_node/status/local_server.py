@@ -115,17 +115,17 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
         yield _counter("engine_restarts", "Times the engine began again.", report["engine"]["restarts"])
     if report["work"]:
         yield _gauge("tokens_per_second", "Pace of generation, as last measured.", report["work"]["tokens_per_s"] or 0)
-    if report["pieces"]:
-        pieces = GaugeMetricFamily(f"{PREFIX}_pieces", "Pieces of work in the journal, by state.", labels=["state"])
+    if report["jobs"]:
+        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "Pieces of work in the journal, by state.", labels=["state"])
         for state in JobState:
-            pieces.add_metric([state], report["pieces"]["counts"].get(str(state), 0))
-        yield pieces
+            jobs.add_metric([state], report["jobs"]["counts"].get(str(state), 0))
+        yield jobs
     if report["audits"]:
         yield _counter("verdicts", "Verdicts given since the start.", report["audits"]["done"])
-    if report["books"]:
+    if report["account"]:
         for name in ("stake", "balance", "earned"):
-            tokens = report["books"][f"{name}_nano"] / NANO
-            yield _gauge(f"{name}_tokens", "As the coordinator's books have it.", tokens)
+            tokens = report["account"][f"{name}_nano"] / NANO
+            yield _gauge(f"{name}_tokens", "As the coordinator's account have it.", tokens)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,8 +1,6 @@
-"""The part of a node's report that is about work: lease, engine, audits, pieces, and the node in the books.
+"""What a node tells its owner: one report of plain values, the same for the terminal, the page, JSON and metrics.
 
-What a node tells its owner: one report, the same for the terminal, for JSON and for tests.
-
-Made from the parts of a running daemon; shown by view.py. Names of the fields are for scripts: they stay.
+It is read from a running daemon and changes nothing there. Scripts read its field names.
 """
 
 from collections import Counter
@@ -12,11 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from prime_node.agent.agent import Agent
+from prime_node.agent_runner import AgentRunner, WorkStatus
 from prime_node.daemon import Daemon
-from prime_node.jobs.runner import JobRunner
 from prime_node.joining import explain_refusal
 from prime_node.policy.enforcer import PolicyEnforcer
-from prime_node.storage.journal import JobRecord
+from prime_node.storage.journal import DIGESTS, JobRecord, Journal
 from prime_node.weights.checkpoints import TransferStatus
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.wire.ids import friendly_name
@@ -27,82 +26,7 @@ from prime_runtime.supervisor import SupervisedTask
 
 RECORDS_SHOWN = 10
 RECORDS_COUNTED = 1_000
-"""Newest pieces that are counted by state."""
-
-
-def describe_work(daemon: Daemon) -> dict[str, Any]:
-    """Nothing of it on a relay."""
-    workshop = daemon.job_runner
-    if workshop is None:
-        return {"books": None, "engine": None, "work": None, "audits": None, "pieces": None}
-    seen = workshop.tracker.account
-    return {
-        "books": asdict(seen) if seen else None,
-        "engine": workshop.engine.get_status(),
-        "work": _work(daemon),
-        "audits": _audits(daemon),
-        "pieces": _records(workshop),
-    }
-
-
-def _work(daemon: Daemon) -> dict[str, Any]:
-    agent = daemon.agent
-    if agent is None:
-        return {"current": None, "waiting": 0, "tokens_per_s": 0, "idle_for": ""}
-    current, desk = agent.leases.current, agent.leases
-    shown = None
-    if current is not None:
-        lease, progress = current.lease, daemon.progress.get(current.lease.lease)
-        shown = {
-            "lease": lease.lease,
-            "step": lease.step,
-            "first_slot": lease.first_slot,
-            "slots": lease.slots,
-            "started_ms": current.started_ms,
-            "deadline_ms": lease.deadline_ms,
-            "rows_done": progress.rows_done if progress else 0,
-            "rows": progress.rows if progress else None,
-        }
-    return {
-        "current": shown,
-        "waiting": len(desk.open) - (current is not None),
-        "tokens_per_s": desk.tokens_per_s,
-        "idle_for": daemon.idle_reason if current is None else "",
-    }
-
-
-def _audits(daemon: Daemon) -> dict[str, Any]:
-    if daemon.agent is None:
-        return {"done": 0, "inspected": 0, "open": []}
-    verdicts = daemon.agent.audits
-    rows = [
-        {
-            "submission": str(task.submission),
-            "node": str(task.node),
-            "step": task.step,
-            "slots": task.slots,
-            "deadline_ms": task.deadline_ms,
-        }
-        for task in verdicts.list_open()
-    ]
-    return {"done": verdicts.verdicts_given, "inspected": verdicts.inspections_given, "open": rows}
-
-
-def _records(workshop: JobRunner) -> dict[str, Any]:
-    pieces = workshop.journal.list_newest(RECORDS_COUNTED)
-    counts = Counter(str(piece.state) for piece in pieces)
-    return {"counts": dict(counts.most_common()), "last": [describe_record(each) for each in pieces[:RECORDS_SHOWN]]}
-
-
-def describe_record(piece: JobRecord) -> dict[str, Any]:
-    """As JSON has it; also for `prime-node rollouts`."""
-    plain = asdict(piece)
-    for name in ("submission", "file", "checkpoint_root", "rollout_root"):
-        plain[name] = str(plain[name]) if plain[name] is not None else None
-    plain["history"] = [{"state": str(state), "at_ms": at_ms} for state, at_ms in piece.history]
-    return {**plain, "run": str(piece.run), "state": str(piece.state)}
-
-
+"""Newest jobs that are counted by state."""
 SHARD_CELLS = 40
 P2P_OFF = P2PStatus(
     is_running=False,
@@ -121,53 +45,9 @@ P2P_OFF = P2PStatus(
 )
 
 
-def draw_shards(held: bytes, coming: bytes, shards: int, cells: int = SHARD_CELLS) -> str:
-    """Shards from first to last, some to a cell: # all held, + some of it held or arriving, . nothing yet."""
-    have = int.from_bytes(held, "little")
-    begun = have | int.from_bytes(coming, "little")
-    cells = min(cells, shards)
-    cuts = [n * shards // cells for n in range(cells + 1)]
-    masks = [(1 << end) - (1 << start) for start, end in pairwise(cuts)]
-    return "".join("#" if have & mask == mask else "+" if begun & mask else "." for mask in masks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldManifestRow:
-    """One manifest on disk."""
-
-    step: int
-    kind: str
-    root: str
-    manifest: str
-    total_bytes: int
-    shards: int
-    shards_held: int
-    is_complete: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferRow:
-    """One manifest on its way."""
-
-    step: int
-    kind: str
-    manifest: str
-    bar: str
-    shards: int
-    shards_held: int
-    held_bytes: int
-    total_bytes: int
-    bytes_per_s: int
-    sources: int
-    finish_ms: int | None
-    """Expected time until the last shard; None while nothing arrives."""
-    corrupt: int
-    """Shards that came wrong and were fetched again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Where a node's process lives, and whose it is."""
+    """What is known of the process before the node has joined."""
 
     folder: Path
     key: WalletKey
@@ -178,58 +58,36 @@ class ProcessInfo:
     """Of the process, beside the daemon's."""
 
 
-def make_held_row(stock: ShardSet) -> HeldManifestRow:
-    manifest = stock.manifest
-    return HeldManifestRow(
-        step=manifest.step,
-        kind=manifest.kind,
-        root=str(stock.signed.root),
-        manifest=str(stock.digest),
-        total_bytes=manifest.transport_bytes,
-        shards=stock.shards,
-        shards_held=stock.held.bit_count(),
-        is_complete=stock.is_complete,
-    )
+def make_joining_report(problem: str, process: ProcessInfo, *, now_ms: int) -> dict[str, Any]:
+    """Before the run's trainer is known."""
+    return {"state": "joining", "problem": problem, **_describe_process(process, now_ms)}
 
 
-def make_transfer_row(transfer: TransferStatus) -> TransferRow:
-    progress = transfer.progress
-    return TransferRow(
-        step=transfer.step,
-        kind=transfer.kind,
-        manifest=str(transfer.manifest),
-        bar=draw_shards(transfer.held, transfer.coming, progress.shards),
-        shards=progress.shards,
-        shards_held=progress.held,
-        held_bytes=progress.held_bytes,
-        total_bytes=progress.total_bytes,
-        bytes_per_s=round(progress.rate_bytes_per_s),
-        sources=progress.sources,
-        finish_ms=progress.eta_ms,
-        corrupt=transfer.corrupt,
-    )
-
-
-def make_report(daemon: Daemon, place: ProcessInfo, *, now_ms: int) -> dict[str, Any]:
-    """Everything, as plain values."""
+def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[str, Any]:
     config, swarm = daemon.config, daemon.swarm
     return {
         "state": "running",
         "problem": "",
-        **describe_process(place, now_ms),
+        **_describe_process(process, now_ms),
         "role": str(config.role),
         "network": config.network,
         "run": config.run,
         "trainer": str(swarm.trainer),
-        "coordinator": _coordinator(daemon, now_ms),
-        "owner": {**place.enforcer.describe(), "hold": daemon.hold_reason},
-        "gpus": place.enforcer.describe_gpus(),
-        **describe_work(daemon),
+        "coordinator": _describe_coordinator(daemon, now_ms),
+        "owner": {**process.enforcer.describe(), "hold": daemon.work.holds.reason},
+        "gpus": process.enforcer.describe_gpus(),
+        **_describe_work(daemon.work),
         "p2p": describe_p2p(swarm.libp2p.status(), swarm.libp2p.reason),
-        "serving": _serving(daemon),
-        "weights": _weights(daemon),
-        "upload": _upload(daemon, now_ms),
-        "heads": _heads(daemon),
+        "serving": {
+            "urls": list(swarm.urls),
+            "text": "" if swarm.urls else "outbound only: announce is empty, so this node serves no weights",
+            "depth": swarm.server.offer().depth,
+            "nodes_known": len(swarm.directory),
+            "nodes_in_run": swarm.relay_client.nodes,
+        },
+        "weights": _describe_weights(daemon),
+        "upload": _describe_upload(daemon, now_ms),
+        "heads": _describe_heads(daemon),
         "parts": [
             {
                 "name": part.name,
@@ -237,64 +95,137 @@ def make_report(daemon: Daemon, place: ProcessInfo, *, now_ms: int) -> dict[str,
                 "restarts": part.restarts,
                 "last_error": part.last_error,
             }
-            for part in (*daemon.supervisor.parts, *place.parts)
+            for part in (*daemon.supervisor.parts, *process.parts)
         ],
     }
 
 
-def make_joining_report(problem: str, place: ProcessInfo, *, now_ms: int) -> dict[str, Any]:
-    """Before the run's trainer is known."""
-    return {"state": "joining", "problem": problem, **describe_process(place, now_ms)}
-
-
-def describe_process(place: ProcessInfo, now_ms: int) -> dict[str, Any]:
+def _describe_process(process: ProcessInfo, now_ms: int) -> dict[str, Any]:
     return {
-        "node": str(place.key.node),
-        "name": friendly_name(place.key.node),
-        "peer_id": place.key.peer_id(),
+        "node": str(process.key.node),
+        "name": friendly_name(process.key.node),
+        "peer_id": process.key.peer_id(),
         "protocol_version": PROTOCOL_VERSION,
-        "program_version": get_version(),
-        "folder": str(place.folder),
-        "page": place.page_url,
-        "started_ms": place.started_ms,
+        "program_version": _get_version(),
+        "folder": str(process.folder),
+        "page": process.page_url,
+        "started_ms": process.started_ms,
         "now_ms": now_ms,
     }
 
 
-def get_version() -> str:
+def _get_version() -> str:
     try:
         return version("prime-swarm")
     except PackageNotFoundError:
         return "unknown"
 
 
-def _coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
-    courier, records = daemon.coordinator, daemon.swarm.relay_client
-    problem = courier.problem or records.problem
-    answered = [at_ms for at_ms in (courier.last_reply_ms, records.answered_ms) if at_ms is not None]
+def _describe_coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
+    coordinator, relay_client, work = daemon.work.coordinator, daemon.swarm.relay_client, daemon.work
+    problem = coordinator.problem or relay_client.problem
+    replies = [at_ms for at_ms in (coordinator.last_reply_ms, relay_client.answered_ms) if at_ms is not None]
     return {
         "url": daemon.config.coordinator,
         "id": daemon.config.coordinator_id,
         "is_reachable": not problem,
         "problem": problem,
-        "answered_ms_ago": now_ms - max(answered) if answered else None,
-        "activity": str(daemon.agent.activity) if daemon.agent else "idle",
-        "upgrade_by_ms": daemon.upgrade_by_ms,
-        "is_outdated": daemon.is_outdated,
-        "refusal": _refusal(daemon, now_ms),
+        "answered_ms_ago": now_ms - max(replies) if replies else None,
+        "activity": str(work.agent.activity) if work.agent else "idle",
+        "upgrade_by_ms": work.status.upgrade_by_ms,
+        "is_outdated": work.status.is_outdated,
+        "refusal": _describe_refusal(work.status, now_ms),
     }
 
 
-def _refusal(daemon: Daemon, now_ms: int) -> str:
-    """Why the coordinator does not take this node's beats. That it is not registered passes in a moment."""
-    refusal = daemon.heartbeat_refusal
+def _describe_refusal(status: WorkStatus, now_ms: int) -> str:
+    """Why the coordinator refuses heartbeats. A node that is not registered yet is refused for a moment: not shown."""
+    refusal = status.heartbeat_refusal
     if refusal is None or refusal.field == "node":
         return ""
     return explain_refusal(refusal, now_ms) or f"{refusal.field} {refusal.problem}".strip()
 
 
+# --- Work -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_work(work: AgentRunner) -> dict[str, Any]:
+    """All None on a relay."""
+    runner = work.job_runner
+    if runner is None:
+        return {"account": None, "engine": None, "work": None, "audits": None, "jobs": None}
+    account = runner.tracker.account
+    return {
+        "account": asdict(account) if account else None,
+        "engine": runner.engine.get_status(),
+        "work": _describe_leases(work.agent, work.status),
+        "audits": _describe_audits(work.agent),
+        "jobs": _describe_jobs(runner.journal),
+    }
+
+
+def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
+    if agent is None:
+        return {"current": None, "waiting": 0, "tokens_per_s": 0, "idle_reason": ""}
+    current = agent.leases.current
+    shown = None
+    if current is not None:
+        lease = current.lease
+        progress = status.progress if status.progress and status.progress.lease == lease.lease else None
+        shown = {
+            "lease": lease.lease,
+            "step": lease.step,
+            "first_slot": lease.first_slot,
+            "slots": lease.slots,
+            "started_ms": current.started_ms,
+            "deadline_ms": lease.deadline_ms,
+            "rows_done": progress.rows_done if progress else 0,
+            "rows": progress.rows if progress else None,
+        }
+    return {
+        "current": shown,
+        "waiting": len(agent.leases.open) - (current is not None),
+        "tokens_per_s": agent.leases.tokens_per_s,
+        "idle_reason": status.idle_reason if current is None else "",
+    }
+
+
+def _describe_audits(agent: Agent | None) -> dict[str, Any]:
+    if agent is None:
+        return {"done": 0, "inspected": 0, "open": []}
+    rows = [
+        {
+            "submission": str(task.submission),
+            "node": str(task.node),
+            "step": task.step,
+            "slots": task.slots,
+            "deadline_ms": task.deadline_ms,
+        }
+        for task in agent.audits.list_open()
+    ]
+    return {"done": agent.audits.verdicts_given, "inspected": agent.audits.inspections_given, "open": rows}
+
+
+def _describe_jobs(journal: Journal) -> dict[str, Any]:
+    records = journal.list_newest(RECORDS_COUNTED)
+    counts = Counter(str(record.state) for record in records)
+    return {"counts": dict(counts.most_common()), "last": [describe_record(each) for each in records[:RECORDS_SHOWN]]}
+
+
+def describe_record(record: JobRecord) -> dict[str, Any]:
+    """As JSON has it; also for `prime-node rollouts`."""
+    plain = asdict(record)
+    for name in DIGESTS:
+        plain[name] = str(plain[name]) if plain[name] is not None else None
+    plain["history"] = [{"state": str(state), "at_ms": at_ms} for state, at_ms in record.history]
+    return {**plain, "run": str(record.run), "state": str(record.state)}
+
+
+# --- Swarm ----------------------------------------------------------------------------------------------------------
+
+
 def describe_p2p(status: P2PStatus | None, reason: str) -> dict[str, Any]:
-    """`reason` is why there is none. The fields are the same then, and empty."""
+    """`reason` is why libp2p is off. The fields are the same then, and empty."""
     facts = asdict(status or P2P_OFF)
     del facts["peer_id"]
     shown = {"is_on": status is not None, "text": _describe_gossip(status, reason), "peers": facts["connected"]}
@@ -302,40 +233,72 @@ def describe_p2p(status: P2PStatus | None, reason: str) -> dict[str, Any]:
 
 
 def _describe_gossip(status: P2PStatus | None, reason: str) -> str:
-    over_http = "records come from the coordinator over HTTP"
+    over_http = "gossip comes from the coordinator over HTTP"
     if status is None:
         return f"off: {reason}; {over_http}"
     if not status.is_running:
         return f"restarting after: {status.last_error}; {over_http}"
     if not status.connected:
-        return f"on, but reaches nobody: {over_http}"
+        return f"on, but reaches no peer: {over_http}"
     return f"on: {status.connected} peers, {status.known} known"
 
 
-def _serving(daemon: Daemon) -> dict[str, Any]:
-    swarm = daemon.swarm
-    text = "" if swarm.urls else "outbound only: announce is empty, so this node serves nobody"
-    return {
-        "urls": list(swarm.urls),
-        "text": text,
-        "depth": swarm.server.offer().depth,
-        "nodes_known": len(swarm.directory),
-        "nodes_in_run": swarm.relay_client.nodes,
-    }
-
-
-def _weights(daemon: Daemon) -> dict[str, Any]:
-    wanted = daemon.wanted_weights
+def _describe_weights(daemon: Daemon) -> dict[str, Any]:
+    wanted, fetcher = daemon.work.status.wanted_weights, daemon.swarm.fetcher
     return {
         "wanted": {"step": wanted.step, "root": str(wanted.root)} if wanted else None,
-        "problem": daemon.weights_problem or daemon.swarm.fetcher.problem,
-        "held": [asdict(make_held_row(stock)) for stock in daemon.swarm.store.newest_first()],
-        "transfers": [asdict(make_transfer_row(each)) for each in daemon.swarm.fetcher.list_transfers()],
-        "corrupt": daemon.swarm.fetcher.corrupt,
+        "problem": daemon.work.status.weights_problem or fetcher.problem,
+        "held": [_describe_shard_set(each) for each in daemon.swarm.store.newest_first()],
+        "transfers": [_describe_transfer(each) for each in fetcher.list_transfers()],
+        "corrupt": fetcher.corrupt,
     }
 
 
-def _upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
+def _describe_shard_set(shard_set: ShardSet) -> dict[str, Any]:
+    manifest = shard_set.manifest
+    return {
+        "step": manifest.step,
+        "kind": manifest.kind,
+        "root": str(shard_set.signed.root),
+        "manifest": str(shard_set.digest),
+        "total_bytes": manifest.transport_bytes,
+        "shards": shard_set.shards,
+        "shards_held": shard_set.held.bit_count(),
+        "is_complete": shard_set.is_complete,
+    }
+
+
+def _describe_transfer(transfer: TransferStatus) -> dict[str, Any]:
+    """`finish_ms` is the expected time until the last shard, None while nothing arrives; `corrupt` counts shards that
+    failed their digest and were fetched again."""
+    progress = transfer.progress
+    return {
+        "step": transfer.step,
+        "kind": transfer.kind,
+        "manifest": str(transfer.manifest),
+        "bar": draw_shards(transfer.held, transfer.coming, progress.shards),
+        "shards": progress.shards,
+        "shards_held": progress.held,
+        "held_bytes": progress.held_bytes,
+        "total_bytes": progress.total_bytes,
+        "bytes_per_s": round(progress.rate_bytes_per_s),
+        "sources": progress.sources,
+        "finish_ms": progress.eta_ms,
+        "corrupt": transfer.corrupt,
+    }
+
+
+def draw_shards(held: bytes, coming: bytes, shards: int, cells: int = SHARD_CELLS) -> str:
+    """Shards from first to last, several to a cell: # all held, + some of them held or arriving, . none yet."""
+    have = int.from_bytes(held, "little")
+    begun = have | int.from_bytes(coming, "little")
+    cells = min(cells, shards)
+    cuts = [n * shards // cells for n in range(cells + 1)]
+    masks = [(1 << end) - (1 << start) for start, end in pairwise(cuts)]
+    return "".join("#" if have & mask == mask else "+" if begun & mask else "." for mask in masks)
+
+
+def _describe_upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
     limits, swarm = daemon.config.upload, daemon.swarm
     return {
         "slots": limits.limits().slots,
@@ -349,13 +312,13 @@ def _upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _heads(daemon: Daemon) -> dict[str, Any]:
-    heads = daemon.swarm.head_monitor
-    kept = heads.latest
+def _describe_heads(daemon: Daemon) -> dict[str, Any]:
+    monitor = daemon.swarm.head_monitor
+    latest = monitor.latest
     return {
-        "size": kept.size if kept else 0,
-        "root": str(kept.head.root) if kept else "",
-        "compared": heads.compared,
-        "unproven": heads.unproven,
-        "forks": list(heads.forks),
+        "size": latest.size if latest else 0,
+        "root": str(latest.head.root) if latest else "",
+        "compared": monitor.compared,
+        "unproven": monitor.unproven,
+        "forks": list(monitor.forks),
     }

@@ -139,7 +139,7 @@ def _state(report: dict[str, Any]) -> tuple[str, Tone]:
         return "serving weights" if report["serving"]["urls"] else "keeping weights", Tone.GOOD
     if not report["coordinator"]["is_reachable"]:
         return "waiting for the coordinator", Tone.BUSY
-    why = f": {printable(work['idle_for'])}" if work and work["idle_for"] else ""
+    why = f": {printable(work['idle_reason'])}" if work and work["idle_reason"] else ""
     return f"{report['coordinator']['activity']}, waiting for work{why}", Tone.PLAIN
 
 
@@ -167,15 +167,15 @@ def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
 
 
 def _account(report: dict[str, Any]) -> Iterator[Fact]:
-    books = report["books"]
-    if books is None:
+    account = report["account"]
+    if account is None:
         return
-    is_fine = books["works"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
-    standing = books["standing"] if is_fine else f"{books['standing']}: {books['way_out']}"
+    is_fine = account["may_work"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
+    standing = account["standing"] if is_fine else f"{account['standing']}: {account['remedy']}"
     yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
-    amounts = {name: format_amount(books[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
+    amounts = {name: format_amount(account[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
     yield Fact("tokens", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
-    credited = report["pieces"]["counts"].get("credited", 0) if report["pieces"] else 0
+    credited = report["jobs"]["counts"].get("credited", 0) if report["jobs"] else 0
     if credited:
         # A new owner looks for the pay of work that was taken; it comes with its step's end, which may be an hour off.
         yield Fact("to be paid", f"{credited} files when their steps end")
@@ -219,29 +219,29 @@ def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
 
 
 def _records(report: dict[str, Any]) -> Iterator[StatusItem]:
-    pieces = report["pieces"]
-    if not pieces or not pieces["last"]:
+    jobs = report["jobs"]
+    if not jobs or not jobs["last"]:
         return
-    counts = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in pieces["counts"].items())
+    counts = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in jobs["counts"].items())
     yield Fact("so far", counts)
-    yield make_grid(pieces["last"], report["now_ms"])
+    yield make_grid(jobs["last"], report["now_ms"])
 
 
-def make_grid(pieces: list[dict[str, Any]], now_ms: int) -> Grid:
+def make_grid(jobs: list[dict[str, Any]], now_ms: int) -> Grid:
     """Pieces of work as a table; also for `prime-node rollouts`."""
     rows = tuple(
         (
-            str(piece["lease"]),
-            str(piece["step"]),
-            str(piece["rows"] or "-"),
-            piece["state"].replace("_", " "),
-            format_relative_time(piece["started_ms"], now_ms),
-            short(piece["submission"]),
-            printable(piece["reason"]),
+            str(job["lease"]),
+            str(job["step"]),
+            str(job["rows"] or "-"),
+            job["state"].replace("_", " "),
+            format_relative_time(job["started_ms"], now_ms),
+            short(job["submission"]),
+            printable(job["reason"]),
         )
-        for piece in pieces
+        for job in jobs
     )
-    tones = tuple(STATE_TONES.get(piece["state"], Tone.PLAIN) for piece in pieces)
+    tones = tuple(STATE_TONES.get(job["state"], Tone.PLAIN) for job in jobs)
     return Grid(("lease", "step", "rollouts", "state", "begun", "submission", "reason"), rows, tones)
 
 

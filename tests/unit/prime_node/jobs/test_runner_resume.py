@@ -98,7 +98,8 @@ class Process:
             None,
             swarm,
             setup.spool,
-            tell=lambda event: None,
+            post_event=lambda event: None,
+            on_appealed=lambda submission: None,
             clock=SystemClock(),  # type: ignore[arg-type]
         )
         self.memory = SavedStateFile(setup.folder / "memory")

@@ -61,7 +61,7 @@ class Desk:
             journal=self.journal,
             spool=self.spool,
             stakes=stakes,
-            tell=self.told.append,
+            post_event=self.told.append,
             clock=self.clock,  # type: ignore[arg-type]
         )
         self.run(unpaid=[0])
@@ -209,11 +209,11 @@ async def test_stake_is_asked_for_once_the_balance_is_there(tmp_path: Path) -> N
         await desk.look()
     assert desk.told == [StakeMissing(100), StakeMissing(0)]
     assert desk.outcomes.account is not None
-    assert (desk.outcomes.account.standing, desk.outcomes.account.works) == ("unstaked", False)
+    assert (desk.outcomes.account.standing, desk.outcomes.account.may_work) == ("unstaked", False)
 
 
 def test_a_node_that_was_found_dishonest_puts_up_no_more_by_itself() -> None:
-    node = NodeAccount(standing="", works=False, way_out="", stake_nano=40, balance_nano=100, earned_nano=0, hard=0)
+    node = NodeAccount(standing="", may_work=False, remedy="", stake_nano=40, balance_nano=100, earned_nano=0, hard=0)
     run = RunSnapshot(stake_min_nano=100, unpaid_steps=frozenset())
     assert compute_missing_stake(node, run) == 60
     slashed = NodeAccount(**{name: getattr(node, name) for name in NodeAccount.__slots__} | {"hard": 1})

@@ -63,8 +63,8 @@ async def test_metrics_are_for_prometheus() -> None:
         "prime_node_joined 1.0",
         "prime_node_coordinator_reached 1.0",
         "prime_node_weights_step 3.0",
-        'prime_node_pieces{state="credited"} 1.0',
-        'prime_node_pieces{state="slashed"} 0.0',
+        'prime_node_jobs{state="credited"} 1.0',
+        'prime_node_jobs{state="slashed"} 0.0',
         "prime_node_tokens_per_second 812.0",
         "prime_node_balance_tokens 2.5",
         "prime_node_upload_bytes_total 5000.0",
@@ -79,7 +79,7 @@ async def test_a_relay_and_a_node_that_joins_have_fewer_metrics_and_no_faults() 
         async with serving(report) as (url, session), session.get(f"{url}/metrics") as response:
             text = await response.text()
         assert expected in text
-        assert "prime_node_pieces" not in text
+        assert "prime_node_jobs" not in text
 
 
 async def test_a_page_that_is_turned_off_is_not_there() -> None:

@@ -15,7 +15,7 @@ from prime_node.status.report import P2P_OFF, describe_p2p, draw_shards
 from prime_node.status.status_model import Fact, Tone, make_status_model
 from prime_protocol.errors import LocalError
 from prime_runtime.gossip.config import P2PStatus
-from support.node_report import JOINING, PIECE, RELAY, REPORT, TRANSFER, changed
+from support.node_report import JOB, JOINING, RELAY, REPORT, TRANSFER, changed
 
 GPU = {"number": 0, "uuid": "GPU-1", "name": "RTX", "problem": "", "is_paused": False}
 
@@ -90,8 +90,8 @@ TROUBLES = [
         changed(coordinator={"is_reachable": False, "problem": "refused", "answered_ms_ago": None}),
         "the coordinator has not answered yet: refused",
     ),
-    (changed(books={"standing": "outdated", "works": False}), "pip install --upgrade prime-swarm"),
-    (changed(books={"standing": "unstaked", "works": False}), "prime-node stake"),
+    (changed(account={"standing": "outdated", "may_work": False}), "pip install --upgrade prime-swarm"),
+    (changed(account={"standing": "unstaked", "may_work": False}), "prime-node stake"),
     (
         changed(coordinator={"refusal": "this machine's clock is 1 h behind"}),
         "this node's word: this machine's clock is 1 h",
@@ -107,7 +107,7 @@ TROUBLES = [
     (REPORT | {"gpus": [GPU | {"problem": "it does not answer any more"}]}, "GPU 0 is lost"),
     (changed(weights={"problem": "no room"}), "weights cannot be had: no room"),
     (
-        changed(pieces={"last": [PIECE | {"state": "rejected", "reason": "soft: late"}]}),
+        changed(jobs={"last": [JOB | {"state": "rejected", "reason": "soft: late"}]}),
         "lease 41 was rejected: soft: late. See: prime-node rollouts 41",
     ),
     (REPORT | {"parts": [{"name": "heads", "restarts": 3, "last_error": "no key"}]}, "the part heads fails again"),
@@ -122,13 +122,13 @@ def test_what_is_wrong_is_told_first_with_what_to_do(report: dict[str, Any], exp
 
 
 def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
-    held = changed(owner={"hold": "outside the hours"}, books={"standing": "leaving", "works": False})
+    held = changed(owner={"hold": "outside the hours"}, account={"standing": "leaving", "may_work": False})
     for report in (
         REPORT,
         RELAY,
         held,
-        changed(books={"standing": "probing", "works": True}),
-        REPORT | {"books": None},
+        changed(account={"standing": "probing", "may_work": True}),
+        REPORT | {"account": None},
     ):
         assert list_alerts(report) == []
     assert list_alerts(REPORT | {"parts": [{"name": "heads", "restarts": 2, "last_error": "x"}]}) == []
@@ -142,7 +142,7 @@ def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
         (changed(work={"current": None}), "working, waiting for work"),
         (changed(work={"current": None}, coordinator={"is_reachable": False}), "waiting for the coordinator"),
         (
-            changed(work={"current": None, "idle_for": "all slots are taken"}, coordinator={"activity": "idle"}),
+            changed(work={"current": None, "idle_reason": "all slots are taken"}, coordinator={"activity": "idle"}),
             "idle, waiting for work: all slots are taken",
         ),
         (
@@ -201,11 +201,11 @@ def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
         )
         return fact.tone
 
-    idle = {"standing": "not a worker", "works": False}
-    assert tone(books=idle, role="validator") is Tone.GOOD
-    assert tone(books=idle, role="worker") is Tone.BAD
-    assert tone(books=idle, role="both") is Tone.BAD
-    assert tone(books=idle, owner={"hold": "paused"}) is Tone.GOOD, "it was the owner's wish"
+    idle = {"standing": "not a worker", "may_work": False}
+    assert tone(account=idle, role="validator") is Tone.GOOD
+    assert tone(account=idle, role="worker") is Tone.BAD
+    assert tone(account=idle, role="both") is Tone.BAD
+    assert tone(account=idle, owner={"hold": "paused"}) is Tone.GOOD, "it was the owner's wish"
 
 
 def test_a_report_of_another_version_is_told_as_one() -> None:
@@ -223,8 +223,8 @@ HOSTILE = "\x1b[2J<script>alert(1)</script>[red]\u202e&"
 def test_text_of_strangers_commands_neither_terminal_nor_browser() -> None:
     report = changed(
         coordinator={"is_reachable": False, "problem": HOSTILE},
-        books={"standing": HOSTILE, "way_out": HOSTILE},
-        pieces={"last": [PIECE | {"reason": HOSTILE, "state": "rejected"}]},
+        account={"standing": HOSTILE, "remedy": HOSTILE},
+        jobs={"last": [JOB | {"reason": HOSTILE, "state": "rejected"}]},
         p2p={"text": HOSTILE},
         owner={"hold": HOSTILE},
     )
@@ -287,12 +287,12 @@ GOSSIPING = replace(P2P_OFF, is_running=True, connected=3, known=9, messages_in=
     ("status", "text"),
     [
         (GOSSIPING, "on: 3 peers, 9 known"),
-        (replace(GOSSIPING, connected=0), "on, but reaches nobody: records come from the coordinator over HTTP"),
+        (replace(GOSSIPING, connected=0), "on, but reaches no peer: gossip comes from the coordinator over HTTP"),
         (
             replace(GOSSIPING, is_running=False, restarts=2, last_error="out of files"),
-            "restarting after: out of files; records come from the coordinator over HTTP",
+            "restarting after: out of files; gossip comes from the coordinator over HTTP",
         ),
-        (None, "off: no port; records come from the coordinator over HTTP"),
+        (None, "off: no port; gossip comes from the coordinator over HTTP"),
     ],
 )
 def test_gossip_that_reaches_nobody_is_not_called_on(status: P2PStatus | None, text: str) -> None:

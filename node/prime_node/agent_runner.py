@@ -1,0 +1,335 @@
+"""Runs the agent: feeds it events, carries out its effects, and records what the owner is shown of that.
+
+The decisions are in agent/. This module waits, sends, loads and starts jobs, and reports the end of each as an event.
+The supervisor restarts `AgentRunner.run` after a failure; it then continues from the state on disk.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from prime_node.agent.agent import Agent
+from prime_node.agent.events import (
+    Audit,
+    CancelGeneration,
+    CheckTreeHead,
+    DrainRequested,
+    Effect,
+    Event,
+    Generate,
+    Generated,
+    GenerationProgressed,
+    HoldChanged,
+    LoadWeights,
+    ReplyReceived,
+    SaveState,
+    Send,
+    SendRefused,
+    Started,
+    Stop,
+    Tick,
+    WeightsFailed,
+    WeightsReady,
+)
+from prime_node.agent.outbox import NodeProfile
+from prime_node.config import NodeConfig, NodeRole
+from prime_node.coordinator_client import CoordinatorClient
+from prime_node.jobs.runner import JobRunner
+from prime_node.storage.keys import read_delegation
+from prime_node.storage.node_folder import NodeFolder
+from prime_node.storage.saved_state import SavedStateFile, UploadSpool
+from prime_node.swarm import Swarm
+from prime_protocol.constants import PROTOCOL_VERSION
+from prime_protocol.errors import LocalError
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted
+from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import (
+    AuditTask,
+    CheckpointRef,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+)
+from prime_protocol.wire.rpc import Refusal
+from prime_protocol.wire.signing import WalletKey
+from prime_runtime.clock import Clock
+from prime_runtime.http.client import HttpClient
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class WorkStatus:
+    """What the owner is shown of the work. Nothing decides by it."""
+
+    progress: GenerationProgressed | None = None
+    """Of the lease that was generated last."""
+    heartbeat_refusal: Refusal | None = None
+    """Why the coordinator refused the last heartbeat; None where it did not."""
+    upgrade_by_ms: int = 0
+    """When the run starts to require a newer protocol version; 0 where nothing is planned."""
+    is_outdated: bool = False
+    """The run already requires a newer protocol version."""
+    idle_reason: str = ""
+    """Why the last lease request brought no lease."""
+    leases_done: int = 0
+    """Leases answered since this process started."""
+    wanted_weights: CheckpointRef | None = None
+    """The checkpoint that the coordinator named last."""
+    weights_problem: str = ""
+    """Why the last attempt to load weights failed on this machine."""
+
+    def record_reply(self, send: Send, event: Event) -> None:
+        match send.message, event:
+            case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=by_ms, version_min=version_min)):
+                self.upgrade_by_ms, self.heartbeat_refusal = by_ms, None
+                self.is_outdated = version_min > PROTOCOL_VERSION
+            case Heartbeat(), SendRefused(refusal=refusal):
+                self.heartbeat_refusal = refusal
+            case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
+                self.idle_reason = reason if lease is None else ""
+            case LeaseEnded(lease=number, reason=reason), _:
+                self.idle_reason = f"lease {number} was returned: {reason}"
+
+
+@dataclass(slots=True)
+class Holds:
+    """Who wants no more work to be taken, and why. It outlives the agent, which is told again after a restart."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    is_draining: bool = False
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(reason for reason in self.reasons.values() if reason)
+
+    def list_events(self) -> list[Event]:
+        held: list[Event] = [HoldChanged(self.reason)] if self.reason else []
+        return [*held, DrainRequested()] if self.is_draining else held
+
+
+class AgentRunner:
+    """The work of one node."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        key: WalletKey,
+        client: HttpClient,
+        swarm: Swarm,
+        *,
+        clock: Clock,
+        rng: Random,
+        on_stop: Callable[[str], None],
+        on_appealed: Callable[[Digest], None],
+    ) -> None:
+        self._config = config
+        self._key = key
+        self._swarm = swarm
+        self._clock = clock
+        self._rng = rng
+        self._on_stop = on_stop
+        self.status = WorkStatus()
+        self.holds = Holds()
+        folder = NodeFolder(config.folder)
+        self._saved_state = SavedStateFile(folder.saved_state)
+        spool = UploadSpool(folder.spool)
+        self.coordinator = CoordinatorClient(client, config.server, spool, clock)
+        self.job_runner: JobRunner | None = None
+        """None on a relay, which needs no engine."""
+        if config.role is not NodeRole.RELAY:
+            self.job_runner = JobRunner(
+                config,
+                key.node,
+                client,
+                swarm,
+                spool,
+                post_event=self.post_event,
+                on_appealed=on_appealed,
+                clock=clock,
+            )
+        self.agent: Agent | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks = asyncio.TaskGroup()
+        self._generating: dict[int, tuple[LeaseGranted, asyncio.Task[None]]] = {}
+        """By lease."""
+
+    # --- For the daemon ---------------------------------------------------------------------------------------------
+
+    def post_event(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def hold(self, reason: str, by: str = "owner") -> None:
+        """Takes no more work while anybody gives a reason. An empty reason withdraws one's own."""
+        before = self.holds.reason
+        self.holds.reasons[by] = reason
+        if self.holds.reason != before:
+            log.info("taking no more work: %s", self.holds.reason) if self.holds.reason else log.info("taking work")
+            self.post_event(HoldChanged(self.holds.reason))
+
+    def drain(self) -> None:
+        """Finish the leases in hand, then stop."""
+        self.holds.is_draining = True
+        self.post_event(DrainRequested())
+
+    def set_head_size(self, size: int) -> None:
+        if self.agent is not None:
+            self.agent.set_head_size(size)
+
+    async def close(self) -> None:
+        if self.job_runner is not None:
+            await self.job_runner.close()
+
+    # --- The loop ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever, from the state on disk."""
+        agent = self.agent = Agent(self._key, self._make_profile(), self._rng)
+        state = self._saved_state.load()
+        if self.job_runner is not None:
+            self.job_runner.remove_orphan_files(state)
+        self._events = asyncio.Queue()
+        self._generating = {}
+        if self._swarm.head_monitor.latest is not None:
+            agent.set_head_size(self._swarm.head_monitor.latest.size)
+        # A bug in a task ends the agent too; otherwise the agent would wait for an event that never comes.
+        async with asyncio.TaskGroup() as self._tasks:
+            for event in self.holds.list_events():
+                self.post_event(event)
+            event = Started(state)
+            while True:
+                for effect in agent.handle(event, self._clock.now_ms()):
+                    self._carry_out(effect)
+                if isinstance(event, Generated):
+                    self._record_generated(event, agent)
+                event = await self._next_event(agent.wake_ms - self._clock.now_ms())
+
+    def _make_profile(self) -> NodeProfile:
+        config = self._config
+        delegation = None
+        if config.delegation is not None:
+            delegation = read_delegation(
+                config.delegation,
+                network=config.network_id,
+                node=self._key.node,
+                domain=config.signing_domain,
+                now_ms=self._clock.now_ms(),
+            )
+        return NodeProfile(
+            network=config.network_id,
+            run=config.run_id,
+            roles=config.role.log_roles,
+            hardware=config.hardware,
+            addresses=self._swarm.urls,
+            delegation=delegation,
+            tokens_per_s=self.job_runner.estimate_tokens_per_s() if self.job_runner else 1,
+            audits_at_once=config.engine.audits_at_once,
+            domain=config.signing_domain,
+        )
+
+    async def _next_event(self, wait_ms: int) -> Event:
+        try:
+            async with asyncio.timeout(max(0, wait_ms) / 1000):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._start(self._send(effect))
+            case SaveState(state):
+                self._saved_state.save(state)
+            case LoadWeights(weights):
+                self.status.wanted_weights = weights
+                self._start(self._load_weights(weights))
+            case CheckTreeHead(head):
+                self._swarm.head_monitor.add_coordinator_head(head)
+            case Stop(reason):
+                self._on_stop(reason)
+            case Generate(lease):
+                self._generating[lease.lease] = lease, self._start(self._generate(effect))
+            case CancelGeneration(number):
+                self._cancel_generation(number)
+            case Audit(task):
+                self._start(self._audit(task))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    # --- Effects ----------------------------------------------------------------------------------------------------
+
+    async def _send(self, send: Send) -> None:
+        event = await self.coordinator.send(send)
+        if self.job_runner is not None:
+            self.job_runner.record_sent(send, event)
+        self.status.record_reply(send, event)
+        self.post_event(event)
+
+    async def _load_weights(self, weights: CheckpointRef) -> None:
+        try:
+            is_loaded = await self._swarm.fetcher.ensure_checkpoint(
+                weights.root, weights.manifest, lambda: self.status.wanted_weights is weights
+            )
+        except LocalError as error:
+            # Every heartbeat repeats the attempt. The same problem is logged once, or it would fill a full disk.
+            if str(error) != self.status.weights_problem:
+                log.error("cannot load the weights of step %d: %s", weights.step, error)
+            self.status.weights_problem = str(error)
+            self.post_event(WeightsFailed(weights.step))
+            return
+        if is_loaded:
+            self.status.weights_problem = ""
+            log.info("loaded the weights of step %d: %s", weights.step, weights.root)
+            self.post_event(WeightsReady(weights.step, weights.root))
+
+    async def _generate(self, wanted: Generate) -> None:
+        assert self.job_runner is not None, "a relay requests no leases"
+
+        def report_progress(progress: GenerationProgressed) -> None:
+            self.status.progress = progress
+            self.post_event(progress)
+
+        event = await self.job_runner.generator.generate(wanted, report_progress)
+        if not isinstance(event, Generated):
+            self._generating.pop(wanted.lease.lease, None)
+        self._hold_if_engine_broken(self.job_runner)
+        self.post_event(event)
+
+    def _record_generated(self, event: Generated, agent: Agent) -> None:
+        """The agent has seen the file. It submits it, unless it came after the deadline."""
+        assert self.job_runner is not None, "a relay generates nothing"
+        generated = self._generating.pop(event.lease, None)
+        if event.lease in agent.leases.answers:
+            self.status.leases_done += 1
+        elif generated is not None:
+            self.job_runner.generator.record_returned(generated[0], "it was finished after its deadline")
+
+    def _cancel_generation(self, number: int) -> None:
+        """The coordinator ended the lease, or it is late."""
+        if number in self._generating and self.job_runner is not None:
+            lease, task = self._generating.pop(number)
+            task.cancel()
+            self.job_runner.generator.record_returned(lease, "it was late, or the coordinator had ended it")
+
+    async def _audit(self, task: AuditTask) -> None:
+        assert self.job_runner is not None, "a relay is not drawn for audits"
+        event = await self.job_runner.auditor.audit(task)
+        self._hold_if_engine_broken(self.job_runner)
+        self.post_event(event)
+
+    def _hold_if_engine_broken(self, job_runner: JobRunner) -> None:
+        """Takes no work while the engine is broken, and tries it again after a while."""
+        if job_runner.engine.is_broken and not self.holds.reasons.get("engine"):
+            self.hold(f"the engine keeps failing: {job_runner.engine.last_error}", by="engine")
+            self._start(self._release_engine_hold(job_runner))
+
+    async def _release_engine_hold(self, job_runner: JobRunner) -> None:
+        try:
+            await self._clock.sleep_ms(job_runner.engine.get_retry_wait_ms())
+        finally:
+            self.hold("", by="engine")
