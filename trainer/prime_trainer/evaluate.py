@@ -18,15 +18,14 @@ import torch
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Metric, StepMeasured
-from prime_protocol.tasks.family import TaskFamily, TaskSetSpec
-from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Step
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient, Unreachable
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox.sandbox import Sandbox
-from prime_runtime.task_sets import TaskSetCache, grade_answers
+from prime_runtime.task_sets import TaskSetCache, grade_answers, open_task_set
 from prime_trainer.checkpoints import MODEL, TrainState
 from prime_trainer.config import EvalConfig, EvaluationConfig, TrainConfig
 from prime_trainer.metrics import HELD_OUT, MetricsLog, select_numbers
@@ -51,8 +50,7 @@ async def evaluate(config: EvalConfig) -> list[TaskScore]:
     """As the command does: the problem file is one on this machine."""
     torch.set_num_threads(config.threads)
     config = replace(config, model=resolve_model(config.model))
-    dataset = config.dataset.read_bytes() if config.dataset else b""
-    family = open_family(TaskSetSpec.parse(config.task_set), dataset)
+    family = open_task_set(config.task_set, config.dataset)
     async with Sandbox() as sandbox:
         return await evaluate_model(config, family, sandbox)
 

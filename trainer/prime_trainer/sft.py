@@ -14,9 +14,9 @@ import torch
 
 from prime_protocol.errors import LocalError
 from prime_protocol.tasks.characters import STOP, Arithmetic, SortDigits
-from prime_protocol.tasks.family import TaskFamily, TaskSetSpec
-from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.family import TaskFamily
 from prime_runtime.model_files import ModelFiles
+from prime_runtime.task_sets import open_task_set
 from prime_trainer.checkpoints import MODEL, WEIGHTS, copy_model_files, list_weights, write_tensors
 from prime_trainer.config import SftConfig
 from prime_trainer.data.packing import Sample, make_packs
@@ -105,7 +105,7 @@ def iterate_examples(config: SftConfig) -> Iterator[SftExample]:
     if (config.data is None) == (not config.task_set):
         raise LocalError("say what to learn from: --task-set or --data, one of them")
     if config.data is None:
-        yield from generate_examples(open_family(TaskSetSpec.parse(config.task_set)), dice)
+        yield from generate_examples(open_task_set(config.task_set), dice)
         return
     known = read_examples(config.data)
     while True:

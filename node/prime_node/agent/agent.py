@@ -1,10 +1,8 @@
-"""What is wanted of a node beside work: by its owner, by the machine, and by the coordinator. Pure.
+"""All decisions of a node: events and the time in, effects out. Pure.
 
-The node's decisions, all of them: events and the clock in, effects out. Pure.
-
-The daemon and the simulator drive this same object. It beats, takes weights, asks for work while it has room, answers
-leases, gives verdicts, and follows commands. Time is this machine's; deadlines are the coordinator's, whose clock is
-estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
+The daemon and the simulator drive this same object. It sends heartbeats, loads weights, requests leases while it has
+room, answers them, gives verdicts and follows commands. Times are this machine's. Deadlines are the coordinator's,
+whose clock is estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
 """
 
 from random import Random
@@ -65,28 +63,28 @@ from prime_protocol.wire.rpc import Refusal
 from prime_protocol.wire.signing import WalletKey
 
 STOP_MS = 15_000
-"""How long a node that was told to stop tries to give back what it holds."""
+"""How long a node that was told to stop tries to return its leases."""
 
 NEVER_MS = 2**62
 
 
 class ControlState:
-    """One node's."""
+    """Who wants the node to hold, drain or stop: its owner, its machine, or the coordinator."""
 
     def __init__(self) -> None:
         self.hold_reason = ""
-        """Why the owner, or the machine, wants no more work; empty where work is wanted."""
+        """Why the owner or the machine wants no more work; empty where it does."""
         self.is_draining = False
-        """The owner wants what is in hand finished, and then an end."""
+        """The owner wants the current jobs finished, then a stop."""
         self.is_stopping = False
-        """The owner wants an end now."""
+        """The owner wants a stop now."""
         self.command = NodeCommand.NONE
-        """The coordinator's word."""
+        """The coordinator's last command."""
         self.stop_ms = NEVER_MS
-        """By when a node that has to stop does so, whatever is left."""
+        """When a node that was told to stop does so, whatever is left to send."""
 
     def apply_command(self, command: NodeCommand, now_ms: int) -> NodeCommand:
-        """What holds now: the coordinator's last word, but an owner's end stays."""
+        """The command in force: the coordinator's last one, unless the owner has asked for a stop."""
         self.command = NodeCommand.STOP if self.is_stopping else command
         self.stop_ms = min(self.stop_ms, now_ms + STOP_MS) if self.command is NodeCommand.STOP else NEVER_MS
         return self.command
@@ -95,28 +93,28 @@ class ControlState:
     def accepts_work(self) -> bool:
         return self.command is NodeCommand.NONE and not self.is_draining and not self.hold_reason
 
-    def find_stop_reason(self, now_ms: int, *, is_idle: bool, is_told: bool) -> str | None:
-        """Why the process may end now, None where it may not. `is_told`: nothing is on its way to the log."""
-        if self.stop_ms != NEVER_MS and (now_ms >= self.stop_ms or is_told):
+    def find_stop_reason(self, now_ms: int, *, is_idle: bool, is_outbox_empty: bool) -> str | None:
+        """Why the process may end now; None: it may not yet. Empty: its owner asked for it."""
+        if self.stop_ms != NEVER_MS and (now_ms >= self.stop_ms or is_outbox_empty):
             return "" if self.is_stopping else "the coordinator asked for it"
-        return "" if self.is_draining and is_idle and is_told else None
+        return "" if self.is_draining and is_idle and is_outbox_empty else None
 
 
 LEASE_RETRY_MS_MAX = 30_000
-"""Longest wait between two requests for work that were refused."""
+"""Longest wait between two lease requests that brought no lease."""
 
 FAILED_LEASE_WAIT_MS = 5_000
 FAILED_LEASE_WAIT_MS_MAX = 600_000
-"""Before work is asked for after a lease that could not be done here, doubling: what hindered it may be there still."""
+"""Wait after a lease that failed on this machine, doubling with each: the cause may still be there."""
 
 
 class Agent:
-    """One node."""
+    """The decisions of one node."""
 
-    def __init__(self, key: WalletKey, profile: NodeProfile, dice: Random) -> None:
+    def __init__(self, key: WalletKey, profile: NodeProfile, rng: Random) -> None:
         self._key = key
         self._profile = profile
-        self._rng = dice
+        self._rng = rng
         self._is_worker = Role.WORKER in profile.roles
         self._outbox = Outbox()
         self.leases = LeaseAssignments(key, profile.network, profile.run, profile.domain)
@@ -127,7 +125,7 @@ class Agent:
         self._is_dirty = False
         self._last_request = 0
         self._heartbeat_request: int | None = None
-        """Number of the request that is on its way, for each of the three kinds."""
+        """Number of the request in flight, for each of the three kinds."""
         self._lease_request: int | None = None
         self._entry_request: int | None = None
         self._heartbeat_due_ms = 0
@@ -139,7 +137,7 @@ class Agent:
         self._loading_step: int = -1
         self._head_size = 0
         self._clock_offset_ms = 0
-        """By how much the coordinator's clock is ahead of this one."""
+        """How far the coordinator's clock is ahead of this one."""
         self._generation_failures = 0
         self.control = ControlState()
         self._membership = Membership(key.node, profile)
@@ -147,8 +145,8 @@ class Agent:
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
-            case Started(memory):
-                self._start(memory, now_ms)
+            case Started(state):
+                self._start(state, now_ms)
             case ReplyReceived(request, reply):
                 self._handle_reply(request, reply, now_ms)
             case SendRefused(request, refusal):
@@ -186,27 +184,25 @@ class Agent:
         effects, self._effects = self._effects, []
         return effects
 
-    # --- What comes in ----------------------------------------------------------------------------------------------
+    # --- Events -----------------------------------------------------------------------------------------------------
 
-    def _start(self, memory: SavedState, now_ms: int) -> None:
+    def _start(self, state: SavedState, now_ms: int) -> None:
         stale = [
-            p
-            for p in memory.pending
-            if isinstance(p.entry, NodeRegistered) and p.entry != self._membership.registration
+            p for p in state.pending if isinstance(p.entry, NodeRegistered) and p.entry != self._membership.registration
         ]
-        self._outbox = Outbox(parcel for parcel in memory.pending if parcel not in stale)
-        self._membership.restore(memory.registered, memory.is_staked)
+        self._outbox = Outbox(pending for pending in state.pending if pending not in stale)
+        self._membership.restore(state.registered, state.is_staked)
         if self._membership.is_outdated:
             self._queue_registration(now_ms)
-        self.leases.answers = {answer.lease: answer for answer in memory.answers}
-        self.leases.returned = {p.entry.lease for p in memory.pending if isinstance(p.entry, LeaseEnded)}
-        for parcel in memory.pending:
-            match parcel.entry:
+        self.leases.answers = {answer.lease: answer for answer in state.answers}
+        self.leases.returned = {p.entry.lease for p in state.pending if isinstance(p.entry, LeaseEnded)}
+        for pending in state.pending:
+            match pending.entry:
                 case VerdictGiven(receipt=receipt):
                     self.audits.mark_done(receipt.submission)
                 case Inspected(submission=name):
                     self.audits.mark_done(name)
-        # Nodes that start together, after a power cut or an upgrade, must not come all at once.
+        # Nodes that start together, after a power cut or an upgrade, must not all send at the same moment.
         self._heartbeat_due_ms = now_ms + int(self._rng.random() * backoff_ms(0, self._rng))
 
     def _handle_reply(self, request: int, reply: Any, now_ms: int) -> None:
@@ -221,7 +217,7 @@ class Agent:
             self._finish_entry(self._outbox.pop(), None, now_ms)
 
     def _handle_refusal(self, request: int, refusal: Refusal | None, now_ms: int) -> None:
-        """A refusal, or None where no answer came."""
+        """`refusal` is None where no answer came."""
         retry_after_ms = refusal.retry_after_ms if refusal else 0
         if request == self._heartbeat_request:
             self._heartbeat_request = None
@@ -240,7 +236,7 @@ class Agent:
                 self._outbox.schedule_retry(now_ms, self._rng, retry_after_ms)
 
     def _apply_heartbeat_reply(self, reply: HeartbeatReply, now_ms: int) -> None:
-        """Everything a heartbeat's reply says."""
+        """Follows everything that the reply says."""
         self._heartbeat_failures = 0
         self._membership.is_known = True
         self._heartbeat_due_ms = now_ms + int(reply.next_heartbeat_ms * (0.8 + 0.2 * self._rng.random()))
@@ -256,13 +252,13 @@ class Agent:
         self._apply_command(reply.command, now_ms)
 
     def set_head_size(self, size: int) -> None:
-        """The shell has checked and kept a head of this size."""
+        """The head monitor has verified a tree head of this size."""
         self._head_size = max(self._head_size, size)
 
     def _apply_weights(self, weights: CheckpointRef, lag_max: int, now_ms: int) -> None:
         is_new = self._weights is None or (weights.step, weights.beacon) != (self._weights.step, self._weights.beacon)
         if self._weights is not None and weights.step < self._weights.step:
-            return  # an old reply
+            return  # a reply that was overtaken
         self._weights = weights
         self.leases.apply_weights(weights, lag_max)
         if is_new:
@@ -291,7 +287,7 @@ class Agent:
             self._heartbeat_due_ms = min(self._heartbeat_due_ms, now_ms)
 
     def _handle_generation(self, event: Generated | GenerationFailed | GenerationProgressed, now_ms: int) -> None:
-        """News of a lease that is being generated."""
+        """Progress or end of a lease that is being generated."""
         number, server_ms = event.lease, self._server_ms(now_ms)
         match event:
             case Generated(_, work):
@@ -315,10 +311,10 @@ class Agent:
         self._lease_request_due_ms = now_ms + min(LEASE_RETRY_MS_MAX, wait_ms)
         self._lease_request_failures += 1
 
-    def _finish_entry(self, parcel: PendingEntry, refusal: Refusal | None, now_ms: int) -> None:
-        """The first parcel is logged, or refused for good."""
+    def _finish_entry(self, pending: PendingEntry, refusal: Refusal | None, now_ms: int) -> None:
+        """The first entry of the outbox is in the log, or refused for good."""
         self._is_dirty = True
-        entry = parcel.entry
+        entry = pending.entry
         match entry:
             case NodeRegistered() if refusal is None:
                 self._membership.registered = entry
@@ -326,26 +322,26 @@ class Agent:
             case Staked():
                 self._membership.is_staked = refusal is None
             case Submitted() if refusal is not None and refusal.field != "receipt.lease":
-                # The lease is still open, and this was the only answer it will get.
+                # The lease is still open, and this node never gives a second answer to it.
                 self._return_lease(LeaseEnded(lease=entry.receipt.lease, reason="its file was refused"), now_ms)
 
-    # --- What goes out ----------------------------------------------------------------------------------------------
+    # --- Entries ----------------------------------------------------------------------------------------------------
 
     def _queue_entry(self, entry: Any, until_ms: int, file: Digest | None = None, run: RunId | None = None) -> None:
         self._outbox.push(PendingEntry(entry, run, until_ms, file))
         self._is_dirty = True
 
     def _queue_registration(self, now_ms: int) -> None:
-        """The coordinator does not know this key."""
+        """The coordinator does not know this key, or not what it offers."""
         self._queue_entries(
             self._membership.make_registration(
                 self._outbox.list_entries(), self._server_ms(now_ms) + REGISTRATION_TTL_MS
             )
         )
 
-    def _queue_entries(self, parcels: list[PendingEntry]) -> None:
-        for parcel in parcels:
-            self._outbox.push(parcel)
+    def _queue_entries(self, entries: list[PendingEntry]) -> None:
+        for pending in entries:
+            self._outbox.push(pending)
             self._is_dirty = True
 
     def _queue_submission(self, entry: Submitted | None) -> None:
@@ -358,11 +354,11 @@ class Agent:
             self._queue_entry(*judged, file=finding.evidence if finding.has_bundle else None, run=self._profile.run)
 
     def _queue_appeal(self, submission: Digest, appeal_until_ms: int) -> None:
-        """What this node made, it made honestly; what it did not make is not its to defend."""
-        told = any(
+        """Appeals once, and only for a file that this node has submitted."""
+        is_pending = any(
             isinstance(p.entry, Appealed) and p.entry.submission == submission for p in self._outbox.list_entries()
         )
-        if not told:
+        if not is_pending:
             entry = Appealed(submission=submission, reason="the file was generated as the run asks")
             self._queue_entry(entry, appeal_until_ms, run=self._profile.run)
 
@@ -370,10 +366,10 @@ class Agent:
         self.leases.returned.add(entry.lease)
         self._queue_entry(entry, self._server_ms(now_ms) + REGISTRATION_TTL_MS, run=self._profile.run)
 
-    # --- What is due ------------------------------------------------------------------------------------------------
+    # --- Due actions ------------------------------------------------------------------------------------------------
 
     def _advance(self, now_ms: int) -> None:
-        """Begin everything that can be begun, and note when to look again."""
+        """Starts everything that is due, and sets `wake_ms`."""
         server_ms = self._server_ms(now_ms)
         if self._is_worker:
             effects, returned = self.leases.advance(now_ms, server_ms)
@@ -397,7 +393,7 @@ class Agent:
         ask_ms = self._next_lease_request_ms(now_ms) if self._lease_request is None else NEVER_MS
         self._send_due(now_ms, ask_ms)
         end = self.control.find_stop_reason(
-            now_ms, is_idle=not self.is_busy and self._lease_request is None, is_told=not self._outbox
+            now_ms, is_idle=not self.is_busy and self._lease_request is None, is_outbox_empty=not self._outbox
         )
         if end is not None:
             self._effects.append(Stop(end))
@@ -405,8 +401,8 @@ class Agent:
 
     def _send_due(self, now_ms: int, ask_ms: int) -> None:
         if self._entry_request is None and self._outbox and now_ms >= self._outbox.due_ms:
-            parcel = self._outbox.first()
-            self._entry_request = self._send(parcel.entry, parcel.run, parcel.file)
+            pending = self._outbox.first()
+            self._entry_request = self._send(pending.entry, pending.run, pending.file)
         if now_ms >= ask_ms:
             tokens_per_s = self.leases.tokens_per_s or self._profile.tokens_per_s
             request = LeaseRequest(checkpoint_step=self.leases.newest_checkpoint, tokens_per_s=tokens_per_s)
@@ -424,13 +420,15 @@ class Agent:
         return self._last_request
 
     def _next_lease_request_ms(self, now_ms: int) -> int:
-        """When to ask for work, if nothing happens before."""
-        desk, weights = self.leases, self._weights
+        """When to request a lease, if nothing happens before."""
+        leases, weights = self.leases, self._weights
         if not self._is_worker or weights is None or not self.control.accepts_work:
             return NEVER_MS
-        if not desk.has_beacon(Step(weights.step)) or desk.newest_checkpoint < max(0, weights.step - desk.lag_max):
+        if not leases.has_beacon(Step(weights.step)) or leases.newest_checkpoint < max(
+            0, weights.step - leases.lag_max
+        ):
             return NEVER_MS
-        room_ms = desk.next_room_ms(now_ms)
+        room_ms = leases.next_room_ms(now_ms)
         return NEVER_MS if room_ms is None else max(room_ms, self._lease_request_due_ms)
 
     def _next_wake_ms(self, now_ms: int, ask_ms: int) -> int:
@@ -446,7 +444,7 @@ class Agent:
             wake_ms = min(wake_ms, deadline_ms - self._clock_offset_ms)
         return max(now_ms + 1, wake_ms)
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------------------------------
 
     @property
     def activity(self) -> NodeActivity:
@@ -458,7 +456,7 @@ class Agent:
 
     @property
     def is_busy(self) -> bool:
-        """There is work in hand."""
+        """It holds leases or runs audits."""
         return bool(self.leases.open) or self.audits.is_busy
 
     def _server_ms(self, now_ms: int) -> int:

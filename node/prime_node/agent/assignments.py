@@ -1,12 +1,9 @@
-"""The leases a node holds, from the grant to the finished file. Pure.
+"""What the coordinator has assigned to this node: a worker's leases and a validator's audits. Pure.
 
-It works on one at a time, fetches the next shortly before the first is done, gives back what it cannot finish in time,
-and remembers what it has answered. Sending is for the outbox.
-
-The audits a validator was drawn for, from the task to the signed verdict. Pure.
-
-A verdict is given once: two that differ would be held against the validator. An audit that breaks is tried again while
-there is time, and never turned into a verdict.
+A worker generates one lease at a time, requests the next one shortly before it is done, returns what it cannot finish
+in time, and never answers a lease twice. A validator gives one verdict per submission, since two that differ would be
+held against it. An audit that fails on this machine is retried while there is time, and never becomes a verdict.
+Sending is the outbox's.
 """
 
 from collections.abc import Iterable
@@ -28,32 +25,32 @@ from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, VerdictReceipt, compute_receipt_id, sign_document
 
 PREFETCH_MS = 10_000
-"""The next lease is fetched this long before the present one should be done: an answer is back by then."""
+"""The next lease is requested this long before the current one should be done: the reply arrives in time."""
 
 THROUGHPUT_DECAY = 0.5
-"""Weight of what was known of the time per slot when another lease is done."""
+"""Weight of the earlier estimate of the time per slot when a lease is done."""
 
 SPEEDUP_MAX = 2
-"""A lease whose rest would be late even at so many times the speed so far is given back. Completions differ in length,
-so the speed so far is a poor guess."""
+"""A lease is returned if its rest would be late even at this many times the speed so far. Completions differ in length,
+so the speed so far is a poor estimate."""
 
 ANSWERS_KEEP_MS = 600_000
-"""An answer is remembered this long after its lease's deadline. No reply that names the lease is on its way then."""
+"""How long an answer is kept after its lease's deadline. By then no reply in flight can name the lease."""
 
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease in hand."""
+    """A lease that this node has not answered yet."""
 
     lease: LeaseGranted
     received_ms: int
     started_ms: int | None = None
     engine_started_ms: int | None = None
-    """When the engine began with it: starting one, and loading weights, is not its pace."""
+    """When the engine began to generate. Starting it and loading weights does not count towards throughput."""
 
 
 class LeaseAssignments:
-    """A worker's leases, checkpoints and pace."""
+    """A worker's leases, checkpoints and measured throughput."""
 
     def __init__(self, key: WalletKey, network: NetworkId, run: RunId, domain: Domain) -> None:
         self._key = key
@@ -63,16 +60,16 @@ class LeaseAssignments:
         self.open: dict[int, HeldLease] = {}
         self.answers: dict[int, LeaseAnswer] = {}
         self.returned: set[int] = set()
-        """Leases given back. A reply that is older than the log may still list them."""
+        """Leases that were returned. A reply that is older than that may still list them."""
         self.checkpoints: dict[Step, Digest] = {}
-        """Checkpoints that can be generated with, and their roots."""
+        """Roots of the checkpoints on this disk."""
         self._beacons: dict[Step, Digest] = {}
         self.lag_max = 0
         self.tokens_per_s = 0
-        """As measured with the last leases; 0 before the first."""
+        """Measured over the last leases; 0 before the first."""
         self._slot_ms: float | None = None
 
-    # --- What is known ----------------------------------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------------------------------
 
     def apply_weights(self, weights: CheckpointRef, lag_max: int) -> None:
         self.lag_max = lag_max
@@ -88,16 +85,16 @@ class LeaseAssignments:
 
     @property
     def newest_checkpoint(self) -> int:
-        """The newest checkpoint in hand; -1 for none."""
+        """Step of the newest checkpoint on this disk; -1 for none."""
         return max(self.checkpoints, default=-1)
 
     @property
     def current(self) -> HeldLease | None:
-        """What is being generated."""
+        """The lease that is being generated."""
         return next((each for each in self.open.values() if each.started_ms is not None), None)
 
     def next_room_ms(self, now_ms: int) -> int | None:
-        """When there will be room for another lease; None where that is not known."""
+        """When there will be room for another lease; None: not known."""
         if not self.open:
             return now_ms
         current = self.current
@@ -107,39 +104,39 @@ class LeaseAssignments:
         return current.started_ms + int(current.lease.slots * self._slot_ms) - PREFETCH_MS
 
     def next_deadline_ms(self) -> int | None:
-        """When a deadline passes, by the coordinator's clock."""
+        """When the next deadline passes, by the coordinator's clock."""
         return min((each.lease.deadline_ms + 1 for each in self.open.values()), default=None)
 
-    # --- What happens -----------------------------------------------------------------------------------------------
+    # --- Changes ----------------------------------------------------------------------------------------------------
 
     def accept(self, lease: LeaseGranted, now_ms: int) -> None:
-        """Take a lease in hand, unless it was answered or given back before."""
+        """Takes a lease, unless it was answered or returned before."""
         if lease.lease not in self.answers and lease.lease not in self.open and lease.lease not in self.returned:
             self.open[lease.lease] = HeldLease(lease, now_ms)
 
     def reconcile(self, leases: Iterable[LeaseGranted], asked_ms: int, now_ms: int) -> list[Effect]:
-        """Follow the coordinator's list: take up what a crash made us forget, drop what it has ended."""
+        """Follows the coordinator's list: resumes leases that a crash lost, drops those that the coordinator ended."""
         listed = set()
         for lease in leases:
             listed.add(lease.lease)
             self.accept(lease, now_ms)
         self.returned &= listed | self.open.keys()
-        # A lease that came after the question was asked may be missing in the answer.
+        # A lease that was granted after the heartbeat was sent may be missing in its reply.
         gone = [number for number, each in self.open.items() if number not in listed and each.received_ms < asked_ms]
         return [effect for number in gone for effect in self.drop(number)]
 
     def drop(self, number: int) -> list[Effect]:
-        assignment = self.open.pop(number, None)
-        return [CancelGeneration(number)] if assignment and assignment.started_ms is not None else []
+        held = self.open.pop(number, None)
+        return [CancelGeneration(number)] if held and held.started_ms is not None else []
 
     def advance(self, now_ms: int, server_ms: int) -> tuple[list[Effect], list[LeaseEnded]]:
-        """Drop what is late and begin the next; also the leases that have to be given back."""
+        """Drops late leases and starts the next one; also returns the entries for leases to give back."""
         late = [number for number, each in self.open.items() if server_ms > each.lease.deadline_ms]
         effects = [effect for number in late for effect in self.drop(number)]
         returned: list[LeaseEnded] = []
         while self.open and self.current is None:
-            assignment = min(self.open.values(), key=lambda each: (each.lease.deadline_ms, each.lease.lease))
-            lease = assignment.lease
+            held = min(self.open.values(), key=lambda each: (each.lease.deadline_ms, each.lease.lease))
+            lease = held.lease
             reason = self._find_obstacle(lease, server_ms)
             if reason:
                 del self.open[lease.lease]
@@ -149,16 +146,16 @@ class LeaseAssignments:
             step = self._checkpoint_for(lease.step)
             if step is None or lease.step not in self._beacons:
                 break
-            assignment.started_ms = now_ms
+            held.started_ms = now_ms
             effects.append(Generate(lease, step, self.checkpoints[step], self._beacons[lease.step]))
         return effects, returned
 
     def _find_obstacle(self, lease: LeaseGranted, server_ms: int) -> str:
-        """Why the lease cannot be done any more, empty where it can."""
+        """Why the lease cannot be finished; empty where it can."""
         if self._slot_ms is not None and server_ms + lease.slots * self._slot_ms > lease.deadline_ms:
             return "it would take longer than the deadline allows"
         if lease.step not in self._beacons and self._beacons and lease.step < max(self._beacons):
-            return "its step had passed before this node heard of it"
+            return "its step had ended before this node knew its beacon"
         return ""
 
     def _checkpoint_for(self, step: Step) -> Step | None:
@@ -166,25 +163,25 @@ class LeaseAssignments:
         return max(fit, default=None)
 
     def would_miss_deadline(self, number: int, *, rows_done: int, rows: int, now_ms: int, server_ms: int) -> bool:
-        """Whether a lease that is being generated cannot be done in time any more."""
-        assignment = self.open.get(number)
-        if assignment is None or assignment.started_ms is None:
+        """Whether the lease that is being generated cannot be finished in time."""
+        held = self.open.get(number)
+        if held is None or held.started_ms is None:
             return False
-        if assignment.engine_started_ms is None:
-            assignment.engine_started_ms = now_ms
+        if held.engine_started_ms is None:
+            held.engine_started_ms = now_ms
         if not rows_done:
             return False
-        rest_ms = (rows - rows_done) * (now_ms - assignment.engine_started_ms) / rows_done
-        return server_ms + rest_ms / SPEEDUP_MAX > assignment.lease.deadline_ms
+        rest_ms = (rows - rows_done) * (now_ms - held.engine_started_ms) / rows_done
+        return server_ms + rest_ms / SPEEDUP_MAX > held.lease.deadline_ms
 
-    def finish(self, number: int, work: FinishedFile, now_ms: int, server_ms: int) -> Submitted | None:
-        """The signed answer to a lease; None if it is late, or was dropped."""
-        assignment = self.open.pop(number, None)
-        if assignment is None or assignment.started_ms is None:
+    def finish(self, number: int, file: FinishedFile, now_ms: int, server_ms: int) -> Submitted | None:
+        """The signed answer to a lease; None: it is late, or was dropped."""
+        held = self.open.pop(number, None)
+        if held is None or held.started_ms is None:
             return None
-        lease = assignment.lease
-        began_ms = assignment.engine_started_ms or assignment.started_ms
-        self._update_throughput((now_ms - began_ms) / lease.slots, work.output_tokens / lease.slots)
+        lease = held.lease
+        began_ms = held.engine_started_ms or held.started_ms
+        self._update_throughput((now_ms - began_ms) / lease.slots, file.output_tokens / lease.slots)
         if server_ms > lease.deadline_ms:
             return None
         assert number not in self.answers
@@ -194,21 +191,21 @@ class LeaseAssignments:
             step=lease.step,
             lease=number,
             node=self._key.node,
-            checkpoint_root=work.checkpoint_root,
-            file_digest=work.file_digest,
-            rollout_root=work.rollout_root,
+            checkpoint_root=file.checkpoint_root,
+            file_digest=file.file_digest,
+            rollout_root=file.rollout_root,
         )
         self._save_answer(LeaseAnswer(number, compute_receipt_id(receipt), lease.deadline_ms), server_ms)
         return Submitted(
             receipt=receipt,
             signature=sign_document(self._key, receipt, self._domain),
-            file_bytes=work.file_bytes,
-            output_tokens=work.output_tokens,
-            context_tokens=work.context_tokens,
+            file_bytes=file.file_bytes,
+            output_tokens=file.output_tokens,
+            context_tokens=file.context_tokens,
         )
 
     def has_submitted(self, submission: Digest) -> bool:
-        """Whether this node stands by a submission."""
+        """Whether this node made the submission."""
         return any(answer.submission == submission for answer in self.answers.values())
 
     def _update_throughput(self, slot_ms: float, slot_tokens: float) -> None:
@@ -218,28 +215,29 @@ class LeaseAssignments:
         self.tokens_per_s = max(1, int(1000 * slot_tokens / max(1.0, self._slot_ms)))
 
     def _lower_slot_estimate(self) -> None:
-        """After a lease that was given back unbegun. The first pace has the engine's start in it: who believed it for
-        ever would give back every lease for ever."""
+        """Call it after returning a lease that was not started. The first estimate may include the engine's start; a
+        node that never corrects it would return every lease for ever."""
         if self._slot_ms is not None:
             self._slot_ms *= THROUGHPUT_DECAY
 
     def _save_answer(self, answer: LeaseAnswer, server_ms: int) -> None:
-        forgotten = [n for n, old in self.answers.items() if old.deadline_ms + ANSWERS_KEEP_MS < server_ms]
-        for number in forgotten:
+        expired = [n for n, old in self.answers.items() if old.deadline_ms + ANSWERS_KEEP_MS < server_ms]
+        for number in expired:
             del self.answers[number]
         self.answers[answer.lease] = answer
 
 
 AUDIT_RETRY_MS = 5_000
 AUDIT_RETRY_MS_MAX = 120_000
-"""Before an audit that broke is tried again, doubling: the engine, or the way to the file, may need a while."""
+"""Wait before a failed audit is retried, doubling: the engine or the network may need a while to recover."""
 
 DONE_MAX = 1_024
-"""Verdicts remembered. A reply that still lists one is at most minutes old, and nobody gives a thousand in that."""
+"""Finished audits that are remembered. A reply that still lists one is minutes old at most, and no validator finishes
+a thousand in that time."""
 
 
 class AuditAssignments:
-    """A validator's tasks."""
+    """A validator's audits."""
 
     def __init__(self, key: WalletKey, network: NetworkId, run: RunId, domain: Domain, *, at_once: int) -> None:
         self._key = key
@@ -252,27 +250,27 @@ class AuditAssignments:
         self._done: dict[Digest, None] = {}
         self.verdicts_given = 0
         self.inspections_given = 0
-        """Verdicts, and inspections, since this process began."""
+        """Both since this process started."""
         self._failed: dict[Digest, tuple[int, int]] = {}
-        """How often an audit broke, and when to try again."""
+        """How often an audit failed, and when to retry it."""
 
     @property
     def is_busy(self) -> bool:
         return bool(self._running)
 
     def list_open(self) -> list[AuditTask]:
-        """Those in hand first."""
+        """The running ones first."""
         return [*self._running.values(), *self._waiting.values()]
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
-        """Follow the coordinator's list, which may be older than the last verdicts."""
+        """Follows the coordinator's list, which may be older than the last verdicts."""
         listed = {task.submission: task for task in tasks}
         busy = self._running.keys() | self._done.keys()
         self._waiting = {name: task for name, task in listed.items() if name not in busy}
         self._failed = {name: known for name, known in self._failed.items() if name in listed}
 
     def advance(self, server_ms: int) -> list[Effect]:
-        """Begin what there is room for, the oldest first."""
+        """Starts audits while there is room, the oldest first."""
         effects: list[Effect] = []
         for name, task in list(self._waiting.items()):
             if len(self._running) >= self._at_once:
@@ -286,7 +284,7 @@ class AuditAssignments:
         return effects
 
     def finish(self, submission: Digest, finding: AuditFinding) -> tuple[VerdictGiven | Inspected, int] | None:
-        """What to say and until when it counts; None for an audit nobody asked for."""
+        """The entry to send and until when it counts; None for an audit that is not running."""
         task = self._running.pop(submission, None)
         if task is None:
             return None
@@ -324,13 +322,13 @@ class AuditAssignments:
         )
 
     def retry_later(self, submission: Digest, server_ms: int) -> None:
-        """It is tried again while there is time: the coordinator lists it until then."""
+        """The audit failed. The coordinator lists it until its deadline, so it comes back."""
         if self._running.pop(submission, None) is not None:
             times, _ = self._failed.get(submission, (0, 0))
             self._failed[submission] = times + 1, server_ms + min(AUDIT_RETRY_MS_MAX, AUDIT_RETRY_MS << min(times, 10))
 
     def mark_done(self, submission: Digest) -> None:
-        """A verdict on this one was signed, now or before a restart."""
+        """A verdict was signed, now or before a restart."""
         self._done[submission] = None
         if len(self._done) > DONE_MAX:
             del self._done[next(iter(self._done))]

@@ -1,7 +1,7 @@
-"""What a node can be told, and what it can want done: the values between agent.py and the shell around it.
+"""The values between the agent and the code that runs it: events say what happened, effects say what to do. Pure.
 
-An event says what happened; an effect says what to do next, in the order of the list. The shell seals, sends, loads,
-generates and writes to disk, and reports each end as an event. Nothing here decides.
+Effects are carried out in the order of the list. The runner sends, loads, generates and writes to disk, and reports
+the end of each as an event. Nothing here decides.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from prime_protocol.wire.rpc import Refusal
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """A log entry on its way to the coordinator."""
+    """A log entry that the coordinator has not answered yet."""
 
     entry: Any
     run: RunId | None
     until_ms: int
-    """By the coordinator's clock: after this it is no use any more."""
+    """By the coordinator's clock; it is dropped after that."""
     file: Digest | None = None
-    """The file that has to be with the coordinator before the entry is: rollouts, or evidence."""
+    """Rollouts or evidence, to be uploaded before the entry is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """What this node has said to a lease: it will never say anything else."""
+    """This node's answer to a lease. It never gives another."""
 
     lease: int
     submission: Digest
@@ -43,7 +43,7 @@ class SavedState:
     answers: tuple[LeaseAnswer, ...] = ()
     is_staked: bool = False
     registered: NodeRegistered | None = None
-    """What the node last told the log of itself."""
+    """The registration that the log has taken last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +60,16 @@ class FinishedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """What an audit came to."""
+    """The result of an audit."""
 
     outcome: Outcome
     reason: str
     metrics: tuple[Metric, ...]
     evidence: Digest
     has_bundle: bool = False
-    """`evidence` is a file on this disk, which has to be with the coordinator before the verdict is."""
+    """`evidence` is a file on this disk, to be uploaded before the verdict is sent."""
     read_proofs: Mapping[NodeId, bytes] = field(default_factory=dict)
-    """This node's own, or those of whom an inspection is about; empty where the model was not needed."""
+    """This node's own, or those of the readers that an inspection is about; empty where the model was not needed."""
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process runs; this was on its disk."""
+    """The agent starts, from this state on disk."""
 
     state: SavedState
 
@@ -96,14 +96,14 @@ class SendRefused:
 
 @dataclass(frozen=True, slots=True)
 class SendTimedOut:
-    """No answer came. It may have been done."""
+    """No answer came. The request may have been carried out."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReady:
-    """A checkpoint is on this disk and can be generated with."""
+    """A checkpoint is on this disk."""
 
     step: Step
     root: Digest
@@ -128,7 +128,7 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationProgressed:
-    """So many rows of a lease are done."""
+    """The engine has finished some rows of a lease."""
 
     lease: int
     rows_done: int
@@ -143,7 +143,7 @@ class AuditDone:
 
 @dataclass(frozen=True, slots=True)
 class AuditFailed:
-    """The audit itself broke. That says nothing about the file, so nothing is said."""
+    """The audit failed on this machine. That says nothing about the file, so there is no verdict."""
 
     submission: Digest
 
@@ -155,31 +155,31 @@ class SlashReported:
     submission: Digest
     appeal_until_ms: int
     is_own: bool = False
-    """The journal has the work; the memory of answers is shorter than a judgement may take."""
+    """The journal has this submission. Answers are kept for a shorter time than a slash may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class StakeMissing:
-    """The run asks for so much more stake than the public log has behind this node; 0: for no more."""
+    """The run requires this much more stake than the log shows for this node; 0: no more."""
 
     amount_nano: int
 
 
 @dataclass(frozen=True, slots=True)
 class HoldChanged:
-    """The owner, or the machine, wants no more work for now; empty: that is over. What is in hand is finished."""
+    """The owner or the machine wants no more work; an empty reason ends that. Current jobs are finished."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """The owner wants the node to finish what is in hand, and then to stop."""
+    """The owner wants the node to finish its jobs, then stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The owner wants the node to stop now: what is in hand is given back."""
+    """The owner wants the node to stop now and return its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +212,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Seal it with a fresh sequence number and send it; answer with one event that names the request."""
+    """Send the message in a new envelope; report one event that names the request."""
 
     request: int
     message: Any
     run: RunId | None
     file: Digest | None = None
-    """To be uploaded first."""
+    """Upload it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class CancelGeneration:
-    """Stop generating for this lease; what is made is of no use."""
+    """Stop generating this lease and drop the result."""
 
     lease: int
 
@@ -248,24 +248,24 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Whole, and on disk before the next effect is begun."""
+    """Write it to disk, atomically, before the next effect is carried out."""
 
     state: SavedState
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTreeHead:
-    """A newer tree head was shown: keep it, and ask for proof that it continues the one before."""
+    """The coordinator sent a newer tree head: verify that it continues the last one."""
 
     head: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nothing is left to do; the process may end."""
+    """Nothing is left to do: end the process."""
 
     reason: str
-    """Empty where its owner asked for it."""
+    """Empty where the owner asked for it."""
 
 
 Effect = Send | LoadWeights | Generate | CancelGeneration | Audit | SaveState | CheckTreeHead | Stop

@@ -1,11 +1,7 @@
-"""Entries on their way to the log: one at a time, in order, again until there is an answer. Pure.
+"""The queue of entries that this node sends to the log, and the entries about itself: registration and stake. Pure.
 
-The log takes the entries of one author only with rising sequence numbers, so two in flight could overtake each other
-and the first would be refused.
-
-What a node tells the log of itself: that it is there, for whom it works, and what stands behind it. Pure.
-
-The log is the authority. What was told before is remembered so that a changed offer is told again.
+Entries are sent one at a time, in order, each until it is answered: the log takes an author's entries only with rising
+sequence numbers, so that of two in flight the later could overtake the earlier, which would then be refused.
 """
 
 from collections import deque
@@ -21,8 +17,8 @@ from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 30_000
-"""Between two attempts, doubling. A coordinator that restarts is back within seconds; one that does not must not be
-hammered."""
+"""Between two attempts, doubling. A coordinator that restarts is back within seconds; one that is down must not be
+flooded when it returns."""
 
 TRANSIENT_CODES = frozenset(
     {
@@ -36,31 +32,31 @@ TRANSIENT_CODES = frozenset(
         RefusalCode.CLOCK,
     }
 )
-"""Refusals that say nothing about the request itself: sealed anew, it may pass."""
+"""Refusals that say nothing about the request itself: in a new envelope it may pass."""
 
 STALE_FIELDS = frozenset({"Letter.sequence", "Letter.expires_at_ms", "Letter.issued_at_ms"})
-"""The envelope came too late or out of order; its content was not looked at."""
+"""The envelope came too late or out of order; its content was not examined."""
 
 
 def is_final(refusal: Refusal) -> bool:
-    """Whether asking again would get the same answer."""
+    """Whether sending it again would get the same answer."""
     return refusal.code not in TRANSIENT_CODES and refusal.field not in STALE_FIELDS
 
 
-def backoff_ms(attempts: int, dice: Random) -> int:
-    """Half fixed, half drawn, so that nodes that failed together do not come back together."""
+def backoff_ms(attempts: int, rng: Random) -> int:
+    """Half fixed, half random, so that nodes that failed together do not retry together."""
     span_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(attempts, 10))
-    return int(span_ms * (0.5 + 0.5 * dice.random()))
+    return int(span_ms * (0.5 + 0.5 * rng.random()))
 
 
 class Outbox:
-    """First in, first out, and nothing overtakes."""
+    """First in, first out."""
 
-    def __init__(self, parcels: Iterable[PendingEntry] = ()) -> None:
-        self._entries = deque(parcels)
+    def __init__(self, entries: Iterable[PendingEntry] = ()) -> None:
+        self._entries = deque(entries)
         self._attempts = 0
         self.due_ms = 0
-        """When the first may be sent; meaningless while it is on its way."""
+        """When the first entry may be sent; meaningless while it is in flight."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,11 +64,11 @@ class Outbox:
     def list_entries(self) -> tuple[PendingEntry, ...]:
         return tuple(self._entries)
 
-    def push(self, parcel: PendingEntry) -> None:
-        self._entries.append(parcel)
+    def push(self, entry: PendingEntry) -> None:
+        self._entries.append(entry)
 
     def drop_stale(self, server_ms: int) -> list[PendingEntry]:
-        """Take out what comes too late from the front. Not while the first is on its way."""
+        """Removes expired entries from the front. Not while the first is in flight."""
         stale = []
         while self._entries and server_ms > self._entries[0].until_ms:
             stale.append(self.pop())
@@ -82,45 +78,45 @@ class Outbox:
         return self._entries[0]
 
     def pop(self) -> PendingEntry:
-        """The first has its answer."""
+        """The first entry was answered."""
         self._attempts = 0
         self.due_ms = 0
         return self._entries.popleft()
 
-    def schedule_retry(self, now_ms: int, dice: Random, retry_after_ms: int = 0) -> None:
-        """The first has to be sent again."""
-        self.due_ms = now_ms + retry_after_ms + backoff_ms(self._attempts, dice)
+    def schedule_retry(self, now_ms: int, rng: Random, retry_after_ms: int = 0) -> None:
+        """The first entry has to be sent again."""
+        self.due_ms = now_ms + retry_after_ms + backoff_ms(self._attempts, rng)
         self._attempts += 1
 
 
 REGISTRATION_TTL_MS = 3_600_000
-"""How long an entry that joins the network is tried."""
+"""How long the node tries to send an entry about itself."""
 
 STAKE_RETRY_MS = 30_000
-"""Between two tries to stake: the deposit may come later than the node."""
+"""Between two attempts to stake: the deposit may arrive after the node has started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProfile:
-    """Who this node is, and what its owner wants of it."""
+    """Who this node is, and what its owner has configured."""
 
     network: NetworkId
     run: RunId
     roles: tuple[Role, ...]
     hardware: str = ""
     addresses: tuple[str, ...] = ()
-    """Where others fetch weights from this node; none where it only calls out."""
+    """Where others fetch weights from this node; empty: outbound only."""
     delegation: Delegated | None = None
     stake_nano: int = 0
-    """What the node stakes of its own balance; 0 where its owner does that."""
+    """What the node stakes from its own balance; 0 where its owner stakes."""
     tokens_per_s: int = 1
-    """Its own measurement."""
+    """As measured on this machine."""
     audits_at_once: int = 1
     domain: Domain = EMBEDDED_DOMAIN
 
 
 class Membership:
-    """One node's."""
+    """Registration and stake of one node. The log is the authority; a changed registration is sent again."""
 
     def __init__(self, node: NodeId, profile: NodeProfile) -> None:
         self._node = node
@@ -129,9 +125,9 @@ class Membership:
         self._stake_ms = 0
         self.registration = NodeRegistered(roles=profile.roles, hardware=profile.hardware, addresses=profile.addresses)
         self.registered: NodeRegistered | None = None
-        """What the log says of this node, as far as it knows."""
+        """The registration that the log has, as far as this node knows."""
         self.is_known = False
-        """The coordinator has answered a beat."""
+        """The coordinator has answered a heartbeat."""
         self.is_staked = profile.stake_nano == 0
 
     def restore(self, registered: NodeRegistered | None, is_staked: bool) -> None:
@@ -140,27 +136,27 @@ class Membership:
 
     @property
     def is_outdated(self) -> bool:
-        """The log knows another offer of this node."""
+        """The log has another registration than this node now offers."""
         return self.registered not in (None, self.registration)
 
     def set_missing_stake(self, amount_nano: int) -> None:
-        """The run asks for so much more than stands behind this node."""
+        """The run requires this much more stake; 0: no more."""
         self._stake_nano = amount_nano
         self.is_staked = amount_nano == 0
 
     def make_registration(self, waiting: tuple[PendingEntry, ...], until_ms: int) -> list[PendingEntry]:
-        """The coordinator does not know this key, or not what it offers; nothing where that is being told."""
+        """Entries that register this node; none while such an entry is pending."""
         self.is_known = False
-        if any(isinstance(parcel.entry, NodeRegistered) for parcel in waiting):
+        if any(isinstance(entry.entry, NodeRegistered) for entry in waiting):
             return []
         entries = [self.registration] if self._delegation is None else [self.registration, self._delegation]
         return [PendingEntry(entry, None, until_ms) for entry in entries]
 
     def make_stake(self, waiting: tuple[PendingEntry, ...], now_ms: int, until_ms: int) -> list[PendingEntry]:
-        """What is due for the node's stake."""
+        """The entry that stakes, where one is due."""
         if self.is_staked or not self.is_known or now_ms < self._stake_ms:
             return []
         self._stake_ms = now_ms + STAKE_RETRY_MS
-        if any(isinstance(parcel.entry, Staked) for parcel in waiting):
+        if any(isinstance(entry.entry, Staked) for entry in waiting):
             return []
         return [PendingEntry(Staked(node=self._node, amount_nano=self._stake_nano), None, until_ms)]

@@ -24,9 +24,8 @@ from prime_node.engine.config import EngineConfig, EngineKind
 from prime_node.engine.interface import Sampling
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.tolerance import Precision
-from prime_protocol.tasks.family import TaskSetSpec
-from prime_protocol.tasks.registry import open_family
 from prime_runtime.model_files import ModelFiles
+from prime_runtime.task_sets import open_task_set
 
 TASKS = 256
 """Prompts taken from a task set."""
@@ -100,7 +99,7 @@ def find_precisions(base: EngineConfig, wanted: str) -> list[str]:
 
 def task_prompts(model: ModelFiles, task_set: str) -> list[NDArray[np.int32]]:
     try:
-        family = open_family(TaskSetSpec.parse(task_set))
+        family = open_task_set(task_set)
     except RemoteError as error:
         raise LocalError(f"--task-set: {error}") from None
     tasks = range(min(TASKS, family.size))

@@ -1,8 +1,7 @@
-"""The rewards of a file's answers, found here and read from nobody. What needs it is run in the sandbox.
+"""A validator's audit: fetch the file and the checkpoint, check it with the model, grade it, write the evidence.
 
-A validator's audit: fetch the file and the checkpoint, read it again, grade it, and put evidence on disk.
-
-Whatever breaks on this machine, or on the way to it, is no verdict: only the file itself can be found bad.
+Only the file itself can cause a rejection. A failure of this machine or of the network ends the audit without a
+verdict. Rewards are computed here, never read from the worker's file.
 """
 
 import asyncio
@@ -37,13 +36,23 @@ from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient, ServerAddress
 from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.sandbox.sandbox import Sandbox
+from prime_runtime.task_sets import grade_answers
 
 log = logging.getLogger(__name__)
 
+FetchReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] | None]]
+"""Fetches the worker's signed receipt of a submission from the public log; None where that fails."""
+
 
 async def grade_rows(rows: Sequence[Rollout], context: StepContext, sandbox: Sandbox) -> RewardSummary:
-    """LocalError where this machine cannot run what a grade needs: that says nothing about the answers."""
-    grades = await asyncio.gather(*(grade_row(row, context, sandbox) for row in rows))
+    """LocalError where this machine cannot run a sandbox job: that says nothing about the answers."""
+
+    async def grade(row: Rollout) -> Grade:
+        answer = context.model.decode(row.output_tokens.tolist())
+        (found,) = await grade_answers(context.family, context.family.make(row.task), [answer], sandbox)
+        return found
+
+    grades = await asyncio.gather(*map(grade, rows))
     return RewardSummary(
         mean=sum(grade.reward for grade in grades) / len(grades),
         right=sum(grade.reward == 1.0 for grade in grades),
@@ -51,21 +60,8 @@ async def grade_rows(rows: Sequence[Rollout], context: StepContext, sandbox: San
     )
 
 
-async def grade_row(row: Rollout, context: StepContext, sandbox: Sandbox) -> Grade:
-    task = context.family.make(row.task)
-    text = context.model.decode(row.output_tokens.tolist())
-    found = await asyncio.to_thread(context.family.grade, task, text)
-    if isinstance(found, Grade):
-        return found
-    return context.family.grade_outcome(task, await sandbox.run(found))
-
-
-FetchReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] | None]]
-"""The worker's signed word for a submission, from the public log; None where it cannot be had."""
-
-
 class Auditor:
-    """Carries out Audit."""
+    """Carries out the effect Audit."""
 
     def __init__(
         self,
@@ -94,9 +90,9 @@ class Auditor:
         self._fetch_receipt = fetch_receipt
         self._clock = clock
         self.counts: Counter[str] = Counter()
-        """Findings of this process by outcome, and how many were inspections or broke."""
+        """Audits of this process by outcome; also those that were inspections, and those that failed."""
         self.problem = ""
-        """Why the last audit broke; empty where it did not."""
+        """Why the last audit failed; empty where it did not."""
 
     async def audit(self, task: AuditTask) -> AuditDone | AuditFailed:
         left_ms = max(1, task.deadline_ms - self._clock.now_ms())
@@ -104,12 +100,12 @@ class Auditor:
             async with asyncio.timeout(left_ms / 1000):
                 finding = await self._check_submission(task)
         except TimeoutError:
-            return self._fail(task, "it was not done in time")
+            return self._fail(task, "it was not finished in time")
         except (LocalError, RemoteError) as error:
             return self._fail(task, str(error))
-        except Exception as error:  # boundary: a stranger's file that finds a bug here costs its verdict, not the node
+        except Exception as error:  # boundary: a hostile file that hits a bug here costs its verdict, not the node
             log.exception("the audit of %s failed", task.submission)
-            return self._fail(task, f"a fault of this program: {error!r}")
+            return self._fail(task, f"a bug in this program: {error!r}")
         self.problem = ""
         self.counts["inspected" if task.readers else str(finding.outcome)] += 1
         if task.readers:
@@ -120,7 +116,7 @@ class Auditor:
 
     def _fail(self, task: AuditTask, problem: str) -> AuditFailed:
         self.problem = problem
-        self.counts["broken"] += 1
+        self.counts["failed"] += 1
         log.warning("no verdict on %s: %s", task.submission, problem)
         return AuditFailed(task.submission)
 
@@ -146,33 +142,33 @@ class Auditor:
     async def _examine(self, data: bytes, context: StepContext, task: AuditTask) -> Examination:
         header = context.make_header(task.lease, task.node)
         limits = context.get_limits(task.first_slot, task.slots)
-        onlookers = ReadProofRequest(task.submission, task.readers or (self._node,))
-        return await examine(data, context, header, limits, self._engine, task.seed, onlookers)
+        read_proof_request = ReadProofRequest(task.submission, task.readers or (self._node,))
+        return await examine(data, context, header, limits, self._engine, task.seed, read_proof_request)
 
     async def _confirm(
         self, data: bytes, context: StepContext, task: AuditTask, judged: Judgement, rewards: RewardSummary | None
     ) -> None:
-        """A stake hangs on it: before a file is rejected it is read once more, with weights checked and loaded anew.
+        """Checks a file again before it is rejected, with weights that are verified and loaded afresh.
 
-        A bit that flipped on this machine is no fault of the worker.
+        A rejection can cost the worker its stake, and a bit that flipped in this machine's memory is not its fault.
         """
         await self._engine.invalidate_weights()
         await self._contexts.check_weights(context.root)
         again = (await self._examine(data, context, task)).judge(rewards)
         if again.outcome is not judged.outcome:
             raise LocalError(
-                f"the file was found {judged.outcome} ({judged.reason}) and, read once more, {again.outcome}: "
-                "this machine's memory or its engine errs"
+                f"the first check found the file {judged.outcome} ({judged.reason}), the second {again.outcome}: "
+                "this machine's memory or engine is faulty"
             )
 
     async def _save_evidence(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:
-        """The evidence, on this disk before the verdict is signed."""
+        """Writes the evidence to this disk, before the verdict is signed."""
         signed = await self._fetch_receipt(task.submission)
         if signed is not None:
             try:
                 verify_receipt(signed[0], task)
             except RemoteError as error:
-                log.warning("the log's receipt for %s is left out of the evidence: %s", task.submission, error)
+                log.warning("the evidence omits the log's receipt of %s: %s", task.submission, error)
                 signed = None
         bundle = encode_evidence(
             network=self._network,
@@ -184,7 +180,7 @@ class Auditor:
             examined=examined,
             judged=judged,
         )
-        # What nobody can read is no evidence, and without evidence there is no rejection.
+        # Evidence that others cannot decode proves nothing, and there is no rejection without evidence.
         await asyncio.to_thread(decode_evidence, bundle)
         return await asyncio.to_thread(self._spool.put, bundle)
 
@@ -203,6 +199,6 @@ def make_finding(
 
 
 def make_inspection(examined: Examination) -> AuditFinding:
-    """What others must have seen in the file. What it is worth was judged before."""
+    """An inspection only yields read proofs: the file's outcome was decided before."""
     judged = examined.judge()
     return make_finding(examined, judged, digest_metrics(judged.metrics))

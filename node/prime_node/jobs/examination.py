@@ -1,14 +1,12 @@
-"""A rollout file read again, row by row, by the public rules: the one way for a validator's audit, for a worker's look
-at its own file before it is sent, and for whoever runs an audit again from its evidence.
+"""Checks a rollout file with the model, packs the evidence of a rejection, and replays an audit from such evidence.
 
-The evidence bundle: everything that a rejection rests on, in one file, so that anyone can run the audit again.
+A validator's audit, a worker's check of its own file and a replay by anyone all run this same code.
 
-One canonical msgpack object, bounded and strictly read: it is a validator's word against a worker's. What in it is
-signed can be checked offline; terms and beacon are the log's, and are compared with it where there is a connection.
+The evidence bundle is one canonical msgpack object, bounded and strictly decoded, because it is a validator's word
+against a worker's. Signed parts can be verified offline; terms and beacon come from the log, and are compared with it
+when there is a connection. A replay needs no node, only weights whose root is the one that the submission names.
 
-A verdict run again from its evidence bundle, on this machine, with the same code as an audit. No node is needed.
-
-What the bundle says of itself is compared with its digests; the weights must have the root that the submission names.
+What the measured numbers mean is decided in file_checks.py.
 """
 
 import asyncio
@@ -18,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from prime_node.engine import frames as values
+from prime_node.engine import frames
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.frames import MeasurementFrame, ModelLoaded
 from prime_node.engine.interface import EngineFacts, TokenSequence
@@ -66,21 +64,21 @@ from prime_runtime.shardcast.checkpoint_files import map_checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Examination:
-    """What is known of a file."""
+    """What the checks found in a file."""
 
     file: RolloutFile | None
     """None where it could not be read."""
     numbers: Sequence[RowMeasurement] = ()
-    """Empty where the model was not needed to see that it is bad."""
+    """Empty where the file failed before the model was needed."""
     flaws: Sequence[Flaw] = ()
-    """What convicts it."""
+    """Why it is rejected."""
     weighed: EvidenceSum | None = None
-    """What its numbers come to; None where there are none."""
+    """The evidence that its numbers add up to; None without numbers."""
     format_error: RemoteError | None = None
     read_proofs: Mapping[NodeId, bytes] = field(default_factory=dict)
-    """Of everybody whose looks were asked for; empty where the model was not needed."""
+    """By reader, as requested; empty where the model was not needed."""
     facts: EngineFacts | None = None
-    """Of the engine that read it."""
+    """Of the engine that checked it."""
     software: tuple[str, ...] = ()
 
     @property
@@ -95,7 +93,7 @@ class Examination:
 
 
 def check_format(data: bytes, context: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
-    """What can be said without a model. Slow for a large file: use a thread."""
+    """The checks that need no model. Slow for a large file: use a thread."""
     try:
         file = read_rollouts(data, limits)
         verify_header(file.header, header)
@@ -112,35 +110,37 @@ def check_format(data: bytes, context: StepContext, header: RolloutHeader, limit
 
 
 async def check_with_model(
-    opened: Examination,
+    checked: Examination,
     context: StepContext,
     session: EngineSession,
     seed: Digest,
-    onlookers: ReadProofRequest = NO_READ_PROOFS,
+    read_proof_request: ReadProofRequest = NO_READ_PROOFS,
 ) -> Examination:
-    """The whole of it, with the engine. A file that is bad already stays as it is."""
-    if opened.file is None or opened.flaws:
-        return opened
-    rows = opened.file.rows
+    """Measures every row with the engine, unless the file has failed already."""
+    if checked.file is None or checked.flaws:
+        return checked
+    rows = checked.file.rows
     longest = max(len(row.prompt_tokens) + len(row.output_tokens) for row in rows)
     if longest > session.facts.context_max:
-        raise LocalError(f"a row of {longest} tokens does not fit the engine, which reads {session.facts.context_max}")
+        raise LocalError(f"a row has {longest} tokens, the engine's limit is {session.facts.context_max}")
     claims = list_claims(rows, context.beacon)
-    numbers, looks = await session.process.check_with_read_proofs(claims, context.sampling, seed, onlookers)
+    numbers, read_proofs = await session.process.check_with_read_proofs(
+        claims, context.sampling, seed, read_proof_request
+    )
     weighed, flaws = weigh_rows(numbers, context.terms.tolerance)
     return Examination(
-        file=opened.file,
+        file=checked.file,
         numbers=numbers,
         flaws=flaws,
         weighed=weighed,
-        read_proofs=looks,
+        read_proofs=read_proofs,
         facts=session.facts,
         software=session.software,
     )
 
 
 def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[ClaimedRow]:
-    """What each row says of itself, numbered as in the file."""
+    """The rows as the engine checks them, numbered as in the file."""
     return [
         ClaimedRow(
             sequence=TokenSequence(
@@ -163,14 +163,14 @@ async def examine(
     limits: RolloutLimits,
     engine: EngineManager,
     seed: Digest,
-    onlookers: ReadProofRequest = NO_READ_PROOFS,
+    read_proof_request: ReadProofRequest = NO_READ_PROOFS,
 ) -> Examination:
-    """From bytes to flaws. The engine is only asked where the file is in order."""
-    opened = await asyncio.to_thread(check_format, data, context, header, limits)
-    if not opened.is_valid:
-        return opened
+    """From bytes to flaws. Uses the engine only where the checks without a model pass."""
+    checked = await asyncio.to_thread(check_format, data, context, header, limits)
+    if not checked.is_valid:
+        return checked
     async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
-        return await check_with_model(opened, context, session, seed, onlookers)
+        return await check_with_model(checked, context, session, seed, read_proof_request)
 
 
 EVIDENCE_VERSION = 2
@@ -183,28 +183,28 @@ FLAWS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceBundle:
-    """What one validator saw of one submission."""
+    """What one validator found in one submission."""
 
     version: Annotated[int, Range(EVIDENCE_VERSION, EVIDENCE_VERSION)]
     network: NetworkId
     run: RunId
     task: AuditTask
-    """What it was drawn to judge, with the seed of the decoys."""
+    """What it was drawn to audit, with the seed of the decoys."""
     facts: StepReply
-    """Terms, beacon and checkpoint, as the coordinator told them."""
+    """Terms, beacon and checkpoint, as the coordinator stated them."""
     receipt: SubmissionReceipt | None
-    """The worker's signed word, where the validator could get it."""
+    """The worker's signed receipt, where the validator could fetch it."""
     signature: Signature | None
     file: Annotated[bytes, Size(0, BUNDLED_FILE_BYTES_MAX)]
-    """The rollout file; empty where it is larger than a bundle may be."""
+    """The rollout file; empty where it is too large for a bundle."""
     outcome: Outcome
     reason: ReasonText
     metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
     flaws: Annotated[tuple[Flaw, ...], Size(0, FLAWS_MAX)]
     numbers: Annotated[tuple[MeasurementFrame, ...], Size(0, ROLLOUT_ROWS_MAX)]
-    """Of every row that was read again."""
+    """Of every row that the model checked."""
     engine: ModelLoaded | None
-    """What read it."""
+    """The engine that checked it."""
     software: Annotated[tuple[str, ...], Size(0, 32)]
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class EvidenceBundle:
 
 @dataclass(frozen=True, slots=True)
 class MetricsOnly:
-    """What the evidence of an accepted submission is the digest of."""
+    """The evidence of an accepted submission is the digest of this."""
 
     metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
 
@@ -230,7 +230,7 @@ def encode_evidence(
     examined: Examination,
     judged: Judgement,
 ) -> bytes:
-    """The bundle's bytes; their SHA-256 is the verdict's evidence."""
+    """The bundle's bytes; the verdict names their SHA-256."""
     receipt, signature = signed or (None, None)
     return encode(
         EvidenceBundle(
@@ -246,20 +246,20 @@ def encode_evidence(
             reason=judged.reason,
             metrics=judged.metrics,
             flaws=judged.flaws,
-            numbers=tuple(map(values.encode_measurement, examined.numbers)),
-            engine=values.encode_facts(examined.facts) if examined.facts else None,
+            numbers=tuple(map(frames.encode_measurement, examined.numbers)),
+            engine=frames.encode_facts(examined.facts) if examined.facts else None,
             software=examined.software,
         )
     )
 
 
 def digest_metrics(metrics: tuple[Metric, ...]) -> Digest:
-    """The evidence of a verdict that rests on no bundle."""
+    """The evidence digest of a verdict without a bundle."""
     return Digest(sha256(encode(MetricsOnly(metrics))).digest())
 
 
 def decode_evidence(raw: bytes) -> EvidenceBundle:
-    """RemoteError where it is no bundle, or contradicts itself."""
+    """RemoteError: it is not a bundle, or contradicts itself."""
     found = decode(EvidenceBundle, raw, bytes_max=BUNDLE_BYTES_MAX)
     if found.file and sha256(found.file).digest() != found.task.file_digest:
         raise RemoteError("Evidence.file", "is not the file that the task names")
@@ -271,7 +271,7 @@ def decode_evidence(raw: bytes) -> EvidenceBundle:
 
 
 def verify_receipt(receipt: SubmissionReceipt, task: AuditTask) -> None:
-    """The receipt is that of the submission, and says what the task says."""
+    """RemoteError: it is the receipt of another submission, or differs from the task."""
     if compute_receipt_id(receipt) != task.submission:
         raise RemoteError("receipt", f"is that of {compute_receipt_id(receipt)}, the task is about {task.submission}")
     for name in ("node", "step", "lease", "checkpoint_root", "file_digest"):
@@ -280,7 +280,7 @@ def verify_receipt(receipt: SubmissionReceipt, task: AuditTask) -> None:
 
 
 def verify_evidence_signature(evidence: EvidenceBundle, domain: Domain) -> bool:
-    """Whether the worker's own signature under the file is in the bundle. RemoteError where it is another's."""
+    """Whether the bundle contains the worker's own signature. RemoteError: the signature is someone else's."""
     if evidence.receipt is None or evidence.signature is None:
         return False
     verify_document(evidence.receipt, evidence.signature, signer=evidence.task.node, domain=domain)
@@ -297,12 +297,12 @@ METRIC_LIMITS = {
     "mantissa_error_mean_max": "mantissa_error_mean_max",
     "mantissa_error_median_max": "mantissa_error_median_max",
 }
-"""Which of the run's limits a number is held to. TOPLOC's decoys, collisions and zeros have limits of their own."""
+"""The field of Tolerance that bounds a metric. TOPLOC's decoys, collisions and zeros have fixed limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedMetric:
-    """One number of a verdict: what the validator found, and what was found here."""
+    """One metric: the validator's value and the value measured here."""
 
     name: str
     limit: float | None
@@ -311,13 +311,13 @@ class ComparedMetric:
 
 
 def compute_checkpoint_root(folder: Path) -> Digest:
-    """The checkpoint root of a folder's tensors; every byte is read. Slow: use a thread."""
+    """The checkpoint root of a folder's tensors. It reads every byte: use a thread."""
     files = [file.source for file in map_checkpoint(folder).files]
     return build_keyframe(RunId("any"), Step(0), files).root
 
 
 def get_dataset_digest(facts: StepReply) -> Digest | None:
-    """The problem file that grading would need; None for task sets without one."""
+    """The problem file that grading needs; None for task sets without one."""
     return TaskSetSpec.parse(facts.terms.task_set).problem_file
 
 
@@ -333,7 +333,7 @@ async def replay_audit(
     folder: Path,
     clock: Clock,
 ) -> Examination:
-    """What this machine finds, and the looks of the task's readers. `folder` is for the engine's caches."""
+    """What this machine finds, and the read proofs of the task's readers. `folder` is for the engine's caches."""
     root = await asyncio.to_thread(compute_checkpoint_root, weights)
     if root != task.checkpoint_root:
         raise LocalError(f"{weights} holds the checkpoint {root}, the submission names {task.checkpoint_root}")
@@ -352,14 +352,14 @@ async def replay_audit(
     engine = EngineManager(engine_config, folder, clock)
     try:
         header, limits = context.make_header(task.lease, task.node), context.get_limits(task.first_slot, task.slots)
-        onlookers = ReadProofRequest(task.submission, task.readers)
-        return await examine(file, context, header, limits, engine, task.seed, onlookers)
+        read_proof_request = ReadProofRequest(task.submission, task.readers)
+        return await examine(file, context, header, limits, engine, task.seed, read_proof_request)
     finally:
         await engine.close()
 
 
 def compare_metrics(metrics: tuple[Metric, ...], judged: Judgement, tolerance: Tolerance) -> Iterator[ComparedMetric]:
-    """Both sides' numbers, in the order of the verdict."""
+    """The metrics of both sides, in the order of the verdict."""
     then, here = index_metrics(metrics), index_metrics(judged.metrics)
     for name in dict.fromkeys([*then, *here]):
         limit = get_limit(name, tolerance)

@@ -1,7 +1,7 @@
-"""A lease becomes a rollout file: tasks and seeds from the beacon, completions from the engine, and the public checks.
+"""Generates the rollout file of a lease: tasks and seeds from the beacon, completions from the engine, a self-check.
 
-The file is on disk and in the journal before the agent hears of it. What an earlier process made for the same lease is
-taken up, not made again.
+The file is on disk and in the journal before the agent hears of it. A file that an earlier process generated for the
+same lease is reused, so that a crash never leads to two different answers.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from prime_runtime.http.client import Unreachable
 log = logging.getLogger(__name__)
 
 ENGINE_TRIES = 3
-"""An engine that dies under a lease is given so many tries with it, while there is time."""
+"""Attempts at one lease when the engine process dies."""
 STEP_RETRY_MS = 2_000
-"""Between two questions about a step, while the coordinator does not answer."""
+"""Between two requests for a step's facts while the coordinator does not answer."""
 SELF_CHECK_LABEL = b"prime-node self-check"
 
 OnProgress = Callable[[GenerationProgressed], None]
@@ -51,7 +51,7 @@ class RequestedSample:
 
 
 class RolloutGenerator:
-    """Carries out Generate."""
+    """Carries out the effect Generate."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class RolloutGenerator:
                     data, file = await self._generate(wanted.lease, context, on_progress)
                     work = await self._save_file(wanted.lease, data, file, started_ms)
         except (LocalError, RemoteError) as error:
-            log.warning("lease %d is given back: %s", lease, error)
+            log.warning("returning lease %d: %s", lease, error)
             self.record_returned(wanted.lease, str(error))
             return GenerationFailed(lease, str(error)[:REASON_CHARS_MAX])
         return Generated(lease, work)
 
     async def _wait_for_step_facts(self, wanted: Generate) -> None:
-        """Ask until it is answered, while there is time: a coordinator that starts again costs no lease."""
+        """Retries until the lease's deadline, so that a restart of the coordinator costs no lease."""
         while True:
             try:
                 await self._contexts.get_facts(wanted.lease.step, wanted.checkpoint_root)
@@ -104,7 +104,7 @@ class RolloutGenerator:
             await self._clock.sleep_ms(STEP_RETRY_MS)
 
     async def _reuse_saved_file(self, wanted: Generate, context: StepContext) -> FinishedFile | None:
-        """What an earlier process made for this lease, if it is whole and still answers to it."""
+        """The file that an earlier process generated for this lease, if it is intact and still valid."""
         record = self._journal.get_by_lease(self._run, wanted.lease.lease)
         if record is None or record.file is None or record.state is not JobState.PRODUCED:
             return None
@@ -113,15 +113,15 @@ class RolloutGenerator:
             return None
         header = context.make_header(wanted.lease.lease, self._node)
         limits = context.get_limits(wanted.lease.first_slot, wanted.lease.slots)
-        opened = await asyncio.to_thread(check_format, data, context, header, limits)
-        if opened.file is None or not opened.is_valid:
+        checked = await asyncio.to_thread(check_format, data, context, header, limits)
+        if checked.file is None or not checked.is_valid:
             self._spool.remove(record.file)
             return None
-        log.info("lease %d was done before a restart; its file is sent as it is", record.lease)
-        return await asyncio.to_thread(describe_file, data, opened.file)
+        log.info("lease %d was generated before a restart; reusing its file", record.lease)
+        return await asyncio.to_thread(describe_file, data, checked.file)
 
     async def _save_file(self, lease: LeaseGranted, data: bytes, file: RolloutFile, started_ms: int) -> FinishedFile:
-        """On disk, then in the journal."""
+        """Writes the file to disk, then the record to the journal: a record never names a missing file."""
         work = await asyncio.to_thread(describe_file, data, file)
         await asyncio.to_thread(self._spool.put, data)
         record = self._make_record(lease, started_ms, JobState.PRODUCED, work=work, rows=len(file.rows))
@@ -140,32 +140,32 @@ class RolloutGenerator:
             except EngineDied as error:
                 if not left:
                     raise
-                log.warning("lease %d is begun again: %s", lease.lease, error)
-        raise AssertionError("the last try returns or raises")
+                log.warning("restarting lease %d: %s", lease.lease, error)
+        raise AssertionError("the last attempt returns or raises")
 
     async def _generate_and_check(
         self, lease: LeaseGranted, context: StepContext, session: EngineSession, on_progress: OnProgress
     ) -> tuple[bytes, RolloutFile]:
-        """Generate, write down, and look at it as a validator would."""
+        """Generates, encodes, and runs the checks of a validator: an engine that errs here must not cost the stake."""
         rows = list_samples(lease.first_slot, lease.slots, context)
-        orders = make_requests(rows, context)
+        requests = make_requests(rows, context)
         done = await session.process.generate(
-            orders,
+            requests,
             context.sampling,
             lambda progress: on_progress(GenerationProgressed(lease.lease, progress.rows, len(rows))),
         )
         header = context.make_header(lease.lease, self._node)
-        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, orders, done, context))
+        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, requests, done, context))
         limits = context.get_limits(lease.first_slot, lease.slots)
-        opened = await asyncio.to_thread(check_format, data, context, header, limits)
+        checked = await asyncio.to_thread(check_format, data, context, header, limits)
         seed = Digest(sha256(SELF_CHECK_LABEL + header.checkpoint_root).digest())
-        examined = await check_with_model(opened, context, session, seed)
+        examined = await check_with_model(checked, context, session, seed)
         if not examined.is_valid or examined.file is None:
-            raise LocalError(f"its own check does not pass: {examined.judge().reason}")
+            raise LocalError(f"the file fails its self-check: {examined.judge().reason}")
         return data, examined.file
 
     def record_returned(self, lease: LeaseGranted, reason: str) -> None:
-        """For the owner: nothing came of it, and why."""
+        """Records in the journal that the lease was returned, and why."""
         known = self._journal.get_by_lease(self._run, lease.lease)
         now_ms = self._clock.now_ms()
         if known is not None:
@@ -206,7 +206,7 @@ class RolloutGenerator:
         )
 
     def _compute_submission(self, lease: LeaseGranted, work: FinishedFile) -> Digest:
-        """What the submission will be called."""
+        """The id that the submission will have."""
         receipt = SubmissionReceipt(
             network=self._network,
             run=self._run,
@@ -221,7 +221,7 @@ class RolloutGenerator:
 
 
 def list_samples(first_slot: int, slots: int, context: StepContext) -> list[RequestedSample]:
-    """Every sample of every slot of a lease, in the order of the file."""
+    """Every sample of every slot of the lease, in file order."""
     return [
         RequestedSample(Slot(slot), Sample(sample), compute_slot_task(context.beacon, Slot(slot), context.family.size))
         for slot in range(first_slot, first_slot + slots)
@@ -230,7 +230,7 @@ def list_samples(first_slot: int, slots: int, context: StepContext) -> list[Requ
 
 
 def make_requests(rows: Sequence[RequestedSample], context: StepContext) -> list[GenerateRequest]:
-    """What the engine is asked for, numbered as the rows are."""
+    """Requests to the engine, numbered like the rows."""
     prompts = {task: context.encode_prompt(task) for task in {row.task for row in rows}}
     return [
         GenerateRequest(
@@ -242,7 +242,7 @@ def make_requests(rows: Sequence[RequestedSample], context: StepContext) -> list
 
 def make_rollouts(
     rows: Sequence[RequestedSample],
-    orders: Sequence[GenerateRequest],
+    requests: Sequence[GenerateRequest],
     done: Sequence[Completion],
     context: StepContext,
 ) -> list[Rollout]:
@@ -254,12 +254,12 @@ def make_rollouts(
             temperature=context.terms.temperature,
             target_length=None,
             finish=completion.finish,
-            prompt_tokens=order.prompt,
+            prompt_tokens=request.prompt,
             output_tokens=completion.tokens,
             output_logprobs=completion.logprobs,
             proofs=completion.proofs,
         )
-        for row, order, completion in zip(rows, orders, done, strict=True)
+        for row, request, completion in zip(rows, requests, done, strict=True)
     ]
 
 

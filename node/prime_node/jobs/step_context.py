@@ -1,16 +1,14 @@
-"""What the work of a step, or an audit of it, goes by: terms, beacon, tasks, the model's files and its checkpoint.
+"""What a job on a step needs: terms, beacon, tasks, the model's files and its checkpoint.
 
-`Briefing` is what the pure parts need, put together; `Briefings` gets it from the coordinator and the swarm, and
-remembers the last few.
+`StepContext` is one frozen value. `StepContexts` fetches its parts from the coordinator and the swarm, and caches the
+last few. Generating and auditing are in generate.py and audit.py.
 """
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -19,24 +17,19 @@ from numpy.typing import NDArray
 
 from prime_node.engine.interface import Sampling
 from prime_node.jobs.file_checks import FileRules
-from prime_node.storage.node_folder import write_atomic
 from prime_node.weights.checkpoints import CheckpointFetcher
-from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.terms import ANY_MODEL_FILES, RunTerms
 from prime_protocol.rollouts.rollout import RolloutFile, RolloutHeader, RolloutLimits
-from prime_protocol.tasks.family import TaskFamily, TaskSetSpec
-from prime_protocol.tasks.registry import open_family
+from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from prime_protocol.wire.messages import STEP, StepReply, StepRequest
 from prime_runtime.http.client import HttpClient, ServerAddress
-from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.model_files import ModelFiles
-
-log = logging.getLogger(__name__)
+from prime_runtime.task_sets import TaskSetCache
 
 CACHE_ENTRIES = 4
-"""Steps, task sets and models remembered: the present one, and those that are still judged."""
+"""Steps and models in memory: those of the current step, and of steps that are still audited."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -87,7 +80,7 @@ class StepContext:
 
 
 class LruCache(Generic[K, V]):
-    """The last few values."""
+    """Keeps the values that were used last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -105,7 +98,7 @@ class LruCache(Generic[K, V]):
 
 
 class StepContexts:
-    """One node's."""
+    """The contexts of one node's jobs."""
 
     def __init__(
         self, client: HttpClient, server: ServerAddress, run: RunId, fetcher: CheckpointFetcher, datasets: Path
@@ -114,18 +107,17 @@ class StepContexts:
         self._server = server
         self._run = run
         self._fetcher = fetcher
-        self._datasets = datasets
+        self._task_sets = TaskSetCache(client, server, datasets)
         self._facts: LruCache[tuple[Step, Digest], StepReply] = LruCache(CACHE_ENTRIES)
-        self._families: LruCache[str, TaskFamily] = LruCache(CACHE_ENTRIES)
         self._models: LruCache[Digest, ModelFiles] = LruCache(CACHE_ENTRIES)
 
     @asynccontextmanager
     async def open(self, step: Step, root: Digest) -> AsyncIterator[StepContext]:
-        """For work on `step` with the checkpoint `root`, which stays on disk meanwhile. LocalError, RemoteError."""
+        """For a job on `step` with the checkpoint `root`, which stays on disk meanwhile. LocalError, RemoteError."""
         facts = await self.get_facts(step, root)
         if facts.beacon is None:
             raise LocalError(f"step {step} has no beacon yet")
-        family = await self._open_family(facts.terms.task_set)
+        family = await self._task_sets.open(facts.terms.task_set)
         async with self._fetcher.hold_checkpoint(root, facts.weights.manifest) as folder:
             yield StepContext(
                 run=self._run,
@@ -139,42 +131,21 @@ class StepContexts:
             )
 
     async def check_weights(self, root: Digest) -> None:
-        """LocalError where they are not what was signed any more."""
+        """LocalError: they differ from what the manifest signs."""
         await self._fetcher.check(root)
 
     async def get_facts(self, step: Step, root: Digest) -> StepReply:
-        """What the coordinator says of a step and a checkpoint."""
+        """What the coordinator says about a step and a checkpoint."""
         known = self._facts.get((step, root))
         if known is None:
             wanted = StepRequest(step=step, root=root)
             known = (await self._client.call(self._server, STEP, wanted, run=self._run)).message
             if known.weights.root != root:
-                raise RemoteError("StepFacts.weights.root", f"is {known.weights.root}, asked for was {root}")
-            # The terms of a step are settled with its first lease, and this node asks when it has one.
+                raise RemoteError("StepReply.weights.root", f"is {known.weights.root}, asked for was {root}")
+            # The terms of a step are final once its first lease is granted, and this node asks after that.
             if known.beacon is not None:
                 self._facts.put((step, root), known)
         return known
-
-    async def _open_family(self, task_set: str) -> TaskFamily:
-        family = self._families.get(task_set)
-        if family is None:
-            spec = TaskSetSpec.parse(task_set)
-            data = await self._read_dataset(spec.problem_file) if spec.problem_file else b""
-            family = await asyncio.to_thread(open_family, spec, data)
-            self._families.put(task_set, family)
-        return family
-
-    async def _read_dataset(self, digest: Digest) -> bytes:
-        """From this disk, else from the coordinator."""
-        path = self._datasets / digest.hex()
-        if path.exists():
-            data = await asyncio.to_thread(path.read_bytes)
-            if sha256(data).digest() == digest:
-                return data
-            log.warning("the problem file %s on this disk is damaged and is fetched again", digest)
-        data = await fetch_file(self._client, self._server, f"/datasets/{digest}", digest, bytes_max=DATASET_BYTES_MAX)
-        await asyncio.to_thread(write_atomic, path, data)
-        return data
 
     async def _open_model(self, root: Digest, folder: Path) -> ModelFiles:
         model = self._models.get(root)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prime_node.storage.node_folder import write_atomic
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import GossipKind, HeadSeen, compute_repeat_ms
@@ -37,6 +36,7 @@ from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from prime_node.doctor.facts import GpuFacts, GpuListing
 from prime_node.doctor.machine import list_gpus, observe_gpus
 from prime_node.policy.policy import GPU, GpuUsage, MachineState, OwnerPolicy, PolicyConfig, PolicyDecision
 from prime_node.policy.usage import CpuMeter, DailyCounter, DailyCounterFile, list_process_tree
-from prime_node.storage.node_folder import NodeFolder, write_atomic
+from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
+from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from prime_node.storage.node_folder import write_atomic
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
+from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

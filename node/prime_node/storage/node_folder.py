@@ -12,7 +12,6 @@ lock          who is running here, and how the other commands reach it
 """
 
 import json
-import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NodeId
 from prime_runtime import keys as key_file
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, is_held, read_lock_info
+from prime_runtime.log_files import write_atomic
 from prime_runtime.settings.flags import render_config
 
 PINNED = ("coordinator_id", "network", "run", "log_key", "domain")
@@ -169,17 +169,3 @@ def _read_run(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """All of the file or nothing, even if the power goes."""
-    draft = path.with_name(path.name + ".draft")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror}; make room or choose another folder") from None

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prime_node.agent.events import LeaseAnswer, PendingEntry, SavedState
-from prime_node.storage.node_folder import write_atomic
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import NodeRegistered
 from prime_protocol.wire.codec import Size, decode, encode
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.messages import AUTHORED_ENTRIES
+from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -149,7 +149,7 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert isinstance(await bench.audit(bench.data, file_digest=digest("other")), AuditFailed)
     assert "not what its digest says" in bench.auditor.problem
     assert isinstance(await bench.audit(bench.data, deadline_ms=0), AuditFailed)
-    assert "not done in time" in bench.auditor.problem
+    assert "not finished in time" in bench.auditor.problem
     await bench.setup.engine.close()
     bench.setup.behave("die")
     assert isinstance(await bench.audit(bench.data), AuditFailed)
@@ -167,7 +167,7 @@ async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_o
     with monkeypatch.context() as patch:
         patch.setattr("prime_node.jobs.examination.read_rollouts", stumble)
         assert isinstance(await bench.audit(bench.data), AuditFailed)
-    assert bench.auditor.problem == "a fault of this program: IndexError('row 7')"
+    assert bench.auditor.problem == "a bug in this program: IndexError('row 7')"
     assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT
 
 

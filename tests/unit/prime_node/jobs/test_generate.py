@@ -85,7 +85,7 @@ async def test_a_file_that_fails_its_own_check_is_not_sent_and_the_journal_says_
     setup.behave("wrong")
     event = await setup.generator.generate(wanted(), ignore)
     assert isinstance(event, GenerationFailed)
-    assert "its own check does not pass: logprob_error of row 0" in event.reason
+    assert "the file fails its self-check: logprob_error of row 0" in event.reason
     piece = setup.journal.get_by_lease(RUN, 0)
     assert piece is not None
     assert (piece.state, piece.file, piece.is_open, piece.reason) == (JobState.RETURNED, None, False, event.reason)
