@@ -181,8 +181,8 @@ async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench
     async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision):
         model.write_bytes(good)
     assert isinstance(await bench.audit(bench.data), AuditFailed)
-    assert "was found hard" in bench.auditor.problem
-    assert "read once more, accept" in bench.auditor.problem
+    assert "the first check found the file hard" in bench.auditor.problem
+    assert "the second accept" in bench.auditor.problem
     assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT, "what it holds now was loaded anew"
 
 
