@@ -4,7 +4,7 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.t
 READY = .venv/ready
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 
-.PHONY: help demo test check sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
+.PHONY: help demo test check house sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -22,6 +22,9 @@ check: $(READY)  ## format, lint, types, import rules, house style
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python -m pytest -q tests/test_tidy.py
+
+house: $(READY)  ## count files, folders, words, names used twice and dead code against their limits
+	.venv/bin/python tools/house.py
 
 sim: $(READY)  ## 1,000 seeds of 200 nodes, a fifth of them malicious, in the simulator
 	.venv/bin/python -m prime_lab.simulator --seeds 1000 --nodes 200 --malicious 0.2 --jobs 2
