@@ -137,7 +137,7 @@ def test_every_pinned_release_has_its_hashes() -> None:
     assert hashed == {name: version for name, version in pins.items() if name not in LEFT_OUT}
 
 
-# --- The whole code base: the limits of tools/house.py -----------------------------------------------------------------
+# --- The whole code base: the limits of tools/house.py ----------------------------------------------------------------
 
 
 def test_the_code_base_is_within_its_limits() -> None:
