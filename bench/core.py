@@ -42,7 +42,7 @@ def populate(count: int) -> tuple[Core, list[NodeId], int]:
         world.state.funds.stakes[(node, node)] = STAKE
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
     for node in nodes:
-        core.beat(node, RUN, BEAT, world.now_ms)
+        core.handle_heartbeat(node, RUN, BEAT, world.now_ms)
     return core, nodes, world.now_ms
 
 
@@ -57,7 +57,7 @@ class Crowd:
         self.best_us: dict[str, float] = {}
 
     def beat(self, number: int) -> None:
-        self.core.beat(self.nodes[number], RUN, BEAT, next(self.clock))
+        self.core.handle_heartbeat(self.nodes[number], RUN, BEAT, next(self.clock))
 
     def tick(self, number: int) -> None:
         self.core.tick(next(self.clock))

@@ -316,9 +316,9 @@ async def register(config: CoordinatorConfig, nodes: Sequence[Node]) -> None:
         now_ms = SystemClock().now_ms()
         for number, node in enumerate(nodes):
             reference = Digest(sha256(f"load {number}".encode()).digest())
-            scribe.write(e.NodeRegistered(roles=(Role.WORKER,), hardware="a laptop"), None, now_ms, key=node.key)
-            scribe.write(e.Deposited(account=node.key.node, amount_nano=STAKE, reference=reference), None, now_ms)
-            scribe.write(e.Staked(node=node.key.node, amount_nano=STAKE), None, now_ms, key=node.key)
+            scribe.append_own(e.NodeRegistered(roles=(Role.WORKER,), hardware="a laptop"), None, now_ms, key=node.key)
+            scribe.append_own(e.Deposited(account=node.key.node, amount_nano=STAKE, reference=reference), None, now_ms)
+            scribe.append_own(e.Staked(node=node.key.node, amount_nano=STAKE), None, now_ms, key=node.key)
         leaves = scribe.drain()
         await store.append(size, leaves, [compute_entry_keys(leaf) for leaf in leaves])
     finally:

@@ -20,7 +20,7 @@ from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
 from prime_coordinator.api.routes import add_json_routes
 from prime_coordinator.audits.plants import Plants
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.constants import SWEEP_MS
+from prime_coordinator.constants import RETRY_MS_MAX, SWEEP_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.service import CoordinatorGossip
 from prime_coordinator.home import (
@@ -67,8 +67,10 @@ from prime_protocol.wire.messages import (
     StepReply,
     StepRequest,
 )
+from prime_protocol.wire.rpc import RefusalCode
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
 from prime_runtime.lock import ProcessLock
 from prime_runtime.log_files import write_snapshot
@@ -142,16 +144,17 @@ class CoordinatorServer:
             ledger,
             now_ms=clock.now_ms(),
             plants=plants,
-            tempo=config.tempo,
+            intervals=config.intervals,
             inspect_share=config.inspect_share,
         )
 
-        def show(note: bytes, size: int) -> None:
+        def set_head(note: bytes, size: int) -> None:
             core.head, core.head_size = note, size
 
-        writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=config.books, on_head=show)
-        mended = await writer.repair_mirror()
-        log.info("the log has %d entries; %d files of its mirror were mended", writer.size, mended)
+        settings = config.log_writer
+        writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=settings, on_head=set_head)
+        repaired = await writer.repair_mirror()
+        log.info("the log has %d entries; %d files of its mirror were repaired", writer.size, repaired)
         settlement = open_settlement(config, core.state, key, clock)
         core.audits.is_appealable = settlement.is_appealable
         metrics = Metrics("coordinator")
@@ -183,7 +186,7 @@ class CoordinatorServer:
     async def commit(self) -> None:
         fresh = self.core.entry_writer.drain()
         if fresh:
-            self.writer.put(fresh)
+            self.writer.enqueue(fresh)
         await self.writer.wait_for_size(self.core.state.size)
 
     # --- Routes -----------------------------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class CoordinatorServer:
             self._explorer.add_routes(self.http.app)
 
     def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
-        reply = self.core.beat(caller.sender, get_run(caller), beat, self._clock.now_ms())
+        reply = self.core.handle_heartbeat(caller.sender, get_run(caller), beat, self._clock.now_ms())
         # What it tells of leases and audits may be a moment old and not on disk yet.
         return reply if self.writer.size >= self.core.state.size else self._when_on_disk(reply)
 
@@ -226,7 +229,7 @@ class CoordinatorServer:
     async def submit(self, caller: Caller, entry: Submitted) -> EntryReply:
         """The file first, then the entry."""
         run, now_ms = get_run(caller), self._clock.now_ms()
-        if self.core.repeated(caller.payload, entry) is None:
+        if self.core.find_repeat(caller.payload, entry) is None:
             try:
                 expected = self.core.get_expected_submission(caller.sender, run, entry, now_ms)
             except RemoteError as error:
@@ -236,6 +239,11 @@ class CoordinatorServer:
             except BadFile:
                 self.core.record_refused_file(caller.sender, run, entry.receipt.lease, self._clock.now_ms())
                 raise
+            except LocalError as error:
+                # The operator's fault, not the worker's: the worker keeps its file and sends the entry again.
+                log.error("cannot check the file of lease %d in run %s: %s", entry.receipt.lease, run, error)
+                problem = "files of this run cannot be checked now"
+                raise RefusalError(RefusalCode.OVERLOADED, "", problem, retry_after_ms=RETRY_MS_MAX) from None
         return await self.take(caller, entry)
 
     async def take(self, caller: Caller, entry: Any) -> EntryReply:
@@ -249,10 +257,10 @@ class CoordinatorServer:
 
     def _take(self, caller: Caller, entry: Any) -> EntryReply:
         now_ms, group = self._clock.now_ms(), network_group(caller.address)
-        logged = self.core.take(caller.payload, entry, caller.frame, address_group=group, now_ms=now_ms)
+        logged = self.core.append_entry(caller.payload, entry, caller.frame, address_group=group, now_ms=now_ms)
         if isinstance(entry, NodeRegistered):
             for deposit in self.settlement.get_welcome_deposits(self.core.state, caller.sender):
-                self.core.order(deposit, None, now_ms)
+                self.core.append_operator_entry(deposit, None, now_ms)
         return logged
 
     async def _find_logged(self, caller: Caller, entry: Any, error: RemoteError) -> EntryReply:
@@ -300,7 +308,7 @@ class CoordinatorServer:
             *explorer,
             self.writer.write_batches(),
             self.writer.sign_heads(),
-            self._repeat(self.config.tempo.tick_ms, self.tick),
+            self._repeat(self.config.intervals.tick_ms, self.tick),
             self._repeat(SWEEP_MS, self._sweep),
             self._gossip.run(port),
             self.settlement.run(self),
@@ -325,9 +333,9 @@ class CoordinatorServer:
     async def tick(self) -> None:
         """What time has made due, and what came in from outside."""
         for order in await self.settlement.collect(self.core.state):
-            self.core.order(order, None, self._clock.now_ms())
+            self.core.append_operator_entry(order, None, self._clock.now_ms())
         for run, appeal in self.settlement.appeals(self.core.state):
-            self.core.appeal(appeal, run, self._clock.now_ms())
+            self.core.append_chain_appeal(appeal, run, self._clock.now_ms())
         self.core.tick(self._clock.now_ms())
         await self.commit()
 
@@ -344,7 +352,7 @@ def local_url(config: CoordinatorConfig, port: int) -> str:
 
 def get_run(caller: Caller) -> RunId:
     if caller.run is None:
-        raise RemoteError("Letter.run", "is missing: this is about a run")
+        raise RemoteError("Payload.run", "is missing: this is about a run")
     return caller.run
 
 

@@ -1,7 +1,4 @@
-"""What routes and timers see of the running coordinator.
-
-The server is the one implementation that waits; the tests bring a small one of their own. Rules do not belong here.
-"""
+"""The interface through which routes see the running coordinator. app.py implements it; no rules belong here."""
 
 from typing import Protocol
 
@@ -12,7 +9,7 @@ from prime_coordinator.settlement.interface import Settlement
 
 
 class AppContext(Protocol):
-    """The coordinator at work: the decisions, its settings and the log on disk."""
+    """The decisions, the settings and the log on disk of a running coordinator."""
 
     @property
     def core(self) -> Core: ...
@@ -29,5 +26,5 @@ class AppContext(Protocol):
     def now_ms(self) -> int: ...
 
     async def commit(self) -> None:
-        """Return when everything that `core` has written so far is on disk; only then may a caller be answered."""
+        """Return when every entry that `core` appended is on disk; only then may a caller be answered."""
         ...

@@ -1,8 +1,6 @@
-"""The coordinator's settings: one frozen dataclass, made once at start and passed in.
+"""The coordinator's settings: one frozen dataclass, built once at start and passed in.
 
-Where each value comes from is prime_runtime.settings.loader' work. What is not set here lies in the coordinator's
-folder; see
-home.py.
+prime_runtime.settings resolves where each value comes from. Paths inside the coordinator's folder are in home.py.
 """
 
 from collections.abc import Mapping
@@ -36,16 +34,16 @@ DAY_MS = 24 * 3_600_000
 
 @settings_class
 class LogWriterConfig:
-    """The section [books]: how the log is written."""
+    """The section [log_writer]: how the log is written."""
 
     batch_ms: Annotated[int, Between(0, 1000)] = 5
-    """How long an entry waits for others to be written with it."""
+    """How long an entry waits for others, to be written in one transaction."""
     batch_entries_max: Annotated[int, Between(1, 10_000)] = 1_000
     """Most entries in one transaction."""
     head_ms: Annotated[int, Between(10, 60_000)] = 1_000
     """Least time between two signed tree heads."""
     head_entries_max: Annotated[int, Between(1, 10**6)] = 1_000
-    """A tree head is signed sooner when so many entries wait for one."""
+    """A tree head is signed sooner if this many entries wait for one."""
 
 
 @settings_class
@@ -53,35 +51,35 @@ class IntakeConfig:
     """The section [intake]: uploads, and the cheap checks of rollout files."""
 
     upload_bytes_max: Annotated[int, Between(1024, ROLLOUT_FILE_BYTES_MAX)] = ROLLOUT_FILE_BYTES_MAX
-    """Longest file taken in."""
+    """Largest file accepted."""
     upload_ms: Annotated[int, Between(100, 3_600_000)] = 600_000
-    """Time for an upload to arrive, and life of a presigned URL."""
+    """Time limit of an upload, and lifetime of a presigned URL."""
     checkers: Annotated[int, Between(1, 64)] = 1
     """Processes that check files."""
     check_ms: Annotated[int, Between(100, 600_000)] = 20_000
-    """Time for the checks of one file."""
+    """Time limit for checking one file."""
     memory_mb_max: Annotated[int, Between(256, 2**20)] = 4_096
     """Address space of one checking process."""
 
 
 @settings_class
 class ReadApiConfig:
-    """The section [reading]: the JSON API and the pages, which anybody may read."""
+    """The section [read_api]: the JSON API and the pages, which anyone may read."""
 
     per_second: Annotated[float, Between(0.1, 1e6)] = READER_RATE
-    """Questions a second from one address, for ever."""
+    """Requests a second from one address, sustained."""
     burst: Annotated[int, Between(1, 10**6)] = READER_BURST
-    """Questions at once from one address after a pause: a page of the explorer asks several."""
+    """Requests at once from one address after a pause: a page of the explorer makes several."""
 
 
 @settings_class
 class FaucetConfig:
-    """The section [faucet]: value out of nothing, for networks whose value is play money."""
+    """The section [faucet]: free value for test networks."""
 
     amount_nano: Annotated[int, Between(0, AMOUNT_NANO_MAX)] = 0
-    """Given once to each node that registers; 0 turns the faucet off."""
+    """Credited once to each node that registers; 0 turns the faucet off."""
     nodes_max: Annotated[int, Between(0, 10**6)] = 10_000
-    """Most nodes that are given anything."""
+    """Most nodes that get it."""
 
 
 @settings_class
@@ -89,11 +87,11 @@ class OriginConfig:
     """The section [origin]: serve the weights of one run from this machine."""
 
     folder: Path | None = None
-    """Store that `prime-trainer publish` writes to. Nothing: the trainer serves its weights itself."""
+    """Shard store that `prime-trainer publish` writes to. Unset: the trainer serves its weights itself."""
     run: str = ""
-    """Run whose weights these are; it must exist."""
+    """Run that the weights belong to; it must exist."""
     urls: tuple[str, ...] = ()
-    """Where nodes reach this server, best first: http://host:port. Port 0 stands for the one that is bound."""
+    """Where nodes reach this server, best first: http://host:port. Port 0 means the bound port."""
     slots: Annotated[int, Between(1, 1000)] = 16
     """Uploads at once."""
     address_slots: Annotated[int, Between(1, 1000)] = 4
@@ -107,7 +105,7 @@ class OriginConfig:
         except RemoteError as error:
             raise ConfigError(f"origin.run {error.problem}") from None
         if not self.urls:
-            raise ConfigError("origin.urls is empty: nobody could fetch; write http://host:port as nodes reach it")
+            raise ConfigError("origin.urls is empty, so no node could fetch: give http://host:port as nodes reach it")
         check_urls("origin.urls", self.urls)
         if self.address_slots > self.slots:
             raise ConfigError("origin.address_slots is above origin.slots")
@@ -118,31 +116,31 @@ class CoordinatorConfig:
     """Everything an operator can set."""
 
     folder: Path
-    """Where the coordinator keeps its keys, its database and its files."""
+    """The folder with the coordinator's keys, database and files."""
     network: str = "devnet"
-    """Name of the network; it stands in every signed message."""
+    """Name of the network; every signed message contains it."""
     unbonding_ms: Annotated[int, Between(0, 366 * DAY_MS)] = 7 * DAY_MS
-    """How long stake stays slashable after it was asked back; fixed when the network is created."""
+    """How long stake stays slashable after it is unbonded; fixed when the network is created."""
     inspect_share: Annotated[int, Between(0, BASIS_POINTS)] = INSPECT_SHARE
-    """Share of judged submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
+    """Share of settled submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
     password: Secret | None = None
     """Password of the coordinator's key."""
     password_file: Path | None = None
     """File whose first line is the password of the coordinator's key."""
     database: str | None = None
-    """URL of the database: sqlite:///path or postgresql://user@host:port/name. Nothing: a SQLite file in the folder."""
+    """URL of the database: sqlite:///path or postgresql://user@host:port/name. Unset: a SQLite file in the folder."""
     database_password: Secret | None = None
-    """Password for the database, so that it does not stand in the URL."""
+    """Password for the database; it must not be in the URL."""
     objects: str | None = None
-    """URL of the object store: a path or s3://bucket/prefix. Nothing: a subfolder."""
+    """URL of the object store: a path or s3://bucket/prefix. Unset: a subfolder."""
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
     log: LogConfig = field(default_factory=LogConfig)
     s3: S3Config = field(default_factory=S3Config)
-    books: LogWriterConfig = field(default_factory=LogWriterConfig)
-    tempo: IntervalsConfig = field(default_factory=IntervalsConfig)
+    log_writer: LogWriterConfig = field(default_factory=LogWriterConfig)
+    intervals: IntervalsConfig = field(default_factory=IntervalsConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
-    reading: ReadApiConfig = field(default_factory=ReadApiConfig)
+    read_api: ReadApiConfig = field(default_factory=ReadApiConfig)
     faucet: FaucetConfig = field(default_factory=FaucetConfig)
     settlement: SettlementConfig = field(default_factory=SettlementConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
@@ -160,7 +158,7 @@ class CoordinatorConfig:
 
 
 def check_database_url(text: str) -> None:
-    """Refuse what no code here can open, and a password that every listing of the settings would show."""
+    """Refuse a URL that cannot be opened here, or one with a password, which listings of the settings would show."""
     try:
         url = make_url(text)
     except ArgumentError:
@@ -174,7 +172,7 @@ def check_database_url(text: str) -> None:
 def resolve_coordinator_config(
     folder: Path, flags: Mapping[str, Any], environ: Mapping[str, str]
 ) -> ResolvedConfig[CoordinatorConfig]:
-    """The settings of the coordinator in this folder: flags over environment over its config.toml over defaults."""
+    """The settings of the coordinator in this folder: flags, then environment, then config.toml, then defaults."""
     file = folder / CONFIG_NAME
     found = file if file.exists() else None
     return resolve_config(CoordinatorConfig, {**flags, "folder": str(folder)}, environ, found)

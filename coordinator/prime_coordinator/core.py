@@ -98,7 +98,7 @@ class PayoutScheduler:
         for number, step in sorted(run.steps.items()):
             is_over = number < run.latest or is_closed
             if is_over and not step.paid and not step.pending:
-                self._entry_writer.write(PaidOut(step=number), name, now_ms)
+                self._entry_writer.append_own(PaidOut(step=number), name, now_ms)
 
 
 OPERATOR_ENTRIES = (Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated)
@@ -122,11 +122,11 @@ class Core:
         *,
         now_ms: int,
         plants: Plants | None = None,
-        tempo: IntervalsConfig | None = None,
+        intervals: IntervalsConfig | None = None,
         inspect_share: int = 0,
     ) -> None:
         plants = plants or Plants.of(key)
-        self._intervals = tempo or IntervalsConfig()
+        self._intervals = intervals or IntervalsConfig()
         self.entry_writer = EntryWriter(key, ledger)
         self.liveness = Liveness()
         self.backoff = Backoff()
@@ -151,7 +151,7 @@ class Core:
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
-    def beat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
+    def handle_heartbeat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
         """Note that a node is there, and tell it all it needs."""
         state = self.state
         now_ms = max(now_ms, state.at_ms)
@@ -163,7 +163,7 @@ class Core:
         is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
-            next_heartbeat_ms=self._intervals.beat_ms,
+            next_heartbeat_ms=self._intervals.heartbeat_ms,
             head=self.head if self.head_size > beat.head_size else b"",
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
@@ -180,16 +180,16 @@ class Core:
         self._run(run)
         self.liveness.record_request(node, request.checkpoint_step, now_ms)
         self.suspensions.resume_if_expired(node, known, now_ms)
-        row = self.standing(node, run, now_ms)
+        row = self.get_eligibility(node, run, now_ms)
         if not row.works:
             wait_ms = self.backoff.wait_ms(node, now_ms)
             return refuse_lease(f"you are {row.standing}, until {row.remedy}", wait_ms or RETRY_MS_MAX)
         return self.leases.request(run, node, request, now_ms)
 
-    def take(self, letter: Payload, entry: Any, frame: bytes, *, address_group: str, now_ms: int) -> EntryReply:
+    def append_entry(self, letter: Payload, entry: Any, frame: bytes, *, address_group: str, now_ms: int) -> EntryReply:
         """Log an entry that somebody sent, and let it have its consequences. Sent again, it is answered again."""
         now_ms = self._clock(now_ms)
-        repeat = self.repeated(letter, entry)
+        repeat = self.find_repeat(letter, entry)
         if repeat is not None:
             return repeat
         sender = letter.sender
@@ -197,29 +197,29 @@ class Core:
         owned = entry.node if isinstance(entry, DelegationRevoked) else sender
         old_owner = self.state.owners.get(owned)
         lease = self._ending_lease(letter.run, entry)
-        logged = self.entry_writer.take(letter, frame, now_ms)
+        logged = self.entry_writer.append_received(letter, frame, now_ms)
         self.admission.logged(owned, old_owner, address_group, now_ms)
         if letter.run is not None:
             self._apply_consequences(letter.run, sender, entry, lease, now_ms)
         return logged
 
-    def repeated(self, letter: Payload, entry: Any) -> EntryReply | None:
+    def find_repeat(self, letter: Payload, entry: Any) -> EntryReply | None:
         """Where this very entry stands in the log already; None where it is new. Ask before a file is looked at."""
         return find_repeat(self.state, letter, entry)
 
-    def order(self, entry: Any, run: RunId | None, now_ms: int) -> EntryReply:
+    def append_operator_entry(self, entry: Any, run: RunId | None, now_ms: int) -> EntryReply:
         """Log an entry on the operator's behalf; RemoteError if a rule refuses it."""
         assert isinstance(entry, OPERATOR_ENTRIES), f"{type(entry).__name__} is not the operator's to write"
-        logged = self.entry_writer.order(entry, run, self._clock(now_ms))
+        logged = self.entry_writer.append_requested(entry, run, self._clock(now_ms))
         if isinstance(entry, NodeStatusSet) and entry.status is NodeStatus.BANNED:
             self.leases.mark_leases_suspect(entry.node)
         if run is not None:
             self.payouts.mark_dirty(run)
         return logged
 
-    def appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
+    def append_chain_appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
         """Log an appeal that was made where value is kept; RemoteError if a rule refuses it."""
-        self.entry_writer.order(entry, run, self._clock(now_ms))
+        self.entry_writer.append_requested(entry, run, self._clock(now_ms))
         self.audits.mark_ready(run, entry.submission)
 
     def _ending_lease(self, run: RunId | None, entry: Any) -> LeaseState | None:
@@ -300,7 +300,7 @@ class Core:
         if not is_wanted or now_ms - self._head_ms < self._intervals.head_ms:
             return False
         self._head_ms = now_ms
-        self.entry_writer.write(HeadNoted(root=self.state.frontier.root()), None, now_ms)
+        self.entry_writer.append_own(HeadNoted(root=self.state.frontier.root()), None, now_ms)
         self.audits.head_noted()
         return True
 
@@ -310,7 +310,7 @@ class Core:
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
-    def standing(self, node: NodeId, run: RunId, now_ms: int) -> EligibilityRule:
+    def get_eligibility(self, node: NodeId, run: RunId, now_ms: int) -> EligibilityRule:
         """What a node is to a run, and the way out of it."""
         state, presence = self.state, self.liveness.get(node)
         facts = NodeFacts(

@@ -1,7 +1,7 @@
-"""The one place where entries enter the ledger: the coordinator's own, signed here, and those that others sent.
+"""The only way into the ledger: the coordinator's own entries, signed here, and entries that others sent. Pure.
 
-What it has taken in is not yet on disk. Whoever carries `drain()` to the disk answers nobody before that is done; if it
-cannot be done, this object is ahead of the disk and must be made anew from it.
+An appended entry is not on disk yet. The shell writes `drain()` to disk before it answers anyone. If that write fails,
+this object is ahead of the disk and must be rebuilt from it.
 """
 
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, SIGNATURE_BYTES
@@ -17,29 +17,30 @@ from prime_protocol.wire.signing import WalletKey
 
 
 class EntryWriter:
-    """Writes entries and remembers those that are not on disk yet."""
+    """Appends entries and keeps those that are not on disk yet."""
 
     def __init__(self, key: WalletKey, ledger: Ledger) -> None:
         self._key = key
         self.ledger = ledger
-        self._fresh: list[bytes] = []
+        self._unwritten: list[bytes] = []
 
     @property
     def state(self) -> LedgerState:
         return self.ledger.state
 
-    def write(self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None) -> None:
-        """An entry that we found due, by the coordinator's key or another of ours. A refusal is our bug."""
+    def append_own(self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None) -> None:
+        """Append an entry that is due, signed by the coordinator or another key of ours. A refusal is our bug."""
         try:
-            self.order(entry, run, now_ms, key=key)
+            self.append_requested(entry, run, now_ms, key=key)
         except RemoteError as error:
             raise AssertionError(f"the ledger refuses our own {entry}: {error}") from error
 
-    def order(self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None) -> EntryReply:
-        """An entry that somebody asked us for; RemoteError if a rule refuses it."""
+    def append_requested(
+        self, entry: Entry, run: RunId | None, now_ms: int, *, key: WalletKey | None = None
+    ) -> EntryReply:
+        """Sign and append an entry on request; RemoteError if a rule refuses it."""
         assert (run is None) == (ENTRY_RULES[type(entry)].scope is EntryScope.NETWORK)
         author = key or self._key
-        at_ms = max(now_ms, self.state.at_ms)
         frame = seal_envelope(
             author,
             kind=type(entry).__name__,
@@ -47,20 +48,20 @@ class EntryWriter:
             network=self.ledger.network,
             run=run,
             sequence=self.state.sequences.get(author.node, -1) + 1,
-            issued_at_ms=at_ms,
+            issued_at_ms=max(now_ms, self.state.at_ms),
             life_ms=ENVELOPE_LIFE_MS_MAX,
         )
-        # Sealed a moment ago by ourselves: there is no signature to check.
-        return self.take(decode(Payload, frame[SIGNATURE_BYTES:]), frame, now_ms)
+        # We have just signed it: there is no signature to verify.
+        return self.append_received(decode(Payload, frame[SIGNATURE_BYTES:]), frame, now_ms)
 
-    def take(self, letter: Payload, frame: bytes, now_ms: int) -> EntryReply:
-        """An entry whose envelope was opened already; RemoteError if a rule refuses it."""
+    def append_received(self, payload: Payload, frame: bytes, now_ms: int) -> EntryReply:
+        """Append an entry whose envelope was verified; RemoteError if a rule refuses it."""
         at_ms = max(now_ms, self.state.at_ms)
         index = self.state.size
-        self._fresh.append(self.ledger.append(letter, LogRecord(at_ms, frame)))
+        self._unwritten.append(self.ledger.append(payload, LogRecord(at_ms, frame)))
         return EntryReply(index=index, at_ms=at_ms)
 
     def drain(self) -> list[bytes]:
-        """The leaves since the last call, oldest first: what has to go to disk."""
-        fresh, self._fresh = self._fresh, []
-        return fresh
+        """The leaves since the last call, oldest first; the caller must write them to disk."""
+        leaves, self._unwritten = self._unwritten, []
+        return leaves

@@ -229,7 +229,7 @@ def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: Verifier
         contract=domain.contract,
         unbonding_ms=config.unbonding_ms,
     )
-    scribe.write(entry, None, now_ms)
+    scribe.append_own(entry, None, now_ms)
     (leaf,) = scribe.drain()
     return leaf
 

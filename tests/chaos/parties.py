@@ -72,14 +72,14 @@ def init_words(stage: Stage) -> tuple[str, ...]:
         "listen.host": stage.coordinator.address,
         "listen.port": PORT,
         "faucet.amount_nano": recipe.FAUCET,
-        "tempo.beat_ms": recipe.HEARTBEAT_MS,
-        "tempo.head_ms": recipe.HEAD_MS,
-        "tempo.tick_ms": recipe.TICK_MS,
-        "books.head_ms": recipe.HEAD_MS,
+        "intervals.heartbeat_ms": recipe.HEARTBEAT_MS,
+        "intervals.head_ms": recipe.HEAD_MS,
+        "intervals.tick_ms": recipe.TICK_MS,
+        "log_writer.head_ms": recipe.HEAD_MS,
         "limits.address_rate": 5_000,
         "limits.address_burst": 10_000,
-        "reading.per_second": 1_000,
-        "reading.burst": 1_000,
+        "read_api.per_second": 1_000,
+        "read_api.burst": 1_000,
     }
     if stage.database:
         settings["database"] = stage.database

@@ -14,7 +14,7 @@ from prime_protocol.constants import PROTOCOL_VERSION
 from support.processes.coordinator import make_folder, running
 from support.processes.swarm import Swarm
 
-TEMPO = IntervalsConfig(beat_ms=300, head_ms=100, tick_ms=50)
+INTERVALS = IntervalsConfig(heartbeat_ms=300, head_ms=100, tick_ms=50)
 HOUR_MS = 3_600_000
 
 
@@ -29,7 +29,7 @@ async def test_a_node_tells_the_deadline_and_does_not_end_when_it_has_passed(
     in_ms: int, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     planned = {"version_next": PROTOCOL_VERSION + 1, "upgrade_by_ms": int(1000 * time.time()) + in_ms}
-    books, settings = LogWriterConfig(head_ms=100), {"tempo": TEMPO}
+    books, settings = LogWriterConfig(head_ms=100), {"intervals": INTERVALS}
     config = await make_folder(tmp_path / "coordinator", books=books, settings=settings, **planned)
     async with running(config) as coordinator, AsyncExitStack() as stack:
         node = await Swarm(tmp_path, coordinator, stack).relay("old")

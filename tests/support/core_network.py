@@ -88,14 +88,14 @@ class Scene:
         world.sequences[name] = max(world.sequences[name], self.state.sequences.get(world.id(name), 0))
         frame = decode(e.LogRecord, world.seal(name, entry)).frame
         letter = open_envelope(frame, network=NETWORK).payload
-        return self.core.take(letter, entry, frame, address_group=group, now_ms=world.now_ms)
+        return self.core.append_entry(letter, entry, frame, address_group=group, now_ms=world.now_ms)
 
     def order(self, entry: Any, run: Any = RUN) -> None:
-        self.core.order(entry, run, self.world.now_ms)
+        self.core.append_operator_entry(entry, run, self.world.now_ms)
 
     def beat(self, name: str, activity: NodeActivity = NodeActivity.IDLE) -> HeartbeatReply:
         beat = Heartbeat(activity=activity, checkpoint_step=max(-1, self.run.latest), head_size=0)
-        return self.core.beat(self.world.id(name), RUN, beat, self.world.now_ms)
+        return self.core.handle_heartbeat(self.world.id(name), RUN, beat, self.world.now_ms)
 
     def ask(self, name: str, tokens_per_s: int = 100, checkpoint_step: int | None = None) -> LeaseReply:
         step = max(0, self.run.latest) if checkpoint_step is None else checkpoint_step

@@ -1,11 +1,11 @@
-"""The operator's own requests: orders that become entries of the log, and questions. Only the coordinator's key asks.
+"""The operator's signed requests: entries for the log, and queries. Only the coordinator's own key may send them.
 
-The command line sends them with the key from the coordinator's folder, so whoever can read that file is the operator.
+The command line signs with the key in the coordinator's folder, so anyone who can read that file is the operator.
 """
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from prime_coordinator.api.queries import parse_query
@@ -28,7 +28,7 @@ PREFIX = "operator."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryArgument:
-    """One parameter of a question, as text."""
+    """One parameter of a query, as text."""
 
     name: Annotated[str, Size(1, 40)]
     value: Annotated[str, Size(0, 200)]
@@ -36,93 +36,84 @@ class QueryArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorQuery:
-    """Operator: a question by its name in questions.py."""
+    """Operator to coordinator: read a route of the JSON API."""
 
-    question: Annotated[str, Size(1, 40)]
-    given: Annotated[tuple[QueryArgument, ...], Size(0, 16)]
+    route: Annotated[str, Size(1, 40)]
+    """Its name in api/routes.py."""
+    params: Annotated[tuple[QueryArgument, ...], Size(0, 16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAnswer:
-    """The answer, as the JSON that the API gives."""
+    """The result, as the JSON that the API returns."""
 
     body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorNow:
-    """Operator: bring the log's head to where value is kept now, not when its epoch ends."""
+    """Operator to coordinator: anchor the log's head on the chain now, not at the end of its epoch."""
 
     size: Uint = 0
-    """Entries that it has to cover at least."""
+    """Least number of entries that the head must cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorScheduled:
-    """It will be, at the next look at the chain."""
+    """The head is anchored at the next poll of the chain."""
 
     size: Uint
 
 
-QUERY = Endpoint(PREFIX + "ask", OperatorQuery, OperatorAnswer, is_idempotent=True)
+QUERY = Endpoint(PREFIX + "query", OperatorQuery, OperatorAnswer, is_idempotent=True)
 OPERATOR_ENTRY_ENDPOINTS: dict[type, Endpoint[Any, EntryReply]] = {
     kind: Endpoint(PREFIX + kind.__name__, kind, EntryReply) for kind in OPERATOR_ENTRIES
 }
-"""An order's message is the entry it asks for; the letter names the run."""
-ANCHOR_NOW = Endpoint(PREFIX + "hasten", AnchorNow, AnchorScheduled, is_idempotent=True)
+"""The message is the entry to append; the envelope names the run."""
+ANCHOR_NOW = Endpoint(PREFIX + "anchor", AnchorNow, AnchorScheduled, is_idempotent=True)
 OPERATOR_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (QUERY, ANCHOR_NOW, *OPERATOR_ENTRY_ENDPOINTS.values())
 
 
-def add_operator_routes(server: HttpServer, desk: AppContext) -> None:
-    server.add(QUERY, make_query_handler(desk))
-    server.add(ANCHOR_NOW, make_anchor_handler(desk))
-    for kind, endpoint in OPERATOR_ENTRY_ENDPOINTS.items():
-        server.add(endpoint, make_entry_handler(desk, kind))
+def add_operator_routes(server: HttpServer, context: AppContext) -> None:
+    server.add(QUERY, partial(answer_query, context))
+    server.add(ANCHOR_NOW, partial(request_anchor, context))
+    for endpoint in OPERATOR_ENTRY_ENDPOINTS.values():
+        server.add(endpoint, partial(append_entry, context))
 
 
-def make_query_handler(desk: AppContext) -> Callable[[Caller, OperatorQuery], Awaitable[OperatorAnswer]]:
-    async def answer(caller: Caller, asked: OperatorQuery) -> OperatorAnswer:
-        check_operator(desk, caller)
-        if asked.question not in ROUTES:
-            raise RefusalError(RefusalCode.UNKNOWN, "question", f"{asked.question} is not known here")
-        question = ROUTES[asked.question]
-        ask = parse_query(question, {each.name: each.value for each in asked.given})
-        return OperatorAnswer(
-            body=json.dumps(to_json_value(await question.answer(desk, ask)), allow_nan=False).encode()
-        )
-
-    return answer
+async def answer_query(context: AppContext, caller: Caller, query: OperatorQuery) -> OperatorAnswer:
+    check_operator(context, caller)
+    if query.route not in ROUTES:
+        raise RefusalError(RefusalCode.UNKNOWN, "route", f"{query.route} is not known here")
+    route = ROUTES[query.route]
+    params = parse_query(route, {each.name: each.value for each in query.params})
+    result = to_json_value(await route.handler(context, params))
+    return OperatorAnswer(body=json.dumps(result, allow_nan=False).encode())
 
 
-def make_anchor_handler(desk: AppContext) -> Callable[[Caller, AnchorNow], Awaitable[AnchorScheduled]]:
-    async def hasten(caller: Caller, wanted: AnchorNow) -> AnchorScheduled:
-        check_operator(desk, caller)
-        if wanted.size > desk.core.state.size:
-            raise RemoteError("size", f"is {wanted.size}, the log has {desk.core.state.size} entries")
-        desk.settlement.request_anchor()
-        return AnchorScheduled(size=desk.core.state.size)
-
-    return hasten
+async def request_anchor(context: AppContext, caller: Caller, wanted: AnchorNow) -> AnchorScheduled:
+    check_operator(context, caller)
+    size = context.core.state.size
+    if wanted.size > size:
+        raise RemoteError("size", f"is {wanted.size}, the log has {size} entries")
+    context.settlement.request_anchor()
+    return AnchorScheduled(size=size)
 
 
-def make_entry_handler(desk: AppContext, kind: type) -> Callable[[Caller, Any], Awaitable[EntryReply]]:
-    needs_run = ENTRY_RULES[kind].scope is EntryScope.RUN
-
-    async def order(caller: Caller, entry: Any) -> EntryReply:
-        check_operator(desk, caller)
-        if (caller.run is not None) != needs_run:
-            raise RemoteError("Letter.run", "is missing" if needs_run else "must not be given")
-        if kind is Deposited and desk.config.settlement.is_evm:
-            raise RemoteError("Deposited", "is for value that is in the log alone; here it comes in over the chain")
-        try:
-            return desk.core.order(entry, caller.run, desk.now_ms())
-        finally:
-            # A refusal, too, may rest on entries that are not on disk yet.
-            await desk.commit()
-
-    return order
+async def append_entry(context: AppContext, caller: Caller, entry: Any) -> EntryReply:
+    check_operator(context, caller)
+    needs_run = ENTRY_RULES[type(entry)].scope is EntryScope.RUN
+    if (caller.run is not None) != needs_run:
+        raise RemoteError("Payload.run", "is missing" if needs_run else "must not be given")
+    if isinstance(entry, Deposited) and context.config.settlement.is_evm:
+        raise RemoteError("Deposited", "is for networks whose value is in the log alone; here value comes by the chain")
+    try:
+        return context.core.append_operator_entry(entry, caller.run, context.now_ms())
+    finally:
+        # A refusal, too, may depend on entries that are not on disk yet.
+        await context.commit()
 
 
-def check_operator(desk: AppContext, caller: Caller) -> None:
-    if caller.sender != desk.core.state.coordinator:
-        raise RefusalError(RefusalCode.FORBIDDEN, "Letter.sender", "only the coordinator's own key may ask this")
+def check_operator(context: AppContext, caller: Caller) -> None:
+    if caller.sender != context.core.state.coordinator:
+        raise RefusalError(RefusalCode.FORBIDDEN, "Payload.sender", "only the coordinator's own key may send this")

@@ -1,4 +1,4 @@
-"""The explorer beside a running coordinator: what the coordinator knows and the log does not, handed to its pages."""
+"""Adapter for the explorer inside a running coordinator: live data that the log does not hold."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -19,11 +19,11 @@ from prime_runtime.objects.store import ObjectMissing, ObjectStore
 
 
 class CoordinatorLive:
-    """Presence, serving records and refused files, as the coordinator has them now."""
+    """Presence, serving records and refused files of this moment."""
 
-    def __init__(self, desk: AppContext, board: GossipRelay) -> None:
-        self._context = desk
-        self._relay = board
+    def __init__(self, context: AppContext, relay: GossipRelay) -> None:
+        self._context = context
+        self._relay = relay
 
     def count(self) -> OnlineCounts | None:
         counts = {str(phase): count for phase, count in self._context.core.liveness.count().items()}
@@ -76,14 +76,14 @@ class CoordinatorLive:
 
 
 class StoredFiles:
-    """Files that the log names, from the coordinator's own store."""
+    """Files that the log names, from the coordinator's object store."""
 
-    def __init__(self, desk: AppContext, objects: ObjectStore) -> None:
-        self._context = desk
+    def __init__(self, context: AppContext, objects: ObjectStore) -> None:
+        self._context = context
         self._objects = objects
 
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
-        """It was checked against its digest when it came."""
+        """None if the log does not name it. Its digest was verified at upload."""
         if not await self._context.log.is_subject(digest):
             return None
         try:
@@ -93,7 +93,7 @@ class StoredFiles:
 
 
 def open_models(folders: tuple[Path, ...]) -> tuple[ModelFiles, ...]:
-    """The tokenizers that texts are made with; LocalError names a folder that has none."""
+    """The tokenizers that decode texts; LocalError names a folder without one."""
     if folders and find_spec("tokenizers") is None:
         raise LocalError("explorer.models needs the package tokenizers: pip install tokenizers, or leave it unset")
     try:
@@ -102,15 +102,15 @@ def open_models(folders: tuple[Path, ...]) -> tuple[ModelFiles, ...]:
         raise LocalError(f"explorer.models: {error}") from None
 
 
-def make_explorer(desk: AppContext, board: GossipRelay, objects: ObjectStore, clock: Clock) -> Explorer:
-    home = CoordinatorHome(desk.config.folder)
+def make_explorer(context: AppContext, relay: GossipRelay, objects: ObjectStore, clock: Clock) -> Explorer:
+    home = CoordinatorHome(context.config.folder)
     return Explorer(
         mirror=home.mirror,
         folder=home.explorer,
-        live=CoordinatorLive(desk, board),
-        objects=StoredFiles(desk, objects),
+        live=CoordinatorLive(context, relay),
+        objects=StoredFiles(context, objects),
         clock=clock,
-        models=open_models(desk.config.explorer.models),
-        proxies=desk.config.limits.trusted_proxies,
+        models=open_models(context.config.explorer.models),
+        proxies=context.config.limits.trusted_proxies,
         is_live=True,
     )

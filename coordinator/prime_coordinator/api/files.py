@@ -1,6 +1,4 @@
-"""What anybody may read from the coordinator over plain HTTP: the mirror of the log, files that the log names, and the
-problem files that its operator put up for runs.
-"""
+"""Public files over plain HTTP: the mirror of the log, files that the log names, and the problem files of runs."""
 
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def add_file_routes(server: HttpServer, *, mirror: Path, objects: ObjectStore, s
         except RemoteError as error:
             return web.Response(status=404, text=f"{error}\n")
         except ObjectMissing:
-            return web.Response(status=404, text="there is no such problem file here\n")
+            return web.Response(status=404, text="there is no such problem file\n")
 
     server.add_page("/log/checkpoint", get_checkpoint)
     server.add_page("/log/tile/{path:.+}", get_tile)
@@ -53,8 +51,8 @@ def add_file_routes(server: HttpServer, *, mirror: Path, objects: ObjectStore, s
 
 
 async def send_object(objects: ObjectStore, key: str) -> web.StreamResponse:
-    """By sendfile from a folder, by redirection from a bucket."""
-    # Strangers' bytes on the explorer's own origin: never to be shown as a page.
+    """Sendfile from a folder, redirect to a bucket."""
+    # Strangers wrote these bytes, and the explorer's pages share this origin: a browser must never render them.
     headers = {
         "Content-Type": "application/octet-stream",
         "Cache-Control": CACHE_FOREVER,

@@ -1,27 +1,20 @@
-"""Proofs about the log, from the tiles of the coordinator's own mirror; each is verified before it is given out.
+"""The handlers of the read API, one for each route of routes.py. Nothing here changes anything.
 
-What the coordinator answers to readers: one function for each question; questions.py has the table of them.
-
-Nothing here changes anything. The state is read without waiting; the log and the mirror are read in threads.
-
-Settlement as people and programs are told of it: where value is kept, and how far the books were brought there.
+The ledger's state is read without waiting; the log and the mirror are read in threads. A proof is verified before it is
+returned.
 """
 
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from prime_coordinator.api import log_rows as history
-from prime_coordinator.api import schemas as rows
-from prime_coordinator.api import state_rows as listings
-from prime_coordinator.api.log_rows import SLASH_KINDS, OpenedEntry, SubmissionHistory, open_leaf
+from prime_coordinator.api import log_rows, schemas, state_rows
+from prime_coordinator.api.log_rows import SLASH_KINDS, OpenedEntry, open_leaf
 from prime_coordinator.api.queries import QueryParams, ResultPage
-from prime_coordinator.api.schemas import ConsistencyRow, HeadRow
 from prime_coordinator.app_context import AppContext
 from prime_coordinator.constants import PAGE_LEAF_BYTES_MAX, PAGE_SCAN_MAX
 from prime_coordinator.home import CoordinatorHome
@@ -46,44 +39,6 @@ from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.log_files import read_tile, read_tree_head
 
-
-def read_head_row(folder: Path) -> HeadRow:
-    """The newest head whose files are all there."""
-    raw = read_tree_head(folder)
-    head = TreeHead.parse(SignedNote.parse(raw).text)
-    return HeadRow(size=head.size, root=str(head.root), note=raw.decode())
-
-
-def prove_inclusion(folder: Path, head: HeadRow, index: int, leaf: Digest) -> tuple[str, ...]:
-    proof = build_inclusion_proof(index, head.size, read_nodes(folder, head.size))
-    verify_inclusion(leaf, proof, index=index, size=head.size, root=Digest.parse(head.root))
-    return tuple(map(str, proof))
-
-
-def prove_consistency(folder: Path, old_size: int, new_size: int | None) -> ConsistencyRow:
-    """Between any two sizes up to the newest head, of which the newer one need not have been signed."""
-    newest = read_head_row(folder).size
-    new_size = newest if new_size is None else new_size
-    if not old_size <= new_size <= newest:
-        raise RemoteError("old" if old_size > new_size else "new", f"must be at most {min(new_size, newest)}")
-    get_node = read_nodes(folder, newest)
-    old_root, new_root = compute_root(old_size, get_node), compute_root(new_size, get_node)
-    proof = build_consistency_proof(old_size, new_size, get_node)
-    verify_consistency(proof, old_size=old_size, old_root=old_root, new_size=new_size, new_root=new_root)
-    return ConsistencyRow(
-        old_size=old_size,
-        old_root=str(old_root),
-        new_size=new_size,
-        new_root=str(new_root),
-        proof=tuple(map(str, proof)),
-    )
-
-
-def read_nodes(folder: Path, size: int) -> GetNode:
-    """Nodes of the tree of this size, each tile read once."""
-    return make_node_reader(size, cache(partial(read_tile, folder)))
-
-
 HISTORY_ENTRIES_MAX = 200
 """Entries about one submission: at most 16 rounds of 15 validators, in practice a dozen."""
 
@@ -95,96 +50,100 @@ def make_unknown_error(field: str, what: object) -> RefusalError:
 # --- From the state -------------------------------------------------------------------------------------------------
 
 
-async def get_status(desk: AppContext, ask: QueryParams) -> rows.StatusRow:
-    return listings.status_row(desk.core, desk.config.network_id, desk.now_ms())
+async def get_status(context: AppContext, params: QueryParams) -> schemas.StatusRow:
+    return state_rows.status_row(context.core, context.config.network_id, context.now_ms())
 
 
-async def list_runs(desk: AppContext, ask: QueryParams) -> ResultPage:
-    state = desk.core.state
-    start = ask.cursor[0] if ask.cursor else 0
-    found = list(islice(state.runs.items(), start, start + ask.limit))
+async def list_runs(context: AppContext, params: QueryParams) -> ResultPage:
+    state = context.core.state
+    start = _get_start(params, len(state.runs))
+    found = list(islice(state.runs.items(), start, start + params.limit))
     after = start + len(found)
-    page = tuple(listings.run_row(state, name, run) for name, run in found)
+    page = tuple(state_rows.run_row(state, name, run) for name, run in found)
     return ResultPage(page, str(after) if after < len(state.runs) else None)
 
 
-async def get_run(desk: AppContext, ask: QueryParams) -> rows.RunDetail:
-    name, run = find_run(desk, ask.run)
-    return listings.run_detail(desk.core.state, name, run)
+async def get_run(context: AppContext, params: QueryParams) -> schemas.RunDetail:
+    name, run = find_run(context, params.run)
+    return state_rows.run_detail(context.core.state, name, run)
 
 
-def find_run(desk: AppContext, name: RunId | None) -> tuple[RunId, RunState]:
-    if name is None or name not in desk.core.state.runs:
+def find_run(context: AppContext, name: RunId | None) -> tuple[RunId, RunState]:
+    if name is None or name not in context.core.state.runs:
         raise make_unknown_error("run", name)
-    return name, desk.core.state.runs[name]
+    return name, context.core.state.runs[name]
 
 
-async def list_nodes(desk: AppContext, ask: QueryParams) -> ResultPage:
-    """In the order they came. The state never forgets a node, so a place in that order stays."""
-    start = ask.cursor[0] if ask.cursor else 0
-    found: list[rows.NodeRow] = []
-    place = start
-    for name in islice(desk.core.state.nodes, start, start + PAGE_SCAN_MAX):
-        place += 1
-        if _is_wanted(desk, ask, name):
-            found.append(listings.node_row(desk.core, name))
-            if len(found) == ask.limit:
+async def list_nodes(context: AppContext, params: QueryParams) -> ResultPage:
+    """In the order of registration. The state never drops a node, so a position in that order is a stable cursor."""
+    nodes = context.core.state.nodes
+    position = _get_start(params, len(nodes))
+    found: list[schemas.NodeRow] = []
+    for name in islice(nodes, position, position + PAGE_SCAN_MAX):
+        position += 1
+        if _is_wanted(context, params, name):
+            found.append(state_rows.node_row(context.core, name))
+            if len(found) == params.limit:
                 break
-    return ResultPage(tuple(found), str(place) if place < len(desk.core.state.nodes) else None)
+    return ResultPage(tuple(found), str(position) if position < len(nodes) else None)
 
 
-def _is_wanted(desk: AppContext, ask: QueryParams, name: NodeId) -> bool:
-    state = desk.core.state
+def _get_start(params: QueryParams, total: int) -> int:
+    return min(params.cursor[0], total) if params.cursor else 0
+
+
+def _is_wanted(context: AppContext, params: QueryParams, name: NodeId) -> bool:
+    state = context.core.state
     node = state.nodes[name]
     return (
-        (ask.status is None or node.status is ask.status)
-        and (ask.role is None or ask.role in node.roles)
-        and (ask.owner is None or state.owners[name] == ask.owner)
-        and (ask.phase is None or desk.core.liveness.phase(name) is ask.phase)
+        (params.status is None or node.status is params.status)
+        and (params.role is None or params.role in node.roles)
+        and (params.owner is None or state.owners[name] == params.owner)
+        and (params.phase is None or context.core.liveness.phase(name) is params.phase)
     )
 
 
-async def get_node(desk: AppContext, ask: QueryParams) -> rows.NodeDetail:
-    assert ask.node is not None
-    if ask.node not in desk.core.state.nodes:
-        raise make_unknown_error("node", ask.node)
-    return listings.node_detail(desk.core, ask.node, desk.now_ms())
+async def get_node(context: AppContext, params: QueryParams) -> schemas.NodeDetail:
+    assert params.node is not None
+    if params.node not in context.core.state.nodes:
+        raise make_unknown_error("node", params.node)
+    return state_rows.node_detail(context.core, params.node, context.now_ms())
 
 
-async def list_leases(desk: AppContext, ask: QueryParams) -> ResultPage:
-    """By run, then by number; the cursor is the place of the run and the number of its last lease."""
-    found = list(islice(_open_leases(desk, ask), ask.limit + 1))
-    page = found[: ask.limit]
+async def list_leases(context: AppContext, params: QueryParams) -> ResultPage:
+    """By run, then by number; the cursor is the position of the run and the number of the last lease."""
+    found = list(islice(_open_leases(context, params), params.limit + 1))
+    page = found[: params.limit]
     cursor = f"{page[-1][0]}.{page[-1][1].lease}" if len(found) > len(page) else None
     return ResultPage(tuple(row for _, row in page), cursor)
 
 
-def _open_leases(desk: AppContext, ask: QueryParams) -> Iterator[tuple[int, rows.LeaseRow]]:
-    if ask.run is not None:
-        find_run(desk, ask.run)
-    for place, (name, run) in enumerate(desk.core.state.runs.items()):
-        if ask.run not in (None, name):
+def _open_leases(context: AppContext, params: QueryParams) -> Iterator[tuple[int, schemas.LeaseRow]]:
+    if params.run is not None:
+        find_run(context, params.run)
+    for position, (name, run) in enumerate(context.core.state.runs.items()):
+        if params.run not in (None, name):
             continue
-        for row in listings.lease_rows(name, run):
-            is_after = ask.cursor is None or (place, row.lease) > ask.cursor
-            if is_after and (ask.node is None or row.node == str(ask.node)):
-                yield place, row
+        for row in state_rows.lease_rows(name, run):
+            is_after = params.cursor is None or (position, row.lease) > params.cursor
+            if is_after and (params.node is None or row.node == str(params.node)):
+                yield position, row
 
 
 # --- From the log ---------------------------------------------------------------------------------------------------
 
 
 async def read_page(
-    desk: AppContext, ask: QueryParams, kinds: Sequence[str], *, subject: Any = None, author: Any = None
+    context: AppContext, params: QueryParams, kinds: Sequence[str], *, subject: Any = None, author: Any = None
 ) -> tuple[list[OpenedEntry], str | None]:
-    """Opened entries, newest first, and the cursor of the next page."""
-    found = await desk.log.list_entries(
+    """Decoded entries, newest first, and the cursor of the next page."""
+    found = await context.log.list_entries(
         kinds=kinds,
         author=author,
-        run=ask.run,
+        run=params.run,
         subject=subject,
-        before=ask.cursor[0] if ask.cursor else None,
-        limit=ask.limit,
+        before=params.cursor[0] if params.cursor else None,
+        limit=params.limit,
     )
     taken: list[OpenedEntry] = []
     size = 0
@@ -193,115 +152,118 @@ async def read_page(
         if taken and size > PAGE_LEAF_BYTES_MAX:
             break
         taken.append(open_leaf(listed.index, listed.leaf))
-    is_last = len(taken) == len(found) < ask.limit
+    is_last = len(taken) == len(found) < params.limit
     return taken, None if is_last or not taken else str(taken[-1].index)
 
 
-async def read_history(desk: AppContext, submission: Digest, kinds: Sequence[str] = ()) -> list[OpenedEntry]:
+async def read_history(context: AppContext, submission: Digest, kinds: Sequence[str] = ()) -> list[OpenedEntry]:
     """Every entry about a submission, oldest first."""
-    found = await desk.log.list_entries(subject=submission, kinds=kinds, limit=HISTORY_ENTRIES_MAX)
+    found = await context.log.list_entries(subject=submission, kinds=kinds, limit=HISTORY_ENTRIES_MAX)
     return [open_leaf(listed.index, listed.leaf) for listed in reversed(found)]
 
 
-async def list_submissions(desk: AppContext, ask: QueryParams) -> ResultPage:
-    """Those of a step that is not over come from the state: a trainer asks for them every second."""
-    run = desk.core.state.runs.get(ask.run) if ask.run is not None else None
-    if run is not None and ask.run is not None and ask.step in run.steps:
-        found = list(islice(_step_submissions(ask.run, run, ask), ask.limit + 1))
+async def list_submissions(context: AppContext, params: QueryParams) -> ResultPage:
+    """Submissions of a step that is not over come from the state: a trainer asks for them every second."""
+    run = context.core.state.runs.get(params.run) if params.run is not None else None
+    if run is not None and params.run is not None and params.step in run.steps:
+        found = list(islice(_step_submissions(params.run, run, params), params.limit + 1))
         return ResultPage(
-            tuple(found[: ask.limit]), str(found[ask.limit - 1].index) if len(found) > ask.limit else None
+            tuple(found[: params.limit]), str(found[params.limit - 1].index) if len(found) > params.limit else None
         )
-    taken, cursor = await read_page(desk, ask, ["Submitted"], author=ask.node)
-    found = [await _submission_row(desk, opened) for opened in taken]
-    return ResultPage(tuple(row for row in found if ask.step in (None, row.step) and _has_progress(ask, row)), cursor)
+    taken, cursor = await read_page(context, params, ["Submitted"], author=params.node)
+    found = [await _submission_row(context, opened) for opened in taken]
+    return ResultPage(tuple(row for row in found if _matches(params, row)), cursor)
 
 
-def _step_submissions(name: RunId, run: RunState, ask: QueryParams) -> Iterator[rows.SubmissionRow]:
-    assert ask.step is not None
-    for digest in reversed(run.steps[ask.step].submissions):
-        row = listings.submission_row(name, digest, run.submissions[digest], run.submissions[digest].position.index)
-        is_after = ask.cursor is None or row.index < ask.cursor[0]
-        if is_after and (ask.node is None or row.node == str(ask.node)) and _has_progress(ask, row):
+def _step_submissions(name: RunId, run: RunState, params: QueryParams) -> Iterator[schemas.SubmissionRow]:
+    assert params.step is not None
+    for digest in reversed(run.steps[params.step].submissions):
+        row = state_rows.submission_row(name, digest, run.submissions[digest], run.submissions[digest].position.index)
+        is_after = params.cursor is None or row.index < params.cursor[0]
+        if is_after and (params.node is None or row.node == str(params.node)) and _matches(params, row):
             yield row
 
 
-def _has_progress(ask: QueryParams, row: rows.SubmissionRow) -> bool:
-    return ask.progress in (None, row.progress)
+def _matches(params: QueryParams, row: schemas.SubmissionRow) -> bool:
+    return params.step in (None, row.step) and params.progress in (None, row.progress)
 
 
-async def _submission_row(desk: AppContext, opened: OpenedEntry) -> rows.SubmissionRow:
+async def _submission_row(context: AppContext, opened: OpenedEntry) -> schemas.SubmissionRow:
     assert isinstance(opened.entry, Submitted)
-    name, run = compute_receipt_id(opened.entry.receipt), desk.core.state.runs[opened.run]
+    name, run = compute_receipt_id(opened.entry.receipt), context.core.state.runs[opened.run]
     if name in run.submissions:
-        return listings.submission_row(opened.run, name, run.submissions[name], opened.index)
-    return history.ended_submission_detail(run, await read_history(desk, name)).summary
+        return state_rows.submission_row(opened.run, name, run.submissions[name], opened.index)
+    return log_rows.ended_submission_detail(run, await read_history(context, name)).summary
 
 
-async def get_submission(desk: AppContext, ask: QueryParams) -> rows.SubmissionDetail:
-    assert ask.submission is not None
-    story = await read_history(desk, ask.submission)
-    if not story or not isinstance(story[0].entry, Submitted):
-        raise make_unknown_error("submission", ask.submission)
-    name, run = find_run(desk, story[0].run)
-    if ask.submission in run.submissions:
-        return listings.submission_detail(name, run, ask.submission, story[0].index)
-    return history.ended_submission_detail(run, story)
+async def get_submission(context: AppContext, params: QueryParams) -> schemas.SubmissionDetail:
+    assert params.submission is not None
+    history = await read_history(context, params.submission)
+    if not history or not isinstance(history[0].entry, Submitted):
+        raise make_unknown_error("submission", params.submission)
+    name, run = find_run(context, history[0].run)
+    if params.submission in run.submissions:
+        return state_rows.submission_detail(name, run, params.submission, history[0].index)
+    return log_rows.ended_submission_detail(run, history)
 
 
-async def list_verdicts(desk: AppContext, ask: QueryParams) -> ResultPage:
-    taken, cursor = await read_page(desk, ask, ["VerdictGiven"], subject=ask.submission, author=ask.node)
-    return ResultPage(tuple(map(history.verdict_row, taken)), cursor)
+async def list_verdicts(context: AppContext, params: QueryParams) -> ResultPage:
+    taken, cursor = await read_page(context, params, ["VerdictGiven"], subject=params.submission, author=params.node)
+    return ResultPage(tuple(map(log_rows.verdict_row, taken)), cursor)
 
 
-async def list_slashes(desk: AppContext, ask: QueryParams) -> ResultPage:
-    taken, cursor = await read_page(desk, ask, ["SlashProposed"])
-    stories = [await _read_slash_history(desk, opened) for opened in taken]
-    return ResultPage(tuple(history.slash_row(desk.core.state, story) for story in stories), cursor)
+async def list_slashes(context: AppContext, params: QueryParams) -> ResultPage:
+    taken, cursor = await read_page(context, params, ["SlashProposed"])
+    histories = [await _read_slash_history(context, opened.entry.submission) for opened in taken]  # type: ignore[union-attr]
+    return ResultPage(tuple(log_rows.slash_row(context.core.state, history) for history in histories), cursor)
 
 
-async def get_slash(desk: AppContext, ask: QueryParams) -> rows.SlashRow:
-    assert ask.submission is not None
-    story = await read_history(desk, ask.submission, ["Submitted", *SLASH_KINDS])
-    if history.slash_progress(story) is None:
-        raise RefusalError(RefusalCode.UNKNOWN, "submission", f"{ask.submission} was not slashed")
-    return history.slash_row(desk.core.state, story)
+async def get_slash(context: AppContext, params: QueryParams) -> schemas.SlashRow:
+    assert params.submission is not None
+    history = await _read_slash_history(context, params.submission)
+    if log_rows.slash_progress(history) is None:
+        raise RefusalError(RefusalCode.UNKNOWN, "submission", f"{params.submission} was not slashed")
+    return log_rows.slash_row(context.core.state, history)
 
 
-async def list_appeals(desk: AppContext, ask: QueryParams) -> ResultPage:
-    taken, cursor = await read_page(desk, ask, ["Appealed"])
-    stories = [await _read_slash_history(desk, opened) for opened in taken]
-    return ResultPage(tuple(map(history.appeal_row, stories)), cursor)
+async def list_appeals(context: AppContext, params: QueryParams) -> ResultPage:
+    taken, cursor = await read_page(context, params, ["Appealed"])
+    histories = [await _read_slash_history(context, opened.entry.submission) for opened in taken]  # type: ignore[union-attr]
+    return ResultPage(tuple(map(log_rows.appeal_row, histories)), cursor)
 
 
-async def _read_slash_history(desk: AppContext, opened: Any) -> SubmissionHistory:
-    return await read_history(desk, opened.entry.submission, ["Submitted", *SLASH_KINDS])
+async def _read_slash_history(context: AppContext, submission: Digest) -> list[OpenedEntry]:
+    return await read_history(context, submission, ["Submitted", *SLASH_KINDS])
 
 
-async def list_checkpoints(desk: AppContext, ask: QueryParams) -> ResultPage:
-    taken, cursor = await read_page(desk, ask, ["CheckpointPublished"])
-    return ResultPage(tuple(history.checkpoint_row(desk.core.state, opened) for opened in taken), cursor)
+async def list_checkpoints(context: AppContext, params: QueryParams) -> ResultPage:
+    taken, cursor = await read_page(context, params, ["CheckpointPublished"])
+    return ResultPage(tuple(log_rows.checkpoint_row(context.core.state, opened) for opened in taken), cursor)
 
 
-async def list_refused(desk: AppContext, ask: QueryParams) -> ResultPage:
-    found = await desk.log.list_refused(limit=ask.limit)
-    names = rows.RefusedRow.__slots__
-    return ResultPage(tuple(rows.RefusedRow(**{name: getattr(each, name) for name in names}) for each in found), None)
+async def list_refused(context: AppContext, params: QueryParams) -> ResultPage:
+    found = await context.log.list_refused(limit=params.limit)
+    names = schemas.RefusedRow.__slots__
+    return ResultPage(
+        tuple(schemas.RefusedRow(**{name: getattr(each, name) for name in names}) for each in found), None
+    )
 
 
-async def list_entries(desk: AppContext, ask: QueryParams) -> ResultPage:
-    kinds = [ask.kind] if ask.kind else []
-    taken, cursor = await read_page(desk, ask, kinds, subject=ask.subject, author=ask.author)
-    return ResultPage(tuple(map(history.entry_row, taken)), cursor)
+async def list_entries(context: AppContext, params: QueryParams) -> ResultPage:
+    kinds = [params.kind] if params.kind else []
+    taken, cursor = await read_page(context, params, kinds, subject=params.subject, author=params.author)
+    return ResultPage(tuple(map(log_rows.entry_row, taken)), cursor)
 
 
-async def get_entry(desk: AppContext, ask: QueryParams) -> rows.EntryDetail:
-    index = ask.index
+async def get_entry(context: AppContext, params: QueryParams) -> schemas.EntryDetail:
+    index = params.index
     assert index is not None
-    found = await desk.log.read(index, index + 1)
+    # An index past the end is not looked up: the largest one would overflow the database's 64-bit integers.
+    found = await context.log.read(index, index + 1) if index < context.core.state.size else []
     if not found:
         raise make_unknown_error("index", index)
     (leaf,) = found
-    folder = CoordinatorHome(desk.config.folder).mirror
+    folder = CoordinatorHome(context.config.folder).mirror
 
     def prove() -> tuple[str | None, tuple[str, ...]]:
         head = read_head_row(folder)
@@ -310,117 +272,91 @@ async def get_entry(desk: AppContext, ask: QueryParams) -> rows.EntryDetail:
         return head.note, prove_inclusion(folder, head, index, compute_leaf_hash(leaf))
 
     note, proof = await asyncio.to_thread(prove)
-    summary = history.entry_row(open_leaf(index, leaf))
-    return rows.EntryDetail(summary=summary, leaf="0x" + leaf.hex(), head=note, proof=proof)
+    summary = log_rows.entry_row(open_leaf(index, leaf))
+    return schemas.EntryDetail(summary=summary, leaf="0x" + leaf.hex(), head=note, proof=proof)
 
 
-async def get_head(desk: AppContext, ask: QueryParams) -> rows.HeadRow:
-    return await asyncio.to_thread(read_head_row, CoordinatorHome(desk.config.folder).mirror)
+async def get_head(context: AppContext, params: QueryParams) -> schemas.HeadRow:
+    return await asyncio.to_thread(read_head_row, CoordinatorHome(context.config.folder).mirror)
 
 
-async def get_consistency(desk: AppContext, ask: QueryParams) -> rows.ConsistencyRow:
-    assert ask.old is not None
-    return await asyncio.to_thread(prove_consistency, CoordinatorHome(desk.config.folder).mirror, ask.old, ask.new)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorRow:
-    """A head of the log that a contract holds."""
-
-    run: str
-    """As the chain names it: keccak256 of the name."""
-    size: int
-    root: str
-    block: int
-    transaction: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseRow:
-    """A payout root that a contract holds."""
-
-    run: str
-    epoch: int
-    root: str
-    total: int
-    """In units of the token."""
-    head_size: int
-    matures_at_s: int
-    block: int
-    transaction: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettlementRow:
-    """Who holds the value."""
-
-    kind: str
-    """embedded or evm."""
-    chain_id: int
-    """0 for embedded, as the network's first entry says."""
-    court: str
-    """Address of the contract that receipts are signed for; zeros for embedded."""
-    head: int
-    """Newest block of the chain that was seen."""
-    followed: int
-    """Block up to which the chain's events stand in the log."""
-    problem: str
-    """Why settlement waits; empty while it does not."""
-    on_their_way: tuple[str, ...]
-    """Transactions that are in no block yet."""
-    put_off: tuple[str, ...]
-    """What a contract refuses, and why; it is tried again an epoch later."""
-    anchors: tuple[AnchorRow, ...]
-    """Newest first."""
-    promises: tuple[PromiseRow, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaidRow:
-    """What an account was paid in a run, in all."""
-
-    account: str
-    paid_nano: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayoutRow:
-    """The table behind a payout root. It needs no trust: its tree has the root that is on the chain, or it is wrong."""
-
-    run: str
-    epoch: int
-    size: int
-    """Entries of the log that it was computed from."""
-    paid: tuple[PaidRow, ...]
-
-
-async def get_payout(desk: AppContext, ask: QueryParams) -> PayoutRow:
-    assert ask.run is not None and ask.epoch is not None
-    path = ChainFiles(desk.config.folder).payout(ask.run, ask.epoch)
-    try:
-        plain = json.loads(await asyncio.to_thread(path.read_bytes))
-    except FileNotFoundError:
-        raise RefusalError(RefusalCode.UNKNOWN, "epoch", "has no payout root here") from None
-    paid = tuple(PaidRow(account=account, paid_nano=nano) for account, nano in plain["paid_nano"].items())
-    return PayoutRow(run=plain["run"], epoch=plain["epoch"], size=plain["size"], paid=paid)
-
-
-async def get_settlement(desk: AppContext, ask: QueryParams) -> SettlementRow:
-    told, domain = desk.settlement.describe(), desk.core.state.domain
-    return SettlementRow(
-        kind=told["kind"],
-        chain_id=domain.chain_id,
-        court=str(domain.contract),
-        head=told.get("head", 0),
-        followed=max(0, told.get("followed", 0)),
-        problem=told.get("problem", ""),
-        on_their_way=tuple(told.get("on_their_way", ())),
-        put_off=tuple(f"{action}: {why}" for action, why in told.get("put_off", {}).items()),
-        anchors=tuple(AnchorRow(**row) for row in told.get("anchors", ())),
-        promises=tuple(_promise_row(row) for row in told.get("promises", ())),
+async def get_consistency(context: AppContext, params: QueryParams) -> schemas.ConsistencyRow:
+    assert params.old is not None
+    return await asyncio.to_thread(
+        prove_consistency, CoordinatorHome(context.config.folder).mirror, params.old, params.new
     )
 
 
-def _promise_row(row: dict[str, Any]) -> PromiseRow:
+# --- Proofs -----------------------------------------------------------------------------------------------------------
+
+
+def read_head_row(folder: Path) -> schemas.HeadRow:
+    """The newest signed head of the mirror."""
+    raw = read_tree_head(folder)
+    head = TreeHead.parse(SignedNote.parse(raw).text)
+    return schemas.HeadRow(size=head.size, root=str(head.root), note=raw.decode())
+
+
+def prove_inclusion(folder: Path, head: schemas.HeadRow, index: int, leaf: Digest) -> tuple[str, ...]:
+    proof = build_inclusion_proof(index, head.size, read_nodes(folder, head.size))
+    verify_inclusion(leaf, proof, index=index, size=head.size, root=Digest.parse(head.root))
+    return tuple(map(str, proof))
+
+
+def prove_consistency(folder: Path, old_size: int, new_size: int | None) -> schemas.ConsistencyRow:
+    """Between any two sizes up to the newest head; neither needs a signed head of its own."""
+    newest = read_head_row(folder).size
+    new_size = newest if new_size is None else new_size
+    if not old_size <= new_size <= newest:
+        raise RemoteError("old" if old_size > new_size else "new", f"must be at most {min(new_size, newest)}")
+    get_node = read_nodes(folder, newest)
+    old_root, new_root = compute_root(old_size, get_node), compute_root(new_size, get_node)
+    proof = build_consistency_proof(old_size, new_size, get_node)
+    verify_consistency(proof, old_size=old_size, old_root=old_root, new_size=new_size, new_root=new_root)
+    return schemas.ConsistencyRow(
+        old_size=old_size,
+        old_root=str(old_root),
+        new_size=new_size,
+        new_root=str(new_root),
+        proof=tuple(map(str, proof)),
+    )
+
+
+def read_nodes(folder: Path, size: int) -> GetNode:
+    """Reads nodes of the tree of this size; each tile is read once."""
+    return make_node_reader(size, cache(partial(read_tile, folder)))
+
+
+# --- Settlement -------------------------------------------------------------------------------------------------------
+
+
+async def get_payout(context: AppContext, params: QueryParams) -> schemas.PayoutRow:
+    assert params.run is not None and params.epoch is not None
+    path = ChainFiles(context.config.folder).payout(params.run, params.epoch)
+    try:
+        plain = json.loads(await asyncio.to_thread(path.read_bytes))
+    except FileNotFoundError:
+        raise RefusalError(RefusalCode.UNKNOWN, "epoch", "has no payout root") from None
+    paid = tuple(schemas.PaidRow(account=account, paid_nano=nano) for account, nano in plain["paid_nano"].items())
+    return schemas.PayoutRow(run=plain["run"], epoch=plain["epoch"], size=plain["size"], paid=paid)
+
+
+async def get_settlement(context: AppContext, params: QueryParams) -> schemas.SettlementRow:
+    status, domain = context.settlement.describe(), context.core.state.domain
+    return schemas.SettlementRow(
+        kind=status["kind"],
+        chain_id=domain.chain_id,
+        court=str(domain.contract),
+        head=status.get("head", 0),
+        followed=max(0, status.get("followed", 0)),
+        problem=status.get("problem", ""),
+        pending=tuple(status.get("on_their_way", ())),
+        refused=tuple(f"{action}: {why}" for action, why in status.get("put_off", {}).items()),
+        anchors=tuple(schemas.AnchorRow(**row) for row in status.get("anchors", ())),
+        promises=tuple(_promise_row(row) for row in status.get("promises", ())),
+    )
+
+
+def _promise_row(row: dict[str, Any]) -> schemas.PromiseRow:
     plain = {name: value for name, value in row.items() if name not in ("headSize", "maturesAt")}
-    return PromiseRow(**plain, head_size=row["headSize"], matures_at_s=row["maturesAt"])
+    return schemas.PromiseRow(**plain, head_size=row["headSize"], matures_at_s=row["maturesAt"])

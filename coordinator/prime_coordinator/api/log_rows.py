@@ -1,24 +1,13 @@
-"""Rows made from the log's own entries: what has ended, and the entries as they are. Pure.
+"""Rows from the entries of the log: what has ended, and the entries themselves. Pure: the caller reads the leaves.
 
-The caller has read the leaves. A story is every entry that speaks of one submission, oldest first.
+A history is every entry that refers to one submission, oldest first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prime_coordinator.api.schemas import (
-    AppealRow,
-    CheckpointRow,
-    EntryRow,
-    RoundRow,
-    SlashProgress,
-    SlashRow,
-    SubmissionDetail,
-    SubmissionProgress,
-    SubmissionRow,
-    VerdictRow,
-    to_json_value,
-)
+from prime_coordinator.api import schemas
+from prime_coordinator.api.schemas import SlashProgress, SubmissionProgress
 from prime_protocol.ledger.entries import (
     Appealed,
     AuditDrawn,
@@ -54,7 +43,7 @@ SLASH_KINDS = ("SlashProposed", "Appealed", "SlashExecuted", "SlashOverturned")
 
 @dataclass(frozen=True, slots=True)
 class OpenedEntry:
-    """One leaf of our own log, opened."""
+    """A decoded leaf of our own log."""
 
     index: int
     at_ms: int
@@ -76,23 +65,23 @@ def open_leaf(index: int, leaf: bytes) -> OpenedEntry:
     return OpenedEntry(index, at_ms, letter, decode(ENTRY_TYPES[letter.kind], letter.body), leaf)
 
 
-def entry_row(opened: OpenedEntry) -> EntryRow:
-    return EntryRow(
+def entry_row(opened: OpenedEntry) -> schemas.EntryRow:
+    return schemas.EntryRow(
         index=opened.index,
         at_ms=opened.at_ms,
         kind=opened.letter.kind,
         author=str(opened.letter.sender),
         run=opened.letter.run,
-        body=to_json_value(opened.entry),
+        body=schemas.to_json_value(opened.entry),
         leaf_hash=str(compute_leaf_hash(opened.leaf)),
     )
 
 
-def checkpoint_row(state: LedgerState, opened: OpenedEntry) -> CheckpointRow:
+def checkpoint_row(state: LedgerState, opened: OpenedEntry) -> schemas.CheckpointRow:
     entry = opened.entry
     assert isinstance(entry, CheckpointPublished)
     beacon = state.runs[opened.run].checkpoints[entry.step].beacon
-    return CheckpointRow(
+    return schemas.CheckpointRow(
         index=opened.index,
         at_ms=opened.at_ms,
         run=opened.run,
@@ -104,10 +93,10 @@ def checkpoint_row(state: LedgerState, opened: OpenedEntry) -> CheckpointRow:
     )
 
 
-def verdict_row(opened: OpenedEntry) -> VerdictRow:
+def verdict_row(opened: OpenedEntry) -> schemas.VerdictRow:
     entry = opened.entry
     assert isinstance(entry, VerdictGiven)
-    return VerdictRow(
+    return schemas.VerdictRow(
         index=opened.index,
         at_ms=opened.at_ms,
         run=opened.run,
@@ -123,28 +112,28 @@ def verdict_row(opened: OpenedEntry) -> VerdictRow:
 # --- Slashes --------------------------------------------------------------------------------------------------------
 
 
-def slash_progress(story: SubmissionHistory) -> SlashProgress | None:
-    """How far the slash of a submission is; None where none was proposed."""
+def slash_progress(history: SubmissionHistory) -> SlashProgress | None:
+    """State of the slash of a submission; None if none was proposed."""
     steps: dict[type, SlashProgress] = {
         SlashProposed: SlashProgress.PROPOSED,
         Appealed: SlashProgress.APPEALED,
         SlashExecuted: SlashProgress.EXECUTED,
         SlashOverturned: SlashProgress.OVERTURNED,
     }
-    passed = [steps[type(each.entry)] for each in story if type(each.entry) in steps]
+    passed = [steps[type(each.entry)] for each in history if type(each.entry) in steps]
     return passed[-1] if passed else None
 
 
-def slash_row(state: LedgerState, story: SubmissionHistory) -> SlashRow:
-    """From the story of a submission whose slash was proposed."""
-    (opened,) = (each for each in story if isinstance(each.entry, SlashProposed))
+def slash_row(state: LedgerState, history: SubmissionHistory) -> schemas.SlashRow:
+    """From the history of a submission whose slash was proposed."""
+    (opened,) = (each for each in history if isinstance(each.entry, SlashProposed))
     assert isinstance(opened.entry, SlashProposed)
     slash = state.runs[opened.run].slashes.get(opened.entry.submission)
-    ends = [each.index for each in story if isinstance(each.entry, SlashExecuted | SlashOverturned)]
-    authors = [str(each.entry.receipt.node) for each in story if isinstance(each.entry, Submitted)]
-    progress = slash_progress(story)
+    ends = [each.index for each in history if isinstance(each.entry, SlashExecuted | SlashOverturned)]
+    authors = [str(each.entry.receipt.node) for each in history if isinstance(each.entry, Submitted)]
+    progress = slash_progress(history)
     assert progress is not None
-    return SlashRow(
+    return schemas.SlashRow(
         index=opened.index,
         at_ms=opened.at_ms,
         run=opened.run,
@@ -158,13 +147,13 @@ def slash_row(state: LedgerState, story: SubmissionHistory) -> SlashRow:
     )
 
 
-def appeal_row(story: SubmissionHistory) -> AppealRow:
-    """From the story of a submission whose slash was appealed."""
-    (opened,) = (each for each in story if isinstance(each.entry, Appealed))
+def appeal_row(history: SubmissionHistory) -> schemas.AppealRow:
+    """From the history of a submission whose slash was appealed."""
+    (opened,) = (each for each in history if isinstance(each.entry, Appealed))
     assert isinstance(opened.entry, Appealed)
-    progress = slash_progress(story)
+    progress = slash_progress(history)
     assert progress is not None
-    return AppealRow(
+    return schemas.AppealRow(
         index=opened.index,
         at_ms=opened.at_ms,
         run=opened.run,
@@ -175,16 +164,16 @@ def appeal_row(story: SubmissionHistory) -> AppealRow:
     )
 
 
-# --- Submissions that the state has let go --------------------------------------------------------------------------
+# --- Submissions that the state has dropped -------------------------------------------------------------------------
 
 
-def ended_submission_detail(run: RunState, story: SubmissionHistory) -> SubmissionDetail:
-    """From the story of a submission whose step is over."""
-    opened = story[0]
-    assert isinstance(opened.entry, Submitted), "a submission's story begins with it"
+def ended_submission_detail(run: RunState, history: SubmissionHistory) -> schemas.SubmissionDetail:
+    """From the history of a submission whose step is over."""
+    opened = history[0]
+    assert isinstance(opened.entry, Submitted), "a submission's history begins with its own entry"
     entry, receipt = opened.entry, opened.entry.receipt
-    rounds = _rounds(story)
-    summary = SubmissionRow(
+    rounds = _rounds(history)
+    summary = schemas.SubmissionRow(
         index=opened.index,
         at_ms=opened.at_ms,
         run=opened.run,
@@ -192,35 +181,35 @@ def ended_submission_detail(run: RunState, story: SubmissionHistory) -> Submissi
         step=receipt.step,
         node=str(receipt.node),
         owner=None,
-        progress=_progress(story),
+        progress=_progress(history),
         lease=receipt.lease,
         first_slot=None,
         slots=None,
         output_tokens=entry.output_tokens,
         verdicts=sum(len(each.verdicts) for each in rounds),
         validators=sum(len(each.validators) for each in rounds),
-        credited=any(isinstance(each.entry, Credited) for each in story),
+        credited=any(isinstance(each.entry, Credited) for each in history),
         trained_into=None,
     )
-    evidence = [each.entry.receipt.evidence for each in story if _is_fraudulent(each)]  # type: ignore[union-attr]
-    return SubmissionDetail(
+    evidence = [each.entry.receipt.evidence for each in history if _is_fraudulent(each)]  # type: ignore[union-attr]
+    return schemas.SubmissionDetail(
         summary=summary,
         file_digest=str(receipt.file_digest),
         checkpoint_step=_checkpoint_step(run, receipt.checkpoint_root),
         context_tokens=entry.context_tokens,
         rounds=tuple(rounds),
         evidence=tuple(dict.fromkeys(map(str, evidence))),
-        refuted=tuple(map(str, sorted(_refuted(story)))),
-        slash=slash_progress(story),
+        refuted=tuple(map(str, sorted(_refuted(history)))),
+        slash=slash_progress(history),
     )
 
 
-def _refuted(story: SubmissionHistory) -> set[NodeId]:
-    """Whose looks are not what an inspector saw."""
+def _refuted(history: SubmissionHistory) -> set[NodeId]:
+    """Validators whose read proof differs from the inspector's."""
     said = {
-        each.entry.receipt.validator: each.entry.read_proof for each in story if isinstance(each.entry, VerdictGiven)
+        each.entry.receipt.validator: each.entry.read_proof for each in history if isinstance(each.entry, VerdictGiven)
     }
-    seen = [seen for each in story if isinstance(each.entry, Inspected) for seen in each.entry.seen]
+    seen = [seen for each in history if isinstance(each.entry, Inspected) for seen in each.entry.seen]
     return {each.reader for each in seen if is_read_proof_refuted(said[each.reader], each.read_proof)}
 
 
@@ -232,30 +221,30 @@ def _checkpoint_step(run: RunState, root: Digest) -> int:
     return next(step for step, checkpoint in run.checkpoints.items() if checkpoint.root == root)
 
 
-def _progress(story: SubmissionHistory) -> SubmissionProgress:
-    if any(isinstance(each.entry, SlashOverturned) for each in story):
+def _progress(history: SubmissionHistory) -> SubmissionProgress:
+    if any(isinstance(each.entry, SlashOverturned) for each in history):
         return (
             SubmissionProgress.ACCEPTED
-            if any(isinstance(each.entry, Credited) for each in story)
+            if any(isinstance(each.entry, Credited) for each in history)
             else SubmissionProgress.INVALID
         )
-    for each in story:
+    for each in history:
         if isinstance(each.entry, Settled):
             return PROGRESS_BY_OUTCOME[each.entry.outcome]
-    drawn = any(isinstance(each.entry, AuditDrawn) for each in story)
+    drawn = any(isinstance(each.entry, AuditDrawn) for each in history)
     return SubmissionProgress.AUDITING if drawn else SubmissionProgress.WAITING
 
 
-def _rounds(story: SubmissionHistory) -> list[RoundRow]:
+def _rounds(history: SubmissionHistory) -> list[schemas.RoundRow]:
     found = {
         str(each.entry.receipt.validator): str(each.entry.outcome)
-        for each in story
+        for each in history
         if isinstance(each.entry, VerdictGiven)
     }
     rounds = []
-    for each in story:
+    for each in history:
         if isinstance(each.entry, AuditDrawn):
             drawn = tuple(map(str, each.entry.validators))
             said = {node: found[node] for node in drawn if node in found}
-            rounds.append(RoundRow(drawn_at_ms=each.at_ms, seed=None, validators=drawn, verdicts=said))
+            rounds.append(schemas.RoundRow(drawn_at_ms=each.at_ms, seed=None, validators=drawn, verdicts=said))
     return rounds

@@ -1,4 +1,4 @@
-"""Numbers for `/metrics`, counted when they are asked for, and `/healthz`."""
+"""`/metrics`, computed when it is scraped, and `/healthz`."""
 
 from collections.abc import Collection, Iterator
 from ipaddress import ip_address
@@ -24,7 +24,7 @@ def is_private_address(address: str) -> bool:
 
 
 class CoordinatorMetrics:
-    """What an operator watches."""
+    """The gauges an operator watches."""
 
     def __init__(self, metrics: Metrics, core: Core, writer: LogWriter, trusted_proxies: Collection[str] = ()) -> None:
         self._metrics = metrics
@@ -33,7 +33,7 @@ class CoordinatorMetrics:
         self._trusted_proxies = trusted_proxies
         self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
         self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
-        self._nodes = metrics.gauge("nodes", "Nodes by what was last heard of them.", phase=[*NodePhase])
+        self._nodes = metrics.gauge("nodes", "Nodes by liveness.", phase=[*NodePhase])
         self._leases = metrics.gauge("leases_open", "Leases that are open.").at()
         self._submissions = metrics.gauge("submissions_unsettled", "Submissions without an outcome.").at()
 
@@ -42,7 +42,7 @@ class CoordinatorMetrics:
         app.router.add_get("/healthz", self._tell_health)
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        """Only to this machine and its private networks: it tells how busy we are."""
+        """Only for this machine and its private networks: metrics reveal the load."""
         if not is_private_address(get_client_address(request, self._trusted_proxies)):
             return web.Response(status=403, text="metrics are for this machine and its private networks\n")
         state, counts = self._core.state, self._core.liveness.count()
@@ -58,34 +58,32 @@ class CoordinatorMetrics:
         return await self._metrics.handle(request)
 
     async def _tell_health(self, request: web.Request) -> web.Response:
-        """200 while entries reach the disk; a supervisor restarts what does not answer so."""
-        is_well = self._writer.failure is None
-        body = {"ok": is_well, "entries": self._writer.size, "head_size": self._writer.head_size}
-        return web.json_response(body, status=200 if is_well else 503)
+        """200 while entries reach the disk; otherwise a service manager should restart the process."""
+        is_healthy = self._writer.failure is None
+        body = {"ok": is_healthy, "entries": self._writer.size, "head_size": self._writer.head_size}
+        return web.json_response(body, status=200 if is_healthy else 503)
 
 
 class GossipMetrics(Collector):
-    """What is on the board of records, who waits for news, and how much was handed in and told."""
+    """Messages in the relay, nodes that long-poll, and how many messages were posted and delivered."""
 
-    def __init__(self, metrics: Metrics, board: GossipRelay, desk: GossipHttp) -> None:
+    def __init__(self, metrics: Metrics, relay: GossipRelay, gossip_http: GossipHttp) -> None:
         self._prefix = f"{metrics.prefix}_records"
-        self._relay = board
-        self._gossip_http = desk
+        self._relay = relay
+        self._gossip_http = gossip_http
         metrics.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
-        pinned = GaugeMetricFamily(self._prefix, "Frames on the board.", labels=["kind"])
+        """Called by the registry."""
+        pinned = GaugeMetricFamily(self._prefix, "Messages in the relay.", labels=["kind"])
         for kind, count in self._relay.count().items():
             pinned.add_metric([kind], count)
         yield pinned
-        shared = CounterMetricFamily(f"{self._prefix}_shared", "Frames handed in.", labels=["outcome"])
+        shared = CounterMetricFamily(f"{self._prefix}_shared", "Messages posted over HTTP.", labels=["outcome"])
         for outcome, count in self._gossip_http.shared.items():
             shared.add_metric([outcome], count)
         yield shared
-        yield CounterMetricFamily(
-            f"{self._prefix}_answers", "Questions for records answered.", self._gossip_http.answers
-        )
-        yield CounterMetricFamily(f"{self._prefix}_told", "Frames in those answers.", self._gossip_http.frames_told)
+        yield CounterMetricFamily(f"{self._prefix}_answers", "Polls answered.", self._gossip_http.answers)
+        yield CounterMetricFamily(f"{self._prefix}_told", "Messages in those answers.", self._gossip_http.frames_told)
         waiting = self._gossip_http.count_waiting()
-        yield GaugeMetricFamily(f"{self._prefix}_waiting", "Nodes that wait for news.", waiting)
+        yield GaugeMetricFamily(f"{self._prefix}_waiting", "Nodes that long-poll.", waiting)

@@ -1,10 +1,7 @@
-"""Everything that can be asked of a coordinator, in one table: the API, its description and the commands follow it.
+"""The read-only JSON API under /api/v1: the table of its routes, their OpenAPI description, and how they are served.
 
-The description of the JSON API in OpenAPI 3.1, made from the table of questions and the rows. Pure.
-
-Read-only JSON for people and the explorer, under /api/v1. There is no route that changes anything.
-
-What can be asked is in questions.py. Here: reading the query strictly, bounds per address, errors in one form, caching.
+Anyone may read, within limits per address; no route changes anything. The operator's endpoint and the commands use the
+same table. Parsing is in queries.py, the handlers are in handlers.py.
 """
 
 import asyncio
@@ -18,11 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-from prime_coordinator.api import handlers as answers
-from prime_coordinator.api import handlers as settlement_rows
-from prime_coordinator.api import schemas as rows
-from prime_coordinator.api.queries import PARAMS, QueryParams, Route, parse_query
-from prime_coordinator.api.schemas import to_json_value
+from prime_coordinator.api import handlers, schemas
+from prime_coordinator.api.queries import PARAMS, QueryHandler, QueryParams, Route, parse_query
 from prime_coordinator.app_context import AppContext
 from prime_coordinator.constants import READERS_KNOWN_MAX, READERS_MAX, STATUS_MS
 from prime_protocol.errors import LocalError, RemoteError
@@ -33,128 +27,81 @@ from prime_runtime.rate_limits import ConcurrencyLimit, RateLimit, TokenBuckets,
 
 log = logging.getLogger(__name__)
 
+API_ROOT = "/api/v1"
+
+
+def _list(path: str, row: type, handler: QueryHandler, text: str, filters: str = "") -> Route:
+    """A route with pages; `filters` are the names of its optional parameters."""
+    return Route(path, row, handler, text, tuple(filters.split()), is_paged=True)
+
 
 ROUTES: dict[str, Route] = {
-    "status": Route(path="/status", row=rows.StatusRow, answer=answers.get_status, help="The coordinator at a glance."),
+    "status": Route("/status", schemas.StatusRow, handlers.get_status, "The coordinator at a glance."),
     "settlement": Route(
-        path="/settlement",
-        row=settlement_rows.SettlementRow,
-        answer=settlement_rows.get_settlement,
-        help="Who holds the value, and what of the log was brought to the chain.",
+        "/settlement", schemas.SettlementRow, handlers.get_settlement, "Where value is held, and how far the chain is."
     ),
     "payout": Route(
-        path="/payouts/{run}/{epoch}",
-        row=settlement_rows.PayoutRow,
-        answer=settlement_rows.get_payout,
-        help="What a payout root on the chain was made of.",
+        "/payouts/{run}/{epoch}", schemas.PayoutRow, handlers.get_payout, "The table behind a payout root on the chain."
     ),
-    "runs": Route(path="/runs", row=rows.RunRow, answer=answers.list_runs, is_paged=True, help="All runs."),
-    "run": Route(
-        path="/runs/{run}", row=rows.RunDetail, answer=answers.get_run, help="A run, its terms and its steps."
-    ),
-    "nodes": Route(
-        path="/nodes",
-        row=rows.NodeRow,
-        answer=answers.list_nodes,
-        is_paged=True,
-        filters=("status", "phase", "role", "owner"),
-        help="Nodes, in the order they came.",
-    ),
-    "node": Route(
-        path="/nodes/{node}", row=rows.NodeDetail, answer=answers.get_node, help="All that is known of a node."
-    ),
-    "leases": Route(
-        path="/leases",
-        row=rows.LeaseRow,
-        answer=answers.list_leases,
-        is_paged=True,
-        filters=("run", "node"),
-        help="Leases that are open.",
-    ),
-    "submissions": Route(
-        path="/submissions",
-        row=rows.SubmissionRow,
-        answer=answers.list_submissions,
-        is_paged=True,
-        filters=("run", "node", "step", "progress"),
-        help="Submissions, newest first.",
+    "runs": _list("/runs", schemas.RunRow, handlers.list_runs, "All runs."),
+    "run": Route("/runs/{run}", schemas.RunDetail, handlers.get_run, "A run, its terms and its steps."),
+    "nodes": _list("/nodes", schemas.NodeRow, handlers.list_nodes, "Nodes, oldest first.", "status phase role owner"),
+    "node": Route("/nodes/{node}", schemas.NodeDetail, handlers.get_node, "Everything known about a node."),
+    "leases": _list("/leases", schemas.LeaseRow, handlers.list_leases, "Open leases.", "run node"),
+    "submissions": _list(
+        "/submissions",
+        schemas.SubmissionRow,
+        handlers.list_submissions,
+        "Submissions, newest first.",
+        "run node step progress",
     ),
     "submission": Route(
-        path="/submissions/{submission}",
-        row=rows.SubmissionDetail,
-        answer=answers.get_submission,
-        help="A submission and its judgement.",
+        "/submissions/{submission}", schemas.SubmissionDetail, handlers.get_submission, "A submission and its verdicts."
     ),
-    "verdicts": Route(
-        path="/verdicts",
-        row=rows.VerdictRow,
-        answer=answers.list_verdicts,
-        is_paged=True,
-        filters=("run", "submission", "node"),
-        help="Verdicts, newest first; `node` is the validator.",
+    "verdicts": _list(
+        "/verdicts",
+        schemas.VerdictRow,
+        handlers.list_verdicts,
+        "Verdicts, newest first; `node` is the validator.",
+        "run submission node",
     ),
-    "slashes": Route(
-        path="/slashes",
-        row=rows.SlashRow,
-        answer=answers.list_slashes,
-        is_paged=True,
-        filters=("run",),
-        help="Slashes, newest first.",
+    "slashes": _list("/slashes", schemas.SlashRow, handlers.list_slashes, "Slashes, newest first.", "run"),
+    "slash": Route("/slashes/{submission}", schemas.SlashRow, handlers.get_slash, "The slash of a submission."),
+    "appeals": _list("/appeals", schemas.AppealRow, handlers.list_appeals, "Appeals, newest first.", "run"),
+    "checkpoints": _list(
+        "/checkpoints", schemas.CheckpointRow, handlers.list_checkpoints, "Published checkpoints, newest first.", "run"
     ),
-    "slash": Route(
-        path="/slashes/{submission}", row=rows.SlashRow, answer=answers.get_slash, help="The slash of a submission."
+    "refused": _list(
+        "/refused",
+        schemas.RefusedRow,
+        handlers.list_refused,
+        "Rollout files that intake refused in the last 30 days, newest first; one page.",
     ),
-    "appeals": Route(
-        path="/appeals",
-        row=rows.AppealRow,
-        answer=answers.list_appeals,
-        is_paged=True,
-        filters=("run",),
-        help="Appeals, newest first.",
-    ),
-    "checkpoints": Route(
-        path="/checkpoints",
-        row=rows.CheckpointRow,
-        answer=answers.list_checkpoints,
-        is_paged=True,
-        filters=("run",),
-        help="Published checkpoints, newest first.",
-    ),
-    "refused": Route(
-        path="/refused",
-        row=rows.RefusedRow,
-        answer=answers.list_refused,
-        is_paged=True,
-        help="Rollout files that intake refused in the last 30 days, newest first; one page.",
-    ),
-    "entries": Route(
-        path="/log/entries",
-        row=rows.EntryRow,
-        answer=answers.list_entries,
-        is_paged=True,
-        filters=("kind", "author", "run", "subject"),
-        help="Entries of the log, newest first.",
+    "entries": _list(
+        "/log/entries",
+        schemas.EntryRow,
+        handlers.list_entries,
+        "Entries of the log, newest first.",
+        "kind author run subject",
     ),
     "entry": Route(
-        path="/log/entries/{index}",
-        row=rows.EntryDetail,
-        answer=answers.get_entry,
-        help="An entry, with its inclusion proof.",
+        "/log/entries/{index}", schemas.EntryDetail, handlers.get_entry, "An entry, with its inclusion proof."
     ),
-    "head": Route(path="/log/head", row=rows.HeadRow, answer=answers.get_head, help="The newest signed tree head."),
+    "head": Route("/log/head", schemas.HeadRow, handlers.get_head, "The newest signed tree head."),
     "consistency": Route(
-        path="/log/consistency",
-        row=rows.ConsistencyRow,
-        answer=answers.get_consistency,
+        "/log/consistency",
+        schemas.ConsistencyRow,
+        handlers.get_consistency,
+        "Proof that an older tree is the beginning of a newer one.",
+        ("new",),
         required=("old",),
-        filters=("new",),
         is_immutable=True,
-        help="Proof that an older tree is the beginning of a newer one.",
     ),
 }
 
 
-API_ROOT = "/api/v1"
+# --- Description ------------------------------------------------------------------------------------------------------
+
 ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
@@ -169,42 +116,40 @@ ERROR_SCHEMA = {
 
 
 def describe_api(version: str) -> dict[str, Any]:
-    """The whole document."""
-    paths = {API_ROOT + question.path: {"get": _operation(name, question)} for name, question in ROUTES.items()}
-    schemas = {
-        kind.__name__: build_row_schema(kind) for question in ROUTES.values() for kind in list_row_types(question.row)
-    }
+    """The OpenAPI 3.1 document, made from the table of routes and the schemas."""
+    types = {kind.__name__: kind for route in ROUTES.values() for kind in list_row_types(route.row)}
+    text = (
+        "Read-only. Ids are 0x and hex, times are Unix milliseconds, amounts are 10^-9 of the network's unit of value."
+    )
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "prime-coordinator",
-            "version": version,
-            "description": "Read-only. Ids are 0x and hex, times are Unix milliseconds, amounts are nano tokens.",
+        "info": {"title": "prime-coordinator", "version": version, "description": text},
+        "paths": {API_ROOT + route.path: {"get": _operation(name, route)} for name, route in ROUTES.items()},
+        "components": {
+            "schemas": {**{name: build_row_schema(kind) for name, kind in types.items()}, "Error": ERROR_SCHEMA}
         },
-        "paths": paths,
-        "components": {"schemas": {**schemas, "Error": ERROR_SCHEMA}},
     }
 
 
-def _operation(name: str, question: Route) -> dict[str, Any]:
-    row = {"$ref": f"#/components/schemas/{question.row.__name__}"}
-    answers = {"200": _response("The answer.", _page_schema(row) if question.is_paged else row)}
-    for status, text in (("400", "A parameter is wrong."), ("404", "Not known here."), ("429", "Too many questions.")):
-        answers[status] = _response(text, {"$ref": "#/components/schemas/Error"})
-    places = [*((each, "path") for each in question.in_path), *((each, "query") for each in question.in_query)]
+def _operation(name: str, route: Route) -> dict[str, Any]:
+    row = {"$ref": f"#/components/schemas/{route.row.__name__}"}
+    responses = {"200": _response("The result.", _page_schema(row) if route.is_paged else row)}
+    for status, text in (("400", "A parameter is wrong."), ("404", "Not known here."), ("429", "Too many requests.")):
+        responses[status] = _response(text, {"$ref": "#/components/schemas/Error"})
+    names = [*((each, "path") for each in route.in_path), *((each, "query") for each in route.in_query)]
     return {
         "operationId": name,
-        "summary": question.help,
-        "parameters": [_parameter(each, place, question) for each, place in places],
-        "responses": answers,
+        "summary": route.help,
+        "parameters": [_parameter(each, where, route) for each, where in names],
+        "responses": responses,
     }
 
 
-def _parameter(name: str, place: str, question: Route) -> dict[str, Any]:
+def _parameter(name: str, where: str, route: Route) -> dict[str, Any]:
     return {
         "name": name,
-        "in": place,
-        "required": place == "path" or name in question.required,
+        "in": where,
+        "required": where == "path" or name in route.required,
         "description": PARAMS[name].help,
         "schema": dict(PARAMS[name].schema),
     }
@@ -226,77 +171,77 @@ def _page_schema(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# --- Serving ----------------------------------------------------------------------------------------------------------
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REVALIDATE = "no-cache"
-"""Ask each time; an unchanged answer comes back as 304."""
+"""The client asks each time; an unchanged result comes back as 304."""
 IMMUTABLE = "public, max-age=31536000, immutable"
 
 
-def add_json_routes(app: web.Application, desk: AppContext) -> None:
-    reader = JsonApi(desk)
-    for name, question in ROUTES.items():
-        app.router.add_get(API_ROOT + question.path, reader.serve(question), name=f"api-{name}")
-    app.router.add_get(API_ROOT + "/openapi.json", reader.guard(_describe))
-    app.router.add_route("*", API_ROOT + "/{tail:.*}", reader.guard(_refuse_path))
+def add_json_routes(app: web.Application, context: AppContext) -> None:
+    api = JsonApi(context)
+    for name, route in ROUTES.items():
+        app.router.add_get(API_ROOT + route.path, api.serve(route), name=f"api-{name}")
+    app.router.add_get(API_ROOT + "/openapi.json", api.guard(_describe))
+    app.router.add_route("*", API_ROOT + "/{tail:.*}", api.guard(_refuse_path))
 
 
 class JsonApi:
-    """Answers questions for anybody, within bounds."""
+    """Serves routes to anyone, within limits per address."""
 
-    def __init__(self, desk: AppContext) -> None:
-        self._desk = desk
-        reading = desk.config.reading
-        self._rates = TokenBuckets(
-            RateLimit(per_second=reading.per_second, burst=reading.burst), keys_max=READERS_KNOWN_MAX
-        )
+    def __init__(self, context: AppContext) -> None:
+        self._context = context
+        rate = RateLimit(per_second=context.config.read_api.per_second, burst=context.config.read_api.burst)
+        self._rates = TokenBuckets(rate, keys_max=READERS_KNOWN_MAX)
         self._gate = ConcurrencyLimit(total_max=READERS_MAX, key_max=READERS_MAX // 4)
         self._status: tuple[int, bytes] | None = None
 
-    def serve(self, question: Route) -> Handler:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            ask = parse_query(question, {**_read_query(request), **request.match_info})
-            body = await self._answer(question, ask)
-            is_settled = question.is_immutable and all(getattr(ask, name) is not None for name in question.in_query)
-            return _reply(request, body, IMMUTABLE if is_settled else REVALIDATE)
+    def serve(self, route: Route) -> Handler:
+        async def respond(request: web.Request) -> web.StreamResponse:
+            params = parse_query(route, {**_read_query(request), **request.match_info})
+            body = await self._compute(route, params)
+            is_immutable = route.is_immutable and all(getattr(params, name) is not None for name in route.in_query)
+            return _reply(request, body, IMMUTABLE if is_immutable else REVALIDATE)
 
-        return self.guard(answer)
+        return self.guard(respond)
 
-    async def _answer(self, question: Route, ask: QueryParams) -> bytes:
-        if question is not ROUTES["status"]:
-            return _to_json(await question.answer(self._desk, ask))
-        now_ms = self._desk.now_ms()
-        # A clock that was set back makes the kept answer look as if it came from the future.
+    async def _compute(self, route: Route, params: QueryParams) -> bytes:
+        if route is not ROUTES["status"]:
+            return _to_json(await route.handler(self._context, params))
+        now_ms = self._context.now_ms()
+        # A clock that was set back would make the cached status look as if it came from the future.
         if self._status is None or not 0 <= now_ms - self._status[0] < STATUS_MS:
-            self._status = (now_ms, _to_json(await question.answer(self._desk, ask)))
+            self._status = (now_ms, _to_json(await route.handler(self._context, params)))
         return self._status[1]
 
     def guard(self, handler: Handler) -> Handler:
-        """Bounds before, and every failure as JSON after."""
+        """Check the limits first; return every failure as JSON."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            origin = address_group(get_client_address(request, self._desk.config.limits.trusted_proxies))
+            origin = address_group(get_client_address(request, self._context.config.limits.trusted_proxies))
             now_ms = int(asyncio.get_running_loop().time() * 1000)
             if wait_ms := self._rates.take(origin, now_ms):
-                return _error(RefusalError(RefusalCode.RATE_LIMITED, "", "too many questions", retry_after_ms=wait_ms))
+                return _error(RefusalCode.RATE_LIMITED, "too many requests", retry_after_ms=wait_ms)
             if not self._gate.enter(origin):
-                return _error(RefusalError(RefusalCode.OVERLOADED, "", "too many at once", retry_after_ms=1000))
+                return _error(RefusalCode.OVERLOADED, "too many requests at once", retry_after_ms=1000)
             try:
-                async with asyncio.timeout(self._desk.config.limits.handle_ms / 1000):
+                async with asyncio.timeout(self._context.config.limits.handle_ms / 1000):
                     return await handler(request)
-            except RefusalError as refuse:
-                return _error(refuse)
+            except RefusalError as error:
+                return _error(error.code, error.problem, field=error.field, retry_after_ms=error.retry_after_ms)
             except RemoteError as error:
-                return _error(RefusalError(RefusalCode.MALFORMED, error.field, error.problem))
+                return _error(RefusalCode.MALFORMED, error.problem, field=error.field)
             except TimeoutError:
-                return _error(RefusalError(RefusalCode.TIMED_OUT, "", "took too long"))
+                return _error(RefusalCode.TIMED_OUT, "took too long")
             except LocalError:
                 log.exception("cannot answer %s", request.path)
-                return _error(RefusalError(RefusalCode.OVERLOADED, "", "not possible right now", retry_after_ms=5000))
-            except Exception:  # boundary: one question's bug must not stop the server, nor show its insides
+                return _error(RefusalCode.OVERLOADED, "not possible right now", retry_after_ms=5000)
+            except Exception:  # boundary: a bug in one request must not stop the server or show its internals
                 incident = secrets.token_hex(6)
                 log.exception("incident %s while answering %s", incident, request.path)
-                return _error(RefusalError(RefusalCode.INTERNAL, "", f"an error here, incident {incident}"))
+                return _error(RefusalCode.INTERNAL, f"internal error, incident {incident}")
             finally:
                 self._gate.leave(origin)
 
@@ -309,19 +254,23 @@ def _read_query(request: web.Request) -> dict[str, str]:
         raise RemoteError("query", "names a parameter twice")
     for name in given:
         if name in request.match_info:
-            raise RemoteError(name[:40], "stands in the path already")
+            raise RemoteError(name[:40], "is already in the path")
     return given
 
 
 async def _describe(request: web.Request) -> web.StreamResponse:
-    return _reply(request, _to_json(describe_api(_program_version())), REVALIDATE)
+    try:
+        program_version = version("prime-swarm")
+    except PackageNotFoundError:
+        program_version = "0"
+    return _reply(request, _to_json(describe_api(program_version)), REVALIDATE)
 
 
 async def _refuse_path(request: web.Request) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
-        body = {"error": {"field": "method", "problem": "there is nothing to change here; GET only"}}
+        body = {"error": {"field": "method", "problem": "this API is read-only: use GET"}}
         return web.json_response(body, status=405, headers={"Allow": "GET, HEAD"})
-    raise RefusalError(RefusalCode.UNKNOWN, "path", f"see {API_ROOT}/openapi.json for what can be asked")
+    raise RefusalError(RefusalCode.UNKNOWN, "path", f"no such route; {API_ROOT}/openapi.json lists them")
 
 
 def _reply(request: web.Request, body: bytes, caching: str) -> web.Response:
@@ -332,20 +281,13 @@ def _reply(request: web.Request, body: bytes, caching: str) -> web.Response:
     return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
 
 
-def _error(refuse: RefusalError) -> web.Response:
+def _error(code: RefusalCode, problem: str, *, field: str = "", retry_after_ms: int = 0) -> web.Response:
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    if refuse.retry_after_ms:
-        headers["Retry-After"] = str(-(-refuse.retry_after_ms // 1000))
-    body = {"error": {"field": refuse.field, "problem": refuse.problem}}
-    return web.json_response(body, status=HTTP_STATUS[refuse.code], headers=headers)
+    if retry_after_ms:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    body = {"error": {"field": field, "problem": problem}}
+    return web.json_response(body, status=HTTP_STATUS[code], headers=headers)
 
 
 def _to_json(value: Any) -> bytes:
-    return json.dumps(to_json_value(value), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _program_version() -> str:
-    try:
-        return version("prime-swarm")
-    except PackageNotFoundError:
-        return "0"
+    return json.dumps(schemas.to_json_value(value), allow_nan=False, separators=(",", ":")).encode()

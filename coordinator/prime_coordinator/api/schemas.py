@@ -1,7 +1,7 @@
-"""What people are shown of the coordinator: one frozen dataclass for each thing that is listed. Data only.
+"""The schemas of the read API: one frozen dataclass for each kind of row. Data only.
 
-The JSON of the API, its OpenAPI description and the tables of the command line are all made from these fields. Ids are
-0x and hex, times are Unix milliseconds, amounts are nano (10^-9 of a token).
+The JSON of the API, its OpenAPI description and the tables of the command line are made from these fields. Ids are 0x
+and hex, times are Unix milliseconds, amounts are nano: 10^-9 of the network's unit of value.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SubmissionProgress(StrEnum):
-    """How far a submission is: waiting for its draw, with its validators, or settled."""
+    """State of a submission: waiting for its draw, with its validators, or settled."""
 
     WAITING = "waiting"
     AUDITING = "auditing"
@@ -20,7 +20,7 @@ class SubmissionProgress(StrEnum):
 
 
 class SlashProgress(StrEnum):
-    """How far a slash is."""
+    """State of a slash."""
 
     PROPOSED = "proposed"
     APPEALED = "appealed"
@@ -39,13 +39,13 @@ class RunRow:
     slots_done: int
     """Slots of the latest step that are credited."""
     slots_held: int
-    """Slots of the latest step that are leased or being judged."""
+    """Slots of the latest step that are leased or in audit."""
     slots_per_step: int
     leases_open: int
     submissions_open: int
     slashes_open: int
     validators: int
-    """Nodes that may be drawn."""
+    """Nodes that can be drawn."""
     pool_nano: int
     model: str
     task_set: str
@@ -54,7 +54,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """A step that still owes or is owed something, or may still be trained on."""
+    """A step that is unpaid, has open work, or may still be trained on."""
 
     step: int
     slots: int
@@ -79,7 +79,7 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCounts:
-    """Nodes by what was last heard of them."""
+    """Nodes by liveness."""
 
     registered: int
     online: int
@@ -89,7 +89,7 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionCounts:
-    """Submissions of steps that are not over, by how far they are."""
+    """Submissions of steps that are not over, by progress."""
 
     waiting: int
     auditing: int
@@ -100,7 +100,7 @@ class SubmissionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRow:
-    """All value in the books. Held is deposited less withdrawn and burned."""
+    """All value in the ledger. Held is deposited less withdrawn and burned."""
 
     deposited_nano: int
     withdrawn_nano: int
@@ -119,7 +119,7 @@ class StatusRow:
     now_ms: int
     entries: int
     root: str
-    """Of all entries so far."""
+    """Merkle root over all entries."""
     head_size: int
     """Entries under the newest signed tree head."""
     newest_entry_ms: int
@@ -141,20 +141,20 @@ class NodeRow:
     phase: str
     roles: tuple[str, ...]
     activity: str | None
-    """What its last beat said; null where it has not beaten since the coordinator started."""
+    """From its last heartbeat; null if there was none since the coordinator started."""
     checkpoint_step: int | None
     last_beat_ms: int | None
     stake_nano: int
     streak: int
-    """Submissions accepted since the last one that was not."""
+    """Accepted submissions in a row."""
     accepted: int
     soft: int
     hard: int
     units: int
     earned_nano: int
-    """Paid out so far for its work and its verdicts; units are what it was credited so far. Both in all runs."""
+    """Paid out for its work and its verdicts. Like `units`, the sum over all runs."""
     faults: int
-    """Verdicts that were not what was settled in the end, or were refuted."""
+    """Verdicts that were overturned or refuted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,27 +171,27 @@ class LeaseRow:
     granted_at_ms: int
     deadline_ms: int
     speculative: bool
-    """A second chance beside a slow lease."""
+    """Duplicates the slots of a slow lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EligibilityRow:
-    """What a node is to a run, and what would change that."""
+    """Whether a node may have work in a run, and what would change that."""
 
     run: str
     standing: str
     works: bool
-    """Whether it is given work."""
+    """Whether it gets work."""
     way_out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDetail:
-    """A node with all that is known of it."""
+    """Everything known about a node."""
 
     summary: NodeRow
     reason: str
-    """Why it has its status, in the operator's words."""
+    """Why it has its status, as the log states it."""
     version: int
     hardware: str
     addresses: tuple[str, ...]
@@ -201,26 +201,31 @@ class NodeDetail:
     owner_balance_nano: int
     unbonding_nano: int
     tokens_per_s: float | None
-    """As measured here; null before its first submission."""
+    """Measured by the coordinator; null before its first submission."""
     standings: tuple[EligibilityRow, ...]
     leases: tuple[LeaseRow, ...]
     audits: tuple[str, ...]
-    """Submissions it was drawn for and has not judged."""
+    """Submissions it was drawn for and has given no verdict on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmissionRow:
-    """A submission in one line."""
+class LoggedRow:
+    """What every row has that an entry of a run begins: where that entry is in the log."""
 
     index: int
-    """Its entry in the log."""
     at_ms: int
     run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionRow(LoggedRow):
+    """A submission in one line."""
+
     submission: str
     step: int
     node: str
     owner: str | None
-    """Null where the step is over; so are the slots and what it was trained into. The log has them."""
+    """Null once the step is over, like the slots and `trained_into`; the log has them."""
     progress: SubmissionProgress
     lease: int
     first_slot: int | None
@@ -239,15 +244,15 @@ class RoundRow:
 
     drawn_at_ms: int
     seed: str | None
-    """Null where the step is over; it follows from the log."""
+    """Null once the step is over; the log determines it."""
     validators: tuple[str, ...]
     verdicts: dict[str, str]
-    """Outcome by validator, of those who have spoken."""
+    """Outcome by validator, as far as given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionDetail:
-    """A submission with its judgement."""
+    """A submission with its audit."""
 
     summary: SubmissionRow
     file_digest: str
@@ -257,18 +262,15 @@ class SubmissionDetail:
     evidence: tuple[str, ...]
     """Digests that hard verdicts name."""
     refuted: tuple[str, ...]
-    """Validators that judged it and had not read it."""
+    """Validators whose read proofs were refuted: they gave a verdict without reading the file."""
     slash: SlashProgress | None
-    """How far its slash is; null where none was proposed."""
+    """Null if no slash was proposed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow:
+class VerdictRow(LoggedRow):
     """A validator's verdict, from the log."""
 
-    index: int
-    at_ms: int
-    run: str
     submission: str
     validator: str
     outcome: str
@@ -278,13 +280,9 @@ class VerdictRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlashRow:
+class SlashRow(LoggedRow):
     """A slash, from its proposal to its end."""
 
-    index: int
-    """Entry that proposed it."""
-    at_ms: int
-    run: str
     submission: str
     node: str
     amount_nano: int
@@ -296,12 +294,9 @@ class SlashRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppealRow:
+class AppealRow(LoggedRow):
     """An appeal against a slash, from the log."""
 
-    index: int
-    at_ms: int
-    run: str
     submission: str
     author: str
     reason: str
@@ -309,24 +304,21 @@ class AppealRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRow:
+class CheckpointRow(LoggedRow):
     """A published checkpoint."""
 
-    index: int
-    at_ms: int
-    run: str
     step: int
     root: str
     manifest: str
     beacon: str | None
-    """Null until a head was noted after it."""
+    """Null until a head is noted after it."""
     trained_on: int
     """Submissions it was trained on; its entry in the log names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRow:
-    """An entry of the log, opened."""
+    """A decoded entry of the log."""
 
     index: int
     at_ms: int
@@ -339,13 +331,13 @@ class EntryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryDetail:
-    """An entry of the log with the proof that it stands under the newest signed tree head."""
+    """An entry of the log with its inclusion proof for the newest signed tree head."""
 
     summary: EntryRow
     leaf: str
     """The leaf's bytes: what leaf_hash is the hash of."""
     head: str | None
-    """The signed tree head; null where the entry is newer than it."""
+    """The signed tree head; null if the entry is newer."""
     proof: tuple[str, ...]
     """Inclusion proof of RFC 9162 for that head, leaf side first."""
 
@@ -385,8 +377,79 @@ class RefusedRow:
     problem: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorRow:
+    """A head of the log that a contract holds."""
+
+    run: str
+    """The run's key on the chain: keccak256 of its name."""
+    size: int
+    root: str
+    block: int
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseRow:
+    """A payout root that a contract holds."""
+
+    run: str
+    epoch: int
+    root: str
+    total: int
+    """In the smallest unit of the ERC-20 token."""
+    head_size: int
+    matures_at_s: int
+    block: int
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementRow:
+    """Where value is held."""
+
+    kind: str
+    """embedded or evm."""
+    chain_id: int
+    """0 for embedded, as the network's first entry says."""
+    court: str
+    """Address of the contract that receipts are signed for; zeros for embedded."""
+    head: int
+    """Newest block seen."""
+    followed: int
+    """Block up to which the log includes the chain's events."""
+    problem: str
+    """Why settlement waits; empty if it does not."""
+    pending: tuple[str, ...]
+    """Transactions that are not in a block yet."""
+    refused: tuple[str, ...]
+    """Actions that a contract refused, and why; each is retried an epoch later."""
+    anchors: tuple[AnchorRow, ...]
+    """Newest first."""
+    promises: tuple[PromiseRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidRow:
+    """Total paid to an account in a run."""
+
+    account: str
+    paid_nano: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayoutRow:
+    """The table behind a payout root. It needs no trust: hash its tree and compare the root with the chain's."""
+
+    run: str
+    epoch: int
+    size: int
+    """Entries of the log it was computed from."""
+    paid: tuple[PaidRow, ...]
+
+
 def to_json_value(value: Any) -> Any:
-    """A row, or anything inside one, as JSON has it."""
+    """A row, or a value inside one, as plain JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

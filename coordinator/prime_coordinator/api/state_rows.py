@@ -1,31 +1,11 @@
-"""From the coordinator's decisions to the rows that people are shown: everything that is open. Pure.
-
-What has ended stands in the log alone; see history.py.
-"""
+"""Rows from the coordinator's state: everything that is still open. Pure. log_rows.py has what only the log holds."""
 
 from collections import Counter
 from collections.abc import Iterator
 
+from prime_coordinator.api import schemas
 from prime_coordinator.api.log_rows import PROGRESS_BY_OUTCOME
-from prime_coordinator.api.schemas import (
-    EligibilityRow,
-    LeaseRow,
-    NodeCounts,
-    NodeDetail,
-    NodeRow,
-    RoundRow,
-    RunDetail,
-    RunRow,
-    SlashProgress,
-    StatusRow,
-    StepRow,
-    SubmissionCounts,
-    SubmissionDetail,
-    SubmissionProgress,
-    SubmissionRow,
-    ValueRow,
-    to_json_value,
-)
+from prime_coordinator.api.schemas import SlashProgress, SubmissionProgress
 from prime_coordinator.core import Core
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
@@ -34,9 +14,9 @@ from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 # --- The network ----------------------------------------------------------------------------------------------------
 
 
-def status_row(core: Core, network: NetworkId, now_ms: int) -> StatusRow:
+def status_row(core: Core, network: NetworkId, now_ms: int) -> schemas.StatusRow:
     state = core.state
-    return StatusRow(
+    return schemas.StatusRow(
         network=network,
         coordinator=str(state.coordinator),
         log_key=state.log_key,
@@ -49,39 +29,34 @@ def status_row(core: Core, network: NetworkId, now_ms: int) -> StatusRow:
         leases_open=sum(len(run.leases) for run in state.runs.values()),
         submissions=_count_submissions(state),
         slashes_open=sum(len(run.slashes) for run in state.runs.values()),
-        value=ValueRow(
+        value=schemas.ValueRow(
             deposited_nano=state.funds.deposited_nano,
             withdrawn_nano=state.funds.withdrawn_nano,
             burned_nano=state.funds.burned_nano,
             held_nano=state.funds.deposited_nano - state.funds.withdrawn_nano - state.funds.burned_nano,
         ),
-        runs=tuple(run_rows(state)),
+        runs=tuple(run_row(state, name, run) for name, run in state.runs.items()),
     )
 
 
-def _count_nodes(core: Core) -> NodeCounts:
+def _count_nodes(core: Core) -> schemas.NodeCounts:
     seen = {str(phase): count for phase, count in core.liveness.count().items()}
     registered = len(core.state.nodes)
     online, late = seen["online"], seen["late"]
-    return NodeCounts(registered=registered, online=online, late=late, lost=registered - online - late)
+    return schemas.NodeCounts(registered=registered, online=online, late=late, lost=registered - online - late)
 
 
-def _count_submissions(state: LedgerState) -> SubmissionCounts:
+def _count_submissions(state: LedgerState) -> schemas.SubmissionCounts:
     found = Counter(_progress(each) for run in state.runs.values() for each in run.submissions.values())
-    return SubmissionCounts(**{str(progress): found[progress] for progress in SubmissionProgress})
+    return schemas.SubmissionCounts(**{str(progress): found[progress] for progress in SubmissionProgress})
 
 
 # --- Runs -----------------------------------------------------------------------------------------------------------
 
 
-def run_rows(state: LedgerState) -> Iterator[RunRow]:
-    for name, run in state.runs.items():
-        yield run_row(state, name, run)
-
-
-def run_row(state: LedgerState, name: RunId, run: RunState) -> RunRow:
+def run_row(state: LedgerState, name: RunId, run: RunState) -> schemas.RunRow:
     step = run.steps.get(Step(run.latest))
-    return RunRow(
+    return schemas.RunRow(
         run=name,
         status=str(run.status),
         latest_step=run.latest,
@@ -99,9 +74,9 @@ def run_row(state: LedgerState, name: RunId, run: RunState) -> RunRow:
     )
 
 
-def run_detail(state: LedgerState, name: RunId, run: RunState) -> RunDetail:
+def run_detail(state: LedgerState, name: RunId, run: RunState) -> schemas.RunDetail:
     steps = [
-        StepRow(
+        schemas.StepRow(
             step=number,
             slots=step.terms.slots_per_step,
             slots_held=len(step.held.keys() - step.credited),
@@ -113,12 +88,14 @@ def run_detail(state: LedgerState, name: RunId, run: RunState) -> RunDetail:
         )
         for number, step in sorted(run.steps.items())
     ]
-    return RunDetail(summary=run_row(state, name, run), terms=to_json_value(run.terms), steps=tuple(steps))
+    return schemas.RunDetail(
+        summary=run_row(state, name, run), terms=schemas.to_json_value(run.terms), steps=tuple(steps)
+    )
 
 
-def lease_rows(name: RunId, run: RunState) -> Iterator[LeaseRow]:
+def lease_rows(name: RunId, run: RunState) -> Iterator[schemas.LeaseRow]:
     for number, lease in run.leases.items():
-        yield LeaseRow(
+        yield schemas.LeaseRow(
             run=name,
             lease=number,
             node=str(lease.node),
@@ -135,10 +112,10 @@ def lease_rows(name: RunId, run: RunState) -> Iterator[LeaseRow]:
 # --- Nodes ----------------------------------------------------------------------------------------------------------
 
 
-def node_row(core: Core, name: NodeId) -> NodeRow:
+def node_row(core: Core, name: NodeId) -> schemas.NodeRow:
     state, node = core.state, core.state.node(name)
     presence = core.liveness.get(name)
-    return NodeRow(
+    return schemas.NodeRow(
         node=str(name),
         owner=str(state.owners[name]),
         status=str(node.status),
@@ -158,12 +135,12 @@ def node_row(core: Core, name: NodeId) -> NodeRow:
     )
 
 
-def node_detail(core: Core, name: NodeId, now_ms: int) -> NodeDetail:
+def node_detail(core: Core, name: NodeId, now_ms: int) -> schemas.NodeDetail:
     state, node = core.state, core.state.node(name)
     position = (state.owners[name], name)
     speeds = core.leases.throughput
     leases = [row for run_name, run in state.runs.items() for row in lease_rows(run_name, run) if row.node == str(name)]
-    return NodeDetail(
+    return schemas.NodeDetail(
         summary=node_row(core, name),
         reason=node.reason,
         version=node.version,
@@ -179,9 +156,9 @@ def node_detail(core: Core, name: NodeId, now_ms: int) -> NodeDetail:
     )
 
 
-def _standing(core: Core, name: NodeId, run: RunId, now_ms: int) -> EligibilityRow:
-    row = core.standing(name, run, now_ms)
-    return EligibilityRow(run=run, standing=str(row.standing), works=row.works, way_out=row.remedy)
+def _standing(core: Core, name: NodeId, run: RunId, now_ms: int) -> schemas.EligibilityRow:
+    row = core.get_eligibility(name, run, now_ms)
+    return schemas.EligibilityRow(run=run, standing=str(row.standing), works=row.works, way_out=row.remedy)
 
 
 # --- Submissions ----------------------------------------------------------------------------------------------------
@@ -193,9 +170,9 @@ def _progress(submission: SubmissionState) -> SubmissionProgress:
     return SubmissionProgress.AUDITING if submission.rounds else SubmissionProgress.WAITING
 
 
-def submission_row(run: RunId, name: Digest, submission: SubmissionState, index: int) -> SubmissionRow:
-    """`index` is the place of its entry in the log, which the state does not keep."""
-    return SubmissionRow(
+def submission_row(run: RunId, name: Digest, submission: SubmissionState, index: int) -> schemas.SubmissionRow:
+    """`index` is the index of its entry in the log."""
+    return schemas.SubmissionRow(
         index=index,
         at_ms=submission.at_ms,
         run=run,
@@ -215,10 +192,10 @@ def submission_row(run: RunId, name: Digest, submission: SubmissionState, index:
     )
 
 
-def submission_detail(name: RunId, run: RunState, digest: Digest, index: int) -> SubmissionDetail:
+def submission_detail(name: RunId, run: RunState, digest: Digest, index: int) -> schemas.SubmissionDetail:
     submission = run.submission(digest)
     rounds = [
-        RoundRow(
+        schemas.RoundRow(
             drawn_at_ms=each.drawn_at_ms,
             seed=str(each.seed),
             validators=tuple(map(str, each.validators)),
@@ -226,7 +203,7 @@ def submission_detail(name: RunId, run: RunState, digest: Digest, index: int) ->
         )
         for each in submission.rounds
     ]
-    return SubmissionDetail(
+    return schemas.SubmissionDetail(
         summary=submission_row(name, digest, submission, index),
         file_digest=str(submission.file_digest),
         checkpoint_step=submission.checkpoint_step,

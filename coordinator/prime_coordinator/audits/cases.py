@@ -73,7 +73,7 @@ def propose_slash(scribe: EntryWriter, case: AuditCase, now_ms: int) -> None:
     amount_nano = min(case.terms.slash_nano, scribe.state.funds.slashable_nano(position))
     evidence = next(iter(case.submission.evidence))
     entry = SlashProposed(submission=case.name, amount_nano=amount_nano, evidence=evidence)
-    scribe.write(entry, case.run_name, now_ms)
+    scribe.append_own(entry, case.run_name, now_ms)
 
 
 def compute_slash_end(

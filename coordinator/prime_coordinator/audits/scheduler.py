@@ -150,7 +150,7 @@ class AuditScheduler:
         if drawn is None:
             return False
         entry = AuditDrawn(submission=case.name, round=number, head_size=head_size, validators=drawn)
-        self._entry_writer.write(entry, case.run_name, now_ms)
+        self._entry_writer.append_own(entry, case.run_name, now_ms)
         self._assign(case)
         self._set_timer(case, now_ms + case.terms.verdict_ms)
         return True
@@ -171,10 +171,10 @@ class AuditScheduler:
             # Our own planted file went the way of all others. Nobody may learn of it while somebody can still speak.
             if not is_round_over(case.rounds, case.terms, now_ms):
                 return
-            self._entry_writer.write(truth, case.run_name, now_ms, key=self._plants.key(case.submission.node))
+            self._entry_writer.append_own(truth, case.run_name, now_ms, key=self._plants.key(case.submission.node))
             outcome = Outcome.INVALID
         self._close_round(case, now_ms)
-        self._entry_writer.write(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
+        self._entry_writer.append_own(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
         self._inspections.settled(case, now_ms)
         is_clear = truth is not None or decide_outcome(case.rounds, case.terms.quorum) is not None
@@ -194,13 +194,13 @@ class AuditScheduler:
         is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)
         if submission.outcome is Outcome.ACCEPT and not submission.credited and is_creditable:
             units = compute_submission_units(case.terms, submission)
-            self._entry_writer.write(Credited(submission=case.name, units=units), case.run_name, now_ms)
+            self._entry_writer.append_own(Credited(submission=case.name, units=units), case.run_name, now_ms)
             self.just_credited.append((case.run_name, submission))
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
         for validator, found in sorted(verdicts.items()):
             if submission.judged not in (None, found) and validator not in submission.scored:
                 entry = ValidatorScored(validator=validator, submission=case.name)
-                self._entry_writer.write(entry, case.run_name, now_ms)
+                self._entry_writer.append_own(entry, case.run_name, now_ms)
 
     def _advance_slash(self, case: AuditCase, now_ms: int) -> None:
         slash = case.slash
@@ -209,7 +209,7 @@ class AuditScheduler:
         if end is not None:
             is_clear = slash.appealed_at_ms is None or decide_outcome(case.rounds, case.terms.quorum) is not None
             self._close_round(case, now_ms)
-            self._entry_writer.write(end, case.run_name, now_ms)
+            self._entry_writer.append_own(end, case.run_name, now_ms)
             if is_clear:
                 self._reputation.judged(case.submission, now_ms)
             self._conclude(case, now_ms)

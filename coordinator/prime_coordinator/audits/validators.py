@@ -73,7 +73,7 @@ class Suspensions:
             wait_ms = self._next_ms.get((node, reason), wait_ms)
             self._back_ms[node] = now_ms + wait_ms
             self._next_ms[(node, reason)] = min(2 * wait_ms, wait_ms_max)
-        self._entry_writer.write(NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=reason), None, now_ms)
+        self._entry_writer.append_own(NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=reason), None, now_ms)
         return True
 
     def reset_duration(self, node: NodeId, reason: str) -> None:
@@ -85,7 +85,7 @@ class Suspensions:
         is_out = known.status is NodeStatus.DRAINED and known.reason in (REASON_SILENT, REASON_UNREAD, REASON_WRONG)
         if is_out and now_ms >= self._back_ms.get(node, 0):
             self._back_ms.pop(node, None)
-            self._entry_writer.write(
+            self._entry_writer.append_own(
                 NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason=REASON_RESUMED), None, now_ms
             )
 

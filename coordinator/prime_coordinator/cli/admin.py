@@ -29,7 +29,7 @@ def create_run(context: OperatorContext) -> int:
     terms = read_terms(
         read_flags(args, TermsConfig), context.settings_variables(), args.terms, args.model_config, is_devnet=is_devnet
     )
-    logged = OperatorClient(context).order(RunCreated(terms=terms), run)
+    logged = OperatorClient(context).append_entry(RunCreated(terms=terms), run)
     return report_logged(
         context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}"
     )
@@ -37,13 +37,13 @@ def create_run(context: OperatorContext) -> int:
 
 def update_run(context: OperatorContext) -> int:
     args, run = context.args, read_run(context.args.run)
-    line = OperatorClient(context)
-    present = terms_from_plain(line.ask("run", {"run": run})["terms"])
+    client = OperatorClient(context)
+    present = terms_from_plain(client.query("run", {"run": run})["terms"])
     terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
     if terms == present:
         raise LocalError(f"nothing would change in run {run}; name the terms to change")
     return report_logged(
-        context, line.order(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on"
+        context, client.append_entry(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on"
     )
 
 
@@ -63,13 +63,13 @@ def close_run(context: OperatorContext) -> int:
 
 def set_run_status(context: OperatorContext, status: RunStatus, what: str) -> int:
     run = read_run(context.args.run)
-    logged = OperatorClient(context).order(RunStatusSet(status=status, reason=context.args.reason), run)
+    logged = OperatorClient(context).append_entry(RunStatusSet(status=status, reason=context.args.reason), run)
     return report_logged(context, logged, f"run {run} {what}")
 
 
 def fund_run(context: OperatorContext) -> int:
     run, amount_nano = read_run(context.args.run), parse_amount(context.args.amount)
-    logged = OperatorClient(context).order(RunFunded(amount_nano=amount_nano), run)
+    logged = OperatorClient(context).append_entry(RunFunded(amount_nano=amount_nano), run)
     return report_logged(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
 
 
@@ -88,17 +88,17 @@ def unban_node(context: OperatorContext) -> int:
 def set_node_status(context: OperatorContext, status: NodeStatus, what: str) -> int:
     node = read_address(context.args.node)
     entry = NodeStatusSet(node=node, status=status, reason=context.args.reason)
-    return report_logged(context, OperatorClient(context).order(entry, None), f"node {node} {what}")
+    return report_logged(context, OperatorClient(context).append_entry(entry, None), f"node {node} {what}")
 
 
 def deposit(context: OperatorContext) -> int:
     args = context.args
-    line = OperatorClient(context)
+    client = OperatorClient(context)
     amount_nano = parse_amount(args.amount)
-    account = line.coordinator if args.account == "coordinator" else read_address(args.account)
+    account = client.coordinator if args.account == "coordinator" else read_address(args.account)
     reference = Digest(sha256(b"prime-swarm deposit\n" + args.reference.encode()).digest())
     entry = Deposited(account=account, amount_nano=amount_nano, reference=reference)
-    return report_logged(context, line.order(entry, None), f"{args.amount} tokens are booked for {account}")
+    return report_logged(context, client.append_entry(entry, None), f"{args.amount} tokens are booked for {account}")
 
 
 def read_address(text: str) -> NodeId:

@@ -93,9 +93,9 @@ def _add(parser: argparse.ArgumentParser, flag: str, **how: Any) -> None:
     parser.add_argument(flag, default=argparse.SUPPRESS, **how)
 
 
-def _listing(commands: Group, name: str, question: str, text: str, *filters: str) -> argparse.ArgumentParser:
+def _listing(commands: Group, name: str, route: str, text: str, *filters: str) -> argparse.ArgumentParser:
     parser = _command(commands, name, "listing:show_listing", text, calls=True)
-    parser.set_defaults(question=question)
+    parser.set_defaults(route=route)
     _add(parser, "--json", action="store_true", help="print JSON instead of a table")
     _add(parser, "--limit", type=int, metavar="N", help=f"most rows (default {PAGE_ROWS})")
     _add(parser, "--all", action="store_true", help="all rows, whatever --limit says")
@@ -105,11 +105,11 @@ def _listing(commands: Group, name: str, question: str, text: str, *filters: str
     return parser
 
 
-def _detail(commands: Group, name: str, question: str, param: str, text: str) -> None:
+def _detail(commands: Group, name: str, route: str, param: str, text: str) -> None:
     parser = _command(commands, name, "listing:show_detail", text, calls=True)
     _add(parser, "--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("name", metavar=param.upper())
-    parser.set_defaults(question=question, param=param)
+    parser.set_defaults(route=route, param=param)
 
 
 def _add_life(commands: Group, settings: SettingsHelp) -> None:

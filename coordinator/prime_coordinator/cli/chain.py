@@ -151,11 +151,11 @@ def fund(context: OperatorContext) -> int:
 def anchor(context: OperatorContext) -> int:
     """The running coordinator does it: two must not use its key at once."""
     _evm_config(context)
-    line = OperatorClient(context)
-    if not line.ask("runs", {})["rows"]:
+    client = OperatorClient(context)
+    if not client.query("runs", {})["rows"]:
         raise LocalError("heads are anchored for each run, and there is none yet: prime-coordinator run create")
-    size = line.hasten().size
-    problem = line.ask("settlement", {})["problem"]
+    size = client.request_anchor().size
+    problem = client.query("settlement", {})["problem"]
     when = f"when the chain is back ({problem})" if problem else "at the next look at the chain"
     context.screen.print_line(f"the log's {size} entries are anchored {when}")
     return 0
@@ -191,17 +191,17 @@ async def _held(chain: ChainClient, contracts: Any, account: Any) -> str:
 def _settlement_lines(context: OperatorContext) -> list[tuple[str, str]]:
     """What the running coordinator says of itself."""
     try:
-        told = OperatorClient(context).ask("settlement", {})
+        told = OperatorClient(context).query("settlement", {})
     except LocalError:
         return [("coordinator", "is not running")]
     state = f"waits: {told['problem']}" if told["problem"] else f"has followed the chain to block {told['followed']}"
-    waiting = [("on its way", purpose) for purpose in told["on_their_way"]]
-    return [("coordinator", state), *waiting, *(("put off", refused) for refused in told["put_off"])]
+    waiting = [("pending", purpose) for purpose in told["pending"]]
+    return [("coordinator", state), *waiting, *(("refused", refused) for refused in told["refused"])]
 
 
 async def _runs(context: OperatorContext) -> list[str]:
     try:
-        rows = await asyncio.to_thread(OperatorClient(context).ask, "runs", {})
+        rows = await asyncio.to_thread(OperatorClient(context).query, "runs", {})
     except LocalError:
         return []  # it is not running: the chain alone is shown
     return [row["run"] for row in rows["rows"]]

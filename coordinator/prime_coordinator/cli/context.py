@@ -1,6 +1,6 @@
-"""What every command is handed: its arguments, the environment, the screen, and a way to ask for a password.
+"""What every command gets: arguments, environment, screen, password prompt, and the client of a running coordinator.
 
-The line from a command to the running coordinator: signed with the key in its folder, and only it can answer.
+The client signs with the key in the coordinator's folder and accepts replies of that key alone.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ class OperatorContext:
 
     args: Namespace
     variables: Mapping[str, str]
-    """The environment, as cli.py read it."""
+    """The environment, as main.py read it."""
     screen: CommandOutput
     print_error: Callable[[str], None]
     """One line on standard error."""
     ask_password: Callable[[bool], str | None]
-    """Asks on the terminal, twice if True; None where there is no terminal."""
+    """Prompts on the terminal, twice if True; None if there is no terminal."""
 
     @property
     def folder(self) -> Path:
@@ -87,12 +87,10 @@ class OperatorContext:
 
 
 CLIENT_LIMITS = ClientLimits(deadline_ms=30_000, attempts_max=2)
-LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
-"""A coordinator that listens everywhere is called on this machine."""
 
 
 class OperatorClient:
-    """Calls to one coordinator."""
+    """Calls one coordinator."""
 
     def __init__(self, context: OperatorContext) -> None:
         config = context.with_password(context.load_config())
@@ -106,23 +104,22 @@ class OperatorClient:
     def coordinator(self) -> NodeId:
         return self._key.node
 
-    def ask(self, question: str, given: Mapping[str, str]) -> Any:
-        """The answer to a question of questions.py, as JSON."""
-        params = tuple(QueryArgument(name=name, value=value) for name, value in given.items())
-        told = self._call(QUERY, OperatorQuery(question=question, given=params), None)
-        return json.loads(told.body)
+    def query(self, route: str, params: Mapping[str, str]) -> Any:
+        """The result of a route of api/routes.py, as JSON."""
+        arguments = tuple(QueryArgument(name=name, value=value) for name, value in params.items())
+        return json.loads(self._call(QUERY, OperatorQuery(route=route, params=arguments)).body)
 
-    def order(self, entry: Any, run: RunId | None) -> EntryReply:
-        """Have an entry written to the log."""
-        logged: EntryReply = self._call(OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run)
-        return logged
+    def append_entry(self, entry: Any, run: RunId | None) -> EntryReply:
+        """Have the coordinator append an entry to the log."""
+        reply: EntryReply = self._call(OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run)
+        return reply
 
-    def hasten(self) -> AnchorScheduled:
-        """Have the log's head brought to the chain at once."""
-        hastened: AnchorScheduled = self._call(ANCHOR_NOW, AnchorNow(), None)
-        return hastened
+    def request_anchor(self) -> AnchorScheduled:
+        """Have the coordinator anchor the log's head on the chain now."""
+        reply: AnchorScheduled = self._call(ANCHOR_NOW, AnchorNow())
+        return reply
 
-    def _call(self, endpoint: Any, message: Any, run: RunId | None) -> Any:
+    def _call(self, endpoint: Any, message: Any, run: RunId | None = None) -> Any:
         async def call() -> Any:
             async with open_client(
                 key=self._key,
@@ -132,26 +129,24 @@ class OperatorClient:
                 limits=CLIENT_LIMITS,
                 authority=self._authority,
             ) as client:
-                answer = await client.call(ServerAddress(self._url, self._key.node), endpoint, message, run=run)
-                return answer.message
+                reply = await client.call(ServerAddress(self._url, self._key.node), endpoint, message, run=run)
+                return reply.message
 
         try:
             return asyncio.run(call())
         except Unreachable as error:
-            raise CoordinatorUnreachable(f"{error}. Its folder is {self._folder}") from None
+            raise CoordinatorUnreachable(f"{error}. The coordinator's folder is {self._folder}") from None
         except CallRefused as error:
             refusal = error.refusal
             raise LocalError(f"refused: {refusal.field} {refusal.problem}".replace("  ", " ")) from None
 
 
 def find_url(context: OperatorContext) -> str:
-    """Where the coordinator of this folder listens, by its lock file."""
+    """Where the coordinator of this folder listens, from its lock file."""
     url = read_lock(context.folder).get("url")
     if not isinstance(url, str):
         raise CoordinatorUnreachable(
             f"the coordinator in {context.folder} is not running;"
             f" start it with: prime-coordinator start --folder {context.folder}"
         )
-    scheme, _, place = url.partition("://")
-    host, _, port = place.rpartition(":")
-    return f"{scheme}://{LOOPBACK_OF.get(host, host)}:{port}"
+    return url

@@ -14,12 +14,12 @@ from typing import Any
 from prime_coordinator.admin.backup import make_backup, restore_backup
 from prime_coordinator.app import run
 from prime_coordinator.cli.context import OperatorContext
-from prime_coordinator.cli.listing import format_time_cell
 from prime_coordinator.config import CoordinatorConfig, check_database_url, resolve_coordinator_config
 from prime_coordinator.constants import PORT
 from prime_coordinator.home import CoordinatorHome, initialise
 from prime_protocol.errors import LocalError, RemoteError
 from prime_runtime.clock import SystemClock
+from prime_runtime.formatting import format_time
 from prime_runtime.logs import configure_logging
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.flags import read_flags
@@ -126,7 +126,7 @@ def restore(context: OperatorContext) -> int:
     except RemoteError as error:
         context.print_error(f"the backup does not hold: {error}")
         return EXIT_BROKEN
-    made = format_time_cell(manifest.made_at_ms, 0)
+    made = format_time(manifest.made_at_ms)
     context.screen.print_line(f"restored {manifest.entries} entries into {context.folder}; every one was checked")
     context.print_error(f"it is as of {made} UTC. Entries after that are lost, and anybody who saw them can prove it")
     context.print_error("start it only if the old coordinator is gone for good: two that run tell two histories")

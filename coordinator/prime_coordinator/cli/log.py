@@ -1,12 +1,11 @@
-"""Commands about the log: check a mirror of it, write one, and show its newest entries."""
+"""Commands about the log: verify a mirror, export one, show the newest entries."""
 
 import asyncio
 import time
 from typing import Any
 
 from prime_coordinator.cli.context import OperatorClient, OperatorContext
-from prime_coordinator.cli.listing import fetch_rows, format_row
-from prime_coordinator.constants import PAGE_ROWS_MAX
+from prime_coordinator.cli.listing import check_limit, fetch_rows, format_row
 from prime_coordinator.home import check_database, database_url
 from prime_coordinator.log.replay import describe_log, summarise_log, verify_log
 from prime_coordinator.log.store import LogStore, StoredHead, open_log_store
@@ -77,35 +76,21 @@ def write_export(store: LogStore, target: Any, head: StoredHead) -> None:
 
 
 def tail(context: OperatorContext) -> int:
-    args, line = context.args, OperatorClient(context)
-    if args.limit < 1:
-        raise LocalError(f"--limit is {args.limit}, the least is 1")
+    args, client = context.args, OperatorClient(context)
+    check_limit(args.limit)
     names = ("kind", "author", "run", "subject")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    rows, _ = fetch_rows(line, "entries", given, args.limit)
+    params = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    rows, _ = fetch_rows(client, "entries", params, args.limit)
     last = show_entries(context, rows, -1)
     while args.follow:
         time.sleep(FOLLOW_S)
-        # Newest first: the pages are read back to the last entry that was shown.
-        last = show_entries(context, fetch_since(line, given, last), last)
+        rows, _ = fetch_rows(client, "entries", params, None, after=last)
+        last = show_entries(context, rows, last)
     return 0
 
 
-def fetch_since(line: OperatorClient, given: dict[str, str], last: int) -> list[Any]:
-    rows: list[Any] = []
-    cursor: str | None = None
-    while True:
-        more = {"cursor": cursor} if cursor else {}
-        page = line.ask("entries", {**given, "limit": str(PAGE_ROWS_MAX), **more})
-        fresh = [row for row in page["rows"] if row["index"] > last]
-        rows += fresh
-        cursor = page["next"]
-        if cursor is None or len(fresh) < len(page["rows"]):
-            return rows
-
-
 def show_entries(context: OperatorContext, rows: list[Any], last: int) -> int:
-    """Oldest first, one line each; the index of the last one shown."""
+    """Oldest first, one line each; returns the index of the last one."""
     now_ms = SystemClock().now_ms()
     for row in reversed(rows):
         if context.args.json:

@@ -1,7 +1,7 @@
-"""Records over HTTP: nodes hand in what they would gossip, and wait for what others say. The shell around board.py.
+"""Gossip over HTTP: nodes post the messages they would gossip, and long-poll for those of others. Shell of relay.py.
 
-Who may say what is the guard's to judge, the same as in gossip. Anybody with a key may look; only nodes that are
-registered, and the run's trainer, may hand in and may wait.
+The gossip guard decides which messages are accepted, as in libp2p. Anyone with a key may read; only registered nodes
+and the run's trainer may post and may long-poll.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
 
 HANDLE_MARGIN_MS = 5_000
-"""An answer that waited for news is sent this long before the server would give it up."""
+"""A long poll is answered this long before the server would time it out."""
 
 NEW, KNOWN, REFUSED = "new", "known", "refused"
-"""What becomes of a frame that is handed in."""
+"""What becomes of a posted message."""
 
 ForwardGossip = Callable[[RunId, ReceivedGossip], Awaitable[None]]
 
 
 class Notifier:
-    """Wakes everybody who waits now, and nobody who comes later."""
+    """Wakes every waiter of this moment, and none that comes later."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -64,7 +64,7 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True)
 class GossipMembers:
-    """Who may say something in a run, by the log. Asked from any thread; it only looks things up."""
+    """Who may post in a run, by the log. Safe to call from any thread: it only reads."""
 
     core: Core
     coordinator: NodeId
@@ -74,7 +74,7 @@ class GossipMembers:
         return found is not None and found.terms.trainer == node
 
     def is_member(self, run: RunId, node: NodeId) -> bool:
-        """Registered and not banned, or the run's trainer, or the coordinator itself."""
+        """Whether a node is registered and not banned, or the run's trainer, or the coordinator itself."""
         if node == self.coordinator or self.is_trainer(run, node):
             return True
         found = self.core.state.nodes.get(node)
@@ -85,12 +85,12 @@ class GossipMembers:
 
 
 class GossipHttp:
-    """Answers `share` and `records`. What is new goes to the board, and by `pass_on` to gossip."""
+    """Handles posts and polls. A new message goes to the relay and, through `pass_on`, to libp2p."""
 
     def __init__(
         self,
         members: GossipMembers,
-        board: GossipRelay,
+        relay: GossipRelay,
         guard: GossipGuard,
         *,
         network: NetworkId,
@@ -98,7 +98,7 @@ class GossipHttp:
         handle_ms: int,
     ) -> None:
         self._members = members
-        self._relay = board
+        self._relay = relay
         self._guard = guard
         self._network = network
         self._clock = clock
@@ -107,25 +107,25 @@ class GossipHttp:
         self._waiting: dict[NodeId, object] = {}
         self._is_closed = False
         self.shared = Counter({NEW: 0, KNOWN: 0, REFUSED: 0})
-        """Frames handed in, by what became of them."""
+        """Posted messages, by what became of them."""
         self.answers = 0
         self.frames_told = 0
         self.pass_on: ForwardGossip | None = None
-        """Set by whoever gossips."""
+        """Set by the gossip service."""
         self.list_peers: Callable[[], tuple[str, ...]] = tuple
-        """Where the coordinator can be dialled over libp2p. Set by whoever gossips, too."""
+        """Addresses of the coordinator on libp2p. Set by the gossip service, too."""
 
     def add_routes(self, http: HttpServer) -> None:
         http.add(RELAY_PUBLISH, self.share)
         http.add(RELAY_POLL, self.answer, waits=True)
 
     def close(self) -> None:
-        """Answer everybody who waits, and let nobody wait any more."""
+        """Answer every waiting poll and accept no new ones."""
         self._is_closed = True
         self._urgent.notify_all()
         self._news.notify_all()
 
-    # --- Handing in -------------------------------------------------------------------------------------------------
+    # --- Posts ------------------------------------------------------------------------------------------------------
 
     async def share(self, caller: Caller, message: RelayPublish) -> RelayPublishReply:
         try:
@@ -155,12 +155,12 @@ class GossipHttp:
         return RelayPublishReply(is_new=True, reason="")
 
     def put(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """What the guard has accepted, whichever way it came."""
+        """Store a message that the guard accepted, from HTTP or from libp2p."""
         if self._relay.put(run, gossip, self._clock.now_ms()):
             self._urgent.notify_all()
         self._news.notify_all()
 
-    # --- Asking -----------------------------------------------------------------------------------------------------
+    # --- Polls ------------------------------------------------------------------------------------------------------
 
     async def answer(self, caller: Caller, wanted: RelayPoll) -> RelayPollReply:
         run = self._run_of(caller)
@@ -181,7 +181,7 @@ class GossipHttp:
         return len(self._waiting)
 
     async def _wait(self, run: RunId, node: NodeId, wanted: RelayPoll) -> None:
-        """Until there is something; a node's next question ends the one before."""
+        """Wait for new messages; a node's next poll ends its previous one."""
         me = self._waiting[node] = object()
         asked_ms = self._clock.monotonic_ms()
         end_ms = asked_ms + min(wanted.wait_ms, self._wait_ms_max)
@@ -192,7 +192,7 @@ class GossipHttp:
                 if now_ms >= end_ms or self._relay.has_urgent(run, wanted.seen):
                     return
                 if wanted.seen == 0 and self._relay.has_news(run, 0):
-                    return  # it knows nothing yet
+                    return  # the node has nothing yet
                 if now_ms < pause_end_ms:
                     await self._urgent.wait(min(end_ms, pause_end_ms) - now_ms)
                 elif self._relay.has_news(run, wanted.seen):
@@ -213,7 +213,7 @@ class GossipHttp:
 
 
 def get_frame_kind(frame: bytes, network: NetworkId) -> GossipKind:
-    """What a frame claims to be, so that it can be judged as such."""
+    """The kind that a message claims, by which the guard judges it."""
     kind = open_envelope(frame, network=network).payload.kind
     if kind not in TOPIC_KINDS:
         raise RemoteError("frame", f"is a {kind}; shared are {', '.join(TOPIC_KINDS)}")

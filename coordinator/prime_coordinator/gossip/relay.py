@@ -1,7 +1,7 @@
-"""The board: what nodes have said in gossip and still holds, for those who ask over HTTP. Pure.
+"""Gossip relayed over HTTP: unexpired messages of nodes, for nodes that poll instead of using libp2p. Pure.
 
-Every frame on it was let through by a GossipGuard. It is numbered as it comes, so that a reader can ask for what is new
-to it. Memory is bounded, and what has expired is gone.
+A GossipGuard has accepted every message stored here. Messages are numbered in the order of arrival, so a reader can ask
+for those that are new to it. Memory is bounded, and expired messages are dropped.
 """
 
 from collections import Counter, OrderedDict
@@ -25,7 +25,7 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId
 
 @dataclass(frozen=True, slots=True)
 class RelayedMessage:
-    """One frame on the board."""
+    """One stored message."""
 
     number: int
     gossip: ReceivedGossip
@@ -36,23 +36,23 @@ class RelayedMessage:
 
 @dataclass(slots=True)
 class RunMessages:
-    """What was said in one run. Each table is in the order of the numbers."""
+    """The messages of one run. Each table is ordered by number."""
 
     announced: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     serving: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     heads: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     servers: Counter[Digest] = field(default_factory=Counter)
-    """How many serve each manifest."""
+    """How many nodes serve each manifest."""
     newest: int = 0
-    """Number of the newest frame."""
+    """Number of the newest message."""
     urgent: int = 0
-    """Number of the newest frame that nobody should wait for."""
+    """Number of the newest message that readers get without delay."""
     swept_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
-    """Most frames kept of one run. The oldest goes first."""
+    """Most messages kept of one run. The oldest are dropped first."""
 
     announced_max: int = RELAY_ANNOUNCED_MAX
     serving_max: int = RELAY_SERVING_KEPT
@@ -60,78 +60,78 @@ class RelayLimits:
 
 
 class GossipRelay:
-    """Frames of all runs. `dice` draw which serving records a reader gets."""
+    """Messages of all runs. `rng` draws which serving records a reader gets."""
 
-    def __init__(self, dice: Random, *, now_ms: int, limits: RelayLimits | None = None) -> None:
-        self._dice = dice
+    def __init__(self, rng: Random, *, now_ms: int, limits: RelayLimits | None = None) -> None:
+        self._rng = rng
         self._limits = limits or RelayLimits()
         self._runs: dict[RunId, RunMessages] = {}
-        # Above every number of a board before this one, which gave out fewer than one a millisecond.
+        # Larger than every number of an earlier process, which used fewer than one a millisecond.
         self._number = now_ms
 
     def put(self, run: RunId, gossip: ReceivedGossip, now_ms: int) -> bool:
-        """Pin a frame that the guard accepted; True if nobody should wait for it."""
-        board = self._runs.setdefault(run, RunMessages())
-        self._sweep(board, now_ms)
+        """Store a message that the guard accepted; True if readers should get it without delay."""
+        held = self._runs.setdefault(run, RunMessages())
+        self._sweep(held, now_ms)
         self._number += 1
-        pin = RelayedMessage(self._number, gossip)
-        board.newest = self._number
-        if self._store(board, pin):
-            board.urgent = self._number
+        stored = RelayedMessage(self._number, gossip)
+        held.newest = self._number
+        if self._store(held, stored):
+            held.urgent = self._number
             return True
         return False
 
     def read(self, run: RunId, seen: int, now_ms: int) -> tuple[int, tuple[bytes, ...]]:
-        """A cursor, and what came after `seen`: at most RECORDS_MAX frames."""
-        board = self._runs.get(run)
-        if board is None:
+        """A cursor, and the messages after `seen`: at most RECORDS_MAX frames."""
+        held = self._runs.get(run)
+        if held is None:
             return self._number, ()
         if seen > self._number:
-            seen = 0  # of a coordinator whose clock was ahead
-        announced = list(_list_since(board.announced, seen, now_ms))
+            seen = 0  # from a process whose clock was ahead
+        announced = list(_list_since(held.announced, seen, now_ms))
         announced.sort(key=_get_step, reverse=True)
-        heads = list(islice(_list_since(board.heads, seen, now_ms), RELAY_HEADS_MAX))
-        pins = announced[: RELAY_FRAMES_MAX - RELAY_SERVING_MAX - len(heads)] + self._draw(board, seen, now_ms) + heads
-        return board.newest, tuple(pin.gossip.frame for pin in pins)
+        heads = list(islice(_list_since(held.heads, seen, now_ms), RELAY_HEADS_MAX))
+        found = announced[: RELAY_FRAMES_MAX - RELAY_SERVING_MAX - len(heads)] + self._draw(held, seen, now_ms) + heads
+        return held.newest, tuple(stored.gossip.frame for stored in found)
 
     def has_news(self, run: RunId, seen: int) -> bool:
-        board = self._runs.get(run)
-        return board is not None and (board.newest > seen or seen > self._number)
+        held = self._runs.get(run)
+        return held is not None and (held.newest > seen or seen > self._number)
 
     def has_urgent(self, run: RunId, seen: int) -> bool:
-        board = self._runs.get(run)
-        return board is not None and (board.urgent > seen or seen > self._number)
+        held = self._runs.get(run)
+        return held is not None and (held.urgent > seen or seen > self._number)
 
     def count_nodes(self, run: RunId) -> int:
-        """Nodes that serve."""
-        board = self._runs.get(run)
-        return len(board.serving) if board else 0
+        """Number of nodes that serve weights."""
+        held = self._runs.get(run)
+        return len(held.serving) if held else 0
 
     def list_serving(self, run: RunId, now_ms: int) -> list[tuple[NodeId, ServingRecord]]:
-        """Who serves, newest word first."""
-        board = self._runs.get(run)
-        pins = _list_since(board.serving, 0, now_ms) if board else ()
+        """Nodes that serve weights, newest message first."""
+        held = self._runs.get(run)
+        found = _list_since(held.serving, 0, now_ms) if held else ()
         return [
-            (pin.gossip.payload.sender, pin.gossip.message)
-            for pin in pins
-            if isinstance(pin.gossip.message, ServingRecord)
+            (stored.gossip.payload.sender, stored.gossip.message)
+            for stored in found
+            if isinstance(stored.gossip.message, ServingRecord)
         ]
 
     def find_serving(self, node: NodeId, now_ms: int) -> ServingRecord | None:
-        """What a node serves, in whichever run it is."""
-        for board in self._runs.values():
-            pin = board.serving.get(node)
-            if pin is not None and pin.is_alive(now_ms) and isinstance(pin.gossip.message, ServingRecord):
-                return pin.gossip.message
+        """What a node serves, in any run."""
+        for held in self._runs.values():
+            stored = held.serving.get(node)
+            if stored is not None and stored.is_alive(now_ms) and isinstance(stored.gossip.message, ServingRecord):
+                return stored.gossip.message
         return None
 
     def count(self) -> dict[GossipKind, int]:
-        """Frames of each kind, in all runs; those that expired since the last sweep too."""
-        boards = self._runs.values()
+        """Messages of each kind in all runs, including those that expired since the last sweep."""
+        runs = self._runs.values()
         return {
-            GossipKind.ANNOUNCED: sum(len(board.announced) for board in boards),
-            GossipKind.SERVING: sum(len(board.serving) for board in boards),
-            GossipKind.HEAD_SEEN: sum(len(board.heads) for board in boards),
+            GossipKind.ANNOUNCED: sum(len(held.announced) for held in runs),
+            GossipKind.SERVING: sum(len(held.serving) for held in runs),
+            GossipKind.HEAD_SEEN: sum(len(held.heads) for held in runs),
         }
 
     def __len__(self) -> int:
@@ -139,87 +139,89 @@ class GossipRelay:
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    def _store(self, board: RunMessages, pin: RelayedMessage) -> bool:
-        sender, message = pin.gossip.payload.sender, pin.gossip.message
+    def _store(self, held: RunMessages, stored: RelayedMessage) -> bool:
+        sender, message = stored.gossip.payload.sender, stored.gossip.message
         match message:
             case CheckpointAnnounced(manifest=manifest):
-                is_new = manifest not in board.announced
-                _put_bounded(board.announced, manifest, pin, self._limits.announced_max)
+                is_new = manifest not in held.announced
+                _put_bounded(held.announced, manifest, stored, self._limits.announced_max)
                 return is_new
             case ServingRecord():
-                return self._store_serving(board, sender, pin, message)
+                return self._store_serving(held, sender, stored, message)
             case HeadSeen():
-                _put_bounded(board.heads, sender, pin, self._limits.heads_max)
+                _put_bounded(held.heads, sender, stored, self._limits.heads_max)
         return False
 
-    def _store_serving(self, board: RunMessages, sender: NodeId, pin: RelayedMessage, message: ServingRecord) -> bool:
-        """Urgent where it is the first to serve one of the newest weights."""
-        _drop_servers(board, board.serving.pop(sender, None))
+    def _store_serving(self, held: RunMessages, sender: NodeId, stored: RelayedMessage, message: ServingRecord) -> bool:
+        """Urgent if this node is the first to serve one of the newest manifests."""
+        _drop_servers(held, held.serving.pop(sender, None))
         if not message.urls:
-            return False  # it serves nobody, so nobody needs to know
-        while len(board.serving) >= self._limits.serving_max:
-            _drop_servers(board, board.serving.popitem(last=False)[1])
-        first = [manifest for manifest in _newest_manifests(board) if not board.servers[manifest]]
-        board.serving[sender] = pin
-        board.servers.update(message.manifests)
+            return False  # a node without URLs serves nobody
+        while len(held.serving) >= self._limits.serving_max:
+            _drop_servers(held, held.serving.popitem(last=False)[1])
+        first = [manifest for manifest in _newest_manifests(held) if not held.servers[manifest]]
+        held.serving[sender] = stored
+        held.servers.update(message.manifests)
         return bool(set(first) & set(message.manifests))
 
-    def _sweep(self, board: RunMessages, now_ms: int) -> None:
-        if now_ms - board.swept_ms < RELAY_SWEEP_MS:
+    def _sweep(self, held: RunMessages, now_ms: int) -> None:
+        if now_ms - held.swept_ms < RELAY_SWEEP_MS:
             return
-        board.swept_ms = now_ms
-        for node in [node for node, pin in board.serving.items() if not pin.is_alive(now_ms)]:
-            _drop_servers(board, board.serving.pop(node))
-        for table in (board.announced, board.heads):
-            for key in [key for key, pin in table.items() if not pin.is_alive(now_ms)]:
+        held.swept_ms = now_ms
+        for node in [node for node, stored in held.serving.items() if not stored.is_alive(now_ms)]:
+            _drop_servers(held, held.serving.pop(node))
+        for table in (held.announced, held.heads):
+            for key in [key for key, stored in table.items() if not stored.is_alive(now_ms)]:
                 del table[key]
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
-    def _draw(self, board: RunMessages, seen: int, now_ms: int) -> list[RelayedMessage]:
-        """Some who serve. Half of the places are for those who have the newest weights: at first they are few."""
-        wanted = set(_newest_manifests(board))
+    def _draw(self, held: RunMessages, seen: int, now_ms: int) -> list[RelayedMessage]:
+        """Draw serving nodes. Half of the result is for those with the newest weights, who are few at first."""
+        wanted = set(_newest_manifests(held))
         ahead: list[RelayedMessage] = []
         others: list[RelayedMessage] = []
-        for pin in islice(_list_since(board.serving, seen, now_ms), RELAY_SCAN_MAX):
-            assert isinstance(pin.gossip.message, ServingRecord)
-            (others if wanted.isdisjoint(pin.gossip.message.manifests) else ahead).append(pin)
-        room = max(RELAY_SERVING_MAX // 2, RELAY_SERVING_MAX - len(others))
-        drawn = self._choose(ahead, room)
+        for stored in islice(_list_since(held.serving, seen, now_ms), RELAY_SCAN_MAX):
+            assert isinstance(stored.gossip.message, ServingRecord)
+            (others if wanted.isdisjoint(stored.gossip.message.manifests) else ahead).append(stored)
+        ahead_max = max(RELAY_SERVING_MAX // 2, RELAY_SERVING_MAX - len(others))
+        drawn = self._choose(ahead, ahead_max)
         return drawn + self._choose(others, RELAY_SERVING_MAX - len(drawn))
 
-    def _choose(self, pins: Sequence[RelayedMessage], most: int) -> list[RelayedMessage]:
-        return list(pins) if len(pins) <= most else self._dice.sample(pins, most)
+    def _choose(self, found: Sequence[RelayedMessage], most: int) -> list[RelayedMessage]:
+        return list(found) if len(found) <= most else self._rng.sample(found, most)
 
 
-def _newest_manifests(board: RunMessages) -> list[Digest]:
-    newest = sorted(board.announced.values(), key=_get_step, reverse=True)[:RELAY_URGENT_MANIFESTS_MAX]
-    return [pin.gossip.message.manifest for pin in newest if isinstance(pin.gossip.message, CheckpointAnnounced)]
+def _newest_manifests(held: RunMessages) -> list[Digest]:
+    newest = sorted(held.announced.values(), key=_get_step, reverse=True)[:RELAY_URGENT_MANIFESTS_MAX]
+    return [
+        stored.gossip.message.manifest for stored in newest if isinstance(stored.gossip.message, CheckpointAnnounced)
+    ]
 
 
-def _get_step(pin: RelayedMessage) -> int:
-    assert isinstance(pin.gossip.message, CheckpointAnnounced)
-    return pin.gossip.message.step
+def _get_step(stored: RelayedMessage) -> int:
+    assert isinstance(stored.gossip.message, CheckpointAnnounced)
+    return stored.gossip.message.step
 
 
 def _list_since(table: OrderedDict[bytes, RelayedMessage], seen: int, now_ms: int) -> Iterator[RelayedMessage]:
     """Newest first."""
-    pins: Iterable[RelayedMessage] = reversed(table.values())
-    for pin in pins:
-        if pin.number <= seen:
+    found: Iterable[RelayedMessage] = reversed(table.values())
+    for stored in found:
+        if stored.number <= seen:
             return
-        if pin.is_alive(now_ms):
-            yield pin
+        if stored.is_alive(now_ms):
+            yield stored
 
 
-def _put_bounded(table: OrderedDict[bytes, RelayedMessage], key: bytes, pin: RelayedMessage, most: int) -> None:
+def _put_bounded(table: OrderedDict[bytes, RelayedMessage], key: bytes, stored: RelayedMessage, most: int) -> None:
     table.pop(key, None)
     while len(table) >= most:
         table.popitem(last=False)
-    table[key] = pin
+    table[key] = stored
 
 
-def _drop_servers(board: RunMessages, pin: RelayedMessage | None) -> None:
-    if pin is not None:
-        assert isinstance(pin.gossip.message, ServingRecord)
-        board.servers -= Counter(pin.gossip.message.manifests)
+def _drop_servers(held: RunMessages, stored: RelayedMessage | None) -> None:
+    if stored is not None:
+        assert isinstance(stored.gossip.message, ServingRecord)
+        held.servers -= Counter(stored.gossip.message.manifests)

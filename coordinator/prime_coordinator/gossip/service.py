@@ -1,7 +1,7 @@
-"""The coordinator's own part in gossip: bootstrap peer, bridge between libp2p and the board, its heads, its shards.
+"""The coordinator in gossip: bootstrap peer, bridge between libp2p and HTTP, publisher of heads, origin of weights.
 
-What comes by gossip goes onto the board, what is handed in over HTTP is gossiped; one guard stands before both, so
-nothing goes round in circles. All of it may fail without the coordinator failing.
+Messages from libp2p go to the HTTP relay, messages posted over HTTP go to libp2p. One guard checks both ways and drops
+repeats, so nothing loops. All of this may fail without stopping the coordinator.
 """
 
 import logging
@@ -34,7 +34,7 @@ HEAD_POLL_MS = 500
 
 
 class CoordinatorGossip:
-    """Owns the board and everything that speaks to it."""
+    """Owns the relay and everything that writes to it."""
 
     def __init__(self, config: CoordinatorConfig, core: Core, key: WalletKey, http: HttpServer, clock: Clock) -> None:
         network = config.network_id
@@ -50,7 +50,7 @@ class CoordinatorGossip:
         )
         self._origin_run: RunId | None = None
         self._directory = ServerDirectory()
-        """Whom our origin sends those to whom it has no slot for."""
+        """Other servers, for clients that our origin has no upload slot for."""
         self._libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=guard)
         self._publisher = GossipPublisher(
             key, network, guard, clock=clock, sequence=SequenceCounter(), ways=(self._store, self._libp2p.send)
@@ -59,11 +59,11 @@ class CoordinatorGossip:
         self.gossip_http.list_peers = lambda: self._libp2p.addresses[:ADDRESSES_MAX]
         self._announcer = self._open_origin(http)
         self._published_head = (0, -HEAD_GOSSIP_MS)
-        """Size of the head that was last gossiped, and when."""
+        """Size of the last published head, and when it was published."""
         self.gossip_http.add_routes(http)
 
     async def run(self, port: int) -> None:
-        """Until cancelled; `port` is what the server listens on."""
+        """Run until cancelled; `port` is the port of the HTTP server."""
         self._urls = with_ports(self._config.origin.urls, port)
         parts = [SupervisedTask("gossip", self._gossip), SupervisedTask("tree heads", self._publish_heads)]
         if self._announcer is not None:
@@ -71,13 +71,13 @@ class CoordinatorGossip:
         await Supervisor(parts, self._clock).run()
 
     def _open_origin(self, http: HttpServer) -> Announcer | None:
-        """Serve the shards that a trainer publishes into a folder of this machine, if there is one."""
+        """Serve the shards that a trainer publishes into a folder of this machine, if one is set."""
         config, origin = self._config, self._config.origin
         if origin.folder is None:
             return None
         run = self._origin_run = RunId(origin.run)
         if run not in self._core.state.runs:
-            raise LocalError(f"origin.run is {run}, which was not created here; create it, then set origin.folder")
+            raise LocalError(f"origin.run is {run}, which does not exist; create it, then set origin.folder")
         trainer = self._core.state.runs[run].terms.trainer
         store = ShardStore(origin.folder, network=config.network_id, run=run, trainer=trainer)
         slots = UploadSlots(UploadLimits(slots=origin.slots, address_slots=origin.address_slots))
@@ -95,7 +95,7 @@ class CoordinatorGossip:
         )
 
     def close(self) -> None:
-        """Answer everybody who waits for something."""
+        """Answer every waiting request."""
         self.gossip_http.close()
         if self._announcer is not None:
             self._announcer.server.close()
@@ -112,12 +112,12 @@ class CoordinatorGossip:
         self._learn(gossip.payload.run, gossip)
 
     async def _forward(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """What was handed in over HTTP; it stands on the board already."""
+        """Forward a message that was posted over HTTP; the relay already has it."""
         self._learn(run, gossip)
         try:
             await self._libp2p.send(run, gossip)
         except LocalError as error:
-            log.debug("not gossiped: %s", error)
+            log.debug("message not forwarded to libp2p: %s", error)
 
     def _learn(self, run: RunId, gossip: ReceivedGossip) -> None:
         if run == self._origin_run:
@@ -128,7 +128,7 @@ class CoordinatorGossip:
         self.gossip_http.put(run, gossip)
 
     async def _publish_heads(self) -> None:
-        """A new head soon, an old one now and then: who joins later hears it too."""
+        """Publish a new head soon, and repeat an old one now and then for nodes that join later."""
         while True:
             await self._clock.sleep_ms(HEAD_POLL_MS)
             size, note, now_ms = self._core.head_size, self._core.head, self._clock.monotonic_ms()

@@ -1,10 +1,10 @@
-"""The process that checks rollout files, apart from the coordinator: a hostile file can cost it memory or its life.
+"""Rollout files are checked in processes of their own: a hostile file can exhaust memory or crash its reader.
 
     python -m prime_coordinator.intake.checker MEMORY_MB
 
-A job comes in as a length and a pickle, from the coordinator alone. The answer goes out as one line of JSON.
-
-The coordinator's side of the checking processes: a few of them, one job each, killed and replaced when they hang.
+`CheckerPool` is the coordinator's side: a few processes, one job each, killed and replaced when they hang. A job is a
+length and a pickle (only the coordinator writes to the pipe); the result is one line of JSON. The rules that a file
+must meet are in checks.py.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prime_coordinator.intake.checks import ExpectedSubmission, verify_rollout_file
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Submitted
 from prime_protocol.tasks.family import TaskFamily, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 
 log = logging.getLogger(__name__)
 
-
 LENGTH_BYTES = 4
+RESULT_BYTES_MAX = 64 * 1024
 NICENESS = 5
 """Checks can wait; heartbeats cannot."""
 
@@ -44,16 +44,25 @@ class CheckJob:
     """The problem file, for task sets that name one."""
 
 
+# --- The checking process ---------------------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=4)
 def _get_family(task_set: str, dataset: Path | None) -> TaskFamily:
-    return open_family(TaskSetSpec.parse(task_set), dataset.read_bytes() if dataset else b"")
+    """LocalError if it cannot be opened: the operator chose the task set and its problem file, not the worker."""
+    try:
+        return open_family(TaskSetSpec.parse(task_set), dataset.read_bytes() if dataset else b"")
+    except (RemoteError, OSError, MemoryError) as error:
+        raise LocalError(f"the run's task set {task_set} cannot be opened: {error}") from None
 
 
 def run_check(job: CheckJob) -> dict[str, str]:
-    """Empty when the file is good; else the field and the problem."""
+    """Empty if the file is good; `field` and `problem` if the worker is at fault, `local` if the operator is."""
     try:
         family = _get_family(job.expected.terms.task_set, job.dataset)
         verify_rollout_file(job.path.read_bytes(), job.entry, job.expected, family, None)
+    except LocalError as error:
+        return {"local": str(error)}
     except RemoteError as error:
         return {"field": error.field, "problem": error.problem}
     except MemoryError:
@@ -61,13 +70,13 @@ def run_check(job: CheckJob) -> dict[str, str]:
     return {}
 
 
-def serve_jobs(jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Until the coordinator closes the pipe."""
+def serve_jobs(jobs: BinaryIO, results: BinaryIO) -> None:
+    """Run jobs until the coordinator closes the pipe."""
     while head := jobs.read(LENGTH_BYTES):
         job = pickle.loads(jobs.read(int.from_bytes(head, "big")))
         assert isinstance(job, CheckJob)
-        answers.write(json.dumps(run_check(job)).encode() + b"\n")
-        answers.flush()
+        results.write(json.dumps(run_check(job)).encode() + b"\n")
+        results.flush()
 
 
 def main(argv: list[str]) -> int:
@@ -79,14 +88,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    # As the module of its own name: a job is unpickled as one of its classes, not of __main__'s.
-    serve_coordinator = main
-
-    sys.exit(serve_coordinator(sys.argv))
-
-
-RESULT_BYTES_MAX = 64 * 1024
+# --- The coordinator's side -------------------------------------------------------------------------------------------
 
 
 class CheckerPool:
@@ -101,38 +103,37 @@ class CheckerPool:
             self._idle.put_nowait(None)
 
     async def check(self, job: CheckJob) -> None:
-        """Return when the file is good; RemoteError names what is wrong with it, also when no check could end."""
+        """Return if the file is good. RemoteError: the file is bad or its check did not end. LocalError: our fault."""
         process = await self._idle.get()
-        is_whole = False
+        is_reusable = False
         try:
             process = process or await self._start()
             async with asyncio.timeout(self._check_ms / 1000):
-                found = await self._ask(process, job)
-            is_whole = True
+                result = await self._run(process, job)
+            is_reusable = True
         except TimeoutError:
             raise RemoteError("file", f"could not be checked within {self._check_ms} ms") from None
         except (OSError, ValueError, asyncio.IncompleteReadError):
-            raise RemoteError("file", "could not be checked: the checking process died over it") from None
+            raise RemoteError("file", "could not be checked: the checking process died on it") from None
         finally:
-            if not is_whole and process is not None:
-                log.warning("the checking process %d did not end its job and is replaced", process.pid)
-                self._end(process)
-            self._idle.put_nowait(process if is_whole else None)
-        if found:
-            raise RemoteError(str(found.get("field", "file")), str(found.get("problem", "is bad")))
+            if not is_reusable and process is not None:
+                log.warning("checking process %d did not finish its job; it is replaced", process.pid)
+                self._kill(process)
+            self._idle.put_nowait(process if is_reusable else None)
+        if "local" in result:
+            raise LocalError(result["local"])
+        if result:
+            raise RemoteError(str(result.get("field", "file")), str(result.get("problem", "is bad")))
 
     async def close(self) -> None:
         """End every process."""
         for process in list(self._all):
-            self._end(process)
+            self._kill(process)
             await process.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "prime_coordinator.intake.checker",
-            str(self._memory_mb),
+            *(sys.executable, "-m", "prime_coordinator.intake.checker", str(self._memory_mb)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=RESULT_BYTES_MAX,
@@ -140,16 +141,23 @@ class CheckerPool:
         self._all = {known for known in self._all if known.returncode is None} | {process}
         return process
 
-    async def _ask(self, process: asyncio.subprocess.Process, job: CheckJob) -> dict[str, str]:
+    async def _run(self, process: asyncio.subprocess.Process, job: CheckJob) -> dict[str, str]:
         assert process.stdin is not None
         assert process.stdout is not None
         raw = pickle.dumps(job)
         process.stdin.write(len(raw).to_bytes(LENGTH_BYTES, "big") + raw)
         await process.stdin.drain()
-        found = json.loads(await process.stdout.readuntil(b"\n"))
-        assert isinstance(found, dict)
-        return found
+        result = json.loads(await process.stdout.readuntil(b"\n"))
+        assert isinstance(result, dict)
+        return result
 
-    def _end(self, process: asyncio.subprocess.Process) -> None:
+    def _kill(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             process.kill()
+
+
+if __name__ == "__main__":
+    # Run under the module's own name: jobs are pickled with the classes of that module, not with those of __main__.
+    from prime_coordinator.intake import checker
+
+    sys.exit(checker.main(sys.argv))

@@ -70,13 +70,13 @@ class Admission:
         if isinstance(entry, Delegated):
             self._check_owner(sender, entry.delegation.owner)
         if isinstance(entry, DelegationRevoked) and not self._has_account(sender):
-            raise RemoteError("Letter.sender", f"{sender} has no node and no balance here, so nothing to revoke")
+            raise RemoteError("Payload.sender", f"{sender} has no node and no balance here, so nothing to revoke")
 
     def _check_newcomer(self, address_group: str) -> None:
         """One that is known may always return."""
         if self._groups[address_group] >= NODES_PER_ADDRESS_GROUP_MAX:
             problem = f"{NODES_PER_ADDRESS_GROUP_MAX} nodes joined from your network; try in an hour"
-            raise RemoteError("Letter.sender", problem)
+            raise RemoteError("Payload.sender", problem)
 
     def _check_owner(self, node: NodeId, owner: NodeId) -> None:
         if self._state.owners.get(node) != owner and self._owned[owner] >= NODES_PER_OWNER_MAX:

@@ -1,6 +1,6 @@
-"""The database's tables, as numbered steps from nothing to the present. The same steps run on SQLite and PostgreSQL.
+"""The database's tables, as numbered migrations. The same ones run on SQLite and PostgreSQL.
 
-A step is never edited once it is released; the next change is the next number.
+A released migration is never edited; the next change gets the next number.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ entries = Table(
     Index("entries_by_author", "author", "idx"),
     Index("entries_by_run", "run", "idx"),
 )
-"""The log: the one thing that counts. All else in the database follows from it or can be lost."""
+"""The log. Everything else in the database follows from it or may be lost."""
 
 subjects = Table(
     "subjects",
@@ -68,7 +68,7 @@ quarantine = Table(
     Column("problem", Text, nullable=False),
     Index("quarantine_by_time", "at_ms"),
 )
-"""Files that were refused, and why."""
+"""Refused files, and why."""
 
 meta = Table(
     "meta",
@@ -81,7 +81,7 @@ VERSION_KEY = "schema_version"
 
 
 def _create_log(connection: Connection) -> None:
-    """1: entries that cannot be changed, and the heads that were signed."""
+    """1: append-only entries, and signed heads."""
     for table in (entries, heads):
         table.create(connection)
     guards = SQLITE_GUARDS if connection.dialect.name == "sqlite" else POSTGRESQL_GUARDS
@@ -90,7 +90,7 @@ def _create_log(connection: Connection) -> None:
 
 
 def _create_subjects(connection: Connection) -> None:
-    """2: what entries speak of."""
+    """2: the addresses and digests that entries refer to."""
     from prime_protocol.ledger.entry_index import compute_entry_keys
 
     subjects.create(connection)
@@ -101,7 +101,7 @@ def _create_subjects(connection: Connection) -> None:
 
 
 def _create_quarantine(connection: Connection) -> None:
-    """3: files that were refused."""
+    """3: refused files."""
     quarantine.create(connection)
 
 
@@ -128,7 +128,7 @@ def get_version(connection: Connection) -> int:
 
 
 def migrate(connection: Connection, *, target: int = len(MIGRATIONS)) -> None:
-    """Bring the tables to the present, inside the caller's transaction: all steps or none."""
+    """Apply the missing migrations inside the caller's transaction: all or none."""
     version = get_version(connection)
     if version > len(MIGRATIONS):
         raise LocalError(

@@ -1,16 +1,13 @@
-"""From what is on disk to a ledger: how a coordinator starts, whatever ended the one before.
+"""Replays the log: a coordinator recovers its ledger from it, and anyone can verify a copy of it offline.
 
-Signatures were checked when the entries came in, and the last head on disk says that the entries under it are the same
-bytes, so only those after it are checked again as a stranger would. The same head vouches for a snapshot of the state
-under it. A log that lost entries is refused: to go on from it would tell two histories.
+`recover_ledger` trusts what the last signed head covers: those signatures were verified when the entries came in, and
+the head proves that the bytes are the same. Only the entries after it are verified again. The same head vouches for a
+snapshot of the state. A log that lost entries is refused, because continuing from it would fork the log.
 
-Check a whole log, offline, with no trust in the coordinator: signed head, every entry, every rule, every tile.
-
-Pure: the files come in through functions.
-
-The books of a checked log in words and as JSON. Pure.
+`verify_log` trusts nothing: signed head, every entry, every rule, every tile.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_coordinator.log.store import LogStore
+from prime_coordinator.log.writer import ENTRIES_PER_READ, build_tree
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.replay import Ledger, replay
@@ -31,68 +29,60 @@ from prime_runtime.log_files import read_snapshot, read_tree_head
 log = logging.getLogger(__name__)
 
 
-ENTRIES_PER_READ = 4_096
-"""Entries read at once."""
-
-
 async def recover_ledger(
     store: LogStore, mirror: Path, snapshot: Path, *, network: NetworkId, coordinator: NodeId, log_key: VerifierKey
 ) -> tuple[Ledger, MerkleTree]:
-    """The ledger and the tree over all entries in the database; LocalError when they do not hold."""
+    """The ledger and the Merkle tree of all entries in the database; LocalError if the log is damaged."""
     await store.wait_for_pending_writes()
     size = await store.size()
     if size == 0:
         raise LocalError(
-            "the database holds no log: point `database` at the right one, or make a new folder from a backup:"
+            "the database holds no log: set `database` to the right one, or make a new folder from a backup:"
             " prime-coordinator restore BACKUP --folder NEW-FOLDER"
         )
     head = await _last_head(store, log_key)
-    for promised, where in ((head, "the database"), (_mirrored_head(mirror, log_key), "the mirror")):
-        if promised and promised.size > size:
+    for signed, where in ((head, "the database"), (_mirrored_head(mirror, log_key), "the mirror")):
+        if signed and signed.size > size:
             raise LocalError(
-                f"{where} holds a signed head over {promised.size} entries, but only {size} are left: restore the"
-                " database from a newer backup; to go on would fork the log"
+                f"{where} holds a signed head over {signed.size} entries, but only {size} are left: restore the"
+                " database from a newer backup; continuing would fork the log"
             )
-    tree = MerkleTree()
-    for start in range(0, size, ENTRIES_PER_READ):
-        tree.append_many(
-            compute_leaf_hash(leaf) for leaf in await store.read(start, min(size, start + ENTRIES_PER_READ))
-        )
+    tree = await asyncio.to_thread(build_tree, store.read_blocking, size)
     trusted = head.size if head else 0
     if head and compute_root(trusted, tree.get_node) != head.root:
         raise LocalError(
-            f"the log in the database does not hold: its first {trusted} entries are not those it had signed"
+            f"the log in the database is damaged: its first {trusted} entries are not those that were signed"
         )
     ledger = Ledger(network)
     ledger.state = _load_snapshot(snapshot, tree, trusted) or ledger.state
-    log.info("folding %d of %d entries", size - ledger.state.size, size)
+    log.info("replaying %d of %d entries", size - ledger.state.size, size)
     try:
         for start in range(ledger.state.size, size, ENTRIES_PER_READ):
             for index, leaf in enumerate(await store.read(start, min(size, start + ENTRIES_PER_READ)), start):
                 ledger.restore(leaf) if index < trusted else ledger.apply(leaf)
     except RemoteError as error:
-        raise LocalError(f"the log in the database does not hold at entry {ledger.state.size}: {error}") from None
+        raise LocalError(f"the log in the database is damaged at entry {ledger.state.size}: {error}") from None
     _check_identity(ledger, coordinator, log_key)
     return ledger, tree
 
 
 def _load_snapshot(snapshot: Path, tree: MerkleTree, trusted: int) -> LedgerState | None:
-    """The state that was kept, if it is that of this log under its last head."""
+    """The stored state, if the last head covers it and its root is that of this log."""
     state = read_snapshot(snapshot)
     if state is None:
         return None
     if 0 < state.size <= trusted and state.frontier.root() == compute_root(state.size, tree.get_node):
         return state
-    log.warning("%s is not of this log and is not used", snapshot)
+    log.warning("%s belongs to another log; it is ignored", snapshot)
     return None
 
 
 def _check_identity(ledger: Ledger, coordinator: NodeId, log_key: VerifierKey) -> None:
     state = ledger.state
     if state.coordinator != coordinator:
-        raise LocalError(f"the log is of the coordinator {state.coordinator}, the key is of {coordinator}")
+        raise LocalError(f"the log belongs to the coordinator {state.coordinator}, the key to {coordinator}")
     if state.log_key != str(log_key):
-        raise LocalError(f"the log names the key {state.log_key} for its heads, the folder holds {log_key}")
+        raise LocalError(f"the log names {state.log_key} as the key of its heads, the folder holds {log_key}")
 
 
 async def _last_head(store: LogStore, key: VerifierKey) -> TreeHead | None:
@@ -101,7 +91,7 @@ async def _last_head(store: LogStore, key: VerifierKey) -> TreeHead | None:
 
 
 def _mirrored_head(mirror: Path, key: VerifierKey) -> TreeHead | None:
-    """What the mirror has shown to others; a mirror that is gone or damaged promises nothing."""
+    """The head that the mirror has shown to others; None if there is no mirror."""
     if not (mirror / CHECKPOINT_PATH).exists():
         return None
     return _open_head(read_tree_head(mirror), key, f"the head in {mirror}")
@@ -116,12 +106,12 @@ def _open_head(note: bytes, key: VerifierKey, where: str) -> TreeHead:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLog:
-    """A log whose books hold."""
+    """A log that passed every check."""
 
     head: TreeHead
     key: VerifierKey
     is_key_given: bool
-    """False: the key came from the log itself, so only its consistency is shown, not whose log it is."""
+    """False: the key came from the log itself, which proves consistency but not whose log it is."""
     ledger: Ledger
 
 
@@ -131,7 +121,7 @@ def verify_log(
     read_tile: Callable[[Tile], bytes],
     given_key: VerifierKey | None,
 ) -> VerifiedLog:
-    """Everything that can be checked from the files alone; RemoteError names the first thing that does not hold."""
+    """Verify everything that the files alone can show; RemoteError names the first thing that is wrong."""
     claimed = TreeHead.parse(SignedNote.parse(signed_head).text)
     leaves = list(read_leaves(claimed.size))
     ledger = replay(parse_origin(claimed.origin), leaves)
@@ -150,22 +140,22 @@ def verify_log(
 NANO = 10**9
 
 
-def summarise_log(checked: VerifiedLog) -> dict[str, Any]:
+def summarise_log(verified: VerifiedLog) -> dict[str, Any]:
     """What `log verify --json` prints."""
-    state = checked.ledger.state
-    books = state.funds
+    state = verified.ledger.state
+    funds = state.funds
     return {
-        "network": checked.ledger.network,
-        "entries": checked.head.size,
-        "root": str(checked.head.root),
-        "key": str(checked.key),
-        "key_given": checked.is_key_given,
+        "network": verified.ledger.network,
+        "entries": verified.head.size,
+        "root": str(verified.head.root),
+        "key": str(verified.key),
+        "key_given": verified.is_key_given,
         "coordinator": str(state.coordinator),
         "value_nano": {
-            "deposited": books.deposited_nano,
-            "withdrawn": books.withdrawn_nano,
-            "burned": books.burned_nano,
-            "held": books.total_nano(),
+            "deposited": funds.deposited_nano,
+            "withdrawn": funds.withdrawn_nano,
+            "burned": funds.burned_nano,
+            "held": funds.total_nano(),
         },
         "nodes": {str(name): summarise_node(state, name) for name in sorted(state.nodes)},
         "runs": {name: summarise_run(run) for name, run in sorted(state.runs.items())},
@@ -196,17 +186,17 @@ def summarise_run(run: RunState) -> dict[str, Any]:
     }
 
 
-def describe_log(checked: VerifiedLog) -> list[str]:
+def describe_log(verified: VerifiedLog) -> list[str]:
     """What `log verify` prints for people."""
-    report = summarise_log(checked)
+    report = summarise_log(verified)
     value = {name: f"{amount / NANO:,.9g}" for name, amount in report["value_nano"].items()}
-    whose = (
-        "the key you gave" if checked.is_key_given else "the key the log names itself; compare it with the operator's"
+    source = (
+        "the key you gave" if verified.is_key_given else "the key the log itself names; compare it with the operator's"
     )
     lines = [
-        f"log    {checked.head.origin}: {report['entries']} entries, root {report['root']}",
-        f"head   signed by {report['key']} ({whose})",
-        "replay every signature, author, rule and tile holds",
+        f"log    {verified.head.origin}: {report['entries']} entries, root {report['root']}",
+        f"head   signed by {report['key']} ({source})",
+        "replay every signature, author, rule and tile is valid",
         f"value  {value['deposited']} in, {value['withdrawn']} out, {value['burned']} burned, {value['held']} held",
     ]
     for name, run in report["runs"].items():

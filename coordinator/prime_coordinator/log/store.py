@@ -1,6 +1,7 @@
-"""The log in a database: SQLite or PostgreSQL by URL, the same code. One process writes, in one thread.
+"""The log in a database: SQLite or PostgreSQL, chosen by URL, with the same code. One process writes, in one thread.
 
-What an entry says is not known here but for what listings look for. Calls wait in threads, so nothing blocks the loop.
+This module stores leaves with the keys that listings search by; it does not interpret entries. Calls run in threads, so
+nothing blocks the event loop.
 """
 
 import asyncio
@@ -23,25 +24,25 @@ from prime_runtime.redaction import Secret
 T = TypeVar("T")
 
 READER_THREADS = 4
-"""Threads that read beside the one that writes."""
+"""Threads that read, beside the one that writes."""
 CONNECTIONS = READER_THREADS + 2
-"""The readers, the writer and the one that mirrors."""
+"""For the readers, the writer and the thread that writes the mirror."""
 HEADS_KEPT_MS = 24 * 3_600_000
-"""Signed heads older than this are dropped: each can be made again, byte for byte, from the log and its key."""
+"""Older signed heads are deleted: each can be recreated byte for byte from the log and its key."""
 QUARANTINE_KEPT_MS = 30 * 24 * 3_600_000
 APPEND_LOCK = 0x7072696D65
-"""Number of the lock that appending transactions share in PostgreSQL: "prime"."""
+"""Key of the advisory lock that appending transactions take in PostgreSQL: "prime" in ASCII."""
 UNACKNOWLEDGED_MS_MAX = 20_000
-"""How long a PostgreSQL server may leave what was sent to it unacknowledged."""
+"""How long a PostgreSQL server may leave sent data unacknowledged."""
 KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
-"""Seconds of silence before an idle connection is probed, between probes, and how many may be lost."""
+"""Seconds before an idle connection is probed, between probes, and probes that may be lost."""
 ROWS_MAX = 1_000
-"""Most rows of one answer."""
+"""Most rows of one result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of a listing."""
+    """An entry as the database holds it."""
 
     index: int
     at_ms: int
@@ -53,7 +54,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredHead:
-    """A tree head as it was signed."""
+    """A signed tree head."""
 
     size: int
     at_ms: int
@@ -83,9 +84,9 @@ class LogStore:
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    async def append(self, first_index: int, leaves: Sequence[bytes], cards: Sequence[EntryKeys]) -> None:
-        """All of these entries, in one transaction, on disk when this returns."""
-        await self._write(lambda connection: append_entries(connection, first_index, leaves, cards))
+    async def append(self, first_index: int, leaves: Sequence[bytes], keys: Sequence[EntryKeys]) -> None:
+        """Append these entries in one transaction; they are on disk when this returns."""
+        await self._write(lambda connection: append_entries(connection, first_index, leaves, keys))
 
     async def add_head(self, head: StoredHead) -> None:
         def write(connection: Connection) -> None:
@@ -106,7 +107,7 @@ class LogStore:
         await self._write(write)
 
     async def wait_for_pending_writes(self) -> None:
-        """Until whatever a killed process had begun to write is written or gone."""
+        """Return once every write that a killed process had begun is either committed or rolled back."""
         await self._write(lock_appends)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
@@ -115,11 +116,11 @@ class LogStore:
         return await self._read(get_log_size)
 
     async def read(self, start: int, stop: int) -> list[bytes]:
-        """The leaves of these places; fewer where the log ends before."""
+        """Leaves from one index up to another; fewer if the log ends before."""
         return await self._read(lambda connection: read_leaves(connection, start, stop))
 
     def read_blocking(self, start: int, stop: int) -> list[bytes]:
-        """As `read`, for a caller that is in a thread already."""
+        """As `read`, for a caller that is already in a thread."""
         with explain_database_errors(self._engine), self._engine.begin() as connection:
             return read_leaves(connection, start, stop)
 
@@ -159,7 +160,7 @@ class LogStore:
         return await self._read(lambda connection: [LogRow(*row) for row in connection.execute(query)])
 
     async def is_subject(self, subject: str | Digest | NodeId) -> bool:
-        """Whether any entry speaks of it."""
+        """Whether any entry refers to it."""
         query = select(subjects.c.idx).where(subjects.c.subject == str(subject)).limit(1)
         return await self._read(lambda connection: connection.execute(query).first() is not None)
 
@@ -191,7 +192,7 @@ class LogStore:
 
 
 def open_log_store(url: str, password: Secret | None = None) -> LogStore:
-    """Open the database, and make or renew its tables."""
+    """Open the database; create or migrate its tables."""
     engine = open_engine(url, password)
     with explain_database_errors(engine), engine.begin() as connection:
         check_sqlite_integrity(connection)
@@ -200,10 +201,10 @@ def open_log_store(url: str, password: Secret | None = None) -> LogStore:
 
 
 def check_sqlite_integrity(connection: Connection) -> None:
-    """Refuse a damaged SQLite file before anything is answered from it or added to it.
+    """Refuse a damaged SQLite file before anything is read from it or added to it.
 
-    The log's own hashes vouch for the entries alone. A damaged index would hide some of them from listings, and a page
-    that fails only when it is written to would take with it what was acknowledged since the start.
+    The log's hashes protect the entries only. A damaged index would hide entries from listings, and a damaged page that
+    fails on a later write would lose entries that were acknowledged since the start.
     """
     if connection.dialect.name != "sqlite":
         return
@@ -214,42 +215,34 @@ def check_sqlite_integrity(connection: Connection) -> None:
 
 
 def lock_appends(connection: Connection) -> None:
-    """One appending transaction at a time, until its end.
+    """Hold off other appending transactions until this one ends.
 
-    A PostgreSQL server may finish what a killed client had sent, and a new process that counted the entries before
-    that would think another coordinator is at work. SQLite's writes die with their process.
+    A PostgreSQL server may still finish what a killed client had sent. A new process that counted the entries before
+    that would conclude that another coordinator is writing. SQLite's writes end with their process.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": APPEND_LOCK})
 
 
 def append_entries(
-    connection: Connection, first_index: int, leaves: Sequence[bytes], cards: Sequence[EntryKeys]
+    connection: Connection, first_index: int, leaves: Sequence[bytes], keys: Sequence[EntryKeys]
 ) -> None:
-    """Refuses to leave a gap or to write over what is there: two writers on one database would be a fork."""
+    """Refuse gaps and overwrites: two writers on one database would fork the log."""
     lock_appends(connection)
     size = get_log_size(connection)
     if size != first_index:
         raise LocalError(
             f"the database has {size} entries where this process has {first_index}: is another coordinator using it?"
         )
+    numbered = list(enumerate(zip(leaves, keys, strict=True), first_index))
     rows = [
-        {
-            "idx": index,
-            "at_ms": card.at_ms,
-            "kind": card.kind,
-            "author": str(card.author),
-            "run": card.run,
-            "leaf": leaf,
-        }
-        for index, (leaf, card) in enumerate(zip(leaves, cards, strict=True), first_index)
+        {"idx": index, "at_ms": key.at_ms, "kind": key.kind, "author": str(key.author), "run": key.run, "leaf": leaf}
+        for index, (leaf, key) in numbered
     ]
     connection.execute(insert(entries), rows)
-    places = [
-        {"subject": subject, "idx": index} for index, card in enumerate(cards, first_index) for subject in card.subjects
-    ]
-    if places:
-        connection.execute(insert(subjects), places)
+    references = [{"subject": subject, "idx": index} for index, (_, key) in numbered for subject in key.subjects]
+    if references:
+        connection.execute(insert(subjects), references)
 
 
 def get_log_size(connection: Connection) -> int:
@@ -267,15 +260,15 @@ def open_engine(url: str, password: Secret | None = None) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(parsed)
     parsed = parsed.set(drivername="postgresql+psycopg", password=password.reveal() if password else None)
-    # Whatever the server's default is: a commit is on disk when it returns. A server that vanished without a word is
-    # noticed while nodes still wait for an answer, not when TCP gives up after a quarter of an hour.
-    ways = {
+    # synchronous_commit: a commit is on disk when it returns, whatever the server's default. The timeouts notice a
+    # vanished server while nodes still wait for a reply; TCP alone would take a quarter of an hour.
+    arguments = {
         "options": "-c synchronous_commit=on",
         "connect_timeout": 10,
         "tcp_user_timeout": UNACKNOWLEDGED_MS_MAX,
         **KEEPALIVES,
     }
-    return create_engine(parsed, connect_args=ways, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+    return create_engine(parsed, connect_args=arguments, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
 
 
 def _open_sqlite(url: URL) -> Engine:
@@ -283,10 +276,10 @@ def _open_sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
-        # The driver must not begin transactions by itself, or migrations would not be one.
+        # The driver must not begin transactions by itself, or a migration would not be one transaction.
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
-        # FULL: a commit is on disk when it returns, even if the power goes.
+        # FULL: a commit is on disk when it returns, even if the power fails.
         connection.execute("PRAGMA synchronous=FULL")
 
     @event.listens_for(engine, "begin")
@@ -298,10 +291,10 @@ def _open_sqlite(url: URL) -> Engine:
 
 @contextmanager
 def explain_database_errors(engine: Engine) -> Iterator[None]:
-    """A database's error as one sentence for the operator; the URL shows no password."""
+    """Turn a database error into one sentence for the operator, without the password in the URL."""
     try:
         yield
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         name = engine.url.render_as_string(hide_password=True)
-        raise LocalError(f"the database {name} refused: {cause}") from error
+        raise LocalError(f"the database {name} failed: {cause}") from error

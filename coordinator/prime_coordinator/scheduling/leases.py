@@ -168,7 +168,7 @@ class LeaseScheduler:
             speculative=is_twin,
             seal=self._plants.seal(wish.run, number, wish.node),
         )
-        self._entry_writer.write(entry, wish.run, now_ms)
+        self._entry_writer.append_own(entry, wish.run, now_ms)
         self._hold(wish.run, entry, now_ms)
         return LeaseReply(lease=entry, retry_ms=0, reason="")
 
@@ -223,7 +223,7 @@ class LeaseScheduler:
             lease = self._run(name).leases.get(number)
             if lease is None:
                 continue
-            self._entry_writer.write(LeaseEnded(lease=number, reason="the deadline passed"), name, now_ms)
+            self._entry_writer.append_own(LeaseEnded(lease=number, reason="the deadline passed"), name, now_ms)
             self.ended(name, number, lease, now_ms)
             if now_ms >= self._started_ms + GRACE_MS:
                 self.throughput.record_loss(lease.node)

@@ -1,9 +1,7 @@
-"""The terms of a run as the chain holds it to them: from the log's terms and the settings of settlement. Pure.
+"""What to send to the chain next, decided from what the log and the chain say about a run. Pure.
 
-What to bring to the chain next: from what the log says and what the chain says, nothing else. Pure.
-
-It is decided anew each time, so a coordinator that was killed between two transactions, or a chain that took some back,
-needs no repair: what is missing is found and sent. All times are seconds of the chain's clock.
+The decision is made afresh each time. A coordinator that was killed between two transactions, or a chain that dropped
+some, needs no repair: whatever is missing is found and sent. All times are seconds of the chain's clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,7 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId
 
 @dataclass(frozen=True, slots=True)
 class ChainTerms:
-    """IRunRegistry.Terms, field by field. Amounts in units of the token, times in seconds."""
+    """IRunRegistry.Terms, field by field. Amounts in the token's smallest unit, times in seconds."""
 
     stakeMin: int
     slashAmount: int
@@ -43,12 +41,12 @@ class ChainTerms:
 
     @property
     def windows_s(self) -> int:
-        """From an anchor to the end of a slash, at the latest."""
+        """Longest time from an anchor to the end of a slash."""
         return self.slashWindow + self.appealWindow + self.judgementWindow
 
 
 def make_chain_terms(terms: RunTerms, config: SettlementConfig, scale: int) -> ChainTerms:
-    """An appeal is decided in the log first, and the decision has to be anchored: the chain waits longer."""
+    """From a run's terms and the settings. The chain gives an appeal more time: its decision must be anchored first."""
     epoch_s = round_up_seconds(config.epoch_ms)
     return ChainTerms(
         stakeMin=terms.stake_min_nano * scale,
@@ -93,7 +91,7 @@ class SlashPhase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Payable:
-    """What the accounts of a run were paid in all, after so many entries."""
+    """Total paid to each account of a run, after this many entries."""
 
     size: int
     paid: Mapping[NodeId, int]
@@ -105,7 +103,7 @@ class Payable:
 
 @dataclass(frozen=True, slots=True)
 class SlashInLog:
-    """A slash, as the log tells it."""
+    """A slash in the log."""
 
     submission: Digest
     proposed: int
@@ -113,7 +111,7 @@ class SlashInLog:
     ended: int | None = None
     is_executed: bool = False
     can_judge: bool = False
-    """Others of the appeal's rounds have signed what was found, as many as the quorum."""
+    """Whether a quorum of the appeal's validators signed the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +128,18 @@ class PoolOnChain:
     promised: int = 0
     epoch: int = 0
     since: int = 0
-    """When the newest root came; the run's creation before the first."""
+    """Time of the newest root; of the run's creation before the first."""
     is_abandoned: bool = False
-    """A funder has left because no root came for so long: nothing more is promised."""
+    """A funder reclaimed its money because no root came for too long: no further root is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOnChain:
-    """What the chain says of a run."""
+    """A run on the chain."""
 
     phase: RunPhase = RunPhase.NONE
     terms: ChainTerms | None = None
-    """The last that were announced."""
+    """The newest announced terms."""
     size: int = 0
     """Of the newest anchored head."""
     anchored_at: int = 0
@@ -158,12 +156,12 @@ class RunInLog:
     """Entries of the whole log."""
     is_closed: bool
     payable: Payable | None
-    """At the size of the newest anchored head; None where that is not known here."""
+    """At the size of the newest anchored head; None if unknown here."""
     paid_total: int
     slashes: tuple[SlashInLog, ...]
 
 
-# --- What can be done -------------------------------------------------------------------------------------------------
+# --- Actions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +193,31 @@ class PostPayoutRoot:
 
 
 @dataclass(frozen=True, slots=True)
-class ProposeSlash:
+class SlashAction:
+    """One call of the court about a slash."""
+
     run: RunId
     submission: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeAppeal:
-    run: RunId
-    submission: Digest
+class ProposeSlash(SlashAction):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteSlash:
-    run: RunId
-    submission: Digest
+class JudgeAppeal(SlashAction):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class OverturnSlash:
-    run: RunId
-    submission: Digest
+class ExecuteSlash(SlashAction):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class RefundSlash:
-    run: RunId
-    submission: Digest
+class OverturnSlash(SlashAction):
+    pass
+
+
+class RefundSlash(SlashAction):
+    pass
 
 
 ChainAction = (
@@ -239,7 +235,7 @@ ChainAction = (
 
 
 def list_actions(log: RunInLog, chain: RunOnChain, now: int, *, is_hastened: bool = False) -> Iterator[ChainAction]:
-    """Everything that is due for a run, most urgent first: who is accused waits the least."""
+    """Every action due for a run, most urgent first: slashes come before everything else."""
     if chain.phase is RunPhase.NONE:
         if not log.is_closed:
             yield CreateRun(log.name, log.terms)
@@ -282,8 +278,10 @@ def get_slash_action(run: RunId, slash: SlashInLog, chain: RunOnChain, now: int)
 
 
 def is_appealable(log: RunInLog, slash: SlashInLog, chain: RunOnChain, now: int) -> bool:
-    """Whether the court has heard, or may still hear, an appeal unknown to the log: then the log must not end the
-    slash yet, or nobody would judge that appeal. `now` is the time of a block that lies deep enough.
+    """Whether the court has, or may still get, an appeal that the log does not know.
+
+    Then the log must not end the slash yet, or no validator would judge that appeal. `now` is the time of a confirmed
+    block.
     """
     if chain.is_frozen or (chain.phase is RunPhase.NONE and log.is_closed):
         return False
@@ -293,10 +291,10 @@ def is_appealable(log: RunInLog, slash: SlashInLog, chain: RunOnChain, now: int)
 
 
 def can_post_root(log: RunInLog, chain: RunOnChain, now: int) -> bool:
-    """The bounds that the pool checks too: one root an epoch, inside its budget, never more than it holds.
+    """The limits that the pool enforces too: one root an epoch, inside its budget, never more than it holds.
 
-    Where nothing was paid for long, the same root again says that the operator is there: a run without one for four
-    unbonding delays, each at least as long as all windows, would count as abandoned.
+    If nothing was paid for long, posting the same root again shows that the operator is alive: a run without a root for
+    four unbonding delays, each at least as long as all windows, counts as abandoned.
     """
     pool, terms = chain.pool, chain.terms
     assert terms is not None
@@ -311,13 +309,13 @@ def can_post_root(log: RunInLog, chain: RunOnChain, now: int) -> bool:
 
 
 def has_unsettled(log: RunInLog, chain: RunOnChain) -> bool:
-    """Whether something of the run has still to be promised, or a slash to be ended."""
+    """Whether a payout root or the end of a slash is still missing on the chain."""
     ended = (SlashPhase.EXECUTED, SlashPhase.REFUNDED)
     is_judging = any(chain.slashes.get(slash.submission, SlashOnChain()).phase not in ended for slash in log.slashes)
     return log.paid_total > chain.pool.promised or is_judging
 
 
 def is_slash_over(slash: SlashInLog, chain: RunOnChain) -> bool:
-    """Whether a slash needs no more looking after."""
+    """Whether a slash has ended on the chain."""
     phase = chain.slashes.get(slash.submission, SlashOnChain()).phase
     return phase in (SlashPhase.EXECUTED, SlashPhase.REFUNDED)

@@ -1,9 +1,8 @@
-"""What the chain has told so far: whose stake stands behind which node, what came in, what was anchored. Pure.
+"""What the chain's events say: the stake behind each node, deposits, anchors and payout roots. Pure.
 
-Events are taken once they lie as deep as the settings ask. If the chain turns out to have another history still, all is
-read again from the deployment on: a deposit counts once by its reference, so nothing is booked twice.
-
-What came into the pool of a run is booked there and nowhere else, so the log never pays what that pool does not hold.
+Events count once they have the configured confirmations. If the chain reorganises even then, everything is read again
+from the deployment on. A deposit counts once by its reference, so nothing is credited twice. A deposit into the pool of
+a run is credited to that run only, so the log never pays what the pool does not hold.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,21 +14,21 @@ from prime_protocol.ledger.state import LedgerState
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 
 BLOCKS_AT_ONCE = 2_000
-"""Asked for in one go; public nodes refuse more."""
+"""Blocks per request; public JSON-RPC nodes refuse more."""
 HISTORY_MAX = 200
-"""Anchors and payout roots that are remembered for people."""
+"""Anchors and payout roots kept to be shown."""
 DEPOSIT_EVENTS = {
     ("StakeVault", "Deposited"): "owner",
     ("RewardPool", "Funded"): "funder",
     ("RewardPool", "ForfeitReceived"): "",
 }
-"""Events by which value comes in, and which field of each names whose it was."""
+"""Events that bring value in, and the field that names the payer."""
 REASON_UNBACKED = "its stake has left the vault on the chain"
 REASON_APPEALED_ON_CHAIN = "appealed before the court on the chain"
 
 
 class ContractEvent(Protocol):
-    """An event, as the chain's client decodes it."""
+    """A decoded event of one of our contracts."""
 
     @property
     def contract(self) -> str: ...
@@ -55,42 +54,42 @@ class VaultStake:
 
 @dataclass(frozen=True, slots=True)
 class ChainDeposit:
-    """Value that came into a contract, as the log has to know of it."""
+    """Value that came into a contract and belongs into the log."""
 
     account: str
     amount_nano: int
     reference: str
     run: str = ""
-    """How the chain names the run whose pool has it; empty for the vault."""
+    """Key of the run whose pool has it; empty for the vault."""
 
 
 @dataclass(slots=True)
 class FollowedChain:
-    """Everything that was taken in, and up to which block."""
+    """Everything read from the chain, and up to which block."""
 
     block: int
     """The last one."""
     hash: str = ""
     time_s: int = 0
-    """The block's own."""
+    """Time of that block."""
     stakes: dict[str, VaultStake] = field(default_factory=dict)
     """By node."""
     judges: dict[str, list[str]] = field(default_factory=dict)
-    """By submission: who is behind a slash before the court, and the owners behind them."""
+    """By submission: the validators that judged a slash in court, and their owners."""
     appealed: list[str] = field(default_factory=list)
-    """Submissions whose slash is appealed before the court."""
+    """Submissions whose slash is appealed in court."""
     anchors: list[dict[str, Any]] = field(default_factory=list)
     promises: list[dict[str, Any]] = field(default_factory=list)
-    strays: list[ChainDeposit] = field(default_factory=list)
-    """In pools of runs that the log does not know: they wait until it does."""
+    unassigned: list[ChainDeposit] = field(default_factory=list)
+    """Deposits into pools of runs that the log does not know yet."""
 
     def next_span(self, head: int, confirmations: int) -> range | None:
-        """Blocks to read next: as far as they lie deep enough."""
+        """The next confirmed blocks to read."""
         first, last = self.block + 1, min(head - confirmations, self.block + BLOCKS_AT_ONCE)
         return range(first, last + 1) if first <= last else None
 
-    def take(self, event: ContractEvent) -> None:
-        """Fold one event in; the order is that of the chain."""
+    def apply(self, event: ContractEvent) -> None:
+        """Apply one event; call in the order of the chain."""
         values = event.values
         match event.contract, event.name:
             case "StakeVault", "Bound":
@@ -145,12 +144,12 @@ def to_lower(address: str) -> str:
 
 
 def get_submission_name(values: Mapping[str, Any]) -> str:
-    """The submission that an event of the court is about."""
+    """The submission of a court event."""
     return str(Digest(bytes(values["submission"])))
 
 
 def find_unlogged_appeals(state: LedgerState, appealed: Iterable[str]) -> list[tuple[RunId, Appealed]]:
-    """Appeals before the court that the log has not heard of: told there, they are judged as any other."""
+    """Appeals in court that the log does not have; once logged, they are judged like any other."""
     wanted = {Digest.parse(name) for name in appealed}
     return [
         (name, Appealed(submission=submission, reason=REASON_APPEALED_ON_CHAIN))
@@ -161,12 +160,12 @@ def find_unlogged_appeals(state: LedgerState, appealed: Iterable[str]) -> list[t
 
 
 def is_deposit(event: ContractEvent) -> bool:
-    """Whether value came into a contract that the log has to know of."""
+    """Whether an event brings value that belongs into the log."""
     return (event.contract, event.name) in DEPOSIT_EVENTS
 
 
 def read_deposit(event: ContractEvent, reference: Digest, scale: int, court: NodeId) -> ChainDeposit:
-    """Of an owner's stake, of a funder, or of the court, which brings what was slashed."""
+    """A deposit of an owner's stake, of a funder, or of the court, which forwards slashed stake."""
     payer = DEPOSIT_EVENTS[event.contract, event.name]
     account = to_lower(event.values[payer]) if payer else str(court)
     run = format_run_key(event.values["run"]) if event.contract == "RewardPool" else ""
@@ -174,19 +173,19 @@ def read_deposit(event: ContractEvent, reference: Digest, scale: int, court: Nod
 
 
 def format_run_key(key: bytes) -> str:
-    """The chain's name of a run, as it prints."""
+    """The chain's key of a run, as hex."""
     return f"0x{bytes(key).hex()}"
 
 
 def find_unassigned(found: Iterable[ChainDeposit], runs: Mapping[str, RunId]) -> list[ChainDeposit]:
-    """What is in the pool of a run that the log does not know. As a balance it could be spent elsewhere."""
+    """Deposits into pools of runs that the log does not know. Credited as a balance, they could be spent elsewhere."""
     return [income for income in found if income.run and income.run not in runs]
 
 
 def list_missing_deposits(
     found: Iterable[ChainDeposit], runs: Mapping[str, RunId], references: set[Digest]
 ) -> list[Deposited]:
-    """What the log does not have of these, and can; dust is left out. `runs` goes by the chain's names of them."""
+    """Deposits that the log lacks and can take; dust is left out. `runs` are by their key on the chain."""
     deposits = (
         Deposited(
             account=NodeId.parse(income.account),
@@ -201,7 +200,7 @@ def list_missing_deposits(
 
 
 def list_backing_changes(state: LedgerState, stakes: Mapping[str, VaultStake], scale: int) -> list[NodeStatusSet]:
-    """Nodes whose stake in the log is no longer in the vault get no work, until it is."""
+    """Drain nodes whose stake in the log exceeds the vault's, and resume them once it is backed again."""
     orders = []
     for node, known in state.nodes.items():
         held = stakes.get(str(node), VaultStake())

@@ -1,4 +1,4 @@
-"""Make a network's contracts, one after the other, each written down as soon as it is there: stopped, it goes on."""
+"""Deploys a network's contracts one after the other. Each is recorded at once, so an interrupted deployment resumes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from prime_runtime.chain.contracts import NetworkContracts, find_contracts, read
 from prime_runtime.chain.wallet import Wallet
 
 GAS_NEEDED = 15_000_000
-"""Of all contracts together, rounded up."""
+"""Gas of all contracts together, rounded up."""
 PrintLine = Callable[[str], None]
 
 
@@ -23,56 +23,56 @@ class DeploymentPlan:
     network: NetworkId
     unbonding_s: int
     token: NodeId | None
-    """None: a test token of ours."""
+    """None: deploy a test token."""
     supply: int = 0
     """Of the test token, in its smallest unit."""
     supply_to: NodeId | None = None
-    """Who is given the test token; None: whoever deploys."""
+    """Who gets the test token; None: the deployer."""
 
 
 class Deployer:
-    """One deployment by the coordinator's own key, which gets no right by it that it would not have anyway."""
+    """One deployment, by the coordinator's key. Deploying gives that key no extra rights."""
 
     def __init__(
-        self, chain: ChainClient, wallet: Wallet, files: ChainFiles, wanted: DeploymentPlan, say: PrintLine
+        self, chain: ChainClient, wallet: Wallet, files: ChainFiles, plan: DeploymentPlan, say: PrintLine
     ) -> None:
         self._chain = chain
         self._wallet = wallet
         self._files = files
-        self._wanted = wanted
+        self._plan = plan
         self._say = say
         self._made: dict[str, Any] = files.read_deployment()
 
     async def deploy(self) -> NetworkContracts:
-        """All of it; what was made before is not made again."""
-        wanted = self._wanted
+        """Deploy what is missing."""
+        plan = self._plan
         named = {
             "chain_id": await self._chain.chain_id(),
-            "network": str(wanted.network),
-            "unbonding_s": wanted.unbonding_s,
-            "token": str(wanted.token or "a test token"),
+            "network": str(plan.network),
+            "unbonding_s": plan.unbonding_s,
+            "token": str(plan.token or "a test token"),
         }
         self._check(named)
-        if wanted.token is not None:
-            await read_scale(self._chain, Contract(TOKEN, wanted.token))
+        if plan.token is not None:
+            await read_scale(self._chain, Contract(TOKEN, plan.token))
         if "Court" not in self._made:
-            await self._check_money()
+            await self._check_gas()
         head = await self._chain.newest()
         self._note(**named, start_block=self._made.get("start_block", head.number))
-        token = wanted.token or await self._make(TOKEN, "Test token", "TEST", wanted.supply)
-        if wanted.token is None and wanted.supply_to is not None and "supplied" not in self._made:
+        token = plan.token or await self._make(TOKEN, "Test token", "TEST", plan.supply)
+        if plan.token is None and plan.supply_to is not None and "supplied" not in self._made:
             there = Contract(TOKEN, token)
             await self._wallet.send_and_wait(
-                "the supply of test tokens", there, "transfer", wanted.supply_to, wanted.supply
+                "the supply of test tokens", there, "transfer", plan.supply_to, plan.supply
             )
-            self._note(supplied=str(wanted.supply_to))
-        registry = await self._make("RunRegistry", str(wanted.network), self._wallet.node, wanted.unbonding_s)
+            self._note(supplied=str(plan.supply_to))
+        registry = await self._make("RunRegistry", str(plan.network), self._wallet.node, plan.unbonding_s)
         anchor = await self._make("LogAnchor", registry)
         court = await self._make("Court", token, registry, anchor)
         return await find_contracts(self._chain, court)
 
     def _check(self, named: Mapping[str, Any]) -> None:
-        """What was begun with other words is not gone on with."""
+        """Refuse to resume a deployment with other parameters."""
         for name, value in named.items():
             if self._made.get(name, value) != value:
                 raise LocalError(
@@ -80,7 +80,7 @@ class Deployer:
                     " give the same again, or choose another folder"
                 )
 
-    async def _check_money(self) -> None:
+    async def _check_gas(self) -> None:
         head = await self._chain.newest()
         needed, held = GAS_NEEDED * head.base_fee_wei, await self._chain.balance_wei(self._wallet.node)
         if held < needed:

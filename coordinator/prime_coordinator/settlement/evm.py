@@ -1,7 +1,7 @@
-"""Settlement on a chain: follows what its contracts tell, and brings heads, payout roots and slashes there.
+"""Settlement on an EVM chain: follows the events of its contracts, and sends heads, payout roots and slashes to them.
 
-The log stays the book of everything, the chain holds stake and money. A chain that is away stops no work: what is due
-is found again from both sides when it is back. This is the one part of the coordinator that knows there is a chain.
+The log remains the record of everything; the chain holds stake and rewards. An unreachable chain stops no work: once it
+is back, whatever is due is found by comparing both sides.
 """
 
 import logging
@@ -40,15 +40,15 @@ from prime_runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 UNREACHABLE_PAUSE_MS_MAX = 60_000
-"""Longest pause between two looks for a chain that is away."""
+"""Longest pause between two polls of an unreachable chain."""
 QUIET_BLOCKS_MAX = 100
-"""Blocks that told us nothing and are only remembered: writing the place down waits for the disk, reading them again
-after a restart is one question.
+"""Blocks without events before the position is written to disk: a write waits for the disk, reading those blocks again
+after a restart is one request.
 """
 
 
 class EvmSettlement:
-    """One network's, on one chain."""
+    """Settlement of one network on one chain."""
 
     def __init__(self, config: SettlementConfig, key: WalletKey, folder: Path, clock: Clock) -> None:
         self._config = config
@@ -71,47 +71,47 @@ class EvmSettlement:
         self._contracts: NetworkContracts | None = None
         self._sender: ActionSender | None = None
         self._is_current = False
-        """Whether every block that lies deep enough was followed."""
+        """Whether every confirmed block was read."""
         self._is_anchor_requested = False
         self._head = 0
-        self._problem = "it was not looked at yet"
+        self._problem = "the chain was not polled yet"
 
-    # --- For the server ---------------------------------------------------------------------------------------------
+    # --- The interface ----------------------------------------------------------------------------------------------
 
     def get_welcome_deposits(self, state: LedgerState, node: NodeId) -> list[Deposited]:
-        """Nothing is given: who wants stake puts it into the vault."""
+        """None: stake comes through the vault."""
         return []
 
     async def collect(self, state: LedgerState) -> list[SettlementEntry]:
-        """Deposits of the chain, and nodes whose stake has left it."""
-        room_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
+        """Deposits on the chain, and nodes whose stake left the vault."""
+        free_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
         orders: list[SettlementEntry] = []
         for deposit in self._waiting:
-            if deposit.reference not in state.references and deposit.amount_nano <= room_nano:
-                room_nano -= deposit.amount_nano
+            if deposit.reference not in state.references and deposit.amount_nano <= free_nano:
+                free_nano -= deposit.amount_nano
                 orders.append(deposit)
         if self._is_current and self._contracts is not None and not orders:
             orders += list_backing_changes(state, self._followed.stakes, self._contracts.scale)
         return orders
 
     def appeals(self, state: LedgerState) -> list[tuple[RunId, Appealed]]:
-        """Those that the court has taken, and the log does not know of."""
+        """Appeals in court that the log does not have."""
         return find_unlogged_appeals(state, self._followed.appealed)
 
     def is_appealable(self, submission: Digest) -> bool:
-        """As long as the court may hear an appeal, or may have heard one that does not lie deep enough."""
+        """True while the court may still get an appeal, or may have one that is not confirmed."""
         return self._sender is None or self._sender.is_appealable(submission)
 
-    async def run(self, books: LedgerView) -> None:
-        """As long as the coordinator. Nothing that happens on the chain ends it."""
+    async def run(self, ledger: LedgerView) -> None:
+        """Runs as long as the coordinator; nothing on the chain ends it."""
         wait_ms = self._config.poll_ms
         while True:
             try:
-                await self.settle(books)
-                self._note("")
+                await self.settle(ledger)
+                self._set_problem("")
                 wait_ms = self._config.poll_ms
             except (ChainUnavailable, ContractReverted) as error:
-                self._note(str(error))
+                self._set_problem(str(error))
                 wait_ms = min(max(UNREACHABLE_PAUSE_MS_MAX, self._config.poll_ms), 2 * wait_ms)
             await self._clock.sleep_ms(wait_ms)
 
@@ -119,7 +119,7 @@ class EvmSettlement:
         await self._chain.close()
 
     def request_anchor(self) -> None:
-        """Anchor at the next look, whatever the epoch."""
+        """Anchor at the next poll, whatever the epoch."""
         self._is_anchor_requested = True
 
     def describe(self) -> dict[str, Any]:
@@ -132,30 +132,26 @@ class EvmSettlement:
             "head": self._head,
             "followed": self._followed.block,
             "problem": self._problem,
-            "on_their_way": [sent.purpose for sent in self._wallet.pending if sent.mined_in is None],
-            "put_off": dict(self._sender.refusals) if self._sender else {},
+            "pending": [sent.purpose for sent in self._wallet.pending if sent.mined_in is None],
+            "refused": dict(self._sender.refusals) if self._sender else {},
             "anchors": self._followed.anchors[::-1],
             "promises": self._followed.promises[::-1],
         }
 
-    def payout_file(self, run: Any, epoch: int) -> Path:
-        """What the root of an epoch was made of."""
-        return self._files.payout(run, epoch)
+    # --- One poll of the chain --------------------------------------------------------------------------------------
 
-    # --- One look at the chain --------------------------------------------------------------------------------------
-
-    async def settle(self, books: LedgerView) -> None:
-        """Follow, look after what was sent, and send what is due. ChainAway where the chain is."""
-        poster = self._sender or await self._connect(books.core.state)
+    async def settle(self, ledger: LedgerView) -> None:
+        """Read events, track sent transactions, send what is due. ChainUnavailable if the chain is unreachable."""
+        poster = self._sender or await self._connect(ledger.core.state)
         head = await self._chain.newest()
         self._head = head.number
-        await self._follow(books, head)
+        await self._follow(ledger, head)
         await self._wallet.update_pending(head)
         if self._is_anchor_requested:
-            poster.anchor_requested |= set(books.core.state.runs)
+            poster.anchor_requested |= set(ledger.core.state.runs)
             self._is_anchor_requested = False
         if self._is_current:
-            await poster.post(books, self._followed, head)
+            await poster.post(ledger, self._followed, head)
 
     async def _connect(self, state: LedgerState) -> ActionSender:
         contracts = await find_contracts(self._chain, self._config.court_address)
@@ -169,10 +165,10 @@ class EvmSettlement:
         log.info("settling on chain %d, court %s", contracts.chain_id, contracts.court.address)
         return self._sender
 
-    async def _follow(self, books: LedgerView, head: ChainBlock) -> None:
-        """Take in what lies deep enough. The place is kept when the log has it all on disk."""
+    async def _follow(self, ledger: LedgerView, head: ChainBlock) -> None:
+        """Read confirmed blocks. The position is stored once the log has their deposits on disk."""
         await self._check_history()
-        if self._followed.strays and not await self._book_strays(books):
+        if self._followed.unassigned and not await self._credit_unassigned(ledger):
             return
         while (span := self._followed.next_span(head.number, self._config.confirmations)) is not None:
             self._is_current = False
@@ -180,14 +176,14 @@ class EvmSettlement:
             assert self._contracts is not None
             events = await self._chain.events(self._contracts.watched, span[0], span[-1])
             if last is None:
-                return  # the chain became shorter while we looked
-            found = await self._read_incomes([event for event in events if is_deposit(event)])
-            runs = get_runs_by_key(books.core.state)
-            if not await self._book(books, found, runs):
-                return  # the log will have them at the next look
+                return  # the chain became shorter meanwhile
+            found = await self._read_deposits([event for event in events if is_deposit(event)])
+            runs = get_runs_by_key(ledger.core.state)
+            if not await self._book(ledger, found, runs):
+                return  # the log will have them at the next poll
             for event in events:
-                self._followed.take(event)
-            self._set_aside(find_unassigned(found, runs))
+                self._followed.apply(event)
+            self._keep_unassigned(find_unassigned(found, runs))
             self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
             if events or last.number - self._kept_block >= QUIET_BLOCKS_MAX:
                 self._files.write_followed(self._followed)
@@ -195,7 +191,7 @@ class EvmSettlement:
         self._is_current = True
 
     async def _check_history(self) -> None:
-        """Begin anew where the chain has dropped a block that was believed."""
+        """Start over if the chain dropped a confirmed block."""
         followed = self._followed
         if not followed.hash:
             return
@@ -203,15 +199,15 @@ class EvmSettlement:
         if seen is not None and seen.hash == followed.hash:
             return
         log.error(
-            "the chain has another block %d than was believed: a reorganisation of over %d blocks, or another chain."
-            " Everything is read again",
+            "block %d of the chain has changed: a reorganisation of over %d blocks, or another chain."
+            " All events are read again",
             followed.block,
             self._config.confirmations,
         )
         self._followed = FollowedChain(block=self._config.start_block - 1)
         self._kept_block = self._followed.block
 
-    async def _read_incomes(self, events: list[ChainEvent]) -> list[ChainDeposit]:
+    async def _read_deposits(self, events: list[ChainEvent]) -> list[ChainDeposit]:
         assert self._contracts is not None
         found = []
         for event in events:
@@ -225,48 +221,48 @@ class EvmSettlement:
             found.append(read_deposit(event, reference, at.scale, at.court.address))
         return found
 
-    async def _book_strays(self, books: LedgerView) -> bool:
-        """Whether the log has those on disk whose runs it has come to know."""
-        strays, runs = self._followed.strays, get_runs_by_key(books.core.state)
-        if not await self._book(books, strays, runs):
+    async def _credit_unassigned(self, ledger: LedgerView) -> bool:
+        """Whether the log has on disk the deposits of runs that it has since learned of."""
+        unassigned, runs = self._followed.unassigned, get_runs_by_key(ledger.core.state)
+        if not await self._book(ledger, unassigned, runs):
             return False
-        self._followed.strays = find_unassigned(strays, runs)
+        self._followed.unassigned = find_unassigned(unassigned, runs)
         return True
 
-    async def _book(self, books: LedgerView, found: list[ChainDeposit], runs: Mapping[str, RunId]) -> bool:
-        """Whether the log has on disk what is no stray; what it lacks is told to `collect`."""
-        state = books.core.state
-        room_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
+    async def _book(self, ledger: LedgerView, found: list[ChainDeposit], runs: Mapping[str, RunId]) -> bool:
+        """Whether the log has these on disk, except those of unknown runs; `collect` reports what it lacks."""
+        state = ledger.core.state
+        free_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
         missing = list_missing_deposits(found, runs, state.references)
-        self._waiting = [deposit for deposit in missing if deposit.amount_nano <= room_nano]
+        self._waiting = [deposit for deposit in missing if deposit.amount_nano <= free_nano]
         if self._waiting:
             return False
         for deposit in missing:
-            log.error("the books cannot hold a deposit of %d nano by %s", deposit.amount_nano, deposit.account)
-        await books.commit()
+            log.error("the ledger cannot hold a deposit of %d nano by %s", deposit.amount_nano, deposit.account)
+        await ledger.commit()
         return True
 
-    def _set_aside(self, strays: list[ChainDeposit]) -> None:
-        """They are no balance meanwhile: what a pool holds must not be spent elsewhere."""
-        for stray in strays:
+    def _keep_unassigned(self, unassigned: list[ChainDeposit]) -> None:
+        """Keep deposits of unknown runs, outside of any balance: what a pool holds must not be spent elsewhere."""
+        for deposit in unassigned:
             log.error(
-                "%d nano of %s are in the pool of %s, and the log knows no such run: they are booked when it does",
-                stray.amount_nano,
-                stray.account,
-                stray.run,
+                "%d nano of %s are in the pool of %s, a run that the log does not know; they are credited once it does",
+                deposit.amount_nano,
+                deposit.account,
+                deposit.run,
             )
-        self._followed.strays += strays
+        self._followed.unassigned += unassigned
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem and problem != self._problem:
-            log.warning("settlement waits, work goes on: %s", problem)
+            log.warning("settlement waits, work continues: %s", problem)
         elif self._problem and not problem:
-            log.info("settlement follows the chain at block %d", self._followed.block)
+            log.info("settlement has followed the chain to block %d", self._followed.block)
         self._problem = problem
 
 
 def get_runs_by_key(state: LedgerState) -> dict[str, RunId]:
-    """The runs of the log, by the names that the chain has for them."""
+    """The runs of the log by their key on the chain."""
     return {format_run_key(run_key(name)): name for name in state.runs}
 
 

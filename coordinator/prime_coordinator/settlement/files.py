@@ -1,10 +1,10 @@
-"""What settlement on a chain keeps in the coordinator's folder. Every file can be made anew from the chain and the log,
-but for the transactions on their way.
+"""The files of settlement in the coordinator's folder. All but the pending transactions can be recreated from the chain
+and the log.
 
-chain/followed.json      what the chain has told, and up to which block
-chain/transactions.json  sent, and not settled for good
-chain/deployment.json    contracts that `chain deploy` has made
-chain/payouts/RUN/EPOCH  what the root of an epoch was made of, for those who claim
+chain/followed.json      what the events say, and up to which block
+chain/transactions.json  sent, not yet final
+chain/deployment.json    contracts made by `chain deploy`
+chain/payouts/RUN/EPOCH  the table behind the payout root of an epoch, for claims
 """
 
 import json
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ChainFiles:
-    """The subfolder of one coordinator."""
+    """Paths and files in the `chain` subfolder of one coordinator."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "chain"
@@ -37,27 +37,27 @@ class ChainFiles:
         return self._folder / "deployment.json"
 
     def get_wallet_path(self, account: NodeId) -> Path:
-        """Transactions of another wallet that a command has sent from here."""
+        """Transactions of another wallet, sent by a command."""
         return self._folder / f"{account}.json"
 
     def read_followed(self, start_block: int) -> FollowedChain:
-        """From the deployment on where there is none, or none that can be read."""
+        """The stored position; the deployment's block if there is none or it cannot be read."""
         try:
             plain = json.loads((self._folder / "followed.json").read_bytes())
             stakes = {node: VaultStake(**row) for node, row in plain.pop("stakes").items()}
-            strays = [ChainDeposit(**row) for row in plain.pop("strays")]
-            return FollowedChain(stakes=stakes, strays=strays, **plain)
+            unassigned = [ChainDeposit(**row) for row in plain.pop("unassigned")]
+            return FollowedChain(stakes=stakes, unassigned=unassigned, **plain)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("what was followed of the chain cannot be read (%s): it is followed anew", error)
+            log.warning("followed.json cannot be read (%s): events are read again from the deployment on", error)
         return FollowedChain(block=start_block - 1)
 
     def write_followed(self, followed: FollowedChain) -> None:
         write_atomic(self._folder / "followed.json", json.dumps(asdict(followed)).encode(), mode=0o600)
 
     def write_payout(self, run: RunId, epoch: int, size: int, paid: Mapping[NodeId, int]) -> None:
-        """Before the root goes to the chain: a promise that nobody can prove would be none."""
+        """Store the table behind a root before the root is sent: without it no account could prove its claim."""
         plain = {
             "run": str(run),
             "epoch": epoch,

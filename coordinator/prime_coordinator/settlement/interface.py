@@ -1,11 +1,8 @@
-"""Settlement: how value comes into the books and leaves them. One interface; what is outside is an implementation's.
+"""Settlement: how value enters the ledger and leaves it. The interface, and its embedded implementation.
 
-The books themselves are in the log, whatever settles them. A deposit counts once by its reference, so telling one twice
-is no harm.
-
-Embedded settlement: balances live in the log alone. On a devnet a faucet makes value, elsewhere the operator.
-
-Which settlement a coordinator has, by its settings. What a chain needs is imported only where there is one.
+The ledger itself is in the log, whatever settles it. A deposit counts once by its reference, so reporting one twice
+does no harm. Embedded settlement keeps balances in the log alone; value comes from a faucet or from the operator. The
+chain's code is imported only if there is a chain.
 """
 
 import asyncio
@@ -23,47 +20,47 @@ from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 from prime_runtime.clock import Clock
 
 SettlementEntry = Deposited | NodeStatusSet
-"""What settlement has the coordinator write."""
+"""Entries that settlement asks the coordinator to append."""
 
 
 class Settlement(Protocol):
-    """What the server asks of it."""
+    """What app.py needs of a settlement."""
 
     def get_welcome_deposits(self, state: LedgerState, node: NodeId) -> list[Deposited]:
-        """What a node that has just registered is to be given."""
+        """Deposits for a node that has just registered."""
         ...
 
     async def collect(self, state: LedgerState) -> list[SettlementEntry]:
-        """What happened outside and does not stand in the books yet. It never waits for the outside."""
+        """What happened outside and is not in the ledger yet. Never waits for the chain."""
         ...
 
     def appeals(self, state: LedgerState) -> list[tuple[RunId, Appealed]]:
-        """Appeals that were made outside and that the log has not heard of."""
+        """Appeals that were made on the chain and are not in the log yet."""
         ...
 
     def is_appealable(self, submission: Digest) -> bool:
-        """Whether an appeal against a slash may still come from outside: the log must not end it before."""
+        """Whether an appeal may still come from the chain: until then the log must not end the slash."""
         ...
 
-    async def run(self, books: Any) -> None:
-        """As long as the coordinator: whatever has to be done outside. `books` is a ledger_view.Books."""
+    async def run(self, ledger: Any) -> None:
+        """Runs as long as the coordinator. `ledger` is a LedgerView."""
         ...
 
     async def close(self) -> None:
-        """The coordinator ends."""
+        """Release everything; the coordinator ends."""
         ...
 
     def request_anchor(self) -> None:
-        """Bring the books outside as soon as can be, if they are brought there at all."""
+        """Anchor the log's head as soon as possible, if there is a chain."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """For people and their programs: where value is kept, and how far the books have been brought there."""
+        """Where value is held, and how far the chain has been followed."""
         ...
 
 
 class EmbeddedSettlement:
-    """The faucet, bounded in nodes; it knows from the log whom it has given to, so a restart changes nothing."""
+    """The faucet, limited to a number of nodes. The log says which nodes got it, so a restart changes nothing."""
 
     def __init__(self, network: NetworkId, state: LedgerState, *, faucet_nano: int, nodes_max: int) -> None:
         self._network = network
@@ -71,45 +68,45 @@ class EmbeddedSettlement:
         self._left = nodes_max - sum(self.reference(node) in state.references for node in state.nodes)
 
     def reference(self, node: NodeId) -> Digest:
-        """Names the one gift that a node can get."""
+        """The reference of the one faucet deposit that a node can get."""
         return Digest(sha256(b"prime-swarm faucet\n" + self._network.encode() + b"\n" + node).digest())
 
     def get_welcome_deposits(self, state: LedgerState, node: NodeId) -> list[Deposited]:
         reference = self.reference(node)
-        room_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
-        if not 0 < self._faucet_nano <= room_nano or self._left <= 0 or reference in state.references:
+        free_nano = AMOUNT_NANO_MAX - state.funds.deposited_nano
+        if not 0 < self._faucet_nano <= free_nano or self._left <= 0 or reference in state.references:
             return []
         self._left -= 1
         return [Deposited(account=node, amount_nano=self._faucet_nano, reference=reference)]
 
     async def collect(self, state: LedgerState) -> list[SettlementEntry]:
-        """Nothing comes from outside: there is no outside."""
+        """Nothing comes from outside."""
         return []
 
     def appeals(self, state: LedgerState) -> list[tuple[RunId, Appealed]]:
-        """All of them are in the log."""
+        """All appeals are in the log."""
         return []
 
     def is_appealable(self, submission: Digest) -> bool:
-        """Nowhere but in the log."""
+        """Appeals are made in the log only."""
         return False
 
-    async def run(self, books: Any) -> None:
-        """Nothing is to be done, for ever."""
+    async def run(self, ledger: Any) -> None:
+        """There is nothing to do."""
         await asyncio.Event().wait()
 
     async def close(self) -> None:
         """There is nothing to close."""
 
     def request_anchor(self) -> None:
-        """There is nowhere to bring them."""
+        """There is no chain to anchor on."""
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "embedded"}
 
 
 def open_settlement(config: CoordinatorConfig, state: LedgerState, key: WalletKey, clock: Clock) -> Settlement:
-    """LocalError where the settings are not those that the network was created with."""
+    """LocalError if the settings differ from those that the network was created with."""
     if config.settlement.is_evm != (state.domain != EMBEDDED_DOMAIN):
         created = "embedded" if state.domain == EMBEDDED_DOMAIN else f"evm, with the court {state.domain.contract}"
         raise LocalError(f"the network was created with settlement {created}; settlement.kind says otherwise")

@@ -1,7 +1,4 @@
-"""What settlement on a chain sees of the coordinator's own books: the state, the log on disk, and its proofs.
-
-What the chain and the log say of a run now, gathered for posting.py to decide on.
-"""
+"""Reads what the log and the chain say about a run, for actions.py to decide on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -39,7 +36,7 @@ CASE_ENTRIES_MAX = 1_000
 
 
 class LedgerView(Protocol):
-    """The running coordinator, as far as settlement may look."""
+    """What settlement sees of the running coordinator."""
 
     @property
     def core(self) -> Core: ...
@@ -51,12 +48,12 @@ class LedgerView(Protocol):
     def writer(self) -> LogWriter: ...
 
     async def commit(self) -> None:
-        """Return when everything that was written so far is on disk."""
+        """Return when every appended entry is on disk."""
         ...
 
 
 async def list_slashed(store: LogStore, run: RunId, since: int) -> list[Digest]:
-    """Submissions whose slash was proposed in the log at this index or later, oldest first."""
+    """Submissions whose slash was proposed at this index of the log or later, oldest first."""
     found: list[Digest] = []
     before = None
     while True:
@@ -69,11 +66,11 @@ async def list_slashed(store: LogStore, run: RunId, since: int) -> list[Digest]:
 
 
 async def read_case(store: LogStore, submission: Digest) -> SlashCase:
-    """Everything about one slash."""
+    """Everything that the log says about one slash."""
     rows = await store.list_entries(kinds=CASE_KINDS, subject=submission, limit=CASE_ENTRIES_MAX)
     case = SlashCase(submission)
     for row in reversed(rows):
-        case.take(row.index, row.leaf)
+        case.add_entry(row.index, row.leaf)
     return case
 
 
@@ -84,38 +81,38 @@ async def get_last_payout(store: LogStore, run: RunId) -> int:
 
 
 FAR_FUTURE_S = 2**48 - 1
-"""A time after every announced change of terms."""
+"""Later than every announced change of terms."""
 
 
 class SettlementReader:
-    """Of one network. What it remembers between two looks can be read again."""
+    """For one network. What it caches between two polls can be read again."""
 
     def __init__(self, chain: ChainClient, contracts: NetworkContracts, config: SettlementConfig) -> None:
         self._chain = chain
         self._contracts = contracts
         self._config = config
         self.payable: dict[RunId, Payable] = {}
-        """What accounts were paid when the log had the size that is anchored."""
+        """What accounts were paid when the log had the anchored size."""
         self.cases: dict[Digest, SlashCase] = {}
         self.lost: set[Digest] = set()
-        """Slashes that the court will never open any more."""
+        """Slashes that the court will never accept."""
         self.over: set[Digest] = set()
         """Slashes that have ended on the chain."""
         self._newest: dict[RunId, tuple[int, int]] = {}
-        """Size of the newest head that was seen, and when it was anchored."""
+        """Size of the newest head seen, and when it was anchored."""
         self._since: dict[RunId, int] = {}
-        """Slashes that were proposed in the log before this index are over."""
+        """Slashes proposed before this index of the log are over."""
 
-    async def gather(self, books: LedgerView, name: RunId, followed: FollowedChain) -> tuple[RunInLog, RunOnChain]:
-        """Both sides of a run."""
-        slashed = await self._load_cases(books, name)
-        on_chain = await self.read_run(books, name, slashed)
-        return await self._read_log(books, name, on_chain, followed, slashed), on_chain
+    async def gather(self, ledger: LedgerView, name: RunId, followed: FollowedChain) -> tuple[RunInLog, RunOnChain]:
+        """A run in the log and on the chain."""
+        slashed = await self._load_cases(ledger, name)
+        on_chain = await self.read_run(ledger, name, slashed)
+        return await self._read_log(ledger, name, on_chain, followed, slashed), on_chain
 
     # --- The chain --------------------------------------------------------------------------------------------------
 
-    async def read_run(self, books: LedgerView, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
-        """In one request, and a second one where the newest head is not the one that was seen last."""
+    async def read_run(self, ledger: LedgerView, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
+        """One request, and a second one if there is a new head."""
         at, run = self._contracts, run_key(name)
         asked: list[ViewCall] = [
             (at.registry, "runOf", (run,)),
@@ -136,7 +133,7 @@ class SettlementReader:
             phase=RunPhase(known["status"]),
             terms=ChainTerms.read(terms),
             size=size,
-            anchored_at=await self._read_anchored_at(books, name, size),
+            anchored_at=await self._read_anchored_at(ledger, name, size),
             is_frozen=bool(frozen_at),
             pool=PoolOnChain(
                 held=pool["held"],
@@ -149,61 +146,61 @@ class SettlementReader:
             slashes={submission: decode_slash(seen) for submission, seen in zip(slashed, slashes, strict=True)},
         )
 
-    async def _read_anchored_at(self, books: LedgerView, name: RunId, size: int) -> int:
-        """When the newest head came, and that it is our own; 0 before the first."""
+    async def _read_anchored_at(self, ledger: LedgerView, name: RunId, size: int) -> int:
+        """When the newest head was anchored, after checking that it is ours; 0 before the first."""
         if not size:
             return 0
         known_size, anchored_at = self._newest.get(name, (0, 0))
         if known_size != size:
-            anchored_at = int((await self.read_head(books, name, size))["anchoredAt"])
+            anchored_at = int((await self.read_head(ledger, name, size))["anchoredAt"])
             self._newest[name] = (size, anchored_at)
         return anchored_at
 
-    async def read_head(self, books: LedgerView, name: RunId, size: int) -> Any:
-        """An anchored head of our own log; refused by the anchor where the root there is another."""
-        if size > books.writer.size:
+    async def read_head(self, ledger: LedgerView, name: RunId, size: int) -> Any:
+        """An anchored head of our own log; the anchor refuses if its root differs."""
+        if size > ledger.writer.size:
             raise ChainUnavailable(
-                f"the chain has a head over {size} entries, and the log here has {books.writer.size}:"
-                " was it restored from an old copy? Nothing is brought there before it has them again"
+                f"the chain has a head over {size} entries, and the log here has {ledger.writer.size}:"
+                " was it restored from an old backup? Nothing is sent before the log has them again"
             )
-        root = compute_root(size, books.writer.tree.get_node)
+        root = compute_root(size, ledger.writer.tree.get_node)
         return await self._chain.read(self._contracts.anchor, "headAt", run_key(name), size, root)
 
     # --- The log ----------------------------------------------------------------------------------------------------
 
-    async def _load_cases(self, books: LedgerView, name: RunId) -> list[Digest]:
-        """The slashes of a run that may not be over, oldest first."""
-        found = await list_slashed(books.log, name, self._since.get(name, 0))
+    async def _load_cases(self, ledger: LedgerView, name: RunId) -> list[Digest]:
+        """The slashes of a run that may still be open, oldest first."""
+        found = await list_slashed(ledger.log, name, self._since.get(name, 0))
         for submission in found:
             case = self.cases.get(submission)
             if case is None or case.ended is None:
-                self.cases[submission] = await read_case(books.log, submission)
+                self.cases[submission] = await read_case(ledger.log, submission)
         return found
 
     async def _read_log(
-        self, books: LedgerView, name: RunId, on_chain: RunOnChain, followed: FollowedChain, slashed: list[Digest]
+        self, ledger: LedgerView, name: RunId, on_chain: RunOnChain, followed: FollowedChain, slashed: list[Digest]
     ) -> RunInLog:
-        run = books.core.state.runs[name]
-        await self._find_payable(books, name, on_chain.size)
+        run = ledger.core.state.runs[name]
+        await self._find_payable(ledger, name, on_chain.size)
         return RunInLog(
             name=name,
             terms=make_chain_terms(run.terms, self._config, self._contracts.scale),
-            size=books.writer.size,
+            size=ledger.writer.size,
             is_closed=run.status is RunStatus.CLOSED,
             payable=self.payable.get(name),
             paid_total=sum(run.paid.values()) * self._contracts.scale,
             slashes=tuple(self._list_open(name, on_chain, followed, slashed)),
         )
 
-    async def _find_payable(self, books: LedgerView, name: RunId, size: int) -> None:
-        """After a restart: if nothing was paid since the anchored head, what is paid now was paid then."""
+    async def _find_payable(self, ledger: LedgerView, name: RunId, size: int) -> None:
+        """After a restart: if nothing was paid since the anchored head, the present totals are those of that head."""
         known = self.payable.get(name)
         if known is not None and known.size == size:
             return
-        # Copied before the log is asked: whatever is in the copy is on disk when the answer comes.
-        paid = self.units(books.core.state.runs[name].paid)
-        await books.commit()
-        if await get_last_payout(books.log, name) < size:
+        # Copied before the commit: everything in the copy is on disk when the log is queried.
+        paid = self.units(ledger.core.state.runs[name].paid)
+        await ledger.commit()
+        if await get_last_payout(ledger.log, name) < size:
             self.payable[name] = Payable(size, paid)
 
     def units(self, paid: Mapping[NodeId, int]) -> dict[NodeId, int]:
@@ -212,7 +209,7 @@ class SettlementReader:
     def _list_open(
         self, name: RunId, on_chain: RunOnChain, followed: FollowedChain, slashed: list[Digest]
     ) -> list[SlashInLog]:
-        """Those that are not over; the ones that are before all of these are not read again."""
+        """Slashes that are not over. Those that ended before the first open one are not read again."""
         found: list[SlashInLog] = []
         for submission in slashed:
             slash = self._describe(self.cases[submission], on_chain, followed)
@@ -235,7 +232,7 @@ class SettlementReader:
     def choose_verdicts(
         self, given: list[VerdictGiven], on_chain: RunOnChain, followed: FollowedChain, barred: list[str]
     ) -> list[VerdictGiven]:
-        """Verdicts that the court will count: of validators with enough in the vault, none of an owner barred."""
+        """Verdicts that the court counts: of validators with enough in the vault whose owner is not barred."""
         terms = on_chain.terms
         if terms is None:
             return []
@@ -248,5 +245,5 @@ class SettlementReader:
 
 
 def decode_slash(seen: Mapping[str, Any]) -> SlashOnChain:
-    """ICourt.Slash, as far as posting goes by it."""
+    """The fields of ICourt.Slash that actions.py needs."""
     return SlashOnChain(SlashPhase(seen["status"]), seen["appealUntil"], seen["judgeUntil"])

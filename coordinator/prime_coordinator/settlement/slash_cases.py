@@ -1,6 +1,6 @@
-"""A slash as the court wants to see it: receipt, verdicts, the log's entry and its place. Pure: leaves in, values out.
+"""The evidence of a slash in the form that the court takes: receipt, verdicts, the log's entry and its proof. Pure.
 
-The form of the values is that of ICourt: tuples in the order of its structs.
+Values are tuples in the order of ICourt's structs.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -30,7 +30,7 @@ AbiTuple = tuple[Any, ...]
 
 @dataclass(slots=True)
 class SlashCase:
-    """All that the log says about one slash."""
+    """Everything that the log says about one slash."""
 
     submission: Digest
     submitted: Submitted | None = None
@@ -41,8 +41,8 @@ class SlashCase:
     ended: int | None = None
     is_executed: bool = False
 
-    def take(self, index: int, leaf: bytes) -> None:
-        """The entries of the submission, in the order of the log."""
+    def add_entry(self, index: int, leaf: bytes) -> None:
+        """Add an entry of the submission; call in the order of the log."""
         _, letter = decode_leaf(leaf)
         entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
         match entry:
@@ -60,14 +60,14 @@ class SlashCase:
                 pass
 
     def accusing(self) -> list[VerdictGiven]:
-        """What the slash rests on; the one that names its evidence first."""
+        """The verdicts that the slash is based on; the one that names its evidence comes first."""
         hard = [
             given for index, given in self.verdicts if index < self.proposed and given.outcome is Outcome.FRAUDULENT
         ]
         return sorted(hard, key=lambda given: given.receipt.evidence != self.evidence)
 
     def deciding(self) -> list[VerdictGiven]:
-        """What the appeal's end rests on."""
+        """The verdicts that decided the appeal."""
         if self.appealed is None or self.ended is None:
             return []
         later = [given for index, given in self.verdicts if self.appealed < index < self.ended]
@@ -77,7 +77,7 @@ class SlashCase:
 def choose_judges(
     given: Sequence[VerdictGiven], is_fit: Callable[[NodeId], bool], barred: Collection[NodeId], quorum: int
 ) -> list[VerdictGiven]:
-    """As many as the quorum, sorted as the court wants them; fewer where there are not enough."""
+    """A quorum of verdicts, sorted as the court requires; fewer if there are not enough."""
     fit = [each for each in given if each.receipt.validator not in barred and is_fit(each.receipt.validator)]
     return sorted(fit[:quorum], key=lambda each: each.receipt.validator)
 
@@ -96,7 +96,7 @@ def encode_verdict(given: VerdictGiven) -> AbiTuple:
 def encode_logged_entry(
     leaf: bytes, index: int, size: int, proof: MerkleProof, submission: Digest, evidence: Digest | None
 ) -> AbiTuple:
-    """A LoggedEntry: the leaf, where in it the entry's last fields begin, and its place in the anchored head."""
+    """A LoggedEntry: the leaf, the offset of the entry's last fields in it, and its inclusion proof."""
     _, letter = decode_leaf(leaf)
     name = b"\xaasubmission\xc4\x20" + submission
     sought = b"\x81" + name if evidence is None else b"\xa8evidence\xc4\x20" + evidence + name

@@ -157,15 +157,15 @@ def make_coordinator_argv(plan: DevnetPlan) -> tuple[str, ...]:
         "network": NETWORK,
         "listen.port": 0,
         "faucet.amount_nano": 0 if plan.settles_on_chain else recipe.FAUCET,
-        "tempo.beat_ms": recipe.HEARTBEAT_MS,
-        "tempo.head_ms": recipe.HEAD_MS,
-        "tempo.tick_ms": recipe.TICK_MS,
-        "books.head_ms": recipe.HEAD_MS,
+        "intervals.heartbeat_ms": recipe.HEARTBEAT_MS,
+        "intervals.head_ms": recipe.HEAD_MS,
+        "intervals.tick_ms": recipe.TICK_MS,
+        "log_writer.head_ms": recipe.HEAD_MS,
         "p2p.listen": LOOPBACK_MULTIADDR,
         "limits.address_rate": 5_000,
         "limits.address_burst": 10_000,
-        "reading.per_second": 1_000,
-        "reading.burst": 1_000,
+        "read_api.per_second": 1_000,
+        "read_api.burst": 1_000,
     }
     words = ["prime-coordinator", "init", "--folder", str(get_coordinator_folder(plan)), "--p2p-enabled"]
     return (*words, "--password-file", str(get_password_file(plan)), *make_flags(settings))

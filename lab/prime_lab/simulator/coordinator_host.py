@@ -236,7 +236,7 @@ class CoordinatorHost:
 
     def _decide(self, core: Core, letter: Payload, message: Any, packet: SimulatedPacket, now_ms: int) -> Any:
         if isinstance(message, Heartbeat):
-            return core.beat(letter.sender, self.run, message, now_ms)
+            return core.handle_heartbeat(letter.sender, self.run, message, now_ms)
         if isinstance(message, LeaseRequest):
             return core.request_lease(letter.sender, self.run, message, now_ms)
         if letter.kind not in ENTRY_KINDS:
@@ -244,11 +244,11 @@ class CoordinatorHost:
         if isinstance(message, Submitted):
             self._take_in(core, letter, message, now_ms)
         assert packet.frame is not None
-        return core.take(letter, message, packet.frame, address_group=packet.address_group, now_ms=now_ms)
+        return core.append_entry(letter, message, packet.frame, address_group=packet.address_group, now_ms=now_ms)
 
     def _take_in(self, core: Core, letter: Payload, entry: Submitted, now_ms: int) -> None:
         """The file, before its entry; what is in the log already is not read again."""
-        if core.repeated(letter, entry) is not None:
+        if core.find_repeat(letter, entry) is not None:
             return
         expected = core.get_expected_submission(letter.sender, self.run, entry, now_ms)
         try:

@@ -196,17 +196,17 @@ class World:
         zeros, week_ms = NodeId(bytes(20)), 7 * 24 * 60 * MINUTE_MS
         log_key = str(host.verifier)
         founding = e.NetworkCreated(log_key=log_key, chain_id=0, contract=zeros, unbonding_ms=week_ms)
-        scribe.write(founding, None, self.now_ms)
+        scribe.append_own(founding, None, self.now_ms)
         terms = replace(make_terms(self.plan), inspectors=self.inspectors)
-        scribe.write(e.RunCreated(terms=terms), RUN, self.now_ms)
+        scribe.append_own(e.RunCreated(terms=terms), RUN, self.now_ms)
         sponsor = get_wallet("sponsor")
         for account, amount_nano in {sponsor.node: 1000 * COIN_NANO, **accounts}.items():
             reference = hash_text(f"deposit {account}")
             entry = e.Deposited(account=account, amount_nano=amount_nano, reference=reference)
-            host.core.order(entry, None, self.now_ms)
+            host.core.append_operator_entry(entry, None, self.now_ms)
         packet = self.seal(sponsor, e.RunFunded(amount_nano=1000 * COIN_NANO), RUN, self.now_ms)
         assert packet.frame is not None
-        host.core.take(
+        host.core.append_entry(
             open_envelope(packet.frame, network=NETWORK).payload,
             packet.message,
             packet.frame,
@@ -221,7 +221,7 @@ class World:
     def order(self, entry: Any, run: RunId | None) -> None:
         """What an operator asks of the coordinator; nothing while it is down."""
         if self.host.core is not None:
-            self.host.core.order(entry, run, self.now_ms)
+            self.host.core.append_operator_entry(entry, run, self.now_ms)
             self.host.collect()
             self._write()
 

@@ -100,7 +100,7 @@ async def make_folder(
         network=NETWORK,
         password=Secret(PASSWORD),
         database=database,
-        books=books,
+        log_writer=books,
         faucet=FaucetConfig(amount_nano=GIFT),
         intake=IntakeConfig(memory_mb_max=2048),
         **settings or {},
@@ -121,10 +121,10 @@ async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms
         scribe = EntryWriter(key, replay(NETWORK, await store.read(0, size)))
         now_ms = SystemClock().now_ms()
         sponsor = key_of("sponsor").node
-        scribe.write(e.RunCreated(terms=wanted), RUN, now_ms)
+        scribe.append_own(e.RunCreated(terms=wanted), RUN, now_ms)
         if fund_nano:
             deposit = e.Deposited(account=sponsor, amount_nano=fund_nano, reference=Digest(bytes(32)))
-            scribe.write(deposit, None, now_ms)
+            scribe.append_own(deposit, None, now_ms)
         leaves = scribe.drain()
         await store.append(size, leaves, [compute_entry_keys(leaf) for leaf in leaves])
     finally:

@@ -152,7 +152,7 @@ def open_stage(folder: Path) -> Iterator[Stage]:
 async def _begin(loop: LoopThread, folder: Path) -> Stage:
     model = make_tiny_checkpoint(folder / "model", vocabulary=64)
     (model / "tokenizer.json").write_text(json.dumps(word_tokenizer(TOKENS)))
-    settings = {"explorer": ExplorerConfig(models=(model,)), "tempo": IntervalsConfig(head_ms=50, tick_ms=50)}
+    settings = {"explorer": ExplorerConfig(models=(model,)), "intervals": IntervalsConfig(head_ms=50, tick_ms=50)}
     bound = {"model_files": digest_model_files(model), "appeal_ms": APPEAL_MS, "judgement_ms": 60_000}
     config = await make_folder(folder / "coordinator", books=LogWriterConfig(head_ms=200), settings=settings, **bound)
     process = CoordinatorProcess(config)

@@ -40,7 +40,7 @@ TERMS: dict[str, Any] = {
     "output_tokens_max": 48,
     "tolerance": TOLERANCE,
 }
-TEMPO = IntervalsConfig(beat_ms=300, head_ms=100, tick_ms=50)
+INTERVALS = IntervalsConfig(heartbeat_ms=300, head_ms=100, tick_ms=50)
 
 
 def alter_checkpoint(source: Path, target: Path, *, share: float) -> Path:
@@ -133,7 +133,7 @@ async def running_network(
     **terms: Any,
 ) -> AsyncIterator[Network]:
     """A coordinator with one run, and an origin that serves its first checkpoint. `behaviour` is the small engine's."""
-    books, settings = LogWriterConfig(head_ms=100), {"tempo": TEMPO, **(coordinator or {})}
+    books, settings = LogWriterConfig(head_ms=100), {"intervals": INTERVALS, **(coordinator or {})}
     config = await make_folder(folder / "coordinator", books=books, settings=settings, **{**TERMS, **terms})
     async with running(config) as host, AsyncExitStack() as stack:
         network = Network(folder, host, stack)

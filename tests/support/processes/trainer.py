@@ -41,7 +41,7 @@ TERMS: dict[str, Any] = {
     "output_tokens_max": 8,
     "lag_max": 2,
 }
-TEMPO = IntervalsConfig(beat_ms=300, head_ms=50, tick_ms=20)
+INTERVALS = IntervalsConfig(heartbeat_ms=300, head_ms=50, tick_ms=20)
 PAUSE_S = 0.1
 TRIES = 10
 
@@ -180,7 +180,7 @@ async def running_scene(folder: Path, **changes: Any) -> AsyncIterator[Scene]:
     """With hands at work, and nothing published yet."""
     wanted = {**TERMS, **changes}
     config = await make_folder(
-        folder / "coordinator", books=LogWriterConfig(head_ms=100), settings={"tempo": TEMPO}, **wanted
+        folder / "coordinator", books=LogWriterConfig(head_ms=100), settings={"intervals": INTERVALS}, **wanted
     )
     make_tiny_checkpoint(folder / "model", vocabulary=VOCABULARY, hidden=32, layers=1)
     write_key(folder / "key.json", "trainer")

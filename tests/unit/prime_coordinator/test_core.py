@@ -43,13 +43,15 @@ def test_a_head_is_told_to_those_who_have_an_older_one(scene: Scene) -> None:
     scene.core.head, scene.core.head_size = b"note", 5
     for size, told in ((4, b"note"), (5, b"")):
         beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=size)
-        assert scene.core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).head == told
+        assert scene.core.handle_heartbeat(scene.node("ann"), RUN, beat, scene.world.now_ms).head == told
 
 
 def test_a_small_network_may_go_faster(scene: Scene) -> None:
-    core = Core(scene.world.key("coordinator"), scene.world.ledger, now_ms=0, tempo=IntervalsConfig(beat_ms=250))
+    core = Core(
+        scene.world.key("coordinator"), scene.world.ledger, now_ms=0, intervals=IntervalsConfig(heartbeat_ms=250)
+    )
     beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
-    assert core.beat(scene.node("ann"), RUN, beat, scene.world.now_ms).next_heartbeat_ms == 250
+    assert core.handle_heartbeat(scene.node("ann"), RUN, beat, scene.world.now_ms).next_heartbeat_ms == 250
 
 
 def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
@@ -60,7 +62,7 @@ def test_strangers_and_unknown_runs_are_refused(scene: Scene) -> None:
     beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
     request = LeaseRequest(checkpoint_step=0, tokens_per_s=1)
     with pytest.raises(RemoteError, match="not created"):
-        scene.core.beat(scene.node("ann"), RunId("other"), beat, scene.world.now_ms)
+        scene.core.handle_heartbeat(scene.node("ann"), RunId("other"), beat, scene.world.now_ms)
     with pytest.raises(RemoteError, match="not created"):
         scene.core.request_lease(scene.node("ann"), RunId("other"), request, scene.world.now_ms)
 
@@ -119,7 +121,7 @@ def test_before_the_first_checkpoint_there_are_no_weights() -> None:
     scene = Scene.started()
     scene.order(e.RunCreated(terms=scene.world.terms()), RunId("run-2"))
     beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
-    assert scene.core.beat(scene.node("ann"), RunId("run-2"), beat, scene.world.now_ms).weights is None
+    assert scene.core.handle_heartbeat(scene.node("ann"), RunId("run-2"), beat, scene.world.now_ms).weights is None
 
 
 def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
@@ -128,7 +130,7 @@ def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
     name = scene.work("bob")
     scene.tick(SECOND_MS)
     beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=0)
-    other = [scene.core.beat(node, RunId("run-2"), beat, scene.world.now_ms) for node in scene.state.nodes]
+    other = [scene.core.handle_heartbeat(node, RunId("run-2"), beat, scene.world.now_ms) for node in scene.state.nodes]
     assert all(not reply.leases and not reply.audits for reply in other)
     assert scene.told(scene.drawn(name)[0]) == [name]
 
@@ -137,7 +139,7 @@ def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
 
 
 def standing(scene: Scene, name: str) -> Eligibility:
-    return scene.core.standing(scene.node(name), RUN, scene.world.now_ms).standing
+    return scene.core.get_eligibility(scene.node(name), RUN, scene.world.now_ms).standing
 
 
 def test_every_standing_has_a_way_out() -> None:
@@ -249,7 +251,7 @@ def test_only_orders_are_the_operators(scene: Scene) -> None:
 
 def test_a_refusal_of_our_own_entry_is_a_bug(scene: Scene) -> None:
     with pytest.raises(AssertionError, match="refuses our own"):
-        scene.core.entry_writer.write(e.PaidOut(step=Step(9)), RUN, scene.world.now_ms)
+        scene.core.entry_writer.append_own(e.PaidOut(step=Step(9)), RUN, scene.world.now_ms)
 
 
 def test_a_clock_that_runs_backwards_does_not_stop_the_log(scene: Scene) -> None:

@@ -21,8 +21,8 @@ def gift(world: World, number: int) -> e.Deposited:
 
 def test_what_is_written_is_drained_once_and_a_stranger_can_replay_it() -> None:
     world, scribe = make()
-    scribe.write(gift(world, 1), None, world.now_ms)
-    scribe.write(gift(world, 2), None, world.now_ms)
+    scribe.append_own(gift(world, 1), None, world.now_ms)
+    scribe.append_own(gift(world, 2), None, world.now_ms)
     fresh = scribe.drain()
     assert len(fresh) == 2
     assert scribe.drain() == []
@@ -31,10 +31,10 @@ def test_what_is_written_is_drained_once_and_a_stranger_can_replay_it() -> None:
 
 def test_an_order_that_is_refused_leaves_nothing_behind() -> None:
     world, scribe = make()
-    scribe.order(gift(world, 1), None, world.now_ms)
+    scribe.append_requested(gift(world, 1), None, world.now_ms)
     size = world.state.size
     with pytest.raises(RemoteError):
-        scribe.order(gift(world, 1), None, world.now_ms)
+        scribe.append_requested(gift(world, 1), None, world.now_ms)
     assert world.state.size == size
     assert len(scribe.drain()) == 1
 
@@ -42,17 +42,17 @@ def test_an_order_that_is_refused_leaves_nothing_behind() -> None:
 def test_our_own_entry_refused_is_our_bug() -> None:
     world, scribe = make()
     with pytest.raises(AssertionError, match="PaidOut"):
-        scribe.write(e.PaidOut(step=Step(7)), RUN, world.now_ms)
+        scribe.append_own(e.PaidOut(step=Step(7)), RUN, world.now_ms)
 
 
 def test_the_logs_time_does_not_run_backwards_when_the_clock_does() -> None:
     world, scribe = make()
     at_ms = world.state.at_ms
-    logged = scribe.order(gift(world, 1), None, at_ms - 10_000)
+    logged = scribe.append_requested(gift(world, 1), None, at_ms - 10_000)
     assert logged.at_ms == at_ms
 
 
 def test_another_key_of_ours_writes_under_its_own_name() -> None:
     world, scribe = make()
-    scribe.write(e.RunFunded(amount_nano=1), RUN, world.now_ms, key=world.key("ann"))
+    scribe.append_own(e.RunFunded(amount_nano=1), RUN, world.now_ms, key=world.key("ann"))
     assert world.run.funded[world.id("ann")] == 1

@@ -63,7 +63,7 @@ async def _write(config: CoordinatorConfig, count: int) -> None:
         reference = Digest((len(leaves) + number).to_bytes(32, "big"))
         account = scribe.state.coordinator
         assert account is not None
-        scribe.write(Deposited(account=account, amount_nano=1, reference=reference), None, SystemClock().now_ms())
+        scribe.append_own(Deposited(account=account, amount_nano=1, reference=reference), None, SystemClock().now_ms())
     fresh = scribe.drain()
     await store.append(len(leaves), fresh, [compute_entry_keys(leaf) for leaf in fresh])
     store.close()
@@ -202,7 +202,7 @@ class Killed(BaseException):
     """As when the process is gone: no handler runs but those that always do."""
 
 
-@pytest.mark.parametrize("point", ["_copy_log", "_copy_files", "list_files", "write_manifest", "publish_folder"])
+@pytest.mark.parametrize("point", ["_copy_log", "_copy_files", "hash_files", "write_manifest", "publish_folder"])
 async def test_interrupted_backup_leaves_nothing_that_looks_like_one(
     original: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -215,7 +215,7 @@ async def test_interrupted_backup_leaves_nothing_that_looks_like_one(
 
 
 @pytest.mark.parametrize(
-    "point", ["_write_settings", "_check_keys", "_copy_objects", "_fill_database", "publish_folder"]
+    "point", ["_write_settings", "_check_keys", "_restore_objects", "_fill_database", "publish_folder"]
 )
 async def test_interrupted_restore_leaves_nothing_that_looks_like_a_coordinator(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str

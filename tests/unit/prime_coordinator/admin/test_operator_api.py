@@ -82,7 +82,7 @@ async def test_nobody_else_may_order_or_ask(tmp_path: Path, stranger: str) -> No
                 await client.call(server, OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run=run)
             assert refused.value.refusal.code is RefusalCode.FORBIDDEN
         with pytest.raises(CallRefused) as refused:
-            await client.call(server, QUERY, OperatorQuery(question="status", given=()))
+            await client.call(server, QUERY, OperatorQuery(route="status", params=()))
         assert refused.value.refusal.code is RefusalCode.FORBIDDEN
         assert desk.commits == 0
     assert world.snapshot() == before
@@ -93,14 +93,14 @@ async def test_order_that_a_rule_refuses_changes_nothing_and_says_why(tmp_path: 
     size = len(world.leaves)
     async with called_by("coordinator", world, tmp_path) as (client, server, _):
         create = OPERATOR_ENTRY_ENDPOINTS[RunCreated]
-        for run, field in ((RUN, "run"), (None, "Letter.run")):
+        for run, field in ((RUN, "run"), (None, "Payload.run")):
             with pytest.raises(CallRefused) as refused:
                 await client.call(server, create, RunCreated(terms=world.terms()), run=run)
             assert refused.value.refusal.field == field
         with pytest.raises(CallRefused) as refused:
             deposit = Deposited(account=world.id("ann"), amount_nano=5, reference=digest("y"))
             await client.call(server, OPERATOR_ENTRY_ENDPOINTS[Deposited], deposit, run=RunId("run-2"))
-        assert refused.value.refusal.field == "Letter.run"
+        assert refused.value.refusal.field == "Payload.run"
         await client.call(server, create, RunCreated(terms=world.terms()), run=RunId("run-2"))
     assert len(world.leaves) == size + 1
     assert set(world.state.runs) == {RUN, "run-2"}
@@ -110,15 +110,15 @@ async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
     world = World.started()
     async with called_by("coordinator", world, tmp_path) as (client, server, _):
         given = (QueryArgument(name="role", value="worker"), QueryArgument(name="limit", value="1"))
-        answer = await client.call(server, QUERY, OperatorQuery(question="nodes", given=given))
+        answer = await client.call(server, QUERY, OperatorQuery(route="nodes", params=given))
         page = json.loads(answer.message.body)
-        for question, parameters, field in (
-            ("nonsense", (), "question"),
+        for route, parameters, field in (
+            ("nonsense", (), "route"),
             ("nodes", (QueryArgument(name="limit", value="0"),), "limit"),
             ("run", (QueryArgument(name="run", value="nope"),), "run"),
         ):
             with pytest.raises(CallRefused) as refused:
-                await client.call(server, QUERY, OperatorQuery(question=question, given=parameters))
+                await client.call(server, QUERY, OperatorQuery(route=route, params=parameters))
             assert refused.value.refusal.field == field
     assert [row["node"] for row in page["rows"]] == [str(world.id("ann"))]
     assert page["next"] == "1"
@@ -131,7 +131,7 @@ async def test_the_operator_may_hasten_settlement_and_nobody_else(
     world = World.started()
     hastened: list[int] = []
     async with called_by(name, world, tmp_path) as (client, server, desk):
-        monkeypatch.setattr(desk.settlement, "hasten", lambda: hastened.append(world.state.size))
+        monkeypatch.setattr(desk.settlement, "request_anchor", lambda: hastened.append(world.state.size))
         for size in (0, world.state.size + 1):
             try:
                 answer = await client.call(server, ANCHOR_NOW, AnchorNow(size=size))

@@ -37,7 +37,7 @@ async def desk_of(world: World, folder: Path) -> AsyncIterator[SmallDesk]:
 
 async def ask(desk: SmallDesk, name: str, **given: str) -> Any:
     question = ROUTES[name]
-    return await question.answer(desk, parse_query(question, given))
+    return await question.handler(desk, parse_query(question, given))
 
 
 async def ask_all(desk: SmallDesk, name: str, **given: str) -> list[Any]:

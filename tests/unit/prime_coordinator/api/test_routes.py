@@ -105,6 +105,16 @@ async def test_description_names_every_parameter_that_is_read(tmp_path: Path) ->
         ("/log/entries/-1", 400, "index"),
         ("/log/entries/01", 400, "index"),
         ("/log/entries/999999", 404, "index"),
+        (f"/log/entries/{2**63 - 1}", 404, "index"),
+        (f"/log/entries/{2**63}", 400, "index"),
+        (f"/log/entries/{2**64 - 1}", 400, "index"),
+        (f"/log/entries?cursor={2**63}", 400, "cursor"),
+        (f"/runs?cursor={2**63}", 400, "cursor"),
+        (f"/submissions?step={2**63}", 400, "step"),
+        (f"/payouts/{RUN}/{2**63}", 400, "epoch"),
+        (f"/log/consistency?old={2**63 - 1}", 400, "old"),
+        (f"/log/consistency?old={2**64}", 400, "old"),
+        (f"/log/consistency?old=1&new={2**63}", 400, "new"),
         (f"/payouts/{RUN}/2", 404, "epoch"),
         (f"/payouts/{RUN}/0", 400, "epoch"),
         ("/log/entries?kind=Nonsense", 400, "kind"),
@@ -123,6 +133,13 @@ async def test_wrong_question_gets_one_clear_error(tmp_path: Path, path: str, st
     assert (response.status, body["error"]["field"]) == (status, field), body
     assert body["error"]["problem"]
     assert response.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/runs", "/nodes", "/leases", "/submissions", "/log/entries"])
+async def test_the_largest_cursor_is_read_without_an_error(tmp_path: Path, path: str) -> None:
+    desk, _ = await busy_desk(tmp_path)
+    async with serving(desk) as client:
+        assert (await client.get(f"{API_ROOT}{path}?cursor={2**63 - 1}")).status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])

@@ -12,12 +12,12 @@ import pytest
 from prime_coordinator.api import schemas as rows
 from prime_coordinator.api.routes import ROUTES
 from prime_coordinator.cli.arguments import EXIT_CODES, build_parser
-from prime_coordinator.cli.listing import COLUMNS, format_distance, format_fields, format_plain, format_row
+from prime_coordinator.cli.listing import COLUMNS, format_fields, format_row, format_value
 from prime_coordinator.cli.main import parse_args
 from prime_protocol.errors import LocalError
 from prime_runtime.cli import SettingsHelp, build_completion_script, walk_parser
 from prime_runtime.console import CommandOutput
-from prime_runtime.formatting import format_amount, format_time, parse_amount
+from prime_runtime.formatting import format_amount, format_relative_time, format_time, parse_amount
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
     ("nano", "shown"), [(0, "0"), (1, "0.000000001"), (12_500_000_000, "12.5"), (10**18, "1,000,000,000")]
 )
 def test_amounts_are_shown_to_the_last_digit(nano: int, shown: str) -> None:
-    assert format_amount(nano, 0) == shown
+    assert format_amount(nano) == shown
     assert nano == 0 or parse_amount(shown.replace(",", "")) == nano
 
 
@@ -51,12 +51,12 @@ def test_wrong_amount_is_refused(text: str) -> None:
     ],
 )
 def test_times_are_shown_as_distances(at_s: int, shown: str) -> None:
-    assert format_distance(at_s * 1000, 1_000_000) == shown
+    assert format_relative_time(at_s * 1000, 1_000_000) == shown
 
 
 def test_times_are_utc() -> None:
-    assert format_time(1_800_000_000_000, 0) == "2027-01-15 08:00:00"
-    assert (format_time(None, 0), format_distance(None, 0)) == ("-", "-")
+    assert format_time(1_800_000_000_000) == "2027-01-15 08:00:00"
+    assert (format_time(None), format_relative_time(None, 0)) == ("-", "-")
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_times_are_utc() -> None:
     [(None, "-"), (True, "yes"), ([], "-"), (["a", "b"], "a, b"), ({"a": 1, "b": [2]}, "a=1, b=2"), (3, "3")],
 )
 def test_values_are_shown_in_words(value: Any, shown: str) -> None:
-    assert format_plain(value, 0) == shown
+    assert format_value(value) == shown
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_show_fields_that_the_rows_have(name: str) -> None:
     known = {field.name for field in fields(ROUTES[name].row)}
-    assert {field for field, _ in COLUMNS[name].values()} <= known
+    assert set(COLUMNS[name].values()) <= known
 
 
 def test_detail_shows_every_field_but_lists_of_rows() -> None:

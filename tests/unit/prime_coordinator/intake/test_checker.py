@@ -1,4 +1,4 @@
-"""The checking processes: they answer, and when one dies or hangs its file is refused and the next one is checked."""
+"""Checking processes: each job gets a result, and a process that dies or hangs fails only its own file."""
 
 import io
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from prime_coordinator.intake.checker import LENGTH_BYTES, CheckerPool, CheckJob, run_check, serve_jobs
+from prime_coordinator.intake.checker import LENGTH_BYTES, CheckerPool, CheckJob, serve_jobs
 from prime_coordinator.intake.checks import get_expected_submission
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import LocalError, RemoteError
 from support.ledger_network import RUN, World
 
 
@@ -24,9 +24,9 @@ def make_job(path: Path, task_set: str = "arithmetic") -> CheckJob:
 
 @pytest.fixture
 async def checkers() -> AsyncIterator[CheckerPool]:
-    made = CheckerPool(count=1, check_ms=20_000, memory_mb=2048)
-    yield made
-    await made.close()
+    pool = CheckerPool(count=1, check_ms=20_000, memory_mb=2048)
+    yield pool
+    await pool.close()
 
 
 @pytest.fixture
@@ -36,37 +36,52 @@ def garbage(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_bad_file_is_refused_by_the_name_of_what_is_wrong(checkers: CheckerPool, garbage: Path) -> None:
+async def test_a_bad_file_is_refused_and_the_error_names_the_field(checkers: CheckerPool, garbage: Path) -> None:
     for _ in range(2):  # the second time by the same process
         with pytest.raises(RemoteError) as refused:
             await checkers.check(make_job(garbage))
         assert refused.value.field == "receipt.file_digest"
 
 
-async def test_a_process_that_dies_fails_its_file_only(checkers: CheckerPool, garbage: Path, tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match="the checking process died over it"):
+async def test_a_process_that_dies_fails_only_its_file(checkers: CheckerPool, garbage: Path, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="the checking process died on it"):
         await checkers.check(make_job(tmp_path / "missing"))
     with pytest.raises(RemoteError, match="the file has"):
         await checkers.check(make_job(garbage))
 
 
-async def test_a_check_that_takes_too_long_is_ended(garbage: Path) -> None:
-    hasty = CheckerPool(count=1, check_ms=1, memory_mb=2048)
+async def test_a_check_that_takes_too_long_is_killed(garbage: Path) -> None:
+    impatient = CheckerPool(count=1, check_ms=1, memory_mb=2048)
     try:
         with pytest.raises(RemoteError, match="could not be checked within 1 ms"):
-            await hasty.check(make_job(garbage))
+            await impatient.check(make_job(garbage))
     finally:
-        await hasty.close()
+        await impatient.close()
 
 
-def test_the_process_answers_each_job_with_one_line(garbage: Path) -> None:
+def test_each_job_gets_one_line_of_result(garbage: Path) -> None:
     raw = pickle.dumps(make_job(garbage))
     jobs = io.BytesIO((len(raw).to_bytes(LENGTH_BYTES, "big") + raw) * 2)
-    answers = io.BytesIO()
-    serve_jobs(jobs, answers)
-    lines = answers.getvalue().splitlines()
+    results = io.BytesIO()
+    serve_jobs(jobs, results)
+    lines = results.getvalue().splitlines()
     assert [json.loads(line)["field"] for line in lines] == ["receipt.file_digest"] * 2
 
 
-def test_a_task_set_that_cannot_be_opened_is_told(garbage: Path) -> None:
-    assert run_check(make_job(garbage, "no-such-family"))["field"] == "task_set.family"
+async def test_a_task_set_that_cannot_be_opened_is_the_operators_fault(checkers: CheckerPool, garbage: Path) -> None:
+    with pytest.raises(LocalError, match="the run's task set no-such-family cannot be opened"):
+        await checkers.check(make_job(garbage, "no-such-family"))
+
+
+@pytest.mark.parametrize("content", [None, b"not a problem file"])
+async def test_a_problem_file_that_cannot_be_opened_is_the_operators_fault(
+    checkers: CheckerPool, garbage: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    dataset = tmp_path / "problems"
+    if content is not None:
+        dataset.write_bytes(content)
+    job = replace(make_job(garbage, f"math:0x{'11' * 32}"), dataset=dataset)
+    with pytest.raises(LocalError, match="cannot be opened"):
+        await checkers.check(job)
+    with pytest.raises(RemoteError, match="the file has"):
+        await checkers.check(make_job(garbage))

@@ -29,7 +29,7 @@ def refused(scene: Scene, field: str, name: str, entry: object, group: str = "19
 def test_newcomers_from_one_network_are_capped_and_time_makes_room(scene: Scene) -> None:
     for number in range(NODES_PER_ADDRESS_GROUP_MAX):
         scene.send(f"n{number}", HELLO)
-    refused(scene, "Letter.sender", "late", HELLO)
+    refused(scene, "Payload.sender", "late", HELLO)
     scene.send("late", HELLO, "198.51.100")
     scene.send("n0", e.NodeRegistered(roles=(Role.RELAY,), hardware=""))  # who is known may return
     scene.world.wait(ADDRESS_GROUP_MS)
@@ -39,7 +39,7 @@ def test_newcomers_from_one_network_are_capped_and_time_makes_room(scene: Scene)
 def test_a_delegation_is_no_way_around_the_cap(scene: Scene) -> None:
     for number in range(NODES_PER_ADDRESS_GROUP_MAX):
         scene.send(f"n{number}", HELLO)
-    refused(scene, "Letter.sender", "late", scene.world.delegation("owner", "late"))
+    refused(scene, "Payload.sender", "late", scene.world.delegation("owner", "late"))
 
 
 def test_what_the_ledger_refuses_is_not_counted(scene: Scene) -> None:
@@ -71,7 +71,7 @@ def test_a_revocation_that_changes_nothing_is_not_counted(scene: Scene, monkeypa
 def test_an_owner_that_is_left_by_all_is_as_new(scene: Scene) -> None:
     scene.send("one", scene.world.delegation("owner", "one"))
     scene.send("owner", e.DelegationRevoked(node=scene.node("one")))
-    refused(scene, "Letter.sender", "owner", e.DelegationRevoked(node=scene.node("two")))
+    refused(scene, "Payload.sender", "owner", e.DelegationRevoked(node=scene.node("two")))
 
 
 def test_the_count_survives_a_restart(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_the_count_survives_a_restart(scene: Scene, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stranger_cannot_fill_the_log_with_revocations(scene: Scene) -> None:
-    refused(scene, "Letter.sender", "stranger", e.DelegationRevoked(node=scene.node("ann")))
+    refused(scene, "Payload.sender", "stranger", e.DelegationRevoked(node=scene.node("ann")))
     reference = digest("a gift")
     scene.order(e.Deposited(account=scene.node("stranger"), amount_nano=1, reference=reference), None)
     scene.send("stranger", e.DelegationRevoked(node=scene.node("ann")))

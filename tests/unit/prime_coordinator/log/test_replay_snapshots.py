@@ -30,10 +30,10 @@ def snapshot_of(rig: Rig) -> Path:
 
 async def keep(rig: Rig, leaves: list[bytes], *, signed: int) -> None:
     """The leaves in the database, the first of them under a signed head."""
-    rig.writer.put(leaves[:signed])
+    rig.writer.enqueue(leaves[:signed])
     await rig.writer.flush()
     await rig.writer.sign_head()
-    rig.writer.put(leaves[signed:])
+    rig.writer.enqueue(leaves[signed:])
     await rig.writer.flush()
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_snapshot_or_one_of_another_release_is_not_used(
         path.write_bytes(bad)
         assert read_snapshot(path) is None
     path.write_bytes(good)
-    monkeypatch.setattr(snapshots, "code_digest", lambda: bytes(32))
+    monkeypatch.setattr(snapshots, "compute_code_digest", lambda: bytes(32))
     assert read_snapshot(path) is None
 
 

@@ -185,7 +185,7 @@ def test_a_migration_that_fails_leaves_the_version_before(tmp_path: Path, monkey
     def fail(connection: object) -> None:
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr("prime_coordinator.log.migrations.STEPS", (*MIGRATIONS[:1], fail))
+    monkeypatch.setattr("prime_coordinator.log.migrations.MIGRATIONS", (*MIGRATIONS[:1], fail))
     engine = open_engine(f"sqlite:///{tmp_path / 'log.db'}")
     with pytest.raises(RuntimeError), engine.begin() as connection:
         migrate(connection, target=2)

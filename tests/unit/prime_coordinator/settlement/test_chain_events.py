@@ -52,7 +52,7 @@ def test_stakes_are_those_of_the_vault_after_every_event() -> None:
         vault("Seized", 60),
         vault("Forfeited", 60),
     ):
-        followed.take(event)
+        followed.apply(event)
         held = followed.stakes[NODE]
         seen.append((held.stake, held.unbonding, held.escrow))
     assert seen == [(0, 0, 0), (100, 0, 0), (30, 70, 0), (0, 40, 60), (60, 40, 0), (60, 0, 0), (0, 0, 60), (0, 0, 0)]
@@ -68,13 +68,15 @@ def test_blocks_are_read_when_they_lie_deep_enough_and_not_too_many_at_once() ->
 
 def test_judges_of_open_slashes_are_remembered_and_anchors_within_bounds() -> None:
     followed, name = FollowedChain(block=0), bytes([7]) * 32
-    followed.take(Told("Court", "SlashProposed", {"submission": name, "judges": [OWNER.upper().replace("X", "x")]}))
+    followed.apply(Told("Court", "SlashProposed", {"submission": name, "judges": [OWNER.upper().replace("X", "x")]}))
     assert followed.judges == {"0x" + name.hex(): [OWNER]}
-    followed.take(Told("Court", "SlashExecuted", {"submission": name}))
+    followed.apply(Told("Court", "SlashExecuted", {"submission": name}))
     assert followed.judges == {}
-    followed.take(Told("Court", "Appealed", {"submission": name}))
+    followed.apply(Told("Court", "Appealed", {"submission": name}))
     for size in range(HISTORY_MAX + 5):
-        followed.take(Told("LogAnchor", "Anchored", {"run": bytes(32), "size": size, "root": bytes(32), "previous": 0}))
+        followed.apply(
+            Told("LogAnchor", "Anchored", {"run": bytes(32), "size": size, "root": bytes(32), "previous": 0})
+        )
     assert [row["size"] for row in followed.anchors] == list(range(5, HISTORY_MAX + 5))
 
 
@@ -105,7 +107,7 @@ def test_what_is_in_a_pool_is_its_runs_and_waits_for_a_run_that_is_not_known() -
 
 def test_what_waits_for_its_run_is_remembered(tmp_path: Path) -> None:
     followed = FollowedChain(
-        block=9, stakes={NODE: VaultStake(OWNER)}, strays=[read_deposit(pool("ForfeitReceived"), ZEROS, 1, COURT)]
+        block=9, stakes={NODE: VaultStake(OWNER)}, unassigned=[read_deposit(pool("ForfeitReceived"), ZEROS, 1, COURT)]
     )
     ChainFiles(tmp_path).write_followed(followed)
     assert ChainFiles(tmp_path).read_followed(0) == followed
