@@ -1,7 +1,7 @@
-"""Carries the agent's messages to the coordinator and brings back what became of them, as events.
+"""Sends the agent's messages to the coordinator, and returns the reply, the refusal or the timeout as an event.
 
-A file that an entry names goes first. Whether it could be brought is for the entry's own answer to show: a coordinator
-that has logged the entry before takes no more files for it, and says so.
+A file that an entry names is uploaded first. A final refusal of the file does not stop the entry, whose own answer
+decides: a coordinator that already has the entry in its log refuses the file too.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 KNOWN_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (HEARTBEAT, LEASE, *ENTRY_ENDPOINTS)
 ENDPOINTS = {endpoint.request: endpoint for endpoint in KNOWN_ENDPOINTS}
 SEND_MS = 15_000
-"""Time for one message, retries included. The agent tries again by its own rules."""
+"""Time for one message, including the HTTP client's retries. The agent retries by its own rules."""
 UPLOAD_MS = 600_000
 """Time for a file: 100 MB on a line of 2 Mbit/s."""
 
 
 class CoordinatorClient:
-    """Also knows whether the coordinator can be reached."""
+    """Also records whether the coordinator can be reached."""
 
     def __init__(self, client: HttpClient, server: ServerAddress, spool: UploadSpool, clock: Clock) -> None:
         self._client = client
@@ -40,11 +40,11 @@ class CoordinatorClient:
         self._spool = spool
         self._clock = clock
         self.problem = "nothing was sent yet"
-        """Why the last message got no answer; empty where it got one."""
+        """Why the last message got no reply; empty where it got one."""
         self.last_reply_ms: int | None = None
-        """When an answer last came, on the wall clock."""
+        """When the last reply came, on the wall clock."""
         self.uploaded_bytes = 0
-        """Of files, in this process."""
+        """Bytes of files, since this process started."""
 
     async def send(self, send: Send) -> Event:
         endpoint = ENDPOINTS[type(send.message)]
@@ -63,11 +63,11 @@ class CoordinatorClient:
         return ReplyReceived(send.request, answer.message)
 
     async def _upload_file(self, send: Send, digest: Digest) -> None:
-        """The file that the entry names. What refuses the file for good says nothing of the entry."""
+        """The file that the entry names. Raises only where a retry may help."""
         assert send.run is not None, "files belong to runs"
         data = await asyncio.to_thread(self._spool.get, digest)
         if data is None:
-            log.warning("the file %s is not on this disk any more; its entry is sent without it", digest)
+            log.warning("the file %s is missing on this disk; sending its entry without it", digest)
             return
         upload = make_upload(send.message, digest, len(data))
         try:
@@ -75,7 +75,7 @@ class CoordinatorClient:
         except http_errors.CallRefused as error:
             if not is_final(error.refusal):
                 raise
-            log.info("the file %s was not taken: %s", digest, error)
+            log.info("the coordinator refused the file %s: %s", digest, error)
             return
         self.uploaded_bytes += len(data)
 

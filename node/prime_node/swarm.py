@@ -1,6 +1,6 @@
-"""A node's place among the others: what it hears and says, what it fetches and serves, which tree heads it compares.
+"""The node's connection to other nodes: gossip, fetching and serving weights, comparing tree heads.
 
-Wiring of parts that each may die and begin again; the daemon supervises them. Nothing here decides.
+This module wires parts that may each fail and restart; the daemon supervises them. Nothing here decides.
 """
 
 import logging
@@ -33,11 +33,11 @@ from prime_runtime.supervisor import SupervisedTask
 log = logging.getLogger(__name__)
 
 POLL_MS = 10_000
-"""Between two looks for servers that have not been heard of for too long."""
+"""Between two removals of servers that have been silent for too long."""
 
 
 class Swarm:
-    """One node's."""
+    """The connections of one node."""
 
     def __init__(
         self, config: NodeConfig, key: WalletKey, client: HttpClient, trainer: NodeId, *, clock: Clock, rng: Random
@@ -76,7 +76,7 @@ class Swarm:
             count_nodes=lambda: self.relay_client.nodes,
         )
         self.urls: tuple[str, ...] = ()
-        """Where others fetch from this node; none: it serves nobody."""
+        """Where others fetch weights from this node; empty: it serves none."""
 
     def _open_weights(self, key: WalletKey, rng: Random) -> None:
         config, weights = self._config, self._config.weights
@@ -131,14 +131,14 @@ class Swarm:
     async def start(self) -> None:
         """LocalError: the port is taken."""
         if not self._config.announce:
-            log.info("outbound only: announce is empty, so this node serves nobody")
+            log.info("outbound only: announce is empty, so this node serves no weights")
             return
         port = await self._http.start(self._config.listen)
         self.urls = with_ports(self._config.announce, port)
-        log.info("serving under %s", ", ".join(self.urls))
+        log.info("serving weights at %s", ", ".join(self.urls))
 
     async def stop(self) -> None:
-        """Others are told first, then those who are being served are let finish."""
+        """Announces the stop first, then lets running transfers finish."""
         if self.urls:
             await announce_stop_within_deadline(self._announcer)
             self.server.close()
@@ -147,7 +147,7 @@ class Swarm:
         self._daily_upload.save(self.slots.sent_today(self._clock.now_ms()))
 
     def handle_gossip(self, gossip: ReceivedGossip) -> None:
-        """What the guard let through, whichever way it came."""
+        """A message that passed the guard, by whichever transport it came."""
         if isinstance(gossip.message, HeadSeen):
             self.head_monitor.add_peer_head(gossip.message)
         else:
@@ -164,16 +164,16 @@ class Swarm:
         return [self._run]
 
     async def _run_daily_upload(self) -> None:
-        """The day's upload outlasts the process."""
+        """Saves the bytes uploaded today, so that a restart does not reset the limit."""
         while True:
             await self._clock.sleep_ms(POLL_MS)
             self._daily_upload.save_if_due(self.slots.sent_today(self._clock.now_ms()))
 
     async def _run_weights(self) -> None:
-        """What is on disk is checked first. A relay then fetches whatever is announced, so that it can serve it."""
+        """Verifies the weights on disk first. A relay then fetches everything that is announced, to serve it."""
         lost = await self.fetcher.verify_store_once()
         if lost:
-            log.warning("%d shards or checkpoints on disk were damaged and are fetched again", lost)
+            log.warning("%d shards or checkpoints on disk are damaged; fetching them again", lost)
         if self._config.role is NodeRole.RELAY:
             await RelayFollower(self.fetcher, self._clock).run()
         while True:

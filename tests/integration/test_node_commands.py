@@ -200,7 +200,7 @@ async def test_the_doctor_finds_this_machine_fit_for_a_relay(owner: Owner) -> No
 
 async def test_a_pause_is_at_work_until_it_is_taken_back(owner: Owner) -> None:
     assert "prime-node resume" in (await owner.do("pause")).out
-    assert (await owner.status())["owner"]["hold"].startswith("paused by its owner")
+    assert (await owner.status())["owner"]["hold"].startswith("paused by the owner")
     assert "takes work again" in (await owner.do("resume")).out
     assert (await owner.status())["owner"]["hold"] == ""
     said = await owner.type("pause", "--gpu", "the big one")

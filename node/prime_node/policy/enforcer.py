@@ -1,6 +1,6 @@
-"""The owner's wishes, carried out: looks at the machine every few seconds, decides by policy.py, holds or ends work.
+"""Enforces the owner's policy: measures the machine every few seconds, decides by policy.py, holds or drains the node.
 
-What the owner has paused lies in a file of the node's folder, so it stays paused over a restart.
+What the owner has paused by hand is kept in a file of the node's folder, so that it stays paused after a restart.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ POLL_MS = 3_000
 
 
 class NodeControl(Protocol):
-    """What of the running node the owner's wishes are about."""
+    """What the policy may do with the running node, and what it has to know of it."""
 
     def hold(self, reason: str) -> None:
-        """Take no more work, for this reason; empty: take it again."""
+        """Take no more work; an empty reason ends that."""
         ...
 
     def drain(self) -> None:
-        """Finish what is begun, then stop."""
+        """Finish the current jobs, then stop."""
         ...
 
     def restart_engine(self) -> None:
-        """A GPU came or went: whatever works on one should look again."""
+        """A GPU appeared or disappeared."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Pauses:
 
 
 class PolicyEnforcer:
-    """One node's."""
+    """Applies one owner's policy to one node."""
 
     def __init__(self, folder: Path, config: PolicyConfig, clock: Clock, *, pid: int, nvml: Any | None) -> None:
         self._path = NodeFolder(folder).paused
@@ -80,37 +80,37 @@ class PolicyEnforcer:
         self._drain_reason = ""
         self._gpus: tuple[GpuUsage, ...] = ()
         self.control: NodeControl | None = None
-        """Set when the node has joined."""
+        """Set once the node has joined."""
         self.pauses = read_pauses(self._path)
         self.decision = PolicyDecision()
         self.listing: GpuListing = list_gpus(nvml)
         self.lost: dict[str, GpuFacts] = {}
-        """GPUs that were here and do not answer any more, by UUID."""
+        """GPUs that stopped answering, by UUID."""
 
-    # --- What the owner says ----------------------------------------------------------------------------------------
+    # --- Commands of the owner --------------------------------------------------------------------------------------
 
     def pause(self, gpu: str | None) -> str:
         if gpu is None:
             self._save_pauses(Pauses(True, self.pauses.gpus))
-            return "paused: it finishes what it has begun and takes nothing more. Go on with: prime-node resume"
+            return "paused: the node finishes its current jobs and takes no more. Continue with: prime-node resume"
         self._check_gpu(gpu)
         self._save_pauses(Pauses(self.pauses.is_all, self.pauses.gpus | {gpu}))
-        return f"GPU {gpu} is left alone from now on. Go on with: prime-node resume --gpu {gpu}"
+        return f"GPU {gpu} is paused. Continue with: prime-node resume --gpu {gpu}"
 
     def resume(self, gpu: str | None) -> str:
         if gpu is None:
             self._save_pauses(Pauses(False, self.pauses.gpus))
-            left = f", but GPU {', '.join(sorted(self.pauses.gpus))}" if self.pauses.gpus else ""
-            return f"it takes work again{left}"
+            left = f"; still paused: GPU {', '.join(sorted(self.pauses.gpus))}" if self.pauses.gpus else ""
+            return f"the node takes work again{left}"
         if gpu not in self.pauses.gpus:
-            raise LocalError(f"GPU {gpu} is not paused by hand; policy.paused_gpus may name it")
+            raise LocalError(f"GPU {gpu} was not paused by a command; see the setting policy.paused_gpus")
         self._save_pauses(Pauses(self.pauses.is_all, self.pauses.gpus - {gpu}))
         return f"GPU {gpu} is used again"
 
     def drain(self) -> str:
-        self._drain_reason = "its owner asked for it"
+        self._drain_reason = "the owner asked for it"
         self._apply()
-        return "it finishes what it has begun and stops then; watch it with: prime-node status"
+        return "the node finishes its current jobs, then stops; watch it with: prime-node status"
 
     def _check_gpu(self, gpu: str) -> None:
         known = {name for each in self.listing.gpus for name in (str(each.number), each.uuid)}
@@ -123,7 +123,7 @@ class PolicyEnforcer:
         write_atomic(self._path, json.dumps(plain).encode())
         self._apply()
 
-    # --- What is done about it --------------------------------------------------------------------------------------
+    # --- Enforcement ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """For ever."""
@@ -136,7 +136,7 @@ class PolicyEnforcer:
             self._daily_file.save(self._transferred_today)
 
     async def poll(self) -> None:
-        """Once. A driver may take its time to answer, so it is asked in a thread."""
+        """Measures and applies once. A GPU driver may answer slowly, so it is asked in a thread."""
         if self._nvml is not None:
             self._update_gpus(await asyncio.to_thread(list_gpus, self._nvml))
         if self._config.idle_only or self.pauses.gpus or self._config.paused_gpus:
@@ -150,7 +150,7 @@ class PolicyEnforcer:
         if self._drain_reason:
             decision = PolicyDecision(hold=decision.hold, stop=self._drain_reason)
         if decision.hold != self.decision.hold:
-            log.info("the owner's policy: %s", decision.hold or "work")
+            log.info("owner's policy: %s", decision.hold or "work allowed")
         is_ending = decision.stop and not self.decision.stop
         self.decision = decision
         self.control.hold(decision.hold)
@@ -173,16 +173,16 @@ class PolicyEnforcer:
         )
 
     def _update_gpus(self, listing: GpuListing) -> None:
-        """One that came is told of; one that went is told of until it is back."""
+        """Logs GPUs that appear or disappear, and restarts the engine on a change."""
         before, self.listing = self.listing, listing
         known = {gpu.uuid: gpu for gpu in before.gpus if not gpu.problem} | self.lost
         present = {gpu.uuid: gpu for gpu in self.listing.gpus if not gpu.problem}
         lost = {uuid: gpu for uuid, gpu in known.items() if uuid not in present}
         for uuid in lost.keys() - self.lost.keys():
-            log.error("GPU %d (%s) does not answer any more", lost[uuid].number, uuid)
+            log.error("GPU %d (%s) stopped answering", lost[uuid].number, uuid)
         came = [uuid for uuid in present if uuid in self.lost or uuid not in known]
         for uuid in came:
-            log.info("GPU %d (%s) is here", present[uuid].number, uuid)
+            log.info("GPU %d (%s) is available", present[uuid].number, uuid)
         is_news = bool(came) or lost.keys() != self.lost.keys()
         self.lost = lost
         if is_news and self.control is not None:
@@ -202,9 +202,7 @@ class PolicyEnforcer:
         paused = self.pauses.gpus | set(self._config.paused_gpus)
         rows = [_gpu_row(gpu, gpu.problem, paused) for gpu in self.listing.gpus]
         shown = {gpu.uuid for gpu in self.listing.gpus}
-        rows += [
-            _gpu_row(gpu, "it does not answer any more", paused) for uuid, gpu in self.lost.items() if uuid not in shown
-        ]
+        rows += [_gpu_row(gpu, "it stopped answering", paused) for uuid, gpu in self.lost.items() if uuid not in shown]
         return rows
 
 
@@ -223,7 +221,7 @@ def _gpu_row(gpu: GpuFacts, problem: str, paused: Collection[str]) -> dict[str, 
 
 
 def read_pauses(path: Path) -> Pauses:
-    """Nothing where there is no file, or none that can be read."""
+    """Nothing where the file is missing or damaged."""
     try:
         plain = json.loads(path.read_text())
         return Pauses(plain["is_all"] is True, frozenset(str(gpu) for gpu in plain["gpus"]))

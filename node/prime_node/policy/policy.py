@@ -1,9 +1,7 @@
-"""The section [policy]: when the owner of a machine lends it, and how much of it.
+"""The owner's policy: the section [policy] of the settings, and the decision whether the node may take work now. Pure.
 
-What the owner allows just now: may the node take work, and if not, why; should it finish and stop. Pure.
-
-The shell looks at the machine every few seconds and tells what it sees. A held node finishes what it has begun, since
-that is minutes, and what is thrown away has used the machine all the same.
+The enforcer measures the machine every few seconds and asks for a decision. A node on hold finishes its current jobs:
+that takes minutes, and cancelled work would have used the machine for nothing.
 """
 
 import re
@@ -24,7 +22,7 @@ EXAMPLE = 'write "22:00-07:00", "sat,sun 00:00-24:00" or "mon-fri 18:30-08:00"'
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """Some hours of some days. One that passes midnight belongs to the day on which it begins."""
+    """Some hours of some days. A window that passes midnight belongs to the day on which it starts."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -40,7 +38,7 @@ class TimeWindow:
 
 
 def parse_window(text: str) -> TimeWindow:
-    """ConfigError where it is none."""
+    """ConfigError: it is not a time window."""
     match = WINDOW.fullmatch(text.strip().lower())
     if match is None:
         raise ConfigError(f"policy.hours has {text!r}; {EXAMPLE}")
@@ -121,12 +119,12 @@ THURSDAY = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """One GPU, and what others do on it."""
+    """One GPU and its use by other programs."""
 
     number: int
     uuid: str
     others_percent: float | None
-    """None where the driver does not tell."""
+    """None where the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +135,10 @@ class MachineState:
     """The wall clock of this machine's time zone, as if it were UTC."""
     monotonic_ms: int
     cpu_others_percent: float | None
-    """Of all cores; None where it cannot be told."""
+    """Of all cores; None: not known."""
     gpus: tuple[GpuUsage, ...]
     engine_gpus: tuple[int, ...]
-    """Numbers of the GPUs that the engine works on; none: it works on the CPU."""
+    """Numbers of the GPUs that the engine uses; empty: it uses the CPU."""
     data_bytes_today: int
     disk_free_bytes: int
     leases_done: int
@@ -153,105 +151,105 @@ class MachineState:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """Texts for the owner; both empty: work."""
+    """Reasons for the owner to read. Both empty: work."""
 
     hold: str = ""
     """Why no work is taken."""
     stop: str = ""
-    """Why the node finishes what it has and stops."""
+    """Why the node finishes its jobs and stops."""
 
 
 class OwnerPolicy:
-    """One owner's wishes, with what has to be remembered between two looks."""
+    """Decides by the settings, and remembers what two measurements have to be compared by."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
         self._windows = config.windows
         self._stop_ms: int | None = None
         self._idle_since_ms: int | None = None
-        """When others last left the machine alone; None while they do not."""
+        """When other programs last stopped using the machine; None while they use it."""
         self._is_new = True
 
-    def decide(self, seen: MachineState) -> PolicyDecision:
-        self._update_idle(seen)
-        stop = self._find_stop(seen)
-        return PolicyDecision(hold=stop or self._find_hold(seen), stop=stop)
+    def decide(self, machine: MachineState) -> PolicyDecision:
+        self._update_idle(machine)
+        stop = self._find_stop(machine)
+        return PolicyDecision(hold=stop or self._find_hold(machine), stop=stop)
 
-    def _find_stop(self, seen: MachineState) -> str:
+    def _find_stop(self, machine: MachineState) -> str:
         config = self._config
         if config.stop_at and self._stop_ms is None:
-            self._stop_ms = next_time_ms(parse_time(config.stop_at), seen.local_ms)
-        if self._stop_ms is not None and seen.local_ms >= self._stop_ms:
+            self._stop_ms = next_time_ms(parse_time(config.stop_at), machine.local_ms)
+        if self._stop_ms is not None and machine.local_ms >= self._stop_ms:
             return f"it is {config.stop_at} (policy.stop_at)"
-        if 0 < config.stop_after_leases <= seen.leases_done:
-            return f"{seen.leases_done} leases are done (policy.stop_after_leases)"
+        if 0 < config.stop_after_leases <= machine.leases_done:
+            return f"{machine.leases_done} leases are done (policy.stop_after_leases)"
         return ""
 
-    def _find_hold(self, seen: MachineState) -> str:
-        if seen.is_paused:
-            return "paused by its owner; prime-node resume"
+    def _find_hold(self, machine: MachineState) -> str:
+        if machine.is_paused:
+            return "paused by the owner; prime-node resume"
         return (
-            self._check_hours(seen)
-            or self._check_gpus(seen)
-            or self._check_data(seen)
-            or self._check_disk(seen)
-            or self._check_idle(seen)
+            self._check_hours(machine)
+            or self._check_gpus(machine)
+            or self._check_data(machine)
+            or self._check_disk(machine)
+            or self._check_idle(machine)
         )
 
-    def _check_hours(self, seen: MachineState) -> str:
-        day, minute = split_local_time(seen.local_ms)
+    def _check_hours(self, machine: MachineState) -> str:
+        day, minute = split_local_time(machine.local_ms)
         if not self._windows or any(span.covers(day, minute) for span in self._windows):
             return ""
-        return f"outside the hours of policy.hours; the next begin {describe_next_start(self._windows, day, minute)}"
+        return f"outside policy.hours; work starts again {describe_next_start(self._windows, day, minute)}"
 
-    def _check_gpus(self, seen: MachineState) -> str:
-        paused = seen.paused_gpus | set(self._config.paused_gpus)
-        names = {gpu.number: {str(gpu.number), gpu.uuid} for gpu in seen.gpus}
-        held = [number for number in seen.engine_gpus if names.get(number, {str(number)}) & paused]
+    def _check_gpus(self, machine: MachineState) -> str:
+        paused = machine.paused_gpus | set(self._config.paused_gpus)
+        names = {gpu.number: {str(gpu.number), gpu.uuid} for gpu in machine.gpus}
+        held = [number for number in machine.engine_gpus if names.get(number, {str(number)}) & paused]
         if not held:
             return ""
-        return f"GPU {', '.join(map(str, held))} is paused by its owner; prime-node resume --gpu {held[0]}"
+        return f"GPU {', '.join(map(str, held))} is paused by the owner; prime-node resume --gpu {held[0]}"
 
-    def _check_data(self, seen: MachineState) -> str:
+    def _check_data(self, machine: MachineState) -> str:
         cap = self._config.data_bytes_per_day
-        if not cap or seen.data_bytes_today < cap:
+        if not cap or machine.data_bytes_today < cap:
             return ""
-        return f"{format_bytes(seen.data_bytes_today)} went over the line today, policy.data_bytes_per_day is used up"
+        return f"{format_bytes(machine.data_bytes_today)} were transferred today; the limit policy.data_bytes_per_day is reached"
 
-    def _check_disk(self, seen: MachineState) -> str:
+    def _check_disk(self, machine: MachineState) -> str:
         least = self._config.disk_free_bytes_min
-        if seen.disk_free_bytes >= least:
+        if machine.disk_free_bytes >= least:
             return ""
-        free = format_bytes(seen.disk_free_bytes)
+        free = format_bytes(machine.disk_free_bytes)
         return f"{free} are free on the disk, policy.disk_free_bytes_min is {format_bytes(least)}; make room"
 
-    def _check_idle(self, seen: MachineState) -> str:
+    def _check_idle(self, machine: MachineState) -> str:
         if not self._config.idle_only:
             return ""
-        if seen.cpu_others_percent is None:
-            return "policy.idle_only is set, and what others use is not known yet"
+        if machine.cpu_others_percent is None:
+            return "policy.idle_only is set, and the use by other programs is not known yet"
         if self._idle_since_ms is None:
-            return f"others use the machine: {self._describe_use(seen)}"
-        left_ms = self._idle_since_ms + self._config.idle_ms - seen.monotonic_ms
+            return f"other programs use the machine: {self._describe_use(machine)}"
+        left_ms = self._idle_since_ms + self._config.idle_ms - machine.monotonic_ms
         return (
-            f"others used the machine until a moment ago; work begins in {format_duration(left_ms)}"
+            f"other programs used the machine until a moment ago; work starts in {format_duration(left_ms)}"
             if left_ms > 0
             else ""
         )
 
-    def _update_idle(self, seen: MachineState) -> None:
-        if self._describe_use(seen):
+    def _update_idle(self, machine: MachineState) -> None:
+        if self._describe_use(machine):
             self._idle_since_ms, self._is_new = None, False
         elif self._idle_since_ms is None:
-            # A machine that was idle when the node began needs no more proof of it.
-            self._idle_since_ms = seen.monotonic_ms - (self._config.idle_ms if self._is_new else 0)
+            # A machine that is idle when the node starts need not be idle for idle_ms first.
+            self._idle_since_ms = machine.monotonic_ms - (self._config.idle_ms if self._is_new else 0)
 
-    def _describe_use(self, seen: MachineState) -> str:
-        """What others use above the bounds; empty where that is nothing."""
+    def _describe_use(self, machine: MachineState) -> str:
+        """What other programs use above the limits; empty: nothing."""
         uses = []
-        if (seen.cpu_others_percent or 0) > self._config.idle_cpu_max:
-            uses.append(f"{seen.cpu_others_percent:.0f} % of the cores")
-        for gpu in seen.gpus:
+        if (machine.cpu_others_percent or 0) > self._config.idle_cpu_max:
+            uses.append(f"{machine.cpu_others_percent:.0f} % of the cores")
+        for gpu in machine.gpus:
             if (gpu.others_percent or 0) > self._config.idle_gpu_max:
                 uses.append(f"{gpu.others_percent:.0f} % of GPU {gpu.number}")
         return ", ".join(uses)
@@ -269,7 +267,7 @@ def next_time_ms(minute: int, local_ms: int) -> int:
 
 
 def describe_next_start(spans: tuple[TimeWindow, ...], day: int, minute: int) -> str:
-    """In words: at 22:00, or on sat at 00:00."""
+    """For people: at 22:00, or on sat at 00:00."""
     here = day * DAY_MIN + minute
     starts = [(each * DAY_MIN + span.start_min - here) % (7 * DAY_MIN) for span in spans for each in span.days]
     then = here + min(starts)

@@ -1,8 +1,7 @@
-"""How much of the processors others use, and how many bytes a day the node moves: measured between two looks.
+"""Measures what the owner's limits are about: processor use of other programs, and bytes transferred per day.
 
-Bytes of a day of UTC in a small file, so that a restart does not begin the owner's cap anew.
-
-It is written now and then; a crash loses what went since.
+The bytes of the current UTC day are kept in a small file, so that a restart does not reset the owner's daily limit.
+It is written every half minute; a crash loses the count since then.
 """
 
 import json
@@ -20,9 +19,9 @@ log = logging.getLogger(__name__)
 DAY_MS = 24 * 3_600_000
 PROC = Path("/proc")
 IDLE = (3, 4)
-"""Places of idle and iowait in the first line of /proc/stat."""
+"""Columns of idle and iowait in the first line of /proc/stat."""
 PPID, OWN_TIMES, CHILD_TIMES = 1, (11, 12), (13, 14)
-"""Places in /proc/PID/stat, counted after the name in brackets."""
+"""Columns of /proc/PID/stat, counted after the name in brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,11 @@ class CpuTicks:
     total: int
     busy: int
     own: int
-    """Of a process and all below it."""
+    """Of a process and its descendants."""
 
 
 class CpuMeter:
-    """What others use, as percent of all cores, since the last look."""
+    """What other programs used since the last measurement, as percent of all cores."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid = pid
@@ -44,7 +43,7 @@ class CpuMeter:
         self._last: CpuTicks | None = None
 
     def measure(self) -> float | None:
-        """None at the first look, and where the system does not tell."""
+        """None at the first call, and where /proc cannot be read."""
         ticks = read_ticks(self._pid, self._proc)
         last, self._last = self._last, ticks
         if ticks is None or last is None or ticks.total <= last.total:
@@ -66,12 +65,12 @@ def read_ticks(pid: int, proc: Path = PROC) -> CpuTicks | None:
 
 
 def list_process_tree(pid: int, proc: Path = PROC) -> frozenset[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     return frozenset(_read_process_tree(pid, proc))
 
 
 def _read_process_tree(pid: int, proc: Path) -> dict[int, int]:
-    """Ticks by process. Those of children that ended are their parent's."""
+    """Ticks by process. Those of ended children count as their parent's."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in proc.glob("[0-9]*"):
@@ -80,7 +79,7 @@ def _read_process_tree(pid: int, proc: Path) -> dict[int, int]:
             parents[int(folder.name)] = int(words[PPID])
             ticks[int(folder.name)] = sum(int(words[place]) for place in (*OWN_TIMES, *CHILD_TIMES))
         except (OSError, ValueError, IndexError):
-            continue  # it has just ended
+            continue  # the process has just ended
     tree = {pid}
     while found := {child for child, parent in parents.items() if parent in tree} - tree:
         tree |= found
@@ -88,7 +87,8 @@ def _read_process_tree(pid: int, proc: Path) -> dict[int, int]:
 
 
 class DailyCounter:
-    """How much a rising count has risen since midnight UTC. It begins at 0; what rose earlier on that day is told."""
+    """How much a rising count has risen since midnight UTC. The count starts at 0; `earlier` is what an earlier process
+    counted on the same day."""
 
     def __init__(self, earlier: int = 0, now_ms: int = -DAY_MS) -> None:
         self._day = now_ms // DAY_MS
@@ -103,11 +103,11 @@ class DailyCounter:
 
 
 SAVE_INTERVAL_MS = 30_000
-"""Between two times that it is written."""
+"""Between two writes."""
 
 
 class DailyCounterFile:
-    """One count's."""
+    """A daily count on disk."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class DailyCounterFile:
         self._kept_ms = clock.monotonic_ms()
 
     def load(self) -> int:
-        """What went today; 0 where the file is of another day, damaged or not there."""
+        """Today's count; 0 where the file is missing, damaged, or of another day."""
         try:
             plain = json.loads(self._path.read_text())
             day, count = plain["day"], plain["bytes"]
@@ -125,7 +125,7 @@ class DailyCounterFile:
         return count if is_sound and day == self._clock.now_ms() // DAY_MS else 0
 
     def save_if_due(self, count: int) -> None:
-        """Every few seconds; mostly it does nothing."""
+        """Call it every few seconds; most calls do nothing."""
         if self._clock.monotonic_ms() - self._kept_ms >= SAVE_INTERVAL_MS:
             self.save(count)
 
@@ -135,4 +135,4 @@ class DailyCounterFile:
         try:
             write_atomic(self._path, json.dumps(plain).encode())
         except LocalError as error:
-            log.warning("the bytes of today are not kept: %s", error)
+            log.warning("cannot save today's transferred bytes: %s", error)

@@ -1,10 +1,7 @@
-"""The node's door for its own machine: where it listens, and whether the page and the metrics are shown.
+"""The node's HTTP server for its own machine: the control API, the status page and the Prometheus metrics.
 
-What a door is, and who is let in, is in prime_runtime.http.control_api.
-
-The local page, its style and the metrics, as routes for local_server.py. Whatever they show, they change nothing.
-
-The node's Prometheus metrics, made from its report when somebody asks. Labels have fixed values only.
+Who is let in is decided in prime_runtime.http.control_api. Page and metrics are read from the report at each request
+and change nothing. Labels of metrics have fixed values only.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +23,7 @@ PAGE_PORT = 8470
 
 
 class LocalServer:
-    """One running door."""
+    """The control API with its pages, on the port that the settings name."""
 
     def __init__(
         self,
@@ -80,7 +77,7 @@ PREFIX = "prime_node"
 
 
 class NodeCollector(Collector):
-    """Reads the report at each scrape."""
+    """Derives the metrics from the report at each scrape."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
         self._report = report
@@ -103,20 +100,24 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
     coordinator, upload = report["coordinator"], report["upload"]
     yield _gauge("coordinator_reached", "1 while the coordinator answers.", float(coordinator["is_reachable"]))
     yield _gauge("held", "1 while the owner's policy holds the node.", float(bool(report["owner"]["hold"])))
-    yield _gauge("log_forks", "Pairs of tree heads that tell two histories.", len(report["heads"]["forks"]))
+    yield _gauge("log_forks", "Pairs of tree heads that prove a fork of the log.", len(report["heads"]["forks"]))
     yield _gauge("peers", "Connected libp2p peers.", report["p2p"]["peers"])
     steps = [row["step"] for row in report["weights"]["held"] if row["is_complete"]]
-    yield _gauge("weights_step", "Newest step whose weights are here; -1 for none.", max(steps, default=-1))
-    yield _counter("weights_corrupt_shards", "Shards that came wrong.", report["weights"]["corrupt"])
+    yield _gauge("weights_step", "Newest step whose weights are on this disk; -1 for none.", max(steps, default=-1))
+    yield _counter("weights_corrupt_shards", "Shards that failed their digest.", report["weights"]["corrupt"])
     yield _counter("upload_bytes", "Bytes of shards sent.", upload["sent_bytes"])
-    yield _counter("part_restarts", "Parts that began again.", sum(part["restarts"] for part in report["parts"]))
+    yield _counter(
+        "part_restarts", "Restarts of parts of the daemon.", sum(part["restarts"] for part in report["parts"])
+    )
     if report["engine"]:
         yield _gauge("engine_ready", "1 while the engine holds a model.", float(report["engine"]["state"] == "ready"))
-        yield _counter("engine_restarts", "Times the engine began again.", report["engine"]["restarts"])
+        yield _counter("engine_restarts", "Restarts of the engine.", report["engine"]["restarts"])
     if report["work"]:
-        yield _gauge("tokens_per_second", "Pace of generation, as last measured.", report["work"]["tokens_per_s"] or 0)
+        yield _gauge(
+            "tokens_per_second", "Throughput of generation, as last measured.", report["work"]["tokens_per_s"] or 0
+        )
     if report["jobs"]:
-        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "Pieces of work in the journal, by state.", labels=["state"])
+        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "Jobs in the journal, by state.", labels=["state"])
         for state in JobState:
             jobs.add_metric([state], report["jobs"]["counts"].get(str(state), 0))
         yield jobs
@@ -124,8 +125,8 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
         yield _counter("verdicts", "Verdicts given since the start.", report["audits"]["done"])
     if report["account"]:
         for name in ("stake", "balance", "earned"):
-            tokens = report["account"][f"{name}_nano"] / NANO
-            yield _gauge(f"{name}_tokens", "As the coordinator's account have it.", tokens)
+            amount = report["account"][f"{name}_nano"] / NANO
+            yield _gauge(f"{name}_amount", "In the network's currency, as the coordinator reports it.", amount)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

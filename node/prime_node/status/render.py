@@ -1,8 +1,6 @@
-"""An outline as plain lines: for `prime-node status`, in a terminal as in a pipe. Pure.
+"""The status model as plain text, as a full terminal screen, and as a self-refreshing HTML page without scripts. Pure.
 
-An outline as a full screen: for `prime-node status --watch`. Pure: it makes what rich then draws.
-
-An outline as a page: plain HTML that comes again by itself, without scripts. Pure.
+What is shown is decided in status_model.py; this module only lays it out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,19 +22,12 @@ BAR_CELLS = 30
 
 
 def render_text(report: dict[str, Any]) -> str:
-    """All of it, what is wrong first."""
-    outline = make_status_model(report)
-    return (
-        "\n".join([*_text_head(outline), *(line for section in outline.sections for line in _text_section(section))])
-        + "\n"
-    )
-
-
-def _text_head(outline: StatusModel) -> Iterator[str]:
-    for trouble in outline.alerts:
-        yield f"!!! {trouble}"
-    yield outline.title
-    yield outline.state
+    """For `prime-node status`: alerts first, then the sections."""
+    model = make_status_model(report)
+    lines = [f"!!! {alert}" for alert in model.alerts] + [model.title, model.state]
+    for section in model.sections:
+        lines += _text_section(section)
+    return "\n".join(lines) + "\n"
 
 
 def _text_section(section: Section) -> Iterator[str]:
@@ -71,21 +62,21 @@ SCREEN_NAME_CHARS = 12
 
 
 def render_screen(report: dict[str, Any]) -> RenderableType:
-    """Header, troubles, then the sections below each other."""
-    outline = make_status_model(report)
-    title, _, rest = outline.title.partition("  ")
+    """For `prime-node status --watch`: header, alerts, then the sections."""
+    model = make_status_model(report)
+    title, _, rest = model.title.partition("  ")
     head = Table.grid(expand=True)
     head.add_column(ratio=1)
     head.add_column(justify="right")
     head.add_row(
         Text.assemble((title, "bold"), "  ", (rest, "dim")), Text(f"{format_time(report['now_ms'])} UTC", style="dim")
     )
-    parts: list[RenderableType] = [head, Text(outline.state, style=STYLES[outline.tone])]
-    if outline.alerts:
-        parts.append(Panel(Text("\n".join(outline.alerts)), title="what is wrong", border_style="red", expand=True))
-    for section in outline.sections:
+    parts: list[RenderableType] = [head, Text(model.state, style=STYLES[model.tone])]
+    if model.alerts:
+        parts.append(Panel(Text("\n".join(model.alerts)), title="alerts", border_style="red", expand=True))
+    for section in model.sections:
         parts += _screen_section(section)
-    parts.append(Text("Ctrl-C leaves this view; the node goes on", style="dim"))
+    parts.append(Text("Ctrl-C leaves this view; the node keeps running", style="dim"))
     return Group(*parts)
 
 
@@ -127,8 +118,8 @@ STYLE_PATH = "/style.css"
 
 
 def render_html(report: dict[str, Any]) -> str:
-    outline = make_status_model(report)
-    sections = "".join(map(_html_section, outline.sections))
+    model = make_status_model(report)
+    sections = "".join(map(_html_section, model.sections))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -136,11 +127,11 @@ def render_html(report: dict[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="refresh" content="{REFRESH_S}">
-<title>{escape(_html_title_mark(outline))}{escape(outline.title.partition("  ")[0])}</title>
+<title>{escape(_html_title_mark(model))}{escape(model.title.partition("  ")[0])}</title>
 <link rel="stylesheet" href="{STYLE_PATH}">
 </head>
 <body>
-{_html_head(outline, report["now_ms"])}
+{_html_head(model, report["now_ms"])}
 <main>
 {sections}</main>
 <footer>This page is for this machine only and takes no orders. In a terminal: <code>prime-node status --watch</code>,
@@ -150,18 +141,18 @@ def render_html(report: dict[str, Any]) -> str:
 """
 
 
-def _html_title_mark(outline: StatusModel) -> str:
+def _html_title_mark(model: StatusModel) -> str:
     """What a tab among others shows when something is wrong."""
-    return "! " if outline.alerts else ""
+    return "! " if model.alerts else ""
 
 
-def _html_head(outline: StatusModel, now_ms: int) -> str:
-    title, _, node = outline.title.partition("  ")
-    troubles = "".join(f"<li>{escape(text)}</li>" for text in outline.alerts)
-    listed = f'<ul class="troubles" role="alert">{troubles}</ul>\n' if troubles else ""
+def _html_head(model: StatusModel, now_ms: int) -> str:
+    title, _, node = model.title.partition("  ")
+    alerts = "".join(f"<li>{escape(text)}</li>" for text in model.alerts)
+    listed = f'<ul class="alerts" role="alert">{alerts}</ul>\n' if alerts else ""
     return (
         f'<header>\n<h1>{escape(title)}</h1>\n<p class="id">{escape(node)}</p>\n'
-        f'<p class="state {outline.tone}">{escape(outline.state)}</p>\n'
+        f'<p class="state {model.tone}">{escape(model.state)}</p>\n'
         f'<p class="dim">as of {format_time(now_ms)} UTC</p>\n{listed}</header>'
     )
 

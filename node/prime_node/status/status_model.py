@@ -1,6 +1,6 @@
-"""What an owner is shown of a node: sections of facts, made from the report alone. Pure.
+"""What the owner is shown: a title, a state, alerts and sections of facts, derived from the report alone. Pure.
 
-The terminal, the full screen and the page all draw this, so they cannot tell different things. Texts of strangers are
+The terminal, the full screen and the page all render this model, so they cannot disagree. Text from other parties is
 made printable here.
 """
 
@@ -15,7 +15,7 @@ from prime_runtime.redaction import escape, truncate
 
 TEXT_CHARS_MAX = 400
 ID_CHARS = 14
-"""Of a digest in a table: enough to tell two apart, and what `prime-node rollouts` takes."""
+"""Of a digest in a table: enough to tell two apart, and accepted by `prime-node rollouts`."""
 
 
 class Tone(StrEnum):
@@ -37,14 +37,14 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something on its way."""
+    """Something in progress."""
 
     name: str
     share: float
     """0 to 1."""
     text: str
     cells: str = ""
-    """How far each part is, where that is known: # all there, + some of it, . nothing yet."""
+    """Progress of each part, where it is known: # complete, + in progress, . nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Section:
 class StatusModel:
     title: str
     state: str
-    """In a few words: what it does just now."""
+    """What the node is doing, in a few words."""
     tone: Tone
     alerts: tuple[str, ...]
     sections: tuple[Section, ...]
@@ -89,11 +89,11 @@ STATE_TONES = {
 
 
 def make_status_model(report: dict[str, Any]) -> StatusModel:
-    """All of it; parts that say nothing are left out."""
-    troubles = tuple(printable(text) for text in list_alerts(report))
+    """Leaves out empty sections."""
+    alerts = tuple(printable(text) for text in list_alerts(report))
     if report["state"] != "running":
         up = format_duration(report["now_ms"] - report["started_ms"])
-        return StatusModel(_title(report), f"joining for {up}", Tone.BAD if troubles else Tone.BUSY, troubles, ())
+        return StatusModel(_title(report), f"joining for {up}", Tone.BAD if alerts else Tone.BUSY, alerts, ())
     state, tone = _state(report)
     makers = {
         "node": _node,
@@ -107,8 +107,8 @@ def make_status_model(report: dict[str, Any]) -> StatusModel:
     return StatusModel(
         _title(report),
         state,
-        Tone.BAD if troubles else tone,
-        troubles,
+        Tone.BAD if alerts else tone,
+        alerts,
         tuple(section for section in sections if section.parts),
     )
 
@@ -134,7 +134,7 @@ def _state(report: dict[str, Any]) -> tuple[str, Tone]:
     if work and work["current"]:
         return f"working on lease {work['current']['lease']}", Tone.GOOD
     if report["audits"] and report["audits"]["open"]:
-        return "checking the work of others", Tone.GOOD
+        return "auditing submissions", Tone.GOOD
     if report["role"] == "relay":
         return "serving weights" if report["serving"]["urls"] else "keeping weights", Tone.GOOD
     if not report["coordinator"]["is_reachable"]:
@@ -155,9 +155,11 @@ def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
         yield Fact("coordinator", f"{coordinator['url']}  reached", Tone.GOOD)
     else:
         since = (
-            format_duration(coordinator["answered_ms_ago"]) if coordinator["answered_ms_ago"] is not None else "ever"
+            format_duration(coordinator["answered_ms_ago"])
+            if coordinator["answered_ms_ago"] is not None
+            else "no reply yet"
         )
-        yield Fact("coordinator", f"{coordinator['url']}  NOT REACHED for {since}", Tone.BAD)
+        yield Fact("coordinator", f"{coordinator['url']}  NOT REACHED: {since}", Tone.BAD)
     yield from _account(report)
     yield from _engine(report)
     yield Fact("log", _head_text(report["heads"]), Tone.BAD if report["heads"]["forks"] else Tone.PLAIN)
@@ -174,10 +176,10 @@ def _account(report: dict[str, Any]) -> Iterator[Fact]:
     standing = account["standing"] if is_fine else f"{account['standing']}: {account['remedy']}"
     yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
     amounts = {name: format_amount(account[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
-    yield Fact("tokens", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
+    yield Fact("account", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
     credited = report["jobs"]["counts"].get("credited", 0) if report["jobs"] else 0
     if credited:
-        # A new owner looks for the pay of work that was taken; it comes with its step's end, which may be an hour off.
+        # A new owner looks for the pay of accepted work. It is paid when its step ends, which may take an hour.
         yield Fact("to be paid", f"{credited} files when their steps end")
 
 
@@ -188,7 +190,7 @@ def _engine(report: dict[str, Any]) -> Iterator[Fact]:
     what = (
         f"{engine['engine']} on {engine['device']} in {engine['precision']}" if engine["precision"] else "no model yet"
     )
-    restarts = f", began again {engine['restarts']} times" if engine["restarts"] else ""
+    restarts = f", restarted {engine['restarts']} times" if engine["restarts"] else ""
     tone = Tone.BAD if engine["state"] == "broken" else Tone.GOOD if engine["state"] == "ready" else Tone.BUSY
     yield Fact("engine", printable(f"{engine['state']}: {what}{restarts}"), tone)
     for gpu in report["gpus"]:
@@ -199,7 +201,7 @@ def _engine(report: dict[str, Any]) -> Iterator[Fact]:
 
 def _head_text(heads: dict[str, Any]) -> str:
     unproven = f", unproven: {heads['unproven']}" if heads["unproven"] else ""
-    return f"head over {heads['size']} entries, heads of others that agree: {heads['compared']}{unproven}"
+    return f"tree head of {heads['size']} entries, agrees with {heads['compared']} heads of other nodes{unproven}"
 
 
 def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
@@ -213,9 +215,9 @@ def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
         share = current["rows_done"] / current["rows"] if current["rows"] else 0.0
         yield Bar(f"lease {current['lease']}", share, f"step {current['step']}: {text}")
     if work["waiting"]:
-        yield Fact("next", f"{work['waiting']} leases in hand after it")
+        yield Fact("next", f"{work['waiting']} more leases held")
     if work["tokens_per_s"]:
-        yield Fact("pace", f"{work['tokens_per_s']:.0f} tokens/s")
+        yield Fact("throughput", f"{work['tokens_per_s']:.0f} tokens/s")
 
 
 def _records(report: dict[str, Any]) -> Iterator[StatusItem]:
@@ -223,12 +225,12 @@ def _records(report: dict[str, Any]) -> Iterator[StatusItem]:
     if not jobs or not jobs["last"]:
         return
     counts = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in jobs["counts"].items())
-    yield Fact("so far", counts)
+    yield Fact("total", counts)
     yield make_grid(jobs["last"], report["now_ms"])
 
 
 def make_grid(jobs: list[dict[str, Any]], now_ms: int) -> Grid:
-    """Pieces of work as a table; also for `prime-node rollouts`."""
+    """Jobs as a table; also for `prime-node rollouts`."""
     rows = tuple(
         (
             str(job["lease"]),
@@ -250,7 +252,7 @@ def _audits(report: dict[str, Any]) -> Iterator[StatusItem]:
     if not audits or not (audits["open"] or audits["done"] or audits["inspected"]):
         return
     inspected = f", {audits['inspected']} files inspected" if audits["inspected"] else ""
-    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} in hand{inspected}")
+    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} open{inspected}")
     for each in audits["open"]:
         due = format_relative_time(each["deadline_ms"], report["now_ms"])
         yield Fact(short(each["submission"]), f"step {each['step']}, {each['slots']} slots, due {due}", Tone.BUSY)
@@ -262,7 +264,7 @@ def _weights(report: dict[str, Any]) -> Iterator[StatusItem]:
         done = f"{format_bytes(row['held_bytes'])} of {format_bytes(row['total_bytes'])}"
         left = format_duration(row["finish_ms"])
         pace = f"{format_bytes(row['bytes_per_s'])}/s from {row['sources']} nodes, done in {left}"
-        wrong = f", {row['corrupt']} shards came wrong" if row["corrupt"] else ""
+        wrong = f", {row['corrupt']} corrupt shards" if row["corrupt"] else ""
         share = row["held_bytes"] / max(1, row["total_bytes"])
         yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {pace}{wrong}", printable(row["bar"]))
     held = [row for row in weights["held"] if row["is_complete"]]
@@ -284,5 +286,5 @@ def _network(report: dict[str, Any]) -> Iterator[StatusItem]:
     yield Fact("upload", f"{upload['slots_free']} of {upload['slots']} slots free, {today}")
     for part in report["parts"]:
         if part["restarts"]:
-            text = f"began again {part['restarts']} times; last: {part['last_error']}"
+            text = f"restarted {part['restarts']} times; last error: {part['last_error']}"
             yield Fact(part["name"], printable(text), Tone.BAD)

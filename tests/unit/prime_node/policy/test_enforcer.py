@@ -90,12 +90,12 @@ async def test_a_pause_holds_the_node_and_outlasts_its_process(tmp_path: Path) -
     await enforcer.poll()
     assert control.held == [""]
     assert "prime-node resume" in enforcer.pause(None)
-    assert control.held[-1] == "paused by its owner; prime-node resume"
+    assert control.held[-1] == "paused by the owner; prime-node resume"
     again, control = make(tmp_path)
     await again.poll()
-    assert control.held[-1].startswith("paused by its owner")
+    assert control.held[-1].startswith("paused by the owner")
     assert again.describe()["is_paused"]
-    assert again.resume(None) == "it takes work again"
+    assert again.resume(None) == "the node takes work again"
     assert control.held[-1] == ""
     assert not make(tmp_path)[0].pauses.is_all
 
@@ -108,7 +108,7 @@ async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
     enforcer.pause("GPU-aaaaaaaa")
     assert control.held[-1].startswith("GPU 0 is paused")
     assert [row["is_paused"] for row in enforcer.describe_gpus()] == [True, True]
-    assert enforcer.resume(None).endswith("but GPU GPU-aaaaaaaa")
+    assert enforcer.resume(None).endswith("still paused: GPU GPU-aaaaaaaa")
     enforcer.resume("GPU-aaaaaaaa")
     assert control.held[-1] == ""
     for wrong in ("7", "the big one", "GPU-cccccccc"):
@@ -132,7 +132,7 @@ async def test_gpus_that_come_and_go_are_told_of(tmp_path: Path) -> None:
     assert control.changes == 2, "told once"
     assert {row["uuid"]: row["problem"] for row in enforcer.describe_gpus()} == {
         "GPU-bbbbbbbb": "",
-        "GPU-aaaaaaaa": "it does not answer any more",
+        "GPU-aaaaaaaa": "it stopped answering",
     }
     driver.uuids = ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
     await enforcer.poll()
@@ -145,7 +145,7 @@ async def test_a_drain_is_said_once_and_stays(tmp_path: Path) -> None:
     await enforcer.poll()
     enforcer.drain()
     assert control.drained == 1
-    assert enforcer.describe()["stop"] == "its owner asked for it"
+    assert enforcer.describe()["stop"] == "the owner asked for it"
 
 
 async def test_policy_ends_the_node_after_its_leases(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ async def test_a_days_bytes_outlast_a_restart_and_a_damaged_note_of_them_is_none
     again, later = make(tmp_path, data_bytes_per_day=1_000)
     later.transferred_bytes = 100
     await again.poll()
-    assert "policy.data_bytes_per_day is used up" in later.held[-1]
+    assert "the limit policy.data_bytes_per_day is reached" in later.held[-1]
     for damaged in ("", "{", "[]", '{"day": 1}', '{"day": null, "bytes": "x"}'):
         (tmp_path / "moved.json").write_text(damaged)
         third, last = make(tmp_path, data_bytes_per_day=1_000)

@@ -114,10 +114,10 @@ def test_work_is_taken_in_the_owners_hours_only(hours: tuple[str, ...], day: int
 @pytest.mark.parametrize(
     ("hours", "time", "shown"),
     [
-        (("22:00-07:00",), "12:00", "begin at 22:00"),
-        (("08:00-09:00",), "12:00", "begin on tue at 08:00"),
-        (("mon 08:00-09:00",), "12:00", "begin on mon at 08:00"),
-        (("sun 08:00-09:00", "sat 10:15-11:00"), "12:00", "begin on sat at 10:15"),
+        (("22:00-07:00",), "12:00", "again at 22:00"),
+        (("08:00-09:00",), "12:00", "again on tue at 08:00"),
+        (("mon 08:00-09:00",), "12:00", "again on mon at 08:00"),
+        (("sun 08:00-09:00", "sat 10:15-11:00"), "12:00", "again on sat at 10:15"),
     ],
 )
 def test_a_node_outside_its_hours_says_when_they_begin(hours: tuple[str, ...], time: str, shown: str) -> None:
@@ -146,7 +146,7 @@ def test_a_paused_gpu_holds_the_engine_that_works_on_it_and_no_other() -> None:
 def test_caps_hold_and_name_the_setting() -> None:
     config = PolicyConfig(data_bytes_per_day=10**9, disk_free_bytes_min=10**9)
     assert hold(config, data_bytes_today=10**9 - 1, disk_free_bytes=10**9) == ""
-    assert "1.0 GB went over the line today, policy.data_bytes_per_day" in hold(config, data_bytes_today=10**9)
+    assert "1.0 GB were transferred today; the limit policy.data_bytes_per_day" in hold(config, data_bytes_today=10**9)
     assert "999.0 MB are free" in hold(config, disk_free_bytes=999_000_000)
     assert hold(PolicyConfig(disk_free_bytes_min=0), disk_free_bytes=0) == ""
 
@@ -162,12 +162,12 @@ def test_work_begins_when_others_have_left_the_machine_alone_for_a_while() -> No
         return policy.decide(replace(QUIET, monotonic_ms=at_ms, cpu_others_percent=cpu, gpus=gpus)).hold
 
     assert look(0, 5.0) == "", "a machine that is idle from the start needs no waiting"
-    assert look(5_000, 80.0) == "others use the machine: 80 % of the cores"
-    assert look(10_000, 80.0, 50.0) == "others use the machine: 80 % of the cores, 50 % of GPU 0"
-    assert look(20_000, 5.0).endswith("work begins in 1 min 0 s")
-    assert look(79_000, 5.0).endswith("work begins in 1 s")
+    assert look(5_000, 80.0) == "other programs use the machine: 80 % of the cores"
+    assert look(10_000, 80.0, 50.0) == "other programs use the machine: 80 % of the cores, 50 % of GPU 0"
+    assert look(20_000, 5.0).endswith("work starts in 1 min 0 s")
+    assert look(79_000, 5.0).endswith("work starts in 1 s")
     assert look(80_000, 5.0) == ""
-    assert look(85_000, 5.0, 21.0) == "others use the machine: 21 % of GPU 0"
+    assert look(85_000, 5.0, 21.0) == "other programs use the machine: 21 % of GPU 0"
     assert look(90_000, 5.0) != ""
 
 

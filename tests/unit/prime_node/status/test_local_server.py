@@ -66,7 +66,7 @@ async def test_metrics_are_for_prometheus() -> None:
         'prime_node_jobs{state="credited"} 1.0',
         'prime_node_jobs{state="slashed"} 0.0',
         "prime_node_tokens_per_second 812.0",
-        "prime_node_balance_tokens 2.5",
+        "prime_node_balance_amount 2.5",
         "prime_node_upload_bytes_total 5000.0",
         "prime_node_verdicts_total 0.0",
         "prime_node_engine_ready 1.0",

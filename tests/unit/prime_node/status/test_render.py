@@ -53,13 +53,13 @@ def test_a_worker_at_work_says_where_it_stands(show: Any) -> None:
         "to be paid 1 files when their steps end",
         "ready: torch on cpu in float32",
         "step 3: 8/32 rollouts of 4 slots, due in 60 s",
-        "1 leases in hand after it",
+        "1 more leases held",
         "812 tokens/s",
         "1 credited",
         "0x5f5f5f5f5f5f",
         "delta, 2.0 MB of 4.0 MB, 1.5 MB/s from 2 nodes, done in 2 s",
         "keyframe, 9.0 GB",
-        "head over 7 entries, heads of others that agree: 2",
+        "tree head of 7 entries, agrees with 2 heads of other nodes",
         "outbound only",
         "3 of 4 slots free, 0 B today",
     ):
@@ -81,10 +81,10 @@ def test_a_relay_shows_no_work_and_a_joining_node_what_it_waits_for() -> None:
 
 
 TROUBLES = [
-    (changed(heads={"forks": ["fork-1.txt"]}), "THE LOG TELLS TWO HISTORIES"),
+    (changed(heads={"forks": ["fork-1.txt"]}), "THE LOG HAS FORKED"),
     (
         changed(coordinator={"is_reachable": False, "problem": "connection refused", "answered_ms_ago": 603_000}),
-        "the coordinator was last heard 10 min 3 s ago (the node goes on trying): connection refused",
+        "the coordinator has not answered for 10 min 3 s (the node keeps trying): connection refused",
     ),
     (
         changed(coordinator={"is_reachable": False, "problem": "refused", "answered_ms_ago": None}),
@@ -94,7 +94,7 @@ TROUBLES = [
     (changed(account={"standing": "unstaked", "may_work": False}), "prime-node stake"),
     (
         changed(coordinator={"refusal": "this machine's clock is 1 h behind"}),
-        "this node's word: this machine's clock is 1 h",
+        "this node's messages: this machine's clock is 1 h",
     ),
     (
         changed(coordinator={"upgrade_by_ms": 86_461_000}),
@@ -104,13 +104,13 @@ TROUBLES = [
         changed(engine={"state": "broken", "last_error": "CUDA out of memory"}),
         "CUDA out of memory. Try: prime-node doctor",
     ),
-    (REPORT | {"gpus": [GPU | {"problem": "it does not answer any more"}]}, "GPU 0 is lost"),
-    (changed(weights={"problem": "no room"}), "weights cannot be had: no room"),
+    (REPORT | {"gpus": [GPU | {"problem": "it stopped answering"}]}, "GPU 0 is lost"),
+    (changed(weights={"problem": "no room"}), "cannot load weights: no room"),
     (
         changed(jobs={"last": [JOB | {"state": "rejected", "reason": "soft: late"}]}),
         "lease 41 was rejected: soft: late. See: prime-node rollouts 41",
     ),
-    (REPORT | {"parts": [{"name": "heads", "restarts": 3, "last_error": "no key"}]}, "the part heads fails again"),
+    (REPORT | {"parts": [{"name": "heads", "restarts": 3, "last_error": "no key"}]}, "the part heads keeps failing"),
 ]
 
 
@@ -118,7 +118,7 @@ TROUBLES = [
 def test_what_is_wrong_is_told_first_with_what_to_do(report: dict[str, Any], expected: str) -> None:
     assert expected in render_text(report).splitlines()[0]
     assert expected in text_of(render_html(report))
-    assert "what is wrong" in screen_of(report)
+    assert "alerts" in screen_of(report)
 
 
 def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
@@ -137,7 +137,7 @@ def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
 @pytest.mark.parametrize(
     ("report", "state"),
     [
-        (changed(owner={"hold": "paused by its owner"}), "holding: paused by its owner"),
+        (changed(owner={"hold": "paused by the owner"}), "holding: paused by the owner"),
         (changed(owner={"stop": "it is 07:00", "hold": "it is 07:00"}), "finishing, then stopping: it is 07:00"),
         (changed(work={"current": None}), "working, waiting for work"),
         (changed(work={"current": None}, coordinator={"is_reachable": False}), "waiting for the coordinator"),
@@ -150,7 +150,7 @@ def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
                 work={"current": None},
                 audits={"open": [{"submission": "0x1", "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}]},
             ),
-            "checking the work of others",
+            "auditing submissions",
         ),
         (RELAY | {"serving": RELAY["serving"] | {"urls": ["http://a:1"]}}, "serving weights"),
     ],
@@ -176,15 +176,15 @@ def test_details_appear_when_they_are_there() -> None:
     report |= {"parts": [{"name": "heads", "restarts": 1, "last_error": "no key"}]}
     text = render_text(report)
     for fact in (
-        "starting: no model yet, began again 2 times",
+        "starting: no model yet, restarted 2 times",
         "0 B today of 1.0 GB, at most 1.0 MB/s",
         "unproven: 1",
-        "5 given, 1 in hand, 2 files inspected",
+        "5 given, 1 open, 2 files inspected",
         "step 3, 4 slots, due in 10 s",
-        "1 shards came wrong",
+        "1 corrupt shards",
         "0/? rollouts",
         "GPU 1        RTX, paused",
-        "heads        began again 1 times; last: no key",
+        "heads        restarted 1 times; last error: no key",
     ):
         assert fact in text, fact
     assert "page " not in text
