@@ -1,7 +1,7 @@
-"""What the coordinator's public JSON says of this node and its work, read strictly into values. Pure.
+"""Parses the coordinator's public JSON about this node and its work, strictly, into values. Pure.
 
-Nothing in it is signed. It is shown to the owner and moves the journal; what costs money is decided by the log, which
-refuses what is not so.
+Nothing in it is signed. It is shown to the owner and advances the journal. It can cost no money: an entry that rests
+on a false answer is refused by the log.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ class SubmissionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccount:
-    """This node in the books."""
+    """This node's account in the ledger."""
 
     standing: str
     may_work: bool
     remedy: str
     stake_nano: int
     balance_nano: int
-    """Its owner's, which is its own where nobody has delegated."""
+    """The owner's balance; the node is its own owner unless another one has delegated to it."""
     earned_nano: int
     hard: int
     """Submissions that were found dishonest."""
@@ -44,11 +44,11 @@ class NodeAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """The run's terms and steps, as far as a node's purse needs them."""
+    """The run's terms and steps, as far as stake and pay depend on them."""
 
     stake_min_nano: int
     unpaid_steps: frozenset[int]
-    """Steps whose work is not all judged and paid."""
+    """Steps that are not fully audited and paid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,11 @@ class LoggedSlash:
 
 
 def parse_answer(what: str, answer: Any, make: Callable[[Any], T]) -> T:
-    """RemoteError where the answer is not of the form that the coordinator describes."""
+    """RemoteError: the answer does not match the coordinator's API schema."""
     try:
         return make(answer)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RemoteError(what, f"is not as the coordinator's description says ({error!r})") from None
+        raise RemoteError(what, f"does not match the coordinator's API schema ({error!r})") from None
 
 
 def parse_submission(row: Mapping[str, Any]) -> SubmissionStatus:
@@ -78,12 +78,12 @@ def parse_submission(row: Mapping[str, Any]) -> SubmissionStatus:
 
 
 def parse_submissions(page: Mapping[str, Any]) -> tuple[list[SubmissionStatus], str | None]:
-    """A page of them, and the cursor of the next."""
+    """One page, and the cursor of the next."""
     return [parse_submission(row) for row in page["rows"]], parse_cursor(page)
 
 
 def parse_cursor(page: Mapping[str, Any]) -> str | None:
-    """Of the next page; None where this is the last."""
+    """Of the next page; None: this is the last."""
     cursor = page["next"]
     return None if cursor is None else str(cursor)
 
@@ -115,7 +115,7 @@ def parse_slash(row: Mapping[str, Any]) -> LoggedSlash:
 
 
 def parse_rejection_reason(page: Mapping[str, Any]) -> str:
-    """Why validators rejected a submission: the first of them that gave a reason, and its evidence."""
+    """Why a submission was rejected: the first reason that a validator gave, and its evidence."""
     rows = [row for row in page["rows"] if row["outcome"] != "accept"]
     if not rows:
         return "no quorum of validators accepted it"
@@ -124,13 +124,13 @@ def parse_rejection_reason(page: Mapping[str, Any]) -> str:
 
 
 def parse_evidence_digest(page: Mapping[str, Any]) -> Digest | None:
-    """The evidence of the first validator that rejected a submission; None where nobody did."""
+    """The evidence of the first validator that rejected a submission; None: no validator did."""
     rejected = next((row for row in page["rows"] if row["outcome"] != "accept"), None)
     return Digest.parse(rejected["evidence"]) if rejected else None
 
 
 def parse_receipt(page: Mapping[str, Any]) -> tuple[SubmissionReceipt, Signature]:
-    """From the log entry of a submission. Whoever uses it checks the signature."""
+    """From the log entry of a submission. The caller verifies the signature."""
     body = page["rows"][0]["body"]
     receipt = body["receipt"]
     made = SubmissionReceipt(

@@ -1,7 +1,7 @@
-"""Follows this node's own submissions through the public log until each is over, and keeps an eye on its stake.
+"""Tracks this node's submissions in the public log until each is final, and watches its stake.
 
-One part of the daemon. It moves the journal forward, removes files that nobody needs any more, and tells the agent of a
-slash to appeal or of stake that the run asks for. It asks often while something is new, and seldom while nothing is.
+It advances the journal, removes files that are no longer needed, and tells the agent about a slash to appeal or about
+missing stake. It polls often while something changes, and seldom otherwise. A supervised part of the daemon.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 2_000
 POLL_MS_MAX = 60_000
-"""Between two looks; doubling while nothing changes."""
+"""Between two polls; doubling while nothing changes."""
 PAGE_ROWS = 100
 PAGES_MAX = 10
-"""Pages of submissions read at one look: what is older is settled, or comes up when newer ones are."""
+"""Pages of submissions per poll. Older ones are final, or come up once newer ones are."""
 LATE_MS = 60_000
-"""After a lease's deadline: what the log does not have then, it will never have."""
+"""After a lease's deadline: a submission that is not in the log by then never will be."""
 FOLLOW_MS = 30 * 24 * 3_600_000
-"""How long a piece is followed at most."""
+"""How long a submission is tracked at most."""
 
 S = JobState
 
 
 def derive_state(seen: SubmissionStatus, unpaid: frozenset[int]) -> JobState:
-    """How far a piece is, from what the log shows of it."""
+    """The state of a job, from what the log shows of its submission."""
     if seen.credited:
         return S.CREDITED if seen.step in unpaid else S.PAID
     return {
@@ -51,13 +51,13 @@ def derive_state(seen: SubmissionStatus, unpaid: frozenset[int]) -> JobState:
 
 
 def compute_missing_stake(node: NodeAccount, run: RunSnapshot) -> int:
-    """What the node should put up of its own; 0 where it cannot, or should not without its owner's word."""
+    """What the node should stake by itself; 0 where it cannot, or has been found fraudulent: then its owner decides."""
     missing = run.stake_min_nano - node.stake_nano
     return missing if 0 < missing <= node.balance_nano and not node.hard else 0
 
 
 class SubmissionTracker:
-    """One node's."""
+    """The submissions of one node."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SubmissionTracker:
         self._wakeup = asyncio.Event()
         self._stake_asked = 0
         self.account: NodeAccount | None = None
-        """This node in the books, as last heard."""
+        """This node's account, as of the last poll."""
         self.problem = ""
 
     def poll_soon(self) -> None:
-        """Something of this node has just been logged."""
+        """An entry of this node has just been logged."""
         self._wakeup.set()
 
     async def run(self) -> None:
@@ -103,13 +103,13 @@ class SubmissionTracker:
                     self.problem = ""
                 except (LocalError, RemoteError) as error:
                     self.problem, changed = str(error), False
-                    log.debug("the public log cannot be read: %s", error)
+                    log.debug("cannot read the public log: %s", error)
                 wait_ms = POLL_MS if changed else min(POLL_MS_MAX, 2 * wait_ms)
                 if await self._pause(wait_ms):
                     wait_ms = POLL_MS
 
     async def _pause(self, wait_ms: int) -> bool:
-        """Until it is time, or there is news; whether there is."""
+        """Waits for the next poll; True: it is early, because of `poll_soon`."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wakeup.wait()
@@ -118,10 +118,10 @@ class SubmissionTracker:
         self._wakeup.clear()
         return True
 
-    # --- One look ---------------------------------------------------------------------------------------------------
+    # --- One poll ---------------------------------------------------------------------------------------------------
 
     async def poll(self, api: JsonClient) -> bool:
-        """Whether anything moved."""
+        """Whether anything changed."""
         run = public_log.parse_answer("run", await api.get(f"/runs/{self._run}"), public_log.parse_run)
         changed = await self._poll_node(api, run)
         records = {record.submission: record for record in self._journal.list_open(self._run) if record.submission}
@@ -140,7 +140,7 @@ class SubmissionTracker:
         try:
             answer = await api.get(f"/nodes/{self._node}")
         except NotFound:
-            return True  # it registers just now
+            return True  # its registration is not in the log yet
         node = public_log.parse_answer("node", answer, lambda detail: public_log.parse_node(detail, self._run))
         changed, self.account = node != self.account, node
         if self._stakes:
@@ -179,7 +179,7 @@ class SubmissionTracker:
         return record
 
     def _handle_unlisted(self, record: JobRecord, now_ms: int) -> JobRecord:
-        """The log does not list it: not yet, too late, or so long ago that nobody follows it any more."""
+        """The log does not list it: not yet, or too late, or it is too old to be tracked."""
         if record.state is S.PRODUCED and now_ms > record.deadline_ms + LATE_MS:
             return self._journal.advance(
                 record, S.REFUSED, now_ms, reason="it was not in the log before its lease's deadline"
@@ -193,12 +193,12 @@ class SubmissionTracker:
         assert name is not None
         if record.state is not S.REJECTED:
             reason = await self._fetch_rejection_reason(api, name)
-            log.error("submission %s was found dishonest: %s", name, reason)
+            log.error("submission %s was found fraudulent: %s", name, reason)
             record = self._journal.advance(record, S.REJECTED, now_ms, reason=reason, is_open=True)
         try:
             slash = public_log.parse_answer("slash", await api.get(f"/slashes/{name}"), public_log.parse_slash)
         except NotFound:
-            return record  # it is proposed in a moment
+            return record  # the slash is not proposed yet
         if slash.progress == "proposed" and slash.appeal_until_ms is not None:
             self._post_event(SlashReported(name, slash.appeal_until_ms, is_own=True))
         if slash.progress == "executed":
@@ -210,25 +210,25 @@ class SubmissionTracker:
         return public_log.parse_answer("verdicts", page, public_log.parse_rejection_reason)
 
     def _remove_settled_file(self, record: JobRecord) -> None:
-        """A file whose fate is settled is of no more use here: the coordinator has it."""
+        """Once a submission is final its file is not needed here: the coordinator has it."""
         is_settled = record.state in (S.ACCEPTED, S.CREDITED, S.PAID) or not record.is_open
         if record.file is not None and is_settled:
             self._spool.remove(record.file)
 
-    # --- For evidence -----------------------------------------------------------------------------------------------
+    # --- Receipts for evidence --------------------------------------------------------------------------------------
 
     async def fetch_receipt_or_none(self, submission: Digest) -> tuple[SubmissionReceipt, Signature] | None:
-        """A worker's signed word for a submission, from the public log."""
+        """A worker's signed receipt, from the public log."""
         try:
             async with open_json_client(self._url, self._authority) as api:
                 return await fetch_receipt(api, submission, self._domain)
         except (LocalError, RemoteError) as error:
-            log.info("the receipt of %s cannot be had: %s", submission, error)
+            log.info("cannot fetch the receipt of %s: %s", submission, error)
             return None
 
 
 async def fetch_receipt(api: JsonClient, submission: Digest, domain: Domain) -> tuple[SubmissionReceipt, Signature]:
-    """A worker's word from the public log, with a good signature. That it is about this submission is not checked."""
+    """A worker's receipt from the public log, with a valid signature. The caller compares its id."""
     page = await api.get("/log/entries", kind="Submitted", subject=str(submission))
     receipt, signature = public_log.parse_answer("entries", page, public_log.parse_receipt)
     verify_document(receipt, signature, signer=receipt.node, domain=domain)

@@ -1,11 +1,11 @@
-"""Do two tree heads tell one history? Decided from the log's tiles, which prove themselves against a signed root. Pure.
+"""Verifies that every signed tree head of the log, ours and those of other nodes, belongs to one history.
 
-The tiles come from the very coordinator that is checked. They count only if they hash to the newer head's root; then
-the older head's root either follows from them, or two signed heads contradict each other, which is proof for everybody.
+A coordinator that shows different histories to different nodes is caught here. The proof is made of the log's tiles.
+They come from the coordinator that is being checked, so they count only if they hash to the newer head's signed root.
+Then either the older head's root follows from them, or the two signed heads contradict each other: a fork, which
+anyone can verify. A fork is logged, shown in `status` for good, and kept on disk as evidence.
 
-Keeps the tree heads this node was shown, has each prove that it continues the last, and compares those of others.
-
-Two that do not fit convict the log: that is said loudly, shown in `status` for ever, and kept on disk as evidence.
+The functions at the top are pure; `HeadMonitor` fetches, compares and saves.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """A head with the note that proves who signed it."""
+    """A tree head and the signed note it came in."""
 
     head: TreeHead
     note: bytes
 
     @classmethod
     def open(cls, note: bytes, log_key: VerifierKey) -> "SignedHead":
-        """RemoteError where the log's key did not sign it."""
+        """RemoteError: the log's key did not sign it."""
         return cls(open_tree_head(note, [log_key]), note)
 
     @property
@@ -59,7 +59,7 @@ class SignedHead:
 
 
 class HeadRelation(StrEnum):
-    """What is known of two heads without a proof."""
+    """How two heads relate, as far as it is known."""
 
     SAME = "same"
     FORK = "fork"
@@ -73,13 +73,13 @@ def compare_sizes(one: SignedHead, other: SignedHead) -> HeadRelation:
 
 
 def list_proof_tiles(one: SignedHead, other: SignedHead) -> list[Tile]:
-    """What has to be fetched to compare them."""
+    """The tiles that are needed to compare them."""
     old, new = sorted((one.size, other.size))
     return list_consistency_tiles(old, new)
 
 
 def full_tile(tile: Tile) -> Tile:
-    """Where a partial tile is gone, its full one begins with the same hashes."""
+    """A log may drop a partial tile once it is full; the full one starts with the same hashes."""
     return Tile(tile.level, tile.index, TILE_HASHES)
 
 
@@ -88,7 +88,7 @@ def cut_tile(tile: Tile, raw: bytes) -> bytes:
 
 
 def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[Tile], bytes]) -> HeadRelation:
-    """SAME history or a FORK; UNKNOWN where the tiles are not those of the newer head, and so prove nothing."""
+    """SAME or FORK; UNKNOWN where the tiles do not hash to the newer head's root, and so prove nothing."""
     old, new = sorted((one, other), key=lambda seen: seen.size)
     try:
         get_node = make_node_reader(new.size, get_tile)
@@ -100,9 +100,9 @@ def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[T
 
 
 def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> bytes:
-    """For people and for other programs: both notes, and the tiles that show that they do not fit."""
+    """The evidence of a fork: both notes, and the tiles that contradict one of them."""
     text = [
-        "Two tree heads of one log, both signed with its key, that tell different histories.",
+        "Two tree heads of one log, both signed with its key, that belong to different histories.",
         "",
         *(f"--- head over {seen.size} entries\n{seen.note.decode()}" for seen in (one, other)),
     ]
@@ -111,7 +111,7 @@ def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> 
 
 
 def read_log_key(leaf: bytes, *, network: NetworkId, coordinator: NodeId) -> VerifierKey:
-    """The log's key as entry 0 names it, under the coordinator's signature; RemoteError where it is not that entry."""
+    """The log's key, from entry 0, which the coordinator has signed. RemoteError: it is not that entry."""
     letter = open_envelope(decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame, network=network).payload
     if letter.sender != coordinator:
         raise RemoteError("Letter.sender", f"is {letter.sender}, the coordinator is {coordinator}")
@@ -121,15 +121,15 @@ def read_log_key(leaf: bytes, *, network: NetworkId, coordinator: NodeId) -> Ver
 
 
 PEER_HEADS_MAX = 64
-"""Heads of others that wait to be compared; the oldest is dropped."""
+"""Heads of other nodes that wait to be compared; the oldest is dropped."""
 CHECKED_MAX = 1024
-"""Heads whose comparison is remembered."""
+"""Heads that are not compared again."""
 TRIES_MAX = 5
-"""How often a head is asked a proof for before it counts as unproven."""
+"""Attempts to fetch the proof of a head before it counts as unproven."""
 COMPARE_INTERVAL_MS = 500
-"""Between two comparisons: each may cost the coordinator a dozen small files."""
+"""Between two comparisons: each may take a dozen small files from the coordinator."""
 PUBLISH_INTERVAL_MS = 6_000
-"""Between two heads that this node gossips: a little above what one sender may say."""
+"""Between two heads that this node gossips: a little above the gossip rate limit per sender."""
 FORKS_SHOWN_MAX = 16
 BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
 
@@ -137,7 +137,7 @@ PublishHead = Callable[[HeadSeen], Awaitable[object]]
 
 
 class HeadMonitor:
-    """One part of the daemon."""
+    """Keeps the newest verified head. A supervised part of the daemon."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class HeadMonitor:
         self._clock = clock
         self._publish = say
         self.on_verified: Callable[[int], None] = lambda size: None
-        """Hears the size of each head that was proven. Set by whoever wants to know."""
+        """Called with the size of each verified head. The daemon sets it."""
         self._count_nodes = count_nodes
         self._coordinator_head: bytes | None = None
         self._peer_heads: deque[tuple[bytes, int]] = deque(maxlen=PEER_HEADS_MAX)
@@ -168,18 +168,18 @@ class HeadMonitor:
         self._published: tuple[int, int] | None = None
         self.latest: SignedHead | None = None
         self.compared = 0
-        """Heads of others that were found to tell the same history."""
+        """Heads of other nodes that belong to the same history."""
         self.unproven = 0
-        """Heads that no proof came for."""
+        """Heads without a proof."""
         self.forks: list[str] = sorted(path.name for path in folder.glob("fork-*")) if folder.exists() else []
 
     def add_coordinator_head(self, note: bytes) -> None:
-        """The coordinator showed us this one."""
+        """A head that the coordinator sent to this node."""
         self._coordinator_head = note
         self._wakeup.set()
 
     def add_peer_head(self, seen: HeadSeen) -> None:
-        """Somebody else was shown this one."""
+        """A head that the coordinator sent to another node."""
         self._peer_heads.append((seen.note, 0))
         self._wakeup.set()
 
@@ -218,13 +218,13 @@ class HeadMonitor:
         except FileNotFoundError:
             pass
         except (OSError, RemoteError) as error:
-            log.warning("the tree head in %s is passed over: %s", self._folder, error)
+            log.warning("ignoring the tree head in %s: %s", self._folder, error)
 
     async def _verify_and_save(self, note: bytes, log_key: VerifierKey) -> None:
         try:
             shown = SignedHead.open(note, log_key)
         except RemoteError as error:
-            log.error("the coordinator shows a tree head that its log did not sign: %s", error)
+            log.error("the coordinator sent a tree head that the log's key did not sign: %s", error)
             return
         if self.latest is not None and await self._compare(self.latest, shown) is not HeadRelation.SAME:
             self.unproven += 1
@@ -235,7 +235,7 @@ class HeadMonitor:
         self.on_verified(shown.size)
 
     async def _publish_latest(self) -> None:
-        """What we keep, soon when it is new, now and then when not."""
+        """Gossips the latest head: soon when it is new, otherwise now and then."""
         if self.latest is None:
             return
         now_ms, size = self._clock.monotonic_ms(), self.latest.size
@@ -254,7 +254,7 @@ class HeadMonitor:
         try:
             other = SignedHead.open(note, log_key)
         except RemoteError:
-            return  # not of this log: it says nothing about it
+            return  # not signed by this log, so it says nothing about it
         name = (other.size, other.head.root)
         if self.latest is None or name in self._checked:
             return
@@ -267,14 +267,14 @@ class HeadMonitor:
             self._checked.popitem(last=False)
         if relation is HeadRelation.UNKNOWN:
             self.unproven += 1
-            log.warning("the coordinator gives no proof for a head over %d entries that others were shown", other.size)
+            log.warning("the coordinator gives no proof for another node's head of %d entries", other.size)
         elif relation is HeadRelation.SAME:
             self.compared += 1
 
     # --- Proofs -----------------------------------------------------------------------------------------------------
 
     async def _compare(self, one: SignedHead, other: SignedHead) -> HeadRelation:
-        """SAME, FORK (said and kept), or UNKNOWN for now."""
+        """A FORK is also logged and saved; UNKNOWN may change with a later attempt."""
         relation, tiles = compare_sizes(one, other), dict[str, bytes]()
         if relation is HeadRelation.UNKNOWN:
             found = await self._fetch_tiles(list_proof_tiles(one, other))
@@ -288,7 +288,7 @@ class HeadMonitor:
 
     def _record_fork(self, one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> None:
         name = f"fork-{min(one.size, other.size)}-{max(one.size, other.size)}-{other.head.root.hex()[:8]}.txt"
-        log.error("THE LOG TELLS TWO HISTORIES: heads over %d and %d entries do not fit", one.size, other.size)
+        log.error("THE LOG HAS FORKED: the heads of %d and %d entries contradict each other", one.size, other.size)
         if name not in self.forks and len(self.forks) < FORKS_SHOWN_MAX:
             write_atomic(self._folder / name, render_fork(one, other, tiles))
             self.forks.append(name)
@@ -308,11 +308,11 @@ class HeadMonitor:
         try:
             return await self._client.get(self._server, path, bytes_max=bytes_max)
         except (LocalError, RemoteError) as error:
-            log.info("no %s: %s", path, error)
+            log.info("cannot fetch %s: %s", path, error)
             return None
 
     async def _fetch_log_key(self) -> VerifierKey:
-        """From entry 0, which the coordinator has signed. LocalError: not now."""
+        """From entry 0, which the coordinator has signed. LocalError: not available yet."""
         note = await self._client.get(self._server, f"/log/{CHECKPOINT_PATH}", bytes_max=NOTE_BYTES_MAX)
         if note is None:
             raise LocalError("the coordinator has signed no tree head yet")
@@ -320,8 +320,8 @@ class HeadMonitor:
         bundle = EntryBundle(0, min(size, TILE_HASHES))
         raw = await self._client.get(self._server, f"/log/{bundle.path}", bytes_max=BUNDLE_BYTES_MAX)
         if raw is None:
-            raise LocalError("the coordinator does not show the log's first entries just now")
+            raise LocalError("the coordinator does not serve the log's first entries")
         leaf = decode_bundle(bundle, raw)[0]
         key = read_log_key(leaf, network=self._network, coordinator=self._server.node)
-        log.info("the log's key is %s; compare it with what the operator publishes", key)
+        log.info("the log's key is %s; compare it with the key that the operator publishes", key)
         return key

@@ -214,7 +214,8 @@ class OwnerPolicy:
         cap = self._config.data_bytes_per_day
         if not cap or machine.data_bytes_today < cap:
             return ""
-        return f"{format_bytes(machine.data_bytes_today)} were transferred today; the limit policy.data_bytes_per_day is reached"
+        used = format_bytes(machine.data_bytes_today)
+        return f"{used} were transferred today; the limit policy.data_bytes_per_day is reached"
 
     def _check_disk(self, machine: MachineState) -> str:
         least = self._config.disk_free_bytes_min

@@ -1,7 +1,7 @@
-"""Appeals before the court on a chain, made by the node itself where its owner allows it: `appeal_bond_max_nano`.
+"""Appeals to the court contract, filed by the node itself up to the bond that its owner allows: `appeal_bond_max_nano`.
 
-In the log a node appeals for nothing. The court wants a bond, and that is the owner's to give: without leave the log
-says which command gives it. What is still to be appealed lies in a file, so a restart forgets none.
+An appeal in the log costs nothing. The court requires a bond, which is the owner's money: without permission the node
+only logs the command that files the appeal. Pending appeals are kept in a file, so that a restart loses none.
 """
 
 import json
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 5_000
 WAIT_MS_MAX = 7 * 24 * 3_600_000
-"""How long a slash is waited for that the coordinator does not bring before the court."""
+"""How long to wait for the coordinator to submit a slash to the court."""
 
 
 class AppealAction(StrEnum):
-    """What to do about a slash of ours just now."""
+    """What to do about a slash of this node."""
 
     WAIT = "wait"
     BOND = "bond"
@@ -41,7 +41,7 @@ class AppealAction(StrEnum):
 
 
 def decide_appeal(status: int, *, appeal_until_s: int, now_s: int, bond_nano: int, bond_max_nano: int) -> AppealAction:
-    """Status: ICourt.SlashStatus, of which 1 is the only one that can be appealed."""
+    """`status` is ICourt.SlashStatus; only a slash of status 1 can be appealed."""
     if status == 0:
         return AppealAction.WAIT
     if status > 1:
@@ -52,7 +52,7 @@ def decide_appeal(status: int, *, appeal_until_s: int, now_s: int, bond_nano: in
 
 
 class ChainAppeals:
-    """One node's."""
+    """The appeals of one node. A supervised part of the daemon."""
 
     def __init__(self, config: NodeConfig, key: WalletKey, clock: Clock) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class ChainAppeals:
         self._clock = clock
         self._path = NodeFolder(config.folder).chain / "appeals.json"
         self._pending = self._read() if self.is_allowed else {}
-        """Submissions to appeal for, and since when."""
+        """Submissions whose slash is to be appealed, and since when."""
         self._problem = ""
 
     @property
@@ -69,13 +69,13 @@ class ChainAppeals:
         return config.signing_domain != EMBEDDED_DOMAIN and bool(config.rpc) and config.appeal_bond_max_nano > 0
 
     def request_appeal(self, submission: Digest) -> None:
-        """The log has our appeal; the court shall have it too."""
+        """The log has taken this node's appeal; the court has to get it too."""
         if self._config.signing_domain == EMBEDDED_DOMAIN:
             return
         if not self.is_allowed:
             log.warning(
-                "the slash of %s is appealed in the log; before the court on the chain: prime-node appeal %s."
-                " The settings rpc and appeal_bond_max_nano let the node do it",
+                "the slash of %s is appealed in the log only; to appeal to the court: prime-node appeal %s."
+                " With the settings rpc and appeal_bond_max_nano the node appeals by itself",
                 submission,
                 submission,
             )
@@ -91,41 +91,44 @@ class ChainAppeals:
             await self._clock.sleep_ms(POLL_MS)
 
     async def process_pending(self) -> None:
-        """Do what can be done for each; a chain that does not answer is asked again."""
+        """Advances each pending appeal; retried at the next poll where the chain does not answer."""
         from prime_node.settlement.chain_session import (
             open_chain_session,  # web3 takes a second to load, and most nodes never need it
         )
 
         try:
-            async with open_chain_session(self._config, self._key, self._config.rpc, self._clock) as purse:
+            async with open_chain_session(self._config, self._key, self._config.rpc, self._clock) as session:
                 for submission in list(self._pending):
-                    await self._advance(purse, submission)
+                    await self._advance(session, submission)
             self._problem = ""
         except LocalError as error:
             if str(error) != self._problem:
-                log.warning("the appeal before the court waits: %s", error)
+                log.warning("the appeal to the court is delayed: %s", error)
             self._problem = str(error)
 
-    async def _advance(self, purse: "ChainSession", submission: Digest) -> None:
-        seen = await purse.read_slash(submission)
-        bond_nano = -(-seen.bond // purse.contracts.scale)
-        now_s = (await purse.chain.newest()).time_s
-        move = decide_appeal(
-            seen.status,
-            appeal_until_s=seen.appeal_until_s,
+    async def _advance(self, session: "ChainSession", submission: Digest) -> None:
+        slash = await session.read_slash(submission)
+        bond_nano = -(-slash.bond // session.contracts.scale)
+        now_s = (await session.chain.newest()).time_s
+        action = decide_appeal(
+            slash.status,
+            appeal_until_s=slash.appeal_until_s,
             now_s=now_s,
             bond_nano=bond_nano,
             bond_max_nano=self._config.appeal_bond_max_nano,
         )
-        if move is AppealAction.WAIT and self._clock.now_ms() - self._pending[submission] < WAIT_MS_MAX:
+        if action is AppealAction.WAIT and self._clock.now_ms() - self._pending[submission] < WAIT_MS_MAX:
             return
-        if move is AppealAction.BOND:
-            block = await purse.appeal(submission, seen.bond)
+        if action is AppealAction.BOND:
+            block = await session.appeal(submission, slash.bond)
             log.info(
-                "a bond of %s tokens for %s is with the court, by block %d", format_amount(bond_nano), submission, block
+                "appealed the slash of %s to the court with a bond of %s, in block %d",
+                submission,
+                format_amount(bond_nano),
+                block,
             )
         else:
-            log_appeal_end(submission, move, bond_nano)
+            log_appeal_end(submission, action, bond_nano)
         del self._pending[submission]
         self._save()
 
@@ -136,7 +139,7 @@ class ChainAppeals:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError, RemoteError) as error:
-            log.warning("%s cannot be read (%s): see `prime-node rollouts` for slashes to appeal", self._path, error)
+            log.warning("%s is damaged (%s): see `prime-node rollouts` for slashes to appeal", self._path, error)
             return {}
 
     def _save(self) -> None:
@@ -144,17 +147,17 @@ class ChainAppeals:
         write_atomic(self._path, json.dumps(plain).encode(), mode=0o600)
 
 
-def log_appeal_end(submission: Digest, move: AppealAction, bond_nano: int) -> None:
-    """Why nothing is done, or nothing more."""
-    match move:
+def log_appeal_end(submission: Digest, action: AppealAction, bond_nano: int) -> None:
+    """Why no appeal is filed, or none is needed."""
+    match action:
         case AppealAction.TOO_EXPENSIVE:
             log.warning(
-                "the bond for %s is %s tokens, more than appeal_bond_max_nano allows: prime-node appeal %s",
+                "the bond for %s is %s, more than appeal_bond_max_nano allows: prime-node appeal %s",
                 submission,
                 format_amount(bond_nano),
                 submission,
             )
         case AppealAction.TOO_LATE | AppealAction.WAIT:
-            log.warning("%s could not be appealed before the court: its window is over", submission)
+            log.warning("%s could not be appealed to the court: the appeal window is over", submission)
         case _:
-            log.info("%s is appealed before the court, or has ended there", submission)
+            log.info("the slash of %s is already appealed or settled at the court", submission)

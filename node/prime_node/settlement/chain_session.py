@@ -1,4 +1,4 @@
-"""A wallet on the chain that the network settles on, opened for a few transactions. It brings web3: import it late."""
+"""A wallet on the chain that the network settles on, opened for a few transactions. It imports web3: import it late."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,38 +18,38 @@ from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
 
 CONFIRMATION_BLOCKS = 12
-"""How long a transaction stays in the book once it is in a block: until the other processes that use the book, and
-may wait for it, have seen it there; one that a reorganisation takes out meanwhile is sent again.
+"""How long a mined transaction stays in the pending file. Other processes that use the file may still wait for it, and
+one that a reorganisation removes is sent again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CourtSlash:
-    """A slash before the court, as far as an appeal goes by it."""
+    """A slash at the court, as far as an appeal depends on it."""
 
     status: int
     """ICourt.SlashStatus."""
     appeal_until_s: int
     bond: int
-    """In units of the token."""
+    """In the smallest unit of the settlement token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSession:
-    """One account's."""
+    """One account on the chain."""
 
     chain: ChainClient
     wallet: Wallet
     contracts: NetworkContracts
 
     async def pay(self, purpose: str, contract: Contract, units: int, function: str, *values: Any) -> MinedTransaction:
-        """Let the contract take so much, and call the function that takes it."""
+        """Approves the amount for the contract, then calls the function that takes it."""
         return await approve_and_call(
             self.chain, self.wallet, self.contracts, purpose, contract, units, (function, *values)
         )
 
     async def read_slash(self, submission: Digest) -> CourtSlash:
-        """Status 0 where it is not before the court."""
+        """Status 0: the court does not have it."""
         slash = await self.chain.read(self.contracts.court, "slashOf", submission)
         if slash["status"] == 0:
             return CourtSlash(0, 0, 0)
@@ -57,13 +57,13 @@ class ChainSession:
         return CourtSlash(int(slash["status"]), int(slash["appealUntil"]), int(terms["appealBond"]))
 
     async def appeal(self, submission: Digest, bond: int) -> int:
-        """The bond goes to the court; the block in which it did."""
+        """Pays the bond to the court. Returns the block."""
         return (await self.pay("the appeal", self.contracts.court, bond, "appeal", submission)).block
 
 
 @asynccontextmanager
 async def open_chain_session(config: NodeConfig, key: WalletKey, rpc: str, clock: Clock) -> AsyncIterator[ChainSession]:
-    """What a process before this one has sent and not seen in a block is looked after first."""
+    """First settles what an earlier process sent and did not see in a block."""
     chain = ChainClient(rpc)
     try:
         at = await find_contracts(chain, config.signing_domain.contract)

@@ -81,7 +81,7 @@ STATE_TONES = {
     "checked": Tone.BUSY,
     "received": Tone.BUSY,
     "produced": Tone.BUSY,
-    "given_back": Tone.DIM,
+    "returned": Tone.DIM,
     "refused": Tone.BAD,
     "rejected": Tone.BAD,
     "slashed": Tone.BAD,

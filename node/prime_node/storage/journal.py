@@ -1,7 +1,7 @@
-"""What became of every lease this node took: one row each in journal.db, for the owner and for the next start.
+"""The journal of jobs: one row in journal.db for every lease this node took, for the owner and for the next start.
 
-A row is written when its file is on disk and before anything is sent, so that a file is made once whatever crashes.
-After that the row only moves forward, by the table below.
+A row is written when its file is on disk and before anything is sent, so that a crash never makes the node generate a
+second file. After that the state of a row only advances, by the table NEXT_STATES.
 """
 
 import json
@@ -23,7 +23,7 @@ RECORDS_KEPT = 20_000
 
 
 class JobState(StrEnum):
-    """How far the answer to a lease is."""
+    """How far the answer to a lease has come."""
 
     PRODUCED = "produced"
     RECEIVED = "received"
@@ -31,7 +31,7 @@ class JobState(StrEnum):
     ACCEPTED = "accepted"
     CREDITED = "credited"
     PAID = "paid"
-    RETURNED = "given_back"
+    RETURNED = "returned"
     REFUSED = "refused"
     REJECTED = "rejected"
     SLASHED = "slashed"
@@ -52,12 +52,12 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     S.REJECTED: frozenset({S.SLASHED, *ACCEPTED_STATES}),
     S.SLASHED: frozenset(),
 }
-"""What may follow. Whoever looks seldom misses states in between."""
+"""The states that may follow. States in between are skipped when the tracker polls seldom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One lease and what this node made of it."""
+    """One lease, and what became of this node's answer."""
 
     run: RunId
     lease: int
@@ -71,12 +71,12 @@ class JobRecord:
     reason: str = ""
     """Why it stopped where it did; empty while all is well."""
     is_open: bool = True
-    """Something may still become of it."""
+    """Its state may still change."""
     history: tuple[tuple[str, int], ...] = ()
-    """Every state it was seen in, and when."""
+    """Every state it was in, and since when."""
     submission: Digest | None = None
     file: Digest | None = None
-    """None where no file was made."""
+    """None: no file was generated."""
     checkpoint_root: Digest | None = None
     rollout_root: Digest | None = None
     rows: int = 0
@@ -90,17 +90,17 @@ COLUMNS = tuple(field.name for field in fields(JobRecord))
 DIGESTS = ("submission", "file", "checkpoint_root", "rollout_root")
 NUMBERS = tuple(field.name for field in fields(JobRecord) if field.type is int)
 CREATE = f"""
-create table if not exists pieces (
+create table if not exists jobs (
   {", ".join(COLUMNS)},
   primary key (run, lease)
 ) without rowid;
-create index if not exists pieces_by_time on pieces (started_ms);
-create index if not exists pieces_by_submission on pieces (submission);
+create index if not exists jobs_by_time on jobs (started_ms);
+create index if not exists jobs_by_submission on jobs (submission);
 """
 
 
 class Journal:
-    """One node's. Another process may read it at the same time."""
+    """The journal of one node. Another process may read it at the same time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +111,7 @@ class Journal:
             return self._connect()
         except sqlite3.DatabaseError as error:
             aside = self._path.with_name(self._path.name + ".damaged")
-            log.warning("%s cannot be read (%s) and is put aside as %s", self._path, error, aside.name)
+            log.warning("%s is damaged (%s); moving it to %s", self._path, error, aside.name)
         try:
             self._path.replace(aside)
             return self._connect()
@@ -120,7 +120,7 @@ class Journal:
 
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None, timeout=10)
-        # A damaged text is found where it is read as something, not thrown at whoever lists a hundred others.
+        # A damaged text must not fail a query that lists many rows: _parse finds it and drops its row.
         database.text_factory = lambda raw: raw.decode(errors="replace")
         database.execute("pragma journal_mode = wal")
         database.execute("pragma synchronous = full")
@@ -136,37 +136,37 @@ class Journal:
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    def add(self, piece: JobRecord, now_ms: int) -> None:
-        """A lease was answered, or will not be. On disk when this returns."""
-        self._put(replace(piece, history=(*piece.history, (piece.state, now_ms))))
+    def add(self, record: JobRecord, now_ms: int) -> None:
+        """Adds a lease that was answered or returned. It is on disk when this returns."""
+        self._put(replace(record, history=(*record.history, (record.state, now_ms))))
         self._execute(
-            "delete from pieces where not is_open and started_ms < "
-            "(select started_ms from pieces order by started_ms desc limit 1 offset ?)",
+            "delete from jobs where not is_open and started_ms < "
+            "(select started_ms from jobs order by started_ms desc limit 1 offset ?)",
             (RECORDS_KEPT,),
         )
 
     def advance(
-        self, piece: JobRecord, state: JobState, now_ms: int, *, reason: str = "", is_open: bool | None = None
+        self, record: JobRecord, state: JobState, now_ms: int, *, reason: str = "", is_open: bool | None = None
     ) -> JobRecord:
-        """The piece as it is now. A state that cannot follow changes nothing, since news may come late and twice."""
-        # The caller may have waited with the piece in hand, and others have moved it meanwhile.
-        piece = self.get_by_lease(piece.run, piece.lease) or piece
-        is_news = state in NEXT_STATES[piece.state]
+        """The record after the change. A state that cannot follow changes nothing: news may come late or twice."""
+        # The caller may have waited since it read the record, and others may have advanced it.
+        record = self.get_by_lease(record.run, record.lease) or record
+        is_next = state in NEXT_STATES[record.state]
         moved = replace(
-            piece,
-            state=state if is_news else piece.state,
-            reason=reason if reason or is_news else piece.reason,
-            history=(*piece.history, (state, now_ms)) if is_news else piece.history,
-            is_open=(bool(NEXT_STATES[state]) if is_news else piece.is_open) if is_open is None else is_open,
+            record,
+            state=state if is_next else record.state,
+            reason=reason if reason or is_next else record.reason,
+            history=(*record.history, (state, now_ms)) if is_next else record.history,
+            is_open=(bool(NEXT_STATES[state]) if is_next else record.is_open) if is_open is None else is_open,
         )
-        if moved != piece:
+        if moved != record:
             self._put(moved)
         return moved
 
-    def _put(self, piece: JobRecord) -> None:
+    def _put(self, record: JobRecord) -> None:
         self._execute(
-            f"insert or replace into pieces ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))})",
-            tuple(to_column(name, getattr(piece, name)) for name in COLUMNS),
+            f"insert or replace into jobs ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))})",
+            tuple(to_column(name, getattr(record, name)) for name in COLUMNS),
         )
 
     # --- Reading ----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Journal:
         return self._read("order by started_ms desc, lease desc limit ?", (limit,))
 
     def list_open(self, run: RunId) -> JobRecords:
-        """Those of a run that something may still become of, oldest first."""
+        """Records of a run whose state may still change, oldest first."""
         return self._read("where run = ? and is_open order by started_ms, lease", (run,))
 
     def get_by_lease(self, run: RunId, lease: int) -> JobRecord | None:
@@ -186,33 +186,33 @@ class Journal:
         return next(iter(self._read("where submission = ?", (str(submission),))), None)
 
     def find(self, prefix: str) -> JobRecord:
-        """The one whose submission or file begins so, or whose lease has this number. LocalError: none, or several."""
+        """By lease number, or by the start of its submission or file. LocalError: none, or several."""
         if prefix.isdecimal():
             found = self._read("where lease = ? order by started_ms desc limit 1", (int(prefix),))
         else:
             like = prefix.removeprefix("0x").lower().replace("%", "").replace("_", "")
             found = self._read("where submission like ? or file like ? limit 2", (f"0x{like}%", f"0x{like}%"))
         if not found:
-            raise LocalError(f"no rollouts of this node are known as {prefix}")
+            raise LocalError(f"this node has no rollouts with the id {prefix}")
         if len(found) > 1:
-            raise LocalError(f"{prefix} could be several: write more of it")
+            raise LocalError(f"{prefix} is ambiguous; give more digits")
         return found[0]
 
     def list_open_files(self) -> set[Digest]:
-        """Of all that is open."""
-        return {piece.file for piece in self._read("where is_open and file is not null", ()) if piece.file}
+        """Files of all open records."""
+        return {record.file for record in self._read("where is_open and file is not null", ()) if record.file}
 
     def _read(self, clause: str, values: Iterable[Any]) -> JobRecords:
-        rows = self._execute(f"select {', '.join(COLUMNS)} from pieces {clause}", values).fetchall()
-        return [piece for row in rows if (piece := self._parse(dict(zip(COLUMNS, row, strict=True)))) is not None]
+        rows = self._execute(f"select {', '.join(COLUMNS)} from jobs {clause}", values).fetchall()
+        return [record for row in rows if (record := self._parse(dict(zip(COLUMNS, row, strict=True)))) is not None]
 
     def _parse(self, row: dict[str, Any]) -> JobRecord | None:
-        """None where bits of it flipped: it is forgotten, as the coordinator's log says the same and more."""
+        """None for a damaged row. It is deleted: the coordinator's log has the same facts."""
         try:
             return JobRecord(**{name: from_column(name, value) for name, value in row.items()})
         except (RemoteError, ValueError, TypeError) as error:
-            log.warning("a row of %s is damaged and is forgotten: %s", self._path, error)
-            self._execute("delete from pieces where run = ? and lease = ?", (row["run"], row["lease"]))
+            log.warning("deleting a damaged row of %s: %s", self._path, error)
+            self._execute("delete from jobs where run = ? and lease = ?", (row["run"], row["lease"]))
             return None
 
     def _execute(self, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:

@@ -1,8 +1,7 @@
-"""What must survive a crash, as a file: entries on their way, answers given, what the log was told. Written whole.
+"""What must survive a crash: the agent's state, and the files that wait to be uploaded.
 
-Files of this node on their way to the coordinator, each under its digest: rollouts and evidence.
-
-A file is here, whole, before anything names it, and stays until nothing does any more.
+The state is one file, written atomically. The spool is a folder of rollouts and evidence, each under its digest: a file
+is complete before an entry names it, and stays until no entry does.
 """
 
 import logging
@@ -51,71 +50,71 @@ class StoredState:
     registered: NodeRegistered | None
 
 
-def encode_state(memory: SavedState) -> bytes:
-    parcels = [
+def encode_state(state: SavedState) -> bytes:
+    entries = [
         StoredEntry(
-            kind=type(parcel.entry).__name__,
-            body=encode(parcel.entry),
-            run=parcel.run,
-            until_ms=parcel.until_ms,
-            file=parcel.file,
+            kind=type(entry.entry).__name__,
+            body=encode(entry.entry),
+            run=entry.run,
+            until_ms=entry.until_ms,
+            file=entry.file,
         )
-        for parcel in memory.pending
+        for entry in state.pending
     ]
     answers = [
         StoredLeaseAnswer(lease=each.lease, submission=each.submission, deadline_ms=each.deadline_ms)
-        for each in memory.answers
+        for each in state.answers
     ]
     return encode(
         StoredState(
-            pending=tuple(parcels),
+            pending=tuple(entries),
             answers=tuple(answers),
-            is_staked=memory.is_staked,
-            registered=memory.registered,
+            is_staked=state.is_staked,
+            registered=state.registered,
         )
     )
 
 
 def decode_state(raw: bytes) -> SavedState:
-    """RemoteError where the file is damaged, or of another version."""
+    """RemoteError: the file is damaged, or of another version."""
     stored = decode(StoredState, raw)
-    parcels = []
+    entries = []
     for each in stored.pending:
         if each.kind not in ENTRY_KINDS:
             raise RemoteError("kind", f"{each.kind} is no entry that a node writes")
-        parcels.append(PendingEntry(decode(ENTRY_KINDS[each.kind], each.body), each.run, each.until_ms, each.file))
+        entries.append(PendingEntry(decode(ENTRY_KINDS[each.kind], each.body), each.run, each.until_ms, each.file))
     answers = tuple(LeaseAnswer(each.lease, each.submission, each.deadline_ms) for each in stored.answers)
-    return SavedState(tuple(parcels), answers, stored.is_staked, stored.registered)
+    return SavedState(tuple(entries), answers, stored.is_staked, stored.registered)
 
 
 class SavedStateFile:
-    """One node's."""
+    """The agent's state on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def save(self, memory: SavedState) -> None:
-        write_atomic(self._path, encode_state(memory))
+    def save(self, state: SavedState) -> None:
+        write_atomic(self._path, encode_state(state))
 
     def load(self) -> SavedState:
-        """Nothing where there is none, or none that can be read: the coordinator's replies bring back the rest."""
+        """Empty where the file is missing or damaged: the coordinator's replies then restore the leases and audits."""
         try:
             return decode_state(self._path.read_bytes())
         except FileNotFoundError:
             return SavedState()
         except (OSError, RemoteError) as error:
-            log.warning("what was remembered in %s is lost: %s", self._path, error)
+            log.warning("the saved state in %s is lost: %s", self._path, error)
             return SavedState()
 
 
 class UploadSpool:
-    """One folder."""
+    """Files that wait to be uploaded, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, data: bytes) -> Digest:
-        """LocalError: there is no room."""
+        """LocalError: the disk is full."""
         digest = Digest(sha256(data).digest())
         path = self._path(digest)
         if not path.exists():
@@ -123,7 +122,7 @@ class UploadSpool:
         return digest
 
     def get(self, digest: Digest) -> bytes | None:
-        """None where it is not here, or not what it was."""
+        """None where the file is missing or damaged."""
         try:
             data = self._path(digest).read_bytes()
         except FileNotFoundError:
@@ -131,7 +130,7 @@ class UploadSpool:
         except OSError as error:
             raise LocalError(f"cannot read {self._path(digest)}: {error.strerror}") from None
         if Digest(sha256(data).digest()) != digest:
-            log.warning("the file %s on this disk is damaged and is removed", digest)
+            log.warning("removing the damaged file %s", digest)
             self.remove(digest)
             return None
         return data
@@ -140,7 +139,7 @@ class UploadSpool:
         self._path(digest).unlink(missing_ok=True)
 
     def remove_unnamed(self, named: Collection[Digest]) -> int:
-        """After a start: remove what nothing names, drafts too; how many files that were."""
+        """Removes all other files, drafts too. Returns how many."""
         keep, removed = {self._path(digest).name for digest in named}, 0
         for path in self._folder.glob("*"):
             if path.name not in keep:

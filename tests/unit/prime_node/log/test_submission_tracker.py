@@ -237,7 +237,7 @@ def test_a_state_that_nobody_knows_is_taken_for_received() -> None:
     ],
 )
 def test_an_answer_of_another_form_is_an_error_that_says_so(make: Any, answer: Any) -> None:
-    with pytest.raises(RemoteError, match="not as the coordinator's description says"):
+    with pytest.raises(RemoteError, match="does not match the coordinator's API schema"):
         public_log.parse_answer("answer", answer, make)
 
 

@@ -62,7 +62,7 @@ async def test_a_chain_that_is_away_is_asked_again_and_a_restart_forgets_nothing
     make(tmp_path, bond_max_nano=5, rpc="http://127.0.0.1:1").request_appeal(NAME)
     again = make(tmp_path, bond_max_nano=5, rpc="http://127.0.0.1:1")
     await again.process_pending()
-    assert "the appeal before the court waits" in caplog.text
+    assert "the appeal to the court is delayed" in caplog.text
     assert list(json.loads((tmp_path / "chain" / "appeals.json").read_text())) == [str(NAME)]
 
 
@@ -70,4 +70,4 @@ def test_a_file_that_cannot_be_read_is_said_and_stops_nothing(tmp_path: Path, ca
     (tmp_path / "chain").mkdir()
     (tmp_path / "chain" / "appeals.json").write_text('{"no name": 1}')
     make(tmp_path, bond_max_nano=5, rpc="http://127.0.0.1:1")
-    assert "cannot be read" in caplog.text
+    assert "is damaged" in caplog.text

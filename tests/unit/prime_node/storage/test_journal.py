@@ -150,16 +150,16 @@ def test_a_damaged_row_is_forgotten_and_keeps_nobody_from_the_others(
     for lease in (1, 2):
         journal.add(piece(lease), 2_000)
     with sqlite3.connect(tmp_path / "journal.db") as database:
-        database.execute(f"update pieces set {column} = ? where lease = 1", (value,))
+        database.execute(f"update jobs set {column} = ? where lease = 1", (value,))
     assert [each.lease for each in journal.list_newest()] == [2]
     assert journal.list_open_files() == {digest("file 2")}
-    assert database.execute("select count(*) from pieces").fetchone() == (1,)
+    assert database.execute("select count(*) from jobs").fetchone() == (1,)
 
 
 def test_a_text_that_is_none_any_more_is_read_as_far_as_it_goes(tmp_path: Path, journal: Journal) -> None:
     journal.add(replace(piece(), reason="late"), 2_000)
     with sqlite3.connect(tmp_path / "journal.db") as database:
-        database.execute("update pieces set reason = cast(x'6cff' as text)")
+        database.execute("update jobs set reason = cast(x'6cff' as text)")
     assert [each.reason for each in journal.list_newest()] == ["l\ufffd"]
 
 
