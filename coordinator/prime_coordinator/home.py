@@ -31,9 +31,9 @@ from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
-from prime_runtime import keys as key_file
-from prime_runtime import keys as password
 from prime_runtime.clock import Clock
+from prime_runtime.files import write_private_file
+from prime_runtime.keys import create_key_file, load_key_file, resolve_password
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, read_lock_info
 from prime_runtime.objects.store import open_object_store
 from prime_runtime.settings import flags as settings_flags
@@ -109,7 +109,7 @@ def objects_url(config: CoordinatorConfig) -> str:
 
 def read_password(config: CoordinatorConfig) -> str:
     """From the settings or from the file they name."""
-    return password.read_password(config.password, config.password_file)
+    return resolve_password(config.password, config.password_file)
 
 
 def load_key(config: CoordinatorConfig) -> WalletKey:
@@ -117,13 +117,13 @@ def load_key(config: CoordinatorConfig) -> WalletKey:
     path = CoordinatorHome(config.folder).key
     if not path.exists():
         raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init")
-    return key_file.load_key(path, read_password(config))
+    return load_key_file(path, read_password(config))
 
 
 def load_planted(config: CoordinatorConfig) -> list[WalletKey]:
     """The keys of our own workers that test the validators: keystores in `plants`, under the same password."""
     paths = sorted(CoordinatorHome(config.folder).plants.glob("*.json"))
-    return [key_file.load_key(path, read_password(config)) for path in paths]
+    return [load_key_file(path, read_password(config)) for path in paths]
 
 
 def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
@@ -146,13 +146,13 @@ def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey
     home = CoordinatorHome(config.folder)
     key = load_key(config) if home.key.exists() else create_key(config)
     log_key = Ed25519PrivateKey.generate()
-    key_file.write_private_file(home.log_key, log_key.private_bytes_raw().hex() + "\n")
+    write_private_file(home.log_key, log_key.private_bytes_raw().hex() + "\n")
     return key, log_key
 
 
 def create_key(config: CoordinatorConfig) -> WalletKey:
     """Draw the coordinator's wallet key."""
-    return key_file.create_key(CoordinatorHome(config.folder).key, read_password(config), secrets.token_bytes)
+    return create_key_file(CoordinatorHome(config.folder).key, read_password(config), secrets.token_bytes)
 
 
 def _read_text(path: Path) -> str:
@@ -216,7 +216,7 @@ async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
             await store.append(0, [leaf], [compute_entry_keys(leaf)])
         finally:
             store.close()
-        key_file.write_private_file(home.config, render_config(config))
+        write_private_file(home.config, render_config(config))
     return InitResult(key.node, str(vkey), (home.key, home.log_key, home.config))
 
 

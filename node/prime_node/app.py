@@ -77,7 +77,7 @@ class NodeProcess:
             enforcer=self._enforcer,
             started_ms=self._started_ms,
             page_url=self._url if self._config.page.enabled else None,
-            parts=self._parts.parts,
+            parts=self._parts.tasks,
         )
         now_ms = self._clock.now_ms()
         if self._daemon is None:

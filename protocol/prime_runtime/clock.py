@@ -1,4 +1,4 @@
-"""The one place where the programs read a clock or wait. Everything else is handed one of these."""
+"""The only place where the programs read a clock or sleep. All other code receives a Clock."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 STEP_MS_MAX = 2_000
-"""A wall clock that moves by less against the machine's uptime is being set right, and is followed at once."""
+"""A smaller change of the wall clock against the uptime is a correction (NTP) and is accepted at once."""
 JUMP_ACCEPTED_AFTER_MS = 60_000
-"""One that jumps further is followed when it has stood there so long. Log time never goes back: a coordinator that
-followed a jump of ten minutes ahead at once would refuse everybody's envelopes for ten minutes after it was undone."""
+"""A larger jump is accepted only after it has lasted this long. Log time never goes back: a coordinator that accepted
+a jump of ten minutes ahead at once would refuse all envelopes for ten minutes after the jump was undone."""
 
 
 class Clock(Protocol):
-    """What the rim needs of time; tests bring their own."""
+    """Time and sleep, as an argument: tests pass a clock of their own."""
 
     def now_ms(self) -> int:
-        """Wall clock, UTC, since 1970. For what other machines compare; it may jump."""
+        """Wall clock, UTC, since 1970. For times that other machines compare; it may jump."""
         ...
 
     def monotonic_ms(self) -> int:
@@ -33,21 +33,21 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class SteadyClock:
-    """A wall clock that is not led astray by a short jump. Pure: both readings come in."""
+    """A wall clock that ignores short jumps. Pure: the caller passes both readings."""
 
     ahead_ms: int
-    """What the believed wall clock is ahead of the uptime."""
+    """How far the accepted wall clock is ahead of the uptime."""
     jumped_at_ms: int | None = None
-    """Uptime at which the wall clock was first seen elsewhere; None while it is believed."""
+    """Uptime at which a jump was first seen; None while the wall clock is accepted."""
 
     def read(self, wall_ms: int, uptime_ms: int) -> int:
-        found_ms = wall_ms - uptime_ms
-        if abs(found_ms - self.ahead_ms) > STEP_MS_MAX:
+        ahead_ms = wall_ms - uptime_ms
+        if abs(ahead_ms - self.ahead_ms) > STEP_MS_MAX:
             if self.jumped_at_ms is None:
                 self.jumped_at_ms = uptime_ms
             if uptime_ms - self.jumped_at_ms < JUMP_ACCEPTED_AFTER_MS:
                 return uptime_ms + self.ahead_ms
-        self.ahead_ms, self.jumped_at_ms = found_ms, None
+        self.ahead_ms, self.jumped_at_ms = ahead_ms, None
         return wall_ms
 
 
@@ -63,7 +63,7 @@ class SystemClock:
         now_ms = steady.read(wall_ms, read_uptime_ms())
         if was_jumping is None and steady.jumped_at_ms is not None:
             log.warning(
-                "the machine's clock jumped by %d s; it is believed if it stays there for %d s, else set it by NTP",
+                "the system clock jumped by %d s; the jump is accepted if it lasts %d s; check NTP",
                 (wall_ms - now_ms) // 1000,
                 JUMP_ACCEPTED_AFTER_MS // 1000,
             )
@@ -81,7 +81,7 @@ def read_wall_ms() -> int:
 
 
 def read_uptime_ms() -> int:
-    """Time since the machine started, sleep included: a laptop that wakes has not jumped."""
+    """Time since boot, including sleep, so that a laptop that wakes up shows no jump."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
     return time.monotonic_ns() // 1_000_000

@@ -1,6 +1,6 @@
-"""What commands print: tables and progress on a terminal, plain columns in a pipe, JSON where it is asked for.
+"""Output of commands: tables and progress on a terminal, plain columns in a pipe, JSON on request.
 
-Text that strangers wrote is shown as it is: no markup, links or emoji are made of it.
+Untrusted text is printed literally: rich interprets no markup, links or emoji in it.
 """
 
 import json
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 10_000
-"""A pipe has no width: nothing is folded or cut."""
+"""A pipe has no width: nothing is folded or truncated."""
 
 
 class CommandOutput:
@@ -50,23 +50,23 @@ class CommandOutput:
         with self._console.capture() as captured:
             for part in parts:
                 self._console.print(part)
-        # Cells are padded to their column; a pipe is not a rectangle.
+        # Cells are padded to the width of their column; in a pipe the padding at the end of a line is removed.
         lines = captured.get().split("\n")
         self.write("\n".join(line if self.is_terminal else line.rstrip() for line in lines))
 
     def live(self, *, full: bool = False) -> Live:
-        """Something that is drawn again and again; `full` takes the whole terminal and gives it back at the end."""
+        """A display that is redrawn; `full` uses the whole terminal and restores it at the end."""
         return Live(console=self._console, auto_refresh=False, transient=False, screen=full)
 
     def spinner(self, text: str) -> AbstractContextManager[Any]:
-        """A spinner while something takes its time; nothing in a pipe."""
+        """A progress spinner; prints nothing in a pipe."""
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         progress = Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal)
         progress.add_task(text, total=None)
         return progress
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
-        """Ids are folded, not cut, where a terminal is too narrow for them: people copy them."""
+        """A terminal that is too narrow folds ids and never truncates them: people copy them."""
         table = Table(
             box=SIMPLE_HEAD if self.is_terminal else None,
             title=Text(title) if title else None,
@@ -81,7 +81,7 @@ class CommandOutput:
         return table
 
     def key_value_table(self, pairs: Iterable[tuple[str, str]]) -> Table:
-        """Names and values below each other."""
+        """Two columns: names and values."""
         grid = Table.grid(padding=(0, 2))
         for name, value in pairs:
             grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))

@@ -1,4 +1,4 @@
-"""Numbers as people read and write them: amounts, moments, spans of time, bytes. Pure."""
+"""Amounts, times, durations and sizes as people read and write them. Pure."""
 
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -12,47 +12,47 @@ DURATION_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def format_amount(nano: int) -> str:
-    """Nano as tokens, every digit of them."""
+    """Nano units as whole units of the network's money, with every digit."""
     whole, part = divmod(nano, NANO)
     return f"{whole:,}" + (f".{part:09}".rstrip("0") if part else "")
 
 
 def parse_amount(text: str) -> int:
-    """Tokens as people write them to nano, exactly."""
+    """Parse an amount of the network's money to nano units, exactly."""
     try:
         nano = Decimal(text) * NANO
     except InvalidOperation:
-        raise LocalError(f"{text!r} is not an amount; write tokens, such as 100 or 0.5") from None
+        raise LocalError(f"{text!r} is not an amount; write a number such as 100 or 0.5") from None
     if not nano.is_finite() or not 0 < nano <= AMOUNT_NANO_MAX or nano != int(nano):
         raise LocalError(
-            f"{text} is not an amount: above 0, at most nine decimals, at most {AMOUNT_NANO_MAX // NANO:,}"
+            f"{text} is not a valid amount: above 0, at most nine decimals, at most {AMOUNT_NANO_MAX // NANO:,}"
         )
     return int(nano)
 
 
 def format_time(at_ms: int | None) -> str:
-    """In UTC, as everybody else's logs have it."""
+    """In UTC, like the logs."""
     if at_ms is None:
         return "-"
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_relative_time(at_ms: int | None, now_ms: int) -> str:
-    """How long ago, or in how long."""
+    """Time since or until a moment."""
     if at_ms is None:
         return "-"
     seconds = abs(now_ms - at_ms) // 1000
     for unit, size in DURATION_UNITS:
         if seconds >= 2 * size:
-            words = f"{seconds // size} {unit}"
+            distance = f"{seconds // size} {unit}"
             break
     else:
-        words = f"{seconds} s"
-    return f"in {words}" if at_ms > now_ms else f"{words} ago"
+        distance = f"{seconds} s"
+    return f"in {distance}" if at_ms > now_ms else f"{distance} ago"
 
 
 def format_duration(duration_ms: int | None) -> str:
-    """How long something lasts, in its two largest units."""
+    """A duration in its two largest units."""
     if duration_ms is None:
         return "unknown"
     seconds = duration_ms // 1000

@@ -1,6 +1,7 @@
-"""One process in one folder: a lock file that falls with its process, however that ends, and says who holds it.
+"""Locks between processes, by flock on a file: the kernel releases them however the process ends.
 
-Several that take turns over one file: the same without words, held for a moment.
+A ProcessLock keeps a second process out of a folder, and its file says which process holds it and where that listens.
+`hold_file_lock` protects a short critical section.
 """
 
 import fcntl
@@ -19,24 +20,24 @@ LOCK_TRIES, LOCK_TRY_S = 10, 0.02
 
 
 class ProcessLock:
-    """Held by the one process that may write in the folder."""
+    """Held by the only process that may write in the folder."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self._path = path
 
     def write_url(self, url: str, **others: str) -> None:
-        """Say where this process listens, for other commands on this machine."""
-        self._note({"pid": os.getpid(), "url": url, **others})
+        """Record where this process listens, for other commands on this machine."""
+        self._write({"pid": os.getpid(), "url": url, **others})
 
     def write_pid(self) -> None:
-        self._note({"pid": os.getpid()})
+        self._write({"pid": os.getpid()})
 
     def clear(self) -> None:
         os.ftruncate(self._fd, 0)
 
-    def _note(self, facts: LockInfo) -> None:
-        text = json.dumps(facts) + "\n"
+    def _write(self, info: LockInfo) -> None:
+        text = json.dumps(info) + "\n"
         self.clear()
         try:
             os.pwrite(self._fd, text.encode(), 0)
@@ -46,7 +47,7 @@ class ProcessLock:
 
 @contextmanager
 def hold_process_lock(path: Path, who: str, *, advice: str) -> Iterator[ProcessLock]:
-    """Take the lock, or tell which process has it; `advice` is for a folder that is not there."""
+    """Take the lock, or LocalError names the process that holds it. `advice` is for a missing folder."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -66,7 +67,7 @@ def hold_process_lock(path: Path, who: str, *, advice: str) -> Iterator[ProcessL
 
 @asynccontextmanager
 async def hold_file_lock(path: Path, clock: Clock, *, wait_ms: int, tries: int) -> AsyncIterator[None]:
-    """One after the other, in whatever process; LocalError where another does not end its turn."""
+    """Wait for the lock, hold it for the block. LocalError: another process did not release it in time."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -80,14 +81,14 @@ async def hold_file_lock(path: Path, clock: Clock, *, wait_ms: int, tries: int) 
             except BlockingIOError:
                 await clock.sleep_ms(wait_ms)
         else:
-            raise LocalError(f"another process has kept {path} for {tries * wait_ms // 1000} s: see which, and end it")
+            raise LocalError(f"another process has held {path} for {tries * wait_ms // 1000} s; find it and stop it")
         yield
     finally:
         os.close(fd)
 
 
 def _try_lock(fd: int) -> bool:
-    """At once, or a moment later: `is_held` in another process takes it for an instant."""
+    """Retry for a moment, because `is_held` in another process holds the lock for an instant."""
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,16 +99,16 @@ def _try_lock(fd: int) -> bool:
 
 
 def read_lock_info(path: Path) -> LockInfo:
-    """What the holder says of itself: `pid`, and `url` once it listens. Stale after a crash; see `is_held`."""
+    """What the holder wrote: `pid`, and `url` once it listens. Stale after a crash; see `is_held`."""
     try:
-        facts = json.loads(path.read_text() or "{}")
+        info = json.loads(path.read_text() or "{}")
     except (OSError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return info if isinstance(info, dict) else {}
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds it now."""
+    """A process holds the lock now."""
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError:

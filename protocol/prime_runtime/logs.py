@@ -1,7 +1,7 @@
-"""Logging set-up: pretty lines for a terminal or JSON lines for a machine, UTC, with fields, nothing hostile passed on.
+"""Logging: pretty lines for a terminal or JSON lines for a machine, in UTC, redacted and escaped.
 
-Fields come from `extra={...}` of one call and from `log_fields(...)` around many. Each record is one line, apart from
-an exception's frames in the pretty form. Values of type Digest are shown whole; see redaction.py for why.
+The fields of a record come from `extra={...}`. Each record is one line, except that the pretty form prints the frames
+of an exception below it. Values of type Digest are printed in full; redaction.py says why.
 """
 
 import json
@@ -10,13 +10,10 @@ import logging.handlers
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TextIO
 
 from prime_protocol.errors import LocalError
@@ -29,10 +26,9 @@ FIELD_CHARS_MAX = 512
 FIELDS_MAX = 32
 FRAMES_MAX = 30
 CAUSES_MAX = 8
-"""Exceptions shown of one chain or group."""
+"""Exceptions printed of one chain or group."""
 
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_fields: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default=MappingProxyType({}))
 
 
 class LogFormat(StrEnum):
@@ -53,25 +49,15 @@ class LogConfig:
     """The section [log] of every program."""
 
     level: LogLevel = LogLevel.INFO
-    """Least severe record shown."""
+    """Lowest severity that is logged."""
     format: LogFormat = LogFormat.AUTO
-    """Form on the terminal; auto is pretty on a terminal and json elsewhere."""
+    """Output format; auto is pretty on a terminal and json elsewhere."""
     file: Path | None = None
     """Also write JSON lines to this file."""
     file_bytes_max: Annotated[int, Between(2**16, 2**34)] = 64 * 2**20
     """Size at which the file is rotated."""
     files_max: Annotated[int, Between(1, 100)] = 5
-    """Rotated files kept beside the current one."""
-
-
-@contextmanager
-def log_fields(**fields: Any) -> Iterator[None]:
-    """Add fields (run, node, step) to every record inside, also in tasks started inside."""
-    token = _fields.set({**_fields.get(), **fields})
-    try:
-        yield
-    finally:
-        _fields.reset(token)
+    """Rotated files to keep besides the current one."""
 
 
 def configure_logging(
@@ -82,7 +68,7 @@ def configure_logging(
     logger: logging.Logger | None = None,
     stream_level: LogLevel | None = None,
 ) -> None:
-    """Replace the handlers of a logger, the root one unless told; `stream_level` shows less there than in the file."""
+    """Replace the handlers of a logger, by default the root logger. `stream_level` limits the stream, not the file."""
     logger = logger or logging.getLogger()
     redactor = Redactor(secrets)
     is_json = config.format is LogFormat.JSON or (config.format is LogFormat.AUTO and not stream.isatty())
@@ -99,12 +85,12 @@ def configure_logging(
     for handler in handlers:
         logger.addHandler(handler)
     logger.setLevel(config.level.upper())
-    # One line for each request would drown the rest; the metrics count them.
+    # One line per request would drown the rest; the metrics count requests.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, fields, exception."""
+    """One JSON object per line: time, level, logger, message, fields, exception."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
@@ -125,7 +111,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PrettyFormatter(logging.Formatter):
-    """For people: time, level, message, fields; an exception's frames on indented lines below."""
+    """For people: time, level, message, fields; the frames of an exception on indented lines below."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
@@ -158,10 +144,10 @@ def _mark(value: Any) -> Any:
 
 
 def _clean_fields(record: logging.LogRecord, redactor: Redactor) -> dict[str, Any]:
-    """Context fields, then the call's own. Numbers stay numbers; all else becomes bounded text."""
-    own = {name: value for name, value in vars(record).items() if name not in STANDARD_FIELDS}
+    """The fields of the call. Numbers stay numbers; everything else becomes bounded text."""
+    own = [(name, value) for name, value in vars(record).items() if name not in STANDARD_FIELDS]
     clean: dict[str, Any] = {}
-    for name, value in list({**_fields.get(), **own}.items())[:FIELDS_MAX]:
+    for name, value in own[:FIELDS_MAX]:
         is_plain = value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63)
         clean[redactor.clean(name, FIELD_CHARS_MAX)] = (
             value if is_plain else redactor.clean(str(_mark(value)), FIELD_CHARS_MAX)
@@ -174,7 +160,7 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
 
 
 def _describe_error(error: BaseException, redactor: Redactor) -> list[dict[str, Any]]:
-    """The exception, then its causes and the members of a group, each once."""
+    """The exception, its causes and the members of a group, each once."""
     parts: list[dict[str, Any]] = []
     waiting, seen = [error], {id(error)}
     while waiting and len(parts) < CAUSES_MAX:
@@ -200,16 +186,16 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # boundary: a broken __str__ of a foreign exception must not lose the record
-        return "(its text cannot be made)"
+        return "(its __str__ failed)"
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Rotated files that only their owner can read."""
+    """Rotated files with mode 0600."""
 
     is_broken = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk is said once, where somebody may still read it; the program goes on."""
+        """Report a full disk once on stderr; the program goes on."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)

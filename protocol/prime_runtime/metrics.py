@@ -1,7 +1,7 @@
-"""Prometheus metrics with a registry of their own for each program, and labels that cannot grow.
+"""Prometheus metrics, one registry per program, with bounded labels.
 
-A label has a fixed set of values; anything else is counted as "other". A node id, a run or a path that a stranger
-chose is never a label.
+A label has a fixed set of values; any other value counts as "other". A node id, a run or a path is never a label,
+because a remote peer could choose it.
 """
 
 import math
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 OTHER = "other"
 SERIES_MAX = 1000
-"""Most label combinations of one metric. A scrape of 1000 series is about 100 kB."""
+"""Label combinations of one metric. A scrape of 1000 series has about 100 kB."""
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -29,7 +29,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class LabeledMetric(Generic[M]):
-    """One metric and the values its labels may have."""
+    """A metric and the allowed values of its labels."""
 
     def __init__(self, metric: M, labels: dict[str, Collection[str]]) -> None:
         combinations = math.prod(len(values) + 1 for values in labels.values())
@@ -39,7 +39,7 @@ class LabeledMetric(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def at(self, **labels: str) -> M:
-        """The child for these label values; unknown values fall together."""
+        """The child for these label values; unknown values count as "other"."""
         found = self._children.get(tuple(labels.values()))
         if found is not None:
             return found
@@ -49,13 +49,13 @@ class LabeledMetric(Generic[M]):
         known = {name: value if value in self._labels[name] else OTHER for name, value in labels.items()}
         child: M = self._metric.labels(**known)
         if known == labels:
-            # Values of a fixed set only, so this cannot grow.
+            # Only values of a fixed set are cached, so the cache is bounded.
             self._children[tuple(labels.values())] = child
         return child
 
 
 class Metrics:
-    """The metrics of one program. Names begin with `prime_` and the program."""
+    """The metrics of a program. Names begin with `prime_` and the name of the program."""
 
     def __init__(self, program: str) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -76,14 +76,14 @@ class Metrics:
         return LabeledMetric(histogram, labels)
 
     async def handle(self, request: web.Request) -> web.Response:
-        """GET /metrics. Bind it to loopback or a private network: it tells how busy this machine is."""
+        """GET /metrics. Bind it to loopback or a private network: it shows how busy this machine is."""
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 class RequestMetrics(Collector):
-    """How many requests a server answered, with what status, and how long it took.
+    """Requests by kind and status, and their latency.
 
-    Plain numbers until they are asked for: a busy server answers thousands of requests for each scrape.
+    It keeps plain numbers until a scrape: a busy server answers thousands of requests between two scrapes.
     """
 
     def __init__(self, metrics: Metrics, kinds: Collection[str]) -> None:
@@ -96,7 +96,7 @@ class RequestMetrics(Collector):
         metrics.registry.register(self)
 
     def watch_open(self, count_open: Callable[[], int]) -> None:
-        """How to count the requests that are inside."""
+        """Set the function that counts open requests."""
         self._count_open = count_open
 
     def observe(self, kind: str, status: int, duration_ms: int) -> None:
@@ -110,7 +110,7 @@ class RequestMetrics(Collector):
         self._sums_ms[kind] += duration_ms
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Called by the registry."""
         total = CounterMetricFamily(f"{self._prefix}_requests", "Requests answered.", labels=["kind", "status"])
         for (kind, status), count in sorted(self._counts.items()):
             total.add_metric([kind, status], count)

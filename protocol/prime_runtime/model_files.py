@@ -1,7 +1,7 @@
-"""What a checkpoint folder says of its model beside the tensors: shape, end tokens, tokenizer, prompt.
+"""The files of a checkpoint besides its tensors: model shape, end tokens, tokenizer, prompt template.
 
-The files come from the run's trainer and are hostile until read: bounded, strict JSON, and nothing in them may name
-code to run. Neither torch nor transformers is needed, so the daemon can turn prompts into tokens without an engine.
+The files come from the run's trainer and are untrusted: bounded size, strict JSON, and nothing in them may name code to
+run. This module needs neither torch nor transformers, so the daemon can tokenize prompts without an engine.
 """
 
 import re
@@ -29,52 +29,52 @@ CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, PROMPT_FILE = (
     "prompt.txt",
 )
 BYTES_MAX = {CONFIG_FILE: 2**20, GENERATION_FILE: 2**16, TOKENIZER_FILE: 64 * 2**20, PROMPT_FILE: 2**16}
-"""The largest public tokenizer.json, of 262,000 tokens, has 33 MB; a configuration rarely has 10 kB."""
+"""The largest public tokenizer.json (262,000 tokens) has 33 MB; a configuration rarely has 10 kB."""
 OPTIONAL_FILES = frozenset({GENERATION_FILE, PROMPT_FILE})
 
 PROMPT_PLACEHOLDER = "{prompt}"
-"""Where prompt.txt takes the task's own prompt."""
+"""Where prompt.txt takes the prompt of the task."""
 
 EOS_MAX = 64
-"""Most end tokens. Public models name up to five."""
+"""Maximum number of end tokens. Public models name up to five."""
 
 CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-# The same number has other names in some families.
+# Model families use different names for the same number.
 VOCABULARY_KEYS = ("vocab_size",)
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
 UNBOUNDED_FAMILIES = ("falcon_mamba", "mamba", "mamba2")
-"""Their state takes any number of tokens, so their configurations name no limit; ours holds."""
+"""Their state takes any number of tokens, so their configurations name no limit and the protocol's limit applies."""
 UNBOUNDED_CONTEXT_TOKENS = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of one folder, read and checked."""
+    """The files of a checkpoint folder, parsed and checked."""
 
     folder: Path
     config: dict[str, Any]
     """config.json; nothing in it names code."""
     architecture: str
     family: str
-    """The configuration's model_type."""
+    """The model_type of the configuration."""
     eos: frozenset[int]
     vocabulary: int
     hidden: int
     layers: int
     context_max: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     digest: Digest
     tokenizer_json: bytes
     prompt_text: str | None
 
     @classmethod
     def open(cls, folder: Path) -> "ModelFiles":
-        """LocalError, naming the file, where one is missing, broken or not allowed."""
+        """LocalError names the file that is missing, broken or not allowed."""
         contents = read_model_files(folder)
         try:
             return cls.parse(folder, contents)
@@ -103,7 +103,7 @@ class ModelFiles:
         )
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Tokens of a task's prompt, put into prompt.txt where there is one."""
+        """Tokens of a task's prompt, inserted into prompt.txt if there is one."""
         if self.prompt_text is not None:
             text = self.prompt_text.replace(PROMPT_PLACEHOLDER, text)
         try:
@@ -121,27 +121,27 @@ class ModelFiles:
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, the end token's included."""
+        """Text of tokens, including the end token."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Parsed when first wanted: an engine never needs it, and a large one takes a second."""
+        """Parsed on first use: an engine never needs it, and a large one takes a second."""
         from tokenizers import Tokenizer
 
         try:
             tokenizer = Tokenizer.from_buffer(self.tokenizer_json)
         except Exception as error:  # boundary: the tokenizers library raises nothing narrower
             raise LocalError(f"{TOKENIZER_FILE} of {self.folder} cannot be read: {error}") from None
-        # A prompt is never cut or padded, whatever the file was saved with.
+        # Never truncate or pad a prompt, whatever settings the file was saved with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
 
 def digest_model_files(folder: Path) -> Digest:
-    """What a run's terms bind: names and bytes of the files that are there."""
+    """The digest in a run's terms: names and bytes of the files."""
     return digest_contents(read_model_files(folder))
 
 
@@ -189,10 +189,10 @@ def parse_prompt(text: bytes) -> str:
 
 
 def reject_remote_code(config: dict[str, Any]) -> None:
-    """A configuration may name code to fetch and run, or another form of the weights. Neither is followed."""
+    """Reject a configuration that names code to fetch and run, or quantized weights."""
     for key in CODE_KEYS:
         if key in config:
-            raise RemoteError(f"{CONFIG_FILE}.{key}", "asks for code that comes with the model, which is never run")
+            raise RemoteError(f"{CONFIG_FILE}.{key}", "asks for code of the model's own, which is never run")
     for key in QUANTIZATION_KEYS:
         if config.get(key) is not None:
             raise RemoteError(f"{CONFIG_FILE}.{key}", "asks for quantized weights; publish them in bfloat16")
@@ -232,7 +232,7 @@ def check_number(field: str, value: Any, *, least: int, most: int) -> int:
 
 
 def parse_eos(generation: dict[str, Any], config: dict[str, Any], vocabulary: int) -> frozenset[int]:
-    """generation_config.json's end tokens, else config.json's; none at all is allowed."""
+    """The end tokens of generation_config.json, else of config.json. A model may have none."""
     for name, source in ((GENERATION_FILE, generation), (CONFIG_FILE, config)):
         value, field = source.get("eos_token_id"), f"{name}.eos_token_id"
         if value is None:

@@ -1,9 +1,7 @@
-"""Token buckets and admission gates: who may ask how often, and how many at once. Pure; the time comes in.
+"""Limits on request rate, concurrency and bandwidth, per key or in total. Pure: callers pass the time.
 
-Memory is bounded. When the table is full, newcomers share one bucket, so a flood of fresh identities shares what
-one identity may do, and those already known are not disturbed.
-
-Log lines that strangers can cause: some at once, then one every few seconds, with the number of those left out.
+Memory is bounded. When the table of buckets is full, new keys share one bucket: a flood of fresh identities together
+gets the rate of one identity, and known keys are not affected.
 """
 
 import logging
@@ -17,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """So many a second for ever, and so many at once after a pause."""
+    """A sustained rate, and a burst that is allowed after a pause."""
 
     per_second: float
     burst: int
@@ -30,19 +28,19 @@ class _Bucket:
 
 
 class TokenBuckets:
-    """One bucket for each key."""
+    """A token bucket for each key."""
 
     def __init__(self, rate: RateLimit, *, keys_max: int) -> None:
         assert rate.per_second > 0
         assert rate.burst >= 1
         self._rate = rate
         self._keys_max = keys_max
-        # In the order of last use: what stands first is the likeliest to be full again.
+        # In order of last use: the first bucket is the likeliest to be full again.
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
         self._shared = _Bucket(rate.burst, 0)
 
     def take(self, key: Hashable, now_ms: int) -> int:
-        """0 and a token is taken; else how many ms until there is one."""
+        """Take a token and return 0, or return the ms until one is available."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._enter(key, now_ms)
@@ -58,7 +56,7 @@ class TokenBuckets:
         return len(self._buckets)
 
     def _enter(self, key: Hashable, now_ms: int) -> _Bucket:
-        """A full bucket for a newcomer; the shared one when there is no room."""
+        """A full bucket for a new key; the shared bucket if the table is full."""
         if len(self._buckets) >= self._keys_max:
             self._drop_full(now_ms)
         if len(self._buckets) >= self._keys_max:
@@ -67,7 +65,7 @@ class TokenBuckets:
         return bucket
 
     def _drop_full(self, now_ms: int) -> None:
-        """A full bucket says nothing that a new one would not. Two at most for each newcomer, so the cost is flat."""
+        """Drop buckets that are full again: they equal a new one. At most two per new key, so the cost is constant."""
         for _ in range(2):
             if not self._buckets:
                 return
@@ -79,13 +77,13 @@ class TokenBuckets:
 
     def _refill(self, bucket: _Bucket, now_ms: int) -> None:
         passed_ms = now_ms - bucket.at_ms
-        if passed_ms > 0:  # a clock that steps back gives nothing and takes nothing
+        if passed_ms > 0:  # a clock that steps back changes nothing
             bucket.tokens = min(self._rate.burst, bucket.tokens + passed_ms * self._rate.per_second / 1000)
             bucket.at_ms = now_ms
 
 
 class BandwidthLimit:
-    """So many bytes a second, over all who share it. It says how long to wait; it never refuses."""
+    """A number of bytes per second, over all users of this object. It returns a delay and never refuses."""
 
     def __init__(self, bytes_per_s: int) -> None:
         assert bytes_per_s > 0
@@ -94,8 +92,8 @@ class BandwidthLimit:
         self._at_ms = 0
 
     def take(self, count: int, now_ms: int) -> int:
-        """How many ms to wait before, or after, these bytes. They count as moved: ask once for each piece."""
-        # A tenth of a second of burst: the bucket may go into debt, and the wait is what pays it back.
+        """The ms to wait for these bytes. They count as transferred, so call this once per piece."""
+        # The burst is a tenth of a second. The budget may become negative; the delay pays it back.
         passed_ms = max(0, now_ms - self._at_ms)
         self._at_ms = max(self._at_ms, now_ms)
         self._budget = min(self.bytes_per_s / 10, self._budget + passed_ms * self.bytes_per_s / 1000) - count
@@ -103,7 +101,7 @@ class BandwidthLimit:
 
 
 class ConcurrencyLimit:
-    """Bounds how many are inside at once, in all and for each key. It refuses; it never queues."""
+    """Bounds how many are inside at once, in total and per key. It refuses and never queues."""
 
     def __init__(self, *, total_max: int, key_max: int) -> None:
         self._total_max = total_max
@@ -112,7 +110,7 @@ class ConcurrencyLimit:
         self._total = 0
 
     def enter(self, key: Hashable) -> bool:
-        """True and one place is taken; `leave` gives it back."""
+        """True if admitted; then `leave` must be called once."""
         inside = self._inside.get(key, 0)
         if self._total >= self._total_max or inside >= self._key_max:
             return False
@@ -133,7 +131,7 @@ class ConcurrencyLimit:
 
 @lru_cache(maxsize=4096)
 def address_group(address: str) -> str:
-    """What counts as one origin: an IPv4 address, or the /64 that one IPv6 customer is given."""
+    """The unit that counts as one origin: an IPv4 address, or the /64 that providers assign to an IPv6 customer."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -146,7 +144,7 @@ def address_group(address: str) -> str:
 
 
 def network_group(address: str) -> str:
-    """What counts as one neighbourhood: a /24, or the /48 that one IPv6 site is given."""
+    """The unit that counts as one network: a /24, or the /48 that providers assign to an IPv6 site."""
     origin = address_group(address)
     try:
         parsed = ip_address(origin.partition("/")[0])
@@ -160,18 +158,18 @@ LOG_LINE_RATE = RateLimit(per_second=0.2, burst=20)
 
 
 class RateLimitedLogger:
-    """Writes to a logger, but not as often as it is told."""
+    """For log lines that remote peers can cause: a burst, then one every few seconds with the number omitted."""
 
     def __init__(self, logger: logging.Logger, now_ms: Callable[[], int]) -> None:
         self._logger = logger
         self._now_ms = now_ms
         self._lines = TokenBuckets(LOG_LINE_RATE, keys_max=1)
-        self._left_out = 0
+        self._omitted = 0
 
-    def say(self, level: int, text: str, *args: Any, error: BaseException | None = None) -> None:
+    def log(self, level: int, text: str, *args: Any, error: BaseException | None = None) -> None:
         if self._lines.take("", self._now_ms()):
-            self._left_out += 1
+            self._omitted += 1
             return
-        more = f" ({self._left_out} such lines left out)" if self._left_out else ""
-        self._left_out = 0
+        more = f" ({self._omitted} such lines omitted)" if self._omitted else ""
+        self._omitted = 0
         self._logger.log(level, text + more, *args, exc_info=error)

@@ -1,12 +1,7 @@
-"""A value that must not be printed: a passphrase, an access key, a token.
+"""Secrets that never print, and text made safe for a log: no control characters, no secrets, bounded length. Pure.
 
-It shows as *** wherever it is formatted, and it refuses to be pickled. Finding secrets inside other text is
-redaction.py's work.
-
-Making text fit for a log: no control characters, no secrets, no private keys, bounded length.
-
-Pure text in, text out. A private key is 64 hex digits and so is a digest; only a value of type Digest is known to be
-public, so the log marks those and everything else of that shape is replaced by a fingerprint.
+A private key is 64 hex digits, and so is a digest. Only a value of type Digest is known to be public: the log marks
+those, and replaces every other text of that shape by a fingerprint.
 """
 
 import hmac
@@ -21,7 +16,7 @@ SECRET_CHARS_MIN = 8
 
 
 class Secret:
-    """Holds one secret text; `reveal` is the only way to it."""
+    """A passphrase, access key or token. It formats as *** and refuses to be pickled; only `reveal` returns it."""
 
     __slots__ = ("_text",)
 
@@ -29,7 +24,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself. Call it where it is used, and keep no copy."""
+        """The secret text. Call this where the text is used, and keep no copy."""
         return self._text
 
     def __repr__(self) -> str:
@@ -47,7 +42,7 @@ class Secret:
         return hash((Secret, self._text))
 
     def __deepcopy__(self, memo: object) -> "Secret":
-        # dataclasses.asdict copies deeply; the copy must stay a Secret.
+        # dataclasses.asdict makes deep copies; the copy must stay a Secret.
         return self
 
     @classmethod
@@ -65,54 +60,54 @@ class Secret:
         return {"type": "string", "format": "password"}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is not written down; reveal it where it is used")
+        raise TypeError("a Secret cannot be pickled; reveal it where it is used")
 
 
 PUBLIC_MARK = "\ue000"
-"""A private-use character in front of 64 hex digits that are known to be public."""
+"""A private-use character before 64 hex digits that are known to be public."""
 KEY_CHARS = 66
 SEARCHED_FACTOR = 16
-"""How much more text is searched than shown. A hostile text of megabytes then costs no more than a long honest one."""
+"""How much more text is searched than printed. This bounds the cost of a hostile text of megabytes."""
 KEY_SHAPE = re.compile(rf"(?<![0-9a-zA-Z{PUBLIC_MARK}])(?:0[xX])?[0-9a-fA-F]{{64}}(?![0-9a-zA-Z])")
 
 
 def escape(text: str) -> str:
-    """Everything that cannot be printed becomes a visible escape: no forged line, no terminal command."""
+    """Replace unprintable characters by visible escapes, so that text cannot forge a line or command a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _escape_char(char) for char in text)
 
 
 def truncate(text: str, chars_max: int) -> str:
-    """At most about chars_max characters, with the number left out."""
+    """At most about chars_max characters, followed by the number of omitted ones."""
     if len(text) <= chars_max:
         return text
     return f"{text[:chars_max]}… and {len(text) - chars_max} more"
 
 
 class Redactor:
-    """Blots out the given secrets, and whatever looks like a private key."""
+    """Replaces the given secrets and everything that looks like a private key."""
 
     def __init__(self, secrets: Iterable[Secret]) -> None:
-        # Longest first, so that a secret that contains another leaves no tail behind.
+        # Longest first: a secret that contains another secret leaves no tail behind.
         texts = sorted({secret.reveal() for secret in secrets if secret.reveal()}, key=len, reverse=True)
         self._longest = max([KEY_CHARS, *map(len, texts)])
         self._secrets = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def clean(self, text: str, chars_max: int) -> str:
-        """Redacted first, then escaped, then cut: no order of the others keeps a secret whole."""
+        """Redact, then escape, then truncate: in any other order a part of a secret could remain."""
         shown = text[: chars_max * SEARCHED_FACTOR]
         if self._secrets:
             shown = self._secrets.sub(MASK, shown)
         shown = KEY_SHAPE.sub(_fingerprint, shown)
         if len(text) > chars_max * SEARCHED_FACTOR:
-            # A secret that straddles the end of what was searched is still there in part.
+            # A secret across the end of the searched text was not found; drop the part of it that is there.
             shown = shown[: -self._longest] + "…"
         return truncate(escape(shown.replace(PUBLIC_MARK, "")), chars_max)
 
 
 def _fingerprint(match: re.Match[str]) -> str:
-    """The same key gives the same mark, so that lines can still be matched; the key cannot be found from it."""
+    """The same key gives the same fingerprint, so that lines can be matched; it does not reveal the key."""
     digits = match[0][-64:].lower()
     return f"[64 hex digits, sha256 {sha256(digits.encode()).hexdigest()[:8]}]"
 

@@ -1,7 +1,7 @@
-"""Parts of a program that may die without taking the others along: each begins again after a pause, and it is said.
+"""Restarts the long-running tasks of a program, each on its own, with a growing pause.
 
-A part is a coroutine that runs for ever. What it raises is logged; a bug in one part must not stop the others, and must
-not go unnoticed either: the count of restarts and the last error are for `status`.
+A failing task must not stop the others, and must not go unnoticed: its error is logged, and `status` shows the number
+of restarts and the last error.
 """
 
 import asyncio
@@ -18,35 +18,35 @@ log = logging.getLogger(__name__)
 PAUSE_MS = 500
 PAUSE_MS_MAX = 60_000
 STEADY_MS = 60_000
-"""After so long without a failure the pause before a restart is short again."""
+"""A task that ran this long starts again with the short pause."""
 
 
 @dataclass(slots=True)
 class SupervisedTask:
-    """One part and how it fares."""
+    """A long-running task and its state."""
 
     name: str
     work: Callable[[], Awaitable[None]]
-    """Begun anew with each call."""
+    """Called again for each restart."""
     is_running: bool = False
     restarts: int = 0
     last_error: str = ""
 
 
 class Supervisor:
-    """Keeps parts running until it is cancelled."""
+    """Keeps tasks running until it is cancelled."""
 
-    def __init__(self, parts: Iterable[SupervisedTask], clock: Clock) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, tasks: Iterable[SupervisedTask], clock: Clock) -> None:
+        self.tasks = tuple(tasks)
         self._clock = clock
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for part in self.parts:
-                group.create_task(self._keep(part), name=part.name)
+            for task in self.tasks:
+                group.create_task(self._supervise(task), name=task.name)
 
     async def run_until(self, until: Awaitable[Any]) -> None:
-        """Then every part is ended."""
+        """Run until `until` is done, then cancel every task."""
         work, stop = asyncio.create_task(self.run()), asyncio.ensure_future(until)
         try:
             await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -55,25 +55,25 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
 
-    async def _keep(self, part: SupervisedTask) -> None:
+    async def _supervise(self, task: SupervisedTask) -> None:
         pause_ms = PAUSE_MS
         while True:
-            began_ms = self._clock.monotonic_ms()
-            part.is_running = True
+            started_ms = self._clock.monotonic_ms()
+            task.is_running = True
             try:
-                await part.work()
+                await task.work()
                 return
             except LocalError as error:
-                part.last_error = str(error)
-                log.warning("%s stopped: %s", part.name, error)
-            except Exception as error:  # boundary: one part's bug must not stop the others; it begins again
-                part.last_error = f"{type(error).__name__}: {error}"
-                log.exception("%s failed", part.name)
+                task.last_error = str(error)
+                log.warning("%s stopped: %s", task.name, error)
+            except Exception as error:  # boundary: a bug in one task must not stop the others; it restarts
+                task.last_error = f"{type(error).__name__}: {error}"
+                log.exception("%s failed", task.name)
             finally:
-                part.is_running = False
-            if self._clock.monotonic_ms() - began_ms >= STEADY_MS:
+                task.is_running = False
+            if self._clock.monotonic_ms() - started_ms >= STEADY_MS:
                 pause_ms = PAUSE_MS
-            log.info("%s begins again in %.1f s", part.name, pause_ms / 1000)
+            log.info("%s restarts in %.1f s", task.name, pause_ms / 1000)
             await self._clock.sleep_ms(pause_ms)
-            part.restarts += 1
+            task.restarts += 1
             pause_ms = min(PAUSE_MS_MAX, 2 * pause_ms)

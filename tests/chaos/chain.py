@@ -9,8 +9,8 @@ from prime_lab.devnet import chain as on_chain
 from prime_lab.devnet import recipe
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime import keys as key_file
 from prime_runtime.chain.contracts import NetworkContracts, find_contracts, run_key
+from prime_runtime.keys import create_key_file, write_key_file
 from support.processes.anvil import Anvil, Holder
 
 
@@ -35,8 +35,8 @@ class ChaosChain:
         await self._anvil.start()
         password = self._password_file.read_text().strip()
         self._home.mkdir(parents=True)
-        operator = key_file.create_key(self._home / "key.json", password, secrets.token_bytes)
-        key_file.write_key(self._bank_file, self._bank, password, secrets.token_bytes)
+        operator = create_key_file(self._home / "key.json", password, secrets.token_bytes)
+        write_key_file(self._bank_file, self._bank, password, secrets.token_bytes)
         for account in (operator.node, self._bank.node):
             await self._anvil.give(account)
 

@@ -14,7 +14,7 @@ from prime_protocol.wire.keystore import encrypt_key
 from prime_protocol.wire.signing import checksum_address
 from prime_runtime.chain.contracts import find_contracts
 from prime_runtime.chain.transactions import ChainUnavailable
-from prime_runtime.keys import write_private_file
+from prime_runtime.files import write_private_file
 from support.processes.anvil import Anvil, anvil, needs_anvil
 from support.processes.coordinator import NETWORK, key_of
 from support.processes.coordinator_main import PASSWORD

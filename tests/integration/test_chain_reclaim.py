@@ -16,7 +16,7 @@ from prime_runtime.chain.contracts import run_key
 from prime_runtime.chain.payments import approve_and_call
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
-from prime_runtime.keys import write_private_file
+from prime_runtime.files import write_private_file
 from support.processes.anvil import GAS, anvil, needs_anvil
 from support.processes.coordinator import RUN, key_of, terms
 from support.processes.coordinator_main import PASSWORD

@@ -92,11 +92,16 @@ async def test_a_file_goes_straight_to_the_bucket_and_counts_once_it_is_what_was
         place = await ask(worker, data, lease.lease)
         assert not place.stored
         assert place.url.startswith(f"{endpoint}/rollouts/devnet/")
+        assert "x-amz-checksum-sha256" in place.url
+        await put(place.url, data[:-1] + b"?")  # this service checks neither signatures nor checksums
+        place = await ask(worker, data, lease.lease)
+        assert not place.stored, "the coordinator reads what the bucket holds"
         await put(place.url, data[:-1] + b"?")
         with pytest.raises(CallRefused, match="digest"):
             await worker.write(entry)  # of the right size, and another file
         await put((await ask(worker, data + b"!", lease.lease)).url, b"of no use")
         await put(place.url, data)
+        assert await ask(worker, data, lease.lease) == UploadReply(stored=True, url="")
         logged = await worker.write(entry)
         assert await worker.write(entry) == logged
 

@@ -28,7 +28,7 @@ from prime_node.joining import CoordinatorDiscovery
 from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.keystore import decrypt_key, encrypt_key
-from prime_runtime import keys as key_file
+from prime_runtime import keys
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import open_client
 from prime_runtime.http.listener import ListenConfig
@@ -112,7 +112,7 @@ def open_fast(home: NodeFolder) -> None:
 @pytest.fixture(autouse=True)
 def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that tests make cost nothing to open either."""
-    monkeypatch.setattr(key_file, "KEYSTORE_SCRYPT_N", 2)
+    monkeypatch.setattr(keys, "KEYSTORE_SCRYPT_N", 2)
 
 
 # --- Looking --------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class TrainerApp:
         supervisor = Supervisor(
             [SupervisedTask("collector", collector.run), SupervisedTask("measurer", measurer.run)], self._clock
         )
-        self._status.parts = supervisor.parts
+        self._status.parts = supervisor.tasks
         log.info("training begins with step %d, on %d ranks", begin.state.step, self._ranks.size)
         training = asyncio.create_task(asyncio.to_thread(train, learner, begin.state, desk, steps=config.steps))
         try:

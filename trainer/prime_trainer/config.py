@@ -14,12 +14,11 @@ from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime import keys as key_file
 from prime_runtime.gossip.config import P2PConfig
 from prime_runtime.http.client import ServerAddress
 from prime_runtime.http.config import ClientLimits, ServerLimits
 from prime_runtime.http.listener import ListenConfig
-from prime_runtime.keys import read_password
+from prime_runtime.keys import load_key_file, resolve_password
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import check_parsed
@@ -69,7 +68,7 @@ class TrainerConfig:
         return ServerAddress(self.coordinator, NodeId.parse(self.coordinator_id))
 
     def load_key(self) -> WalletKey:
-        return key_file.load_key(self.key, read_password(self.password, self.password_file))
+        return load_key_file(self.key, resolve_password(self.password, self.password_file))
 
 
 @settings_class

@@ -16,7 +16,6 @@ from prime_coordinator.home import CoordinatorHome, create_key, load_key, lock_h
 from prime_coordinator.settlement.files import ChainFiles
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NetworkId, NodeId
-from prime_runtime import keys as key_file
 from prime_runtime.chain.client import ChainClient
 from prime_runtime.chain.contracts import find_contracts, run_key
 from prime_runtime.chain.payments import Payer, Payment, approve_and_call, wait_until_logged
@@ -25,7 +24,7 @@ from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_amount, parse_amount
 from prime_runtime.http.coordinator_api import open_json_client
-from prime_runtime.keys import read_password_file
+from prime_runtime.keys import load_key_file, read_password_file
 
 DEPLOY_CONFIRMATIONS = 2
 FUNDING = "the funding"
@@ -113,7 +112,7 @@ def fund(context: OperatorContext) -> int:
     """From any wallet: into the run's pool on the chain. The coordinator books it into the pool in the log."""
     args, config = context.args, _evm_config(context)
     run, amount_nano, url = read_run(args.run), parse_amount(args.amount), args.url or find_url(context)
-    key = key_file.load_key(args.key, read_password_file(args.key_password_file))
+    key = load_key_file(args.key, read_password_file(args.key_password_file))
     book = ChainFiles(config.folder).get_wallet_path(key.node)
 
     async def work(chain: ChainClient) -> None:
@@ -243,7 +242,7 @@ def reclaim(context: OperatorContext) -> int:
     """What the run has not promised to anybody, by what each funder put in."""
     args = context.args
     run, court = read_run(args.run), read_address(args.court)
-    key = key_file.load_key(args.key, read_password_file(args.key_password_file))
+    key = load_key_file(args.key, read_password_file(args.key_password_file))
 
     async def work(chain: ChainClient) -> None:
         at = await find_contracts(chain, court)

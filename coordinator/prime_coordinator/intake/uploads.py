@@ -32,7 +32,7 @@ from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.clock import Clock
 from prime_runtime.http.messages import RefusalError, read_body_chunks
 from prime_runtime.http.server import Caller
-from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key
+from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key, verify_object
 from prime_runtime.redaction import escape
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,16 @@ class UploadReceiver:
         self._config = config
         self._counts: OrderedDict[tuple[str, NodeId, object], int] = OrderedDict()
         self._recent: dict[Digest, int] = {}
+        self._verified: OrderedDict[Digest, None] = OrderedDict()
+        """Objects in a bucket whose bytes were compared with their digest."""
 
     async def place(self, caller: Caller, upload: UploadRequest) -> UploadReply:
-        """Where this file goes; nowhere, if it is there."""
+        """Where to send this file; nowhere if the store has it. A key that exists is never presigned."""
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
-        key = file_key(upload.digest)
-        if await self._has(key, upload.size_bytes):
+        if await self._is_stored(upload):
             return UploadReply(stored=True, url="")
-        url = await self._objects.presign_put(key, expires_s=max(1, self._config.upload_ms // 1000))
+        expires_s = max(1, self._config.upload_ms // 1000)
+        url = await self._objects.presign_put(file_key(upload.digest), digest=upload.digest, expires_s=expires_s)
         if url:
             self._count(caller, upload)
         return UploadReply(stored=False, url=url or "")
@@ -103,7 +105,7 @@ class UploadReceiver:
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
         if request.match_info["digest"] != str(upload.digest):
             raise RemoteError("digest", "is not the one in the path")
-        if await self._has(file_key(upload.digest), upload.size_bytes):
+        if await self._is_stored(upload):
             return UploadReply(stored=True, url="")
         self._count(caller, upload)
         chunks = read_body_chunks(
@@ -131,11 +133,33 @@ class UploadReceiver:
             log.info("deleted %d files that no entry names", deleted)
         return deleted
 
-    async def _has(self, key: str, size_bytes: int) -> bool:
+    async def _is_stored(self, upload: UploadRequest) -> bool:
+        """The store has this file, verified.
+
+        A folder verifies what it writes. A bucket receives uploads directly, and one that ignores the signed checksum
+        may hold other bytes: those are deleted, so that the honest file can take the key.
+        """
+        key, digest = file_key(upload.digest), upload.digest
         try:
-            return await self._objects.size(key) == size_bytes
+            if self._objects.local_path(key) is not None or digest in self._verified:
+                return await self._objects.size(key) == upload.size_bytes
+            await verify_object(
+                self._objects,
+                key,
+                bytes_max=self._config.upload_bytes_max,
+                size_bytes=upload.size_bytes,
+                digest=digest,
+            )
         except ObjectMissing:
             return False
+        except RemoteError as error:
+            log.warning("deleted an upload that is not what was announced: %s", error)
+            await self._objects.delete(key)
+            return False
+        self._verified[digest] = None
+        if len(self._verified) > UPLOADS_KNOWN_MAX:
+            self._verified.popitem(last=False)
+        return True
 
     def _count(self, caller: Caller, upload: UploadRequest) -> None:
         """One word of the coordinator is good for a few files, so that nobody fills the disk with it."""

@@ -33,7 +33,7 @@ from prime_protocol.log.tiles import (
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_protocol.wire.ids import NetworkId
 from prime_runtime.clock import Clock
-from prime_runtime.log_files import write_atomic
+from prime_runtime.files import write_atomic
 
 OnHead = Callable[[bytes, int], None]
 """Called with each new signed head and its number of entries."""

@@ -17,7 +17,7 @@ from typing import Any
 from prime_coordinator.settlement.chain_events import ChainDeposit, FollowedChain, VaultStake
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId, RunId
-from prime_runtime.log_files import write_atomic
+from prime_runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -52,6 +52,7 @@ from prime_protocol.log.tiles import (
 from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head, parse_origin
 from prime_protocol.wire.codec import decode
 from prime_runtime.clock import SystemClock
+from prime_runtime.files import write_atomic
 from prime_runtime.log_files import (
     BUNDLE_BYTES_MAX,
     compute_code_digest,
@@ -59,7 +60,6 @@ from prime_runtime.log_files import (
     read_snapshot,
     read_tile,
     read_tree_head,
-    write_atomic,
     write_snapshot,
 )
 from prime_runtime.logs import LogConfig, configure_logging

@@ -30,8 +30,8 @@ from prime_lab.devnet.summary import NamedEvent, count_open_slashes, describe_ev
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey, checksum_address
-from prime_runtime import keys as key_file
 from prime_runtime.clock import SystemClock
+from prime_runtime.keys import create_key_file, write_key_file
 
 if TYPE_CHECKING:
     from prime_runtime.chain.client import ChainClient
@@ -122,7 +122,7 @@ class DevnetChain:
         home = get_coordinator_folder(self.plan)
         home.mkdir(mode=0o700, parents=True)
         password = get_password_file(self.plan).read_text().strip()
-        key = await asyncio.to_thread(key_file.create_key, home / "key.json", password, secrets.token_bytes)
+        key = await asyncio.to_thread(create_key_file, home / "key.json", password, secrets.token_bytes)
         for account in (key.node, self.bank.node):
             await self._give_gas(account)
         await self.do("chain-deploy", *make_deploy_argv(home, self.rpc, get_password_file(self.plan), self.bank.node))
@@ -134,7 +134,7 @@ class DevnetChain:
         """The bank pays into the run's pool."""
         path = self.plan.folder / "bank.key"
         password = get_password_file(self.plan)
-        await asyncio.to_thread(key_file.write_key, path, self.bank, password.read_text().strip(), secrets.token_bytes)
+        await asyncio.to_thread(write_key_file, path, self.bank, password.read_text().strip(), secrets.token_bytes)
         await self.do("chain-fund", *make_fund_argv(get_coordinator_folder(self.plan), RUN, path, password))
 
     async def give(self, nodes: list[NodeId]) -> None:

@@ -15,10 +15,16 @@ from prime_protocol.wire.ids import NetworkId, NodeId, friendly_name
 from prime_protocol.wire.keystore import decrypt_key
 from prime_protocol.wire.signing import WalletKey, checksum_address
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, Domain
-from prime_runtime import keys as key_file
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_time
-from prime_runtime.keys import read_password, read_password_file
+from prime_runtime.keys import (
+    create_key_file,
+    describe_key,
+    load_key_file,
+    read_password_file,
+    resolve_password,
+    write_key_file,
+)
 
 DAY_MS = 24 * 3_600_000
 SOURCE_CHARS_MAX = 100_000
@@ -28,7 +34,7 @@ def new(context: NodeCliContext) -> int:
     if context.args.out is None:
         return _create_in_folder(context)
     password = _ask_password(context, context.args.key_password_file, "password for the new key", confirm=True)
-    key = key_file.create_key(context.args.out, password, secrets.token_bytes)
+    key = create_key_file(context.args.out, password, secrets.token_bytes)
     _print_key(context, key)
     context.screen.print_line(
         f"written to {context.args.out}. Copy that file and remember the password: it is worth the stake."
@@ -42,7 +48,7 @@ def _create_in_folder(context: NodeCliContext) -> int:
     home = NodeFolder(config.folder)
     if home.key.exists():
         raise LocalError(f"{home.key} exists and is kept; another node has another --folder")
-    _print_key(context, key_file.create_key(home.key, _get_folder_password(config), secrets.token_bytes))
+    _print_key(context, create_key_file(home.key, _get_folder_password(config), secrets.token_bytes))
     context.screen.print_line(f"written to {home.key}. Keep a copy elsewhere: prime-node keys backup COPY")
     return 0
 
@@ -60,7 +66,7 @@ def show(context: NodeCliContext) -> int:
     if file is None:
         key = load_key(context.with_password(context.load_config()))
     else:
-        key = key_file.load_key(file, _ask_password(context, context.args.key_password_file, f"password of {file}"))
+        key = load_key_file(file, _ask_password(context, context.args.key_password_file, f"password of {file}"))
     if context.args.json:
         facts = {"node": str(key.node), "name": friendly_name(key.node), "peer_id": key.peer_id()}
         context.screen.print_json(facts)
@@ -73,9 +79,9 @@ def backup(context: NodeCliContext) -> int:
     config = context.with_password(context.load_config())
     key, target = load_key(config), context.args.target
     file = context.args.new_password_file
-    password = read_password(None, file) if file else get_password(config)
-    key_file.write_key(target, key, password, secrets.token_bytes)
-    if key_file.load_key(target, password).node != key.node:
+    password = resolve_password(None, file) if file else get_password(config)
+    write_key_file(target, key, password, secrets.token_bytes)
+    if load_key_file(target, password).node != key.node:
         raise LocalError(f"{target} was written, and holds another key when it is read: is the disk good?")
     context.screen.print_line(
         f"{target} holds the key of {checksum_address(key.node)}; it was opened again to make sure."
@@ -105,7 +111,7 @@ def recover(context: NodeCliContext) -> int:
         aside = home.key.with_name(f"key-{SystemClock().now_ms()}.json")
         home.key.rename(aside)
         context.screen.print_line(f"the key that was here is {aside} now")
-    key_file.write_key(home.key, key, _get_folder_password(config), secrets.token_bytes)
+    write_key_file(home.key, key, _get_folder_password(config), secrets.token_bytes)
     _print_key(context, key)
     context.screen.print_line(f"written to {home.key}: the node in {config.folder} is this one from its next start on")
     return 0
@@ -137,7 +143,7 @@ def _read_file(path: Path) -> str:
 def delegate(context: NodeCliContext) -> int:
     args = context.args
     network = args.network or context.load_config().network
-    owner = key_file.load_key(args.key, _ask_password(context, args.key_password_file, f"password of {args.key}"))
+    owner = load_key_file(args.key, _ask_password(context, args.key_password_file, f"password of {args.key}"))
     now_ms = SystemClock().now_ms()
     life_ms = args.days * DAY_MS
     if not 0 < life_ms <= DELEGATION_LIFE_MS_MAX:
@@ -172,7 +178,7 @@ def _find_domain(context: NodeCliContext) -> Domain:
 
 
 def _print_key(context: NodeCliContext, key: WalletKey) -> None:
-    context.screen.print_line(key_file.describe_key(key))
+    context.screen.print_line(describe_key(key))
     context.screen.print_line(f"name     {friendly_name(key.node)}")
 
 

@@ -16,12 +16,11 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
-from prime_runtime import keys as key_file
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_amount, parse_amount
 from prime_runtime.http.client import CallRefused, open_client
 from prime_runtime.http.coordinator_api import NotFound, open_json_client
-from prime_runtime.keys import read_password_file
+from prime_runtime.keys import load_key_file, read_password_file
 
 if TYPE_CHECKING:
     from prime_node.cli.chain import ChainStaking
@@ -142,7 +141,7 @@ def load_owner_key(context: NodeCliContext) -> WalletKey:
     password = read_password_file(file) if file else context.ask_password(f"password of {path}", False)
     if password is None:
         raise LocalError("no terminal to ask for the password; use --password-file")
-    return key_file.load_key(path, password)
+    return load_key_file(path, password)
 
 
 async def send_entry(config: NodeConfig, key: WalletKey, entry: Any, run: RunId | None = None) -> int:

@@ -16,8 +16,8 @@ from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 from prime_runtime.clock import Clock
+from prime_runtime.files import write_atomic
 from prime_runtime.formatting import format_amount
-from prime_runtime.log_files import write_atomic
 
 if TYPE_CHECKING:
     from prime_node.settlement.chain_session import ChainSession

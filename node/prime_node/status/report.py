@@ -95,7 +95,7 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
                 "restarts": part.restarts,
                 "last_error": part.last_error,
             }
-            for part in (*daemon.supervisor.parts, *process.parts)
+            for part in (*daemon.supervisor.tasks, *process.parts)
         ],
     }
 

@@ -19,8 +19,8 @@ from prime_protocol.ledger.entries import Delegated
 from prime_protocol.wire.ids import NetworkId, NodeId
 from prime_protocol.wire.signing import Signature, WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, Domain, sign_document, verify_delegation
-from prime_runtime import keys as key_file
-from prime_runtime.keys import read_password, write_private_file
+from prime_runtime.files import write_private_file
+from prime_runtime.keys import create_key_file, load_key_file, resolve_password
 
 PASSWORD_BYTES = 24
 
@@ -42,7 +42,7 @@ def open_key(config: NodeConfig) -> OpenedKey:
     is_password_new = not _has_password(config)
     if is_password_new:
         create_password(home.password)
-    key = key_file.create_key(home.key, get_password(config), secrets.token_bytes)
+    key = create_key_file(home.key, get_password(config), secrets.token_bytes)
     return OpenedKey(key, is_new=True, is_password_new=is_password_new)
 
 
@@ -53,7 +53,7 @@ def load_key(config: NodeConfig) -> WalletKey:
         raise LocalError(f"there is no key in {config.folder} yet; prime-node start or prime-node keys new makes one")
     password = get_password(config)
     try:
-        return key_file.load_key(home.key, password)
+        return load_key_file(home.key, password)
     except LocalError as error:
         source = f" The password is {_describe_source(config)}." if "password" in str(error) else ""
         raise LocalError(
@@ -66,13 +66,13 @@ def get_password(config: NodeConfig) -> str:
     """From the settings, else the one that was drawn."""
     home = NodeFolder(config.folder)
     if config.password is None and config.password_file is None and home.password.exists():
-        return read_password(None, home.password)
-    return read_password(config.password, config.password_file)
+        return resolve_password(None, home.password)
+    return resolve_password(config.password, config.password_file)
 
 
 def create_password(path: Path) -> None:
     """A strong one, in a file that only its owner can read."""
-    key_file.write_private_file(path, secrets.token_urlsafe(PASSWORD_BYTES) + "\n")
+    write_private_file(path, secrets.token_urlsafe(PASSWORD_BYTES) + "\n")
 
 
 def _has_password(config: NodeConfig) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from prime_node.config import CONFIG_NAME, NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NodeId
-from prime_runtime import keys as key_file
+from prime_runtime.files import write_private_file
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, is_held, read_lock_info
 from prime_runtime.log_files import write_atomic
 from prime_runtime.settings.flags import render_config
@@ -127,7 +127,7 @@ def save_first_config(config: NodeConfig) -> bool:
     path = NodeFolder(config.folder).config
     if path.exists():
         return False
-    key_file.write_private_file(path, render_config(config, always=("network", "role"), never=("folder",)))
+    write_private_file(path, render_config(config, always=("network", "role"), never=("folder",)))
     return True
 
 

@@ -20,9 +20,9 @@ from prime_runtime.chain.contracts import NetworkContracts, deposit_reference
 from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
+from prime_runtime.files import write_atomic
 from prime_runtime.formatting import format_amount
 from prime_runtime.http.coordinator_api import JsonClient
-from prime_runtime.log_files import write_atomic
 
 APPROVAL_TRIES = 3
 """An approval is of the account and not of a command: two at once may use up each other's."""

@@ -32,8 +32,8 @@ from prime_runtime.chain.transactions import (
     raise_fees,
 )
 from prime_runtime.clock import Clock
+from prime_runtime.files import write_atomic
 from prime_runtime.lock import hold_file_lock
-from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from prime_runtime.clock import Clock
 from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits
 from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_TYPE
 from prime_runtime.keys import SequenceCounter
+from prime_runtime.objects.store import make_checksum_header
 
 RETRY_ALWAYS = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
 """The server says that it did not begin, so the request can be sent again, whatever it asks for."""
@@ -312,17 +313,18 @@ class HttpClient:
         total_ms = deadline_ms or self._limits.deadline_ms
         return aiohttp.ClientTimeout(total=total_ms / 1000, connect=self._limits.connect_ms / 1000)
 
-    async def put_presigned(self, url: str, data: bytes, deadline_ms: int | None = None) -> None:
-        """To a bucket, under a URL that the server has signed. LocalError where it is not taken."""
-        timeout = self._timeout(deadline_ms)
-        place = URL(url, encoded=True)
+    async def put_presigned(self, url: str, data: bytes, digest: Digest, deadline_ms: int | None = None) -> None:
+        """Upload by a presigned URL, whose signature covers the digest. LocalError: the bucket refuses the file."""
+        target, timeout, headers = URL(url, encoded=True), self._timeout(deadline_ms), make_checksum_header(digest)
         try:
-            async with self._session.put(place, data=data, timeout=timeout, allow_redirects=False) as response:
+            async with self._session.put(
+                target, data=data, timeout=timeout, headers=headers, allow_redirects=False
+            ) as response:
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:
-            raise explain_transport_error(place.host or "the bucket", error, is_idempotent=True).error from None
+            raise explain_transport_error(target.host or "the bucket", error, is_idempotent=True).error from None
         if status not in (200, 201, 204):
-            raise LocalError(f"the bucket at {place.host} did not take the file: HTTP {status}")
+            raise LocalError(f"the bucket at {target.host} refused the file: HTTP {status}")
 
 
 def _explain_foreign_reply(url: str, status: int, *, is_idempotent: bool) -> FailedAttempt:

@@ -133,13 +133,13 @@ async def upload_file(
     run: RunId,
     deadline_ms: int | None = None,
 ) -> None:
-    """Until the coordinator has it. Sent again it costs one question. A large file on a thin line needs a deadline."""
+    """Upload a file unless the coordinator has it. A large file over a slow connection needs a `deadline_ms`."""
     assert len(data) == upload.size_bytes, "the upload describes another file"
-    place = (await client.call(server, UPLOAD, upload, run=run)).message
-    if place.stored:
+    reply = (await client.call(server, UPLOAD, upload, run=run)).message
+    if reply.stored:
         return
-    if place.url:
-        await client.put_presigned(place.url, data, deadline_ms)
+    if reply.url:
+        await client.put_presigned(reply.url, data, upload.digest, deadline_ms)
     else:
         file = UploadBody(f"/objects/{upload.digest}", data)
         await client.call(server, UPLOAD, upload, run=run, deadline_ms=deadline_ms, file=file)

@@ -1,5 +1,6 @@
-"""The object store in a local folder. A write is a temporary file, synced, then renamed: readers see all or nothing.
+"""The object store in a local folder.
 
+A write goes to a temporary file that is synced and then renamed, so readers see the old object or the new one.
 Temporary files live in `.tmp` under the folder; no key can name them. Disk calls run in threads.
 """
 
@@ -18,12 +19,12 @@ from prime_protocol.wire.ids import Digest
 from prime_runtime.objects.store import (
     ListedObject,
     ObjectMissing,
+    ObjectStore,
     StoredObject,
     StreamVerifier,
     check_expiry,
     check_key,
     check_size,
-    make_short_error,
 )
 
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ T = TypeVar("T")
 CHUNK_BYTES = 2**20
 TEMPORARY = ".tmp"
 LEFTOVER_S = 24 * 3600
-"""A temporary file this old was left by a crash: no upload lasts a day."""
+"""A crash left a temporary file this old behind: no upload lasts a day."""
 
 ADVICE = {
     errno.ENOSPC: "the disk is full: free some space, or point the store at another folder",
@@ -48,15 +49,15 @@ ADVICE = {
 }
 
 
-class FolderStore:
-    """Objects as files under one folder, key for path."""
+class FolderStore(ObjectStore):
+    """Objects as files under one folder; the key is the relative path."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @classmethod
     def open(cls, root: Path) -> Self:
-        """Make the folder if needed, see that it can be written, clear what crashes left."""
+        """Create the folder if needed, check that it is writable, remove what crashes left behind."""
         with _explained("use", root):
             (root / TEMPORARY).mkdir(parents=True, exist_ok=True)
             root = root.resolve()
@@ -80,36 +81,23 @@ class FolderStore:
         size_bytes: int | None = None,
         digest: Digest | None = None,
     ) -> StoredObject:
-        meter = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
+        verifier = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
         path, temporary = self._root / key, self._root / TEMPORARY / secrets.token_hex(16)
         with _explained("write", path):
             file = await _in_thread(_create, temporary)
         try:
             async for chunk in _gathered(data):
-                meter.feed(chunk)
+                verifier.feed(chunk)
                 with _explained("write", path):
                     await _in_thread(_write, file, chunk)
-            stored = meter.finish()
+            stored = verifier.finish()
             with _explained("write", path):
                 await _in_thread(_commit, file, temporary, path)
         finally:
-            # After the commit the name is gone; after a failure or a cancelled task this is the clean-up.
+            # After a failure or a cancelled task this cleans up; after the commit the name is gone already.
             file.close()
             temporary.unlink(missing_ok=True)
         return stored
-
-    async def get(self, key: str, *, bytes_max: int) -> bytes:
-        return b"".join([chunk async for chunk in self.stream(key, bytes_max=bytes_max)])
-
-    async def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        assert start >= 0
-        assert length > 0
-        path = self._root / check_key(key)
-        with _explained("read", path):
-            data = await _in_thread(_read_range, path, start, length)
-        if len(data) != length:
-            raise make_short_error(key, start, length)
-        return data
 
     async def stream(self, key: str, *, bytes_max: int) -> AsyncIterator[bytes]:
         path, passed = self._root / check_key(key), 0
@@ -151,17 +139,17 @@ class FolderStore:
             for path, size_bytes in batch:
                 yield ListedObject(path.relative_to(self._root).as_posix(), size_bytes)
 
-    async def presign_put(self, key: str, *, expires_s: int) -> str | None:
+    async def presign_put(self, key: str, *, digest: Digest, expires_s: int) -> str | None:
+        return await self.presign_get(key, expires_s=expires_s)
+
+    async def presign_get(self, key: str, *, expires_s: int) -> str | None:
         check_key(key)
         check_expiry(expires_s)
         return None
 
-    async def presign_get(self, key: str, *, expires_s: int) -> str | None:
-        return await self.presign_put(key, expires_s=expires_s)
-
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a disk call in a thread, and wait for it even when cancelled: its file must not be closed under it."""
+    """Run a disk call in a thread. A cancelled caller still waits for it: the call must not lose its file."""
     call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(call)
@@ -170,7 +158,7 @@ async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 async def _gathered(data: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Chunks worth a trip to a thread: network reads are a few KiB."""
+    """Join small chunks, so that each is worth a trip to a thread: network reads are a few KiB."""
     if isinstance(data, bytes):
         yield data
         return
@@ -205,21 +193,11 @@ def _commit(file: BinaryIO, temporary: Path, path: Path) -> None:
         os.close(folder)
 
 
-def _read_range(path: Path, start: int, length: int) -> bytes:
-    with path.open("rb") as file:
-        # An absurd length from a peer must not become an allocation.
-        left = os.fstat(file.fileno()).st_size - start
-        if left <= 0:
-            return b""
-        file.seek(start)
-        return file.read(min(length, left))
-
-
 def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             try:
                 size_bytes = path.stat().st_size
             except FileNotFoundError:
@@ -234,7 +212,7 @@ def _take(walk: Iterator[tuple[Path, int]], count: int) -> list[tuple[Path, int]
 
 @contextmanager
 def _explained(verb: str, path: Path) -> Iterator[None]:
-    """A disk's error in words that say what to do."""
+    """Turn an OSError into a LocalError that says what to do."""
     try:
         yield
     except OSError as error:

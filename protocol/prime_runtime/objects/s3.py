@@ -1,11 +1,16 @@
-"""The object store in an S3 bucket, through obstore. Retries, parts and signatures are the library's."""
+"""The object store in an S3 bucket. The library obstore does retries, multipart uploads and signatures.
 
+Only the checksum in presigned uploads is signed here: obstore cannot sign extra headers.
+"""
+
+import hmac
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
@@ -16,40 +21,43 @@ from prime_protocol.wire.ids import Digest
 from prime_runtime.objects.store import (
     ListedObject,
     ObjectMissing,
+    ObjectStore,
     S3Config,
     StoredObject,
     StreamVerifier,
     check_expiry,
     check_key,
     check_size,
-    make_short_error,
+    make_checksum_header,
 )
+from prime_runtime.redaction import Secret
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 
 PART_BYTES = 8 * 2**20
-"""S3 takes at most 10,000 parts, so one object reaches 80 GB."""
+"""S3 accepts at most 10,000 parts, so an object can have 80 GB."""
 PARTS_AT_ONCE = 4
-"""With PART_BYTES this bounds the memory of one upload to about 32 MiB."""
+"""With PART_BYTES this bounds the memory of an upload to about 32 MiB."""
 READ_BYTES = 2**20
 CLIENT_TIMEOUTS: "ClientConfig" = {"timeout": timedelta(minutes=10), "connect_timeout": timedelta(seconds=10)}
-"""The time is for a whole request: a part of 8 MiB must pass a home connection, a large object must be read through."""
+"""The timeout covers a whole request: a part of 8 MiB over a home connection, or the download of a large object."""
 RETRIES: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
-"""The library's own three minutes of retries would look like a hang."""
+"""The library's default of three minutes of retries would look like a hang."""
 
 
-class BucketStore:
+class BucketStore(ObjectStore):
     """Objects in one bucket under one prefix."""
 
-    def __init__(self, store: S3Store, name: str) -> None:
+    def __init__(self, store: S3Store, name: str, secret: Secret | None) -> None:
         self._store = store
         self._name = name
+        self._secret = secret
 
     @classmethod
     def open(cls, url: str, config: S3Config) -> Self:
-        """Nothing is sent yet; a wrong bucket or key shows on first use."""
+        """Send nothing yet: a wrong bucket or key shows on first use."""
         parts = urlsplit(url)
         prefix = parts.path.strip("/")
         if not parts.netloc or parts.netloc != parts.hostname or parts.query or parts.fragment:
@@ -73,7 +81,7 @@ class BucketStore:
             )
         except BaseError as error:
             raise LocalError(f"the settings for s3://{parts.netloc} do not fit: {_first_line(error)}") from None
-        return cls(store, f"s3://{parts.netloc}/{prefix}")
+        return cls(store, f"s3://{parts.netloc}/{prefix}", config.secret_access_key)
 
     def local_path(self, key: str) -> Path | None:
         check_key(key)
@@ -88,34 +96,19 @@ class BucketStore:
         size_bytes: int | None = None,
         digest: Digest | None = None,
     ) -> StoredObject:
-        meter = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
+        verifier = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
         with self._explained("write", key, reads=False):
             if isinstance(data, bytes):
-                meter.feed(data)
-                stored = meter.finish()
+                verifier.feed(data)
+                stored = verifier.finish()
                 await obstore.put_async(self._store, key, data)
                 return stored
-            metered = _VerifiedStream(data, meter)
+            verified = _VerifiedStream(data, verifier)
             await obstore.put_async(
-                self._store, key, metered.chunks(), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+                self._store, key, verified.chunks(), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
             )
-            assert metered.stored is not None, "the upload ended before its data did"
-            return metered.stored
-
-    async def get(self, key: str, *, bytes_max: int) -> bytes:
-        return b"".join([chunk async for chunk in self.stream(key, bytes_max=bytes_max)])
-
-    async def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        assert start >= 0
-        assert length > 0
-        # S3 answers a range past the end with an error of its own, so the size is asked first.
-        if start + length > await self.size(key):
-            raise make_short_error(key, start, length)
-        with self._explained("read", key):
-            data = bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
-        if len(data) != length:
-            raise make_short_error(key, start, length)
-        return data
+            assert verified.stored is not None, "the upload ended before its data did"
+            return verified.stored
 
     async def stream(self, key: str, *, bytes_max: int) -> AsyncIterator[bytes]:
         check_key(key)
@@ -165,8 +158,10 @@ class BucketStore:
             for item in batch:
                 yield ListedObject(item["path"], item["size"])
 
-    async def presign_put(self, key: str, *, expires_s: int) -> str | None:
-        return await self._presign("PUT", key, expires_s)
+    async def presign_put(self, key: str, *, digest: Digest, expires_s: int) -> str | None:
+        """None without a secret key of our own: a URL that does not bind the content is never handed out."""
+        url = await self._presign("PUT", key, expires_s)
+        return bind_checksum(url, digest, self._secret) if self._secret else None
 
     async def presign_get(self, key: str, *, expires_s: int) -> str | None:
         return await self._presign("GET", key, expires_s)
@@ -179,7 +174,7 @@ class BucketStore:
 
     @contextmanager
     def _explained(self, verb: str, key: str, *, reads: bool = True) -> Iterator[None]:
-        """The service's error in words that say what to do."""
+        """Turn an error of the service into a LocalError that says what to do."""
         place = f"{self._name.rstrip('/')}/{key}"
         try:
             yield
@@ -196,20 +191,40 @@ class BucketStore:
 
 
 class _VerifiedStream:
-    """A stream that is checked as it passes. The check comes before its end, so a bad upload is never completed."""
+    """Verifies a stream as it passes. The check precedes the end of the stream, so a bad upload never completes."""
 
-    def __init__(self, data: AsyncIterable[bytes], meter: StreamVerifier) -> None:
+    def __init__(self, data: AsyncIterable[bytes], verifier: StreamVerifier) -> None:
         self._data = data
-        self._meter = meter
+        self._verifier = verifier
         self.stored: StoredObject | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._data:
-            self._meter.feed(chunk)
+            self._verifier.feed(chunk)
             yield chunk
-        self.stored = self._meter.finish()
+        self.stored = self._verifier.finish()
+
+
+def bind_checksum(url: str, digest: Digest, secret: Secret) -> str:
+    """Sign a presigned PUT URL again so that it requires the header with this SHA-256 (AWS Signature Version 4).
+
+    Host, path and credential scope come from obstore's URL; only the signed headers and the signature change.
+    """
+    parts, (header,) = urlsplit(url), make_checksum_header(digest).items()
+    query = {name: value for name, value in parse_qsl(parts.query) if name != "X-Amz-Signature"}
+    signed_headers = query["X-Amz-SignedHeaders"] = f"host;{header[0]}"
+    canonical_query = urlencode(sorted(query.items()), quote_via=quote, safe="-_.~")
+    headers = [f"host:{parts.netloc}", ":".join(header), "", signed_headers]
+    request = "\n".join(["PUT", parts.path, canonical_query, *headers, "UNSIGNED-PAYLOAD"])
+    scope = query["X-Amz-Credential"].partition("/")[2]
+    request_hash = sha256(request.encode()).hexdigest()
+    message = "\n".join(["AWS4-HMAC-SHA256", query["X-Amz-Date"], scope, request_hash])
+    key = b"AWS4" + secret.reveal().encode()
+    for part in (*scope.split("/"), message):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return urlunsplit(parts._replace(query=f"{canonical_query}&X-Amz-Signature={key.hex()}"))
 
 
 def _first_line(error: BaseException) -> str:
-    """The library's texts carry a debug dump behind the first line."""
+    """The library's error texts carry a debug dump after the first line."""
     return str(error).splitlines()[0][:300]

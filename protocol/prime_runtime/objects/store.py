@@ -1,9 +1,9 @@
-"""The object store: a local folder or an S3 bucket behind one interface, chosen by a URL.
+"""The interface of an object store, the rule for keys, and the check of size and digest while bytes stream.
 
-Here live the interface, the rule for keys, and the check of size and digest while bytes stream in. The two stores are
-in objects_folder.py and objects_s3.py. What is stored under which key is decided elsewhere.
+The two implementations are in folder.py and s3.py. Callers decide which object belongs under which key.
 """
 
+import base64
 import re
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ KEY_CHARS_MAX = 512
 PART = r"[a-z0-9_-][a-z0-9._-]{0,127}"
 """Lower case, so that no file system folds two keys into one; no leading dot, so neither `..` nor a hidden file."""
 KEY = re.compile(rf"{PART}(?:/{PART})*")
+CHECKSUM_HEADER = "x-amz-checksum-sha256"
 PRESIGN_S_MAX = 7 * 24 * 3600
-"""The longest life S3 allows a presigned URL."""
+"""S3 accepts no longer expiry."""
 
 
 class ObjectMissing(LocalError):
-    """There is no object under this key."""
+    """The store has no object under this key."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as it was written."""
+    """An object that was written or verified."""
 
     key: str
     size_bytes: int
@@ -39,7 +40,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object as a listing shows it."""
+    """An object in a listing."""
 
     key: str
     size_bytes: int
@@ -47,22 +48,25 @@ class ListedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class S3Config:
-    """The section for a bucket. What is not given here is taken from where AWS tools look."""
+    """The section [s3]: how to reach a bucket. The client library fills what is missing from the AWS environment.
+
+    Without `secret_access_key` uploads are not presigned; they pass through the coordinator instead.
+    """
 
     endpoint: str | None = None
-    """Address of the S3 service, for others than AWS: https://s3.example.org"""
+    """URL of an S3 service other than AWS, for example https://s3.example.org."""
     region: str | None = None
     """Region of the bucket."""
     access_key_id: str | None = None
     """Name of the access key."""
     secret_access_key: Secret | None = None
-    """The access key itself."""
+    """The secret part of the access key."""
     allow_http: bool = False
-    """Talk to the endpoint without TLS. For a test service on this machine."""
+    """Use plain HTTP. Only for a test service on this machine."""
 
 
 class ObjectStore(Protocol):
-    """What both stores do. Keys that are not well formed raise RemoteError, whoever made them."""
+    """What both stores do. A malformed key raises RemoteError."""
 
     async def put(
         self,
@@ -73,14 +77,11 @@ class ObjectStore(Protocol):
         size_bytes: int | None = None,
         digest: Digest | None = None,
     ) -> StoredObject:
-        """Write whole or not at all. RemoteError when the data is too long, or not of the expected size or digest."""
+        """Write all of it or nothing. RemoteError: the data is too long, or not of the expected size or digest."""
         ...
 
-    async def get(self, key: str, *, bytes_max: int) -> bytes: ...
-
-    async def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Exactly `length` bytes, or RemoteError when the object ends before."""
-        ...
+    async def get(self, key: str, *, bytes_max: int) -> bytes:
+        return b"".join([chunk async for chunk in self.stream(key, bytes_max=bytes_max)])
 
     def stream(self, key: str, *, bytes_max: int) -> AsyncIterator[bytes]: ...
 
@@ -91,29 +92,31 @@ class ObjectStore(Protocol):
     async def exists(self, key: str) -> bool: ...
 
     async def delete(self, key: str) -> None:
-        """Remove it; an object that is not there is no error."""
+        """Remove an object. A missing object is no error."""
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[ListedObject]:
-        """Objects under a folder-like prefix (`a/b`, without the last slash), in no given order."""
+        """Objects under a folder-like prefix (`a/b`, without the last slash), in no particular order."""
         ...
 
-    async def presign_put(self, key: str, *, expires_s: int) -> str | None:
-        """A URL to which anyone can PUT until it expires; None when the store has none (a folder).
+    async def presign_put(self, key: str, *, digest: Digest, expires_s: int) -> str | None:
+        """A URL that accepts one PUT body, the one with this SHA-256; None if the store cannot presign.
 
-        It binds neither size nor digest: check the object with `verify_object` before it counts.
+        The signature covers the header CHECKSUM_HEADER, so the holder of the URL cannot store other bytes. A service
+        that ignores the header stores whatever it is sent: call `verify_object` before the object counts, and never
+        presign a key that exists.
         """
         ...
 
     async def presign_get(self, key: str, *, expires_s: int) -> str | None: ...
 
     def local_path(self, key: str) -> Path | None:
-        """The file behind an object, for sendfile; None when the store has no files."""
+        """The file behind an object, for sendfile; None if the store has no files."""
         ...
 
 
 def open_object_store(url: str, s3: S3Config | None = None) -> ObjectStore:
-    """A store from `s3://bucket/prefix`, `file:///folder` or a plain path."""
+    """Open `s3://bucket/prefix`, `file:///folder` or a plain path."""
     scheme, separator, _ = url.partition("://")
     if separator and scheme == "s3":
         from prime_runtime.objects.s3 import BucketStore
@@ -141,8 +144,13 @@ def check_key(key: str) -> str:
     return key
 
 
+def make_checksum_header(digest: Digest) -> dict[str, str]:
+    """The header that a presigned PUT must carry."""
+    return {CHECKSUM_HEADER: base64.b64encode(digest).decode()}
+
+
 def content_key(prefix: str, digest: Digest) -> str:
-    """The key of an object that is named by its own digest; two hex digits of folder keep folders small."""
+    """The key of a content-addressed object. The level of two hex digits keeps folders small."""
     text = digest.hex()
     return check_key(f"{prefix}/{text[:2]}/{text}")
 
@@ -152,13 +160,13 @@ def check_expiry(expires_s: int) -> None:
 
 
 class StreamVerifier:
-    """Counts and hashes a stream, and refuses it the moment it is too long."""
+    """Counts and hashes a stream, and rejects it as soon as it is too long."""
 
     def __init__(self, key: str, *, bytes_max: int, size_bytes: int | None, digest: Digest | None) -> None:
         self._key = check_key(key)
         self._limit = min(bytes_max, size_bytes) if size_bytes is not None else bytes_max
         if size_bytes is not None and size_bytes > bytes_max:
-            raise RemoteError(f"object {key}", f"is announced with {size_bytes} bytes, the limit is {bytes_max}")
+            raise RemoteError(f"object {key}", f"is announced as {size_bytes} bytes, the limit is {bytes_max}")
         self._expected = (size_bytes, digest)
         self._hash = sha256()
         self._size = 0
@@ -170,11 +178,11 @@ class StreamVerifier:
         self._hash.update(chunk)
 
     def finish(self) -> StoredObject:
-        """Compare with what was announced."""
+        """Compare the whole stream with what was announced."""
         size_bytes, expected = self._expected
         digest = Digest(self._hash.digest())
         if size_bytes is not None and self._size != size_bytes:
-            raise RemoteError(f"object {self._key}", f"is {self._size} bytes, announced were {size_bytes}")
+            raise RemoteError(f"object {self._key}", f"is {self._size} bytes, announced as {size_bytes}")
         if expected is not None and digest != expected:
             raise RemoteError(f"object {self._key}", f"has digest {digest}, expected {expected}")
         return StoredObject(self._key, self._size, digest)
@@ -183,17 +191,13 @@ class StreamVerifier:
 async def verify_object(
     store: ObjectStore, key: str, *, bytes_max: int, size_bytes: int | None = None, digest: Digest | None = None
 ) -> StoredObject:
-    """Read a stored object through and compare it: what an upload by presigned URL needs before it counts."""
-    meter = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
+    """Read a stored object and compare it. An object uploaded by a presigned URL counts only after this check."""
+    verifier = StreamVerifier(key, bytes_max=bytes_max, size_bytes=size_bytes, digest=digest)
     async for chunk in store.stream(key, bytes_max=bytes_max):
-        meter.feed(chunk)
-    return meter.finish()
+        verifier.feed(chunk)
+    return verifier.finish()
 
 
 def check_size(key: str, size_bytes: int, bytes_max: int) -> None:
     if size_bytes > bytes_max:
         raise RemoteError(f"object {key}", f"is {size_bytes} bytes, the limit is {bytes_max}")
-
-
-def make_short_error(key: str, start: int, length: int) -> RemoteError:
-    return RemoteError(f"object {key}", f"ends before byte {start + length}")

@@ -34,6 +34,7 @@ from prime_protocol.weights.transfer import ManifestLink, make_manifest_link
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload, open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, hash_bytes
+from prime_runtime.files import write_atomic
 from prime_runtime.shardcast.checkpoint_files import write_file_digests
 from prime_runtime.shardcast.shard_set import ShardSet
 
@@ -120,7 +121,7 @@ class ShardStore:
         else:
             stock.link_files(files)
         # The manifest last: what has one has its files.
-        write_renamed(self._manifests / signed.digest.hex(), signed.frame)
+        write_atomic(self._manifests / signed.digest.hex(), signed.frame)
         return self._take(signed, stock)
 
     def _take(self, signed: SignedManifest, stock: ShardSet | None = None) -> ShardSet:
@@ -190,7 +191,7 @@ class ShardStore:
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
         """Give a checkpoint its name: from then on it is whole, or not there."""
         write_file_digests(draft)
-        write_renamed(draft / MANIFEST_NAME, signed.frame)
+        write_atomic(draft / MANIFEST_NAME, signed.frame)
         path = self.checkpoint_path(signed.root)
         if path.exists():
             shutil.rmtree(draft)
@@ -244,13 +245,6 @@ def _is_damaged(path: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def write_renamed(path: Path, data: bytes) -> None:
-    """All of it under its name, or nothing."""
-    draft = path.with_name(path.name + DRAFT_SUFFIX)
-    draft.write_bytes(data)
-    draft.replace(path)
 
 
 def _make_folder(path: Path) -> None:

@@ -22,7 +22,7 @@ from prime_runtime.chain.contracts import NetworkContracts, find_contracts, run_
 from prime_runtime.chain.transactions import ChainUnavailable
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
-from prime_runtime.keys import write_private_file
+from prime_runtime.files import write_private_file
 from support.ledger_network import STAKE, TOKEN
 from support.processes.anvil import GAS, Anvil, Holder, anvil
 from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, Party, create_run, key_of, party, terms

@@ -13,7 +13,7 @@ import pytest
 
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest
-from prime_runtime.logs import LogConfig, LogFormat, LogLevel, configure_logging, log_fields
+from prime_runtime.logs import LogConfig, LogFormat, LogLevel, configure_logging
 from prime_runtime.redaction import Secret
 
 KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
@@ -71,15 +71,6 @@ def test_a_json_line_has_time_level_message_and_fields(logger: logging.Logger) -
     assert (line["level"], line["logger"], line["message"]) == ("warning", "test", "lease 7 of ada")
     assert line["fields"] == {"slots": 3, "ratio": 0.5, "ok": True}
     assert "fields" not in read(logger, lambda: logger.info("plain"))
-
-
-def test_context_fields_are_added_and_taken_away(logger: logging.Logger) -> None:
-    def say() -> None:
-        with log_fields(run="r", step=1), log_fields(step=2):
-            logger.info("inside", extra={"node": "n"})
-
-    assert read(logger, say)["fields"] == {"run": "r", "step": 2, "node": "n"}
-    assert "fields" not in read(logger, lambda: logger.info("outside"))
 
 
 @pytest.mark.parametrize("form", [LogFormat.JSON, LogFormat.PRETTY])

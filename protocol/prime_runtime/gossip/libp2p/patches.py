@@ -168,7 +168,7 @@ class GuardedPubsub(Pubsub):
         try:
             is_valid = validators[0].validator(msg_forwarder, msg)
         except Exception as error:  # boundary: a fault of our own validator costs one message, not the service
-            self._log.say(logging.ERROR, "the validator of %s failed", msg.topicIDs[0], error=error)
+            self._log.log(logging.ERROR, "the validator of %s failed", msg.topicIDs[0], error=error)
             is_valid = False
         if not is_valid:
             raise ValidationError("not passed on")

@@ -238,7 +238,7 @@ class P2PSession(INotifee):
             self._table.dialled(dial.peer, dial.address, is_open=is_open, now_ms=self._now_ms())
 
     async def _drop(self, drop: DropPeer) -> None:
-        self._log.say(logging.INFO, "peer %s dropped: it %s", drop.peer, drop.reason)
+        self._log.log(logging.INFO, "peer %s dropped: it %s", drop.peer, drop.reason)
         with trio.move_on_after(self._its.config.call_ms / 1000):
             await self.host.get_network().close_peer(ID.from_base58(drop.peer))
         self._table.disconnected(drop.peer, self._now_ms())

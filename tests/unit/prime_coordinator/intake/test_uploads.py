@@ -31,13 +31,17 @@ class BucketLike:
     """A folder that presigns, as a bucket does."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        self.inner = inner
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
-    async def presign_put(self, key: str, *, expires_s: int) -> str:
-        return f"https://bucket.example.org/{key}?expires={expires_s}"
+    async def presign_put(self, key: str, *, digest: Digest, expires_s: int) -> str:
+        assert not await self.inner.exists(key), "a key that exists is never presigned"
+        return f"https://bucket.example.org/{key}?expires={expires_s}&checksum={digest}"
+
+    def local_path(self, key: str) -> None:
+        return None
 
 
 @dataclass
@@ -155,6 +159,21 @@ async def test_a_file_that_is_there_is_not_sent_again(counter: Counter) -> None:
     lease = counter.world.lease("ann")
     await counter.objects.put(file_key(Digest(sha256(b"rows").digest())), b"rows", bytes_max=LIMIT)
     assert (await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
+
+
+async def test_a_file_in_a_bucket_counts_only_if_its_bytes_are_what_the_digest_says(tmp_path: Path) -> None:
+    counter = make_counter(tmp_path, is_bucket=True)
+    lease, key = counter.world.lease("ann"), file_key(Digest(sha256(b"rows").digest()))
+    for wrong in (b"rags", b"of another length"):
+        await counter.objects.put(key, wrong, bytes_max=LIMIT)
+        reply = await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)
+        assert not reply.stored
+        assert f"checksum={Digest(sha256(b'rows').digest())}" in reply.url
+        assert not await counter.objects.exists(key)
+    await counter.objects.put(key, b"rows", bytes_max=LIMIT)
+    for _ in range(2):
+        assert (await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
+    counter.store.close()
 
 
 async def test_files_that_no_entry_names_go_and_those_that_one_names_stay(counter: Counter) -> None:

@@ -24,7 +24,7 @@ from prime_node.storage.node_folder import (
 )
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId
-from prime_runtime.keys import write_private_file
+from prime_runtime.files import write_private_file
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.schema import ConfigError
 

@@ -5,24 +5,33 @@ import errno
 import os
 import resource
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import AsyncMock
+from urllib.parse import parse_qsl
 
 import aiohttp
+import botocore.auth
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from moto.server import ThreadedMotoServer
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.objects.folder import LEFTOVER_S
+from prime_runtime.objects.s3 import BucketStore
 from prime_runtime.objects.store import (
     ObjectMissing,
     ObjectStore,
     S3Config,
     check_key,
     content_key,
+    make_checksum_header,
     open_object_store,
     verify_object,
 )
@@ -95,7 +104,6 @@ async def test_what_is_put_is_what_is_got(store: ObjectStore) -> None:
     stored = await store.put("a/b.bin", DATA, bytes_max=BIG, size_bytes=len(DATA), digest=DIGEST)
     assert (stored.key, stored.size_bytes, stored.digest) == ("a/b.bin", len(DATA), DIGEST)
     assert await store.get("a/b.bin", bytes_max=len(DATA)) == DATA
-    assert await store.get_range("a/b.bin", start=10, length=7) == DATA[10:17]
     assert await store.size("a/b.bin") == len(DATA)
     assert await store.exists("a/b.bin")
 
@@ -129,11 +137,11 @@ async def test_data_that_is_not_as_announced_leaves_nothing_behind(store: Object
     size = len(DATA)
     with pytest.raises(RemoteError, match="longer than 99 bytes"):
         await store.put("k", data(), bytes_max=99)
-    with pytest.raises(RemoteError, match=f"is {size} bytes, announced were {size + 1}"):
+    with pytest.raises(RemoteError, match=f"is {size} bytes, announced as {size + 1}"):
         await store.put("k", data(), bytes_max=BIG, size_bytes=size + 1)
     with pytest.raises(RemoteError, match="is longer than 5 bytes"):
         await store.put("k", data(), bytes_max=BIG, size_bytes=5)
-    with pytest.raises(RemoteError, match="is announced with 11 bytes, the limit is 10"):
+    with pytest.raises(RemoteError, match="is announced as 11 bytes, the limit is 10"):
         await store.put("k", data(), bytes_max=10, size_bytes=11)
     with pytest.raises(RemoteError, match="has digest"):
         await store.put("k", data(), bytes_max=BIG, digest=Digest(bytes(32)))
@@ -154,7 +162,7 @@ async def test_a_missing_object_is_told_apart_from_trouble(store: ObjectStore) -
     assert not await store.exists("no")
     await store.delete("no")
     await store.delete("no/deeper")
-    for read in (store.get("no", bytes_max=1), store.size("no"), store.get_range("no", start=0, length=1)):
+    for read in (store.get("no", bytes_max=1), store.size("no")):
         with pytest.raises(ObjectMissing):
             await read
 
@@ -177,9 +185,6 @@ async def test_reading_is_bounded(store: ObjectStore) -> None:
     await store.put("k", DATA, bytes_max=BIG)
     with pytest.raises(RemoteError, match=f"is {len(DATA)} bytes, the limit is 10"):
         await store.get("k", bytes_max=10)
-    for start, length in [(len(DATA) - 1, 2), (len(DATA), 1), (10**15, 10**15)]:
-        with pytest.raises(RemoteError, match="ends before byte"):
-            await store.get_range("k", start=start, length=length)
 
 
 async def test_a_stored_object_can_be_verified(store: ObjectStore) -> None:
@@ -200,13 +205,11 @@ async def test_no_key_leaves_the_store(store: ObjectStore, key: str) -> None:
     for read in (store.get(key, bytes_max=9), store.size(key), store.exists(key), store.delete(key)):
         with pytest.raises(RemoteError, match="key"):
             await read
-    for sign in (store.presign_put, store.presign_get):
+    for signing in (store.presign_put(key, digest=DIGEST, expires_s=60), store.presign_get(key, expires_s=60)):
         with pytest.raises(RemoteError, match="key"):
-            await sign(key, expires_s=60)
+            await signing
     with pytest.raises(RemoteError, match="key"):
         store.local_path(key)
-    with pytest.raises(RemoteError, match="key"):
-        await store.get_range(key, start=0, length=1)
     if key:
         with pytest.raises(RemoteError, match="key"):
             await keys(store, key)
@@ -221,23 +224,49 @@ async def test_a_presigned_url_takes_an_upload_and_gives_it_back(s3_endpoint: st
     async with aiohttp.ClientSession() as session:
         await session.put(f"{s3_endpoint}/direct")
         store = open_object_store("s3://direct", s3_config(s3_endpoint))
-        put_url = await store.presign_put("up/x", expires_s=60)
+        put_url = await store.presign_put("up/x", digest=DIGEST, expires_s=60)
         get_url = await store.presign_get("up/x", expires_s=60)
         assert put_url is not None
         assert get_url is not None
         assert "X-Amz-Expires=60" in put_url
         assert "not a secret" not in put_url
-        async with session.put(put_url, data=DATA) as response:
+        async with session.put(put_url, data=DATA, headers=make_checksum_header(DIGEST)) as response:
             assert response.status == 200
         await verify_object(store, "up/x", bytes_max=BIG, size_bytes=len(DATA), digest=DIGEST)
         async with session.get(get_url) as response:
             assert await response.read() == DATA
     assert store.local_path("up/x") is None
     folder = open_object_store(str(tmp_path / "f"))
-    assert await folder.presign_put("up/x", expires_s=60) is None
+    assert await folder.presign_put("up/x", digest=DIGEST, expires_s=60) is None
     assert await folder.presign_get("up/x", expires_s=60) is None
     with pytest.raises(AssertionError, match="lives 1 to"):
-        await folder.presign_put("up/x", expires_s=10**9)
+        await folder.presign_put("up/x", digest=DIGEST, expires_s=10**9)
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9000", "https://s3.example.org"])
+async def test_the_signature_of_a_presigned_upload_covers_the_checksum(
+    endpoint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(s3_config("http://127.0.0.1"), endpoint=endpoint)
+    url = await open_object_store("s3://bucket/deep", config).presign_put("up/x", digest=DIGEST, expires_s=60)
+    assert url is not None
+    bare, _, query = url.partition("?")
+    signed_at = datetime.strptime(dict(parse_qsl(query))["X-Amz-Date"], "%Y%m%dT%H%M%SZ")
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *args: signed_at)
+    oracle = AWSRequest("PUT", bare, headers=make_checksum_header(DIGEST))
+    botocore.auth.S3SigV4QueryAuth(Credentials("id", "not a secret"), "s3", "us-east-1", 60).add_auth(oracle)
+    assert dict(parse_qsl(query)) == dict(parse_qsl(oracle.url.partition("?")[2]))
+    other = await open_object_store("s3://bucket/deep", config).presign_put(
+        "up/x", digest=Digest(bytes(32)), expires_s=60
+    )
+    assert other != url
+
+
+async def test_without_a_secret_key_of_its_own_a_bucket_presigns_no_upload() -> None:
+    store = open_object_store("s3://bucket", S3Config(region="us-east-1"))
+    assert isinstance(store, BucketStore)
+    store._presign = AsyncMock(return_value="https://signed.example.org")  # type: ignore[method-assign]
+    assert await store.presign_put("up/x", digest=DIGEST, expires_s=60) is None
 
 
 async def test_a_wrong_bucket_or_endpoint_is_explained(s3_endpoint: str) -> None:
