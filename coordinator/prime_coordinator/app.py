@@ -192,8 +192,8 @@ class CoordinatorServer:
     # --- Routes -----------------------------------------------------------------------------------------------------
 
     def _add_routes(self, objects: ObjectStore) -> None:
-        self.http.add(HEARTBEAT, self.beat, express=True)
-        self.http.add(LEASE, self.request_lease, express=True)  # everybody asks at once when a checkpoint comes
+        self.http.add(HEARTBEAT, self.beat, is_fast=True)
+        self.http.add(LEASE, self.request_lease, is_fast=True)  # everybody asks at once when a checkpoint comes
         self.http.add(STEP, self.get_step_facts)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)

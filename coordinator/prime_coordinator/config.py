@@ -19,8 +19,7 @@ from prime_protocol.constants import AMOUNT_NANO_MAX, BASIS_POINTS, ROLLOUT_FILE
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import NetworkId, RunId
 from prime_runtime.gossip.config import P2PConfig
-from prime_runtime.http.config import ServerLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret

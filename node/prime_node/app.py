@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import random
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -112,7 +111,6 @@ class NodeProcess:
             key=self._key,
             network=config.network_id,
             clock=self._clock,
-            dice=random.Random(),
             limits=config.client,
             authority=config.authority,
         ) as client:

@@ -88,7 +88,7 @@ def test_damaged_key_file_is_told_and_left_alone(tmp_path: Path, damage, hint: s
             ["prime-node", "keys", "new", "--out", "absent/key.json", "--password-file", "/dev/null"],
             "password is empty",
         ),
-        (["prime-coordinator", "log", "verify", "absent"], "is this a complete copy of a log?"),
+        (["prime-coordinator", "log", "verify", "absent"], "is the copy of the log complete?"),
         (["prime-trainer", "weights", "root", "absent"], "neither a .safetensors file nor a folder"),
     ],
 )

@@ -1,7 +1,6 @@
 """A coordinator that speaks TLS itself: nodes that trust its authority, operators on its machine, everybody else."""
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,8 +14,7 @@ from prime_protocol.ledger.entries import NodeRegistered, Role
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS, HEARTBEAT, Heartbeat, NodeActivity
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import Unreachable, open_client
-from prime_runtime.http.config import ClientLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ClientLimits, ListenConfig
 from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, key_of, make_folder, running
 from support.processes.coordinator_main import PASSWORD
 
@@ -53,7 +51,6 @@ def client_of(authority: Path | None):  # type: ignore[no-untyped-def]
         key=key_of("worker"),
         network=NETWORK,
         clock=SystemClock(),
-        dice=random.Random("tls"),
         limits=ClientLimits(attempts_max=1),
         authority=authority,
     )
@@ -70,7 +67,7 @@ async def test_a_node_that_trusts_the_authority_registers_and_beats(
         reply = await client.call(process.server, HEARTBEAT, beat, run=RUN)
         assert reply.message.now_ms > 0
     async with client_of(None) as client:
-        with pytest.raises(Unreachable, match="its TLS certificate is not good"):
+        with pytest.raises(Unreachable, match="its TLS certificate is invalid"):
             await client.call(process.server, HEARTBEAT, beat, run=RUN)
     plain = process.server.url.replace("https://", "http://")
     async with aiohttp.ClientSession() as session:
@@ -90,5 +87,5 @@ async def test_the_operators_commands_need_the_authority_and_say_so(
     assert paused.returncode == 0, paused.stderr
     unknown = type_command(process, "status")
     assert unknown.returncode == 4
-    assert "its TLS certificate is not good" in unknown.stderr
+    assert "its TLS certificate is invalid" in unknown.stderr
     assert "Traceback" not in unknown.stderr

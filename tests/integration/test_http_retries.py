@@ -139,7 +139,7 @@ async def test_a_wait_past_the_deadline_is_not_begun() -> None:
 
 async def test_what_may_have_been_done_is_repeated_only_if_twice_is_as_good_as_once() -> None:
     async with scripted("drop", "good") as (server, frames), client_of() as client:
-        with pytest.raises(Unreachable, match="broke off before it answered"):
+        with pytest.raises(Unreachable, match="closed the connection"):
             await client.call(server, SPEND, Ask(21))
         assert len(frames) == 1
     async with scripted("drop", "good") as (server, frames), client_of() as client:
@@ -191,7 +191,7 @@ async def test_a_proxys_errors_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (web.Response(text="hello"), "not of this protocol"),
+        (web.Response(text="hello"), "without an envelope"),
         (web.Response(status=404, text="no"), "HTTP 404"),
         (web.Response(status=302, headers={"Location": "http://192.0.2.1/"}), "HTTP 302"),
         (web.Response(body=b"", content_type=ENVELOPE_TYPE), "envelope: is 0 bytes"),

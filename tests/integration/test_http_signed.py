@@ -14,8 +14,7 @@ from prime_protocol.wire.ids import NetworkId, RunId
 from prime_protocol.wire.rpc import RefusalCode, open_reply
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable
-from prime_runtime.http.config import ServerLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig, ServerLimits
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
 from prime_runtime.metrics import Metrics, RequestMetrics
@@ -107,7 +106,7 @@ async def test_a_slow_handler_is_cut_off() -> None:
         raise AssertionError
 
     async with running_server(handlers={SPEND: hang}, handle_ms=20) as (_, server), client_of() as client:
-        with pytest.raises(CallRefused, match="was not done within 20 ms"):
+        with pytest.raises(CallRefused, match="not finished within 20 ms"):
             await client.call(server, SPEND, Ask(1))
 
 
@@ -165,7 +164,7 @@ async def test_one_key_cannot_ask_faster_than_its_rate() -> None:
     ):
         for number in range(2):
             await client.call(server, DOUBLE, Ask(number))
-        with pytest.raises(CallRefused, match="too many from your key"):
+        with pytest.raises(CallRefused, match="too many requests from your key"):
             await client.call(server, DOUBLE, Ask(3))
         await other.call(server, DOUBLE, Ask(4))
 
@@ -254,7 +253,7 @@ async def test_a_request_that_will_not_end_does_not_hold_up_the_stop(caplog: pyt
             call = asyncio.create_task(client.call(server, SPEND, Ask(1)))
             await inside.wait()
         assert "stopping with 1 requests still open" in caplog.text
-        with pytest.raises(Unreachable, match="it may have done what was asked"):
+        with pytest.raises(Unreachable, match="it may have carried out the request"):
             await call
 
 
@@ -292,7 +291,7 @@ async def test_tls_works_and_a_certificate_that_nobody_vouches_for_is_explained(
     async with client_of(authority=tmp_path / "ca.pem") as client:
         assert (await client.call(server, DOUBLE, Ask(1))).message == Told(2)
     async with client_of() as client:
-        with pytest.raises(Unreachable, match="its TLS certificate is not good"):
+        with pytest.raises(Unreachable, match="its TLS certificate is invalid"):
             await client.call(server, DOUBLE, Ask(1))
     await made.stop()
     with pytest.raises(LocalError, match="cannot use the TLS authority"):
@@ -310,7 +309,7 @@ async def test_a_taken_port_and_a_foreign_address_are_explained() -> None:
         port = int(server.url.rpartition(":")[2])
         for listen, words in [
             (ListenConfig(port=port), "the port is taken"),
-            (ListenConfig(host="192.0.2.1"), "no such address"),
+            (ListenConfig(host="192.0.2.1"), "does not have that address"),
         ]:
             made = HttpServer(SERVER_KEY, NETWORK, clock=TestClock(), limits=ServerLimits())
             with pytest.raises(LocalError, match=words):

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pty
-import random
 import signal
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from prime_protocol.wire.keystore import decrypt_key, encrypt_key
 from prime_runtime import keys
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import open_client
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig
 from support.processes.coordinator import RUN, key_of
 from support.processes.swarm import Command, Swarm, running_swarm, until
 
@@ -346,9 +345,9 @@ async def test_a_wrong_first_start_is_told_what_to_do(owner: Owner, tmp_path: Pa
         ({"run": "nope"}, f"there is no run nope on testnet; there are: {RUN} (active)"),
         ({"network": "mainnet"}, "is of the network testnet"),
         ({"coordinator_id": "0x" + "22" * 20}, "that is another coordinator"),
-        ({"page": PageConfig(port=taken)}, "the port is taken; choose another --page-port"),
+        ({"page": PageConfig(port=taken)}, "the port is in use; choose another --page-port"),
         (listen, "choose another --listen-port"),
-        ({"coordinator": f"{url}/elsewhere"}, "not as a coordinator does (HTTP 404); is the URL right?"),
+        ({"coordinator": f"{url}/elsewhere"}, "is no coordinator (HTTP 404, text/plain); is the URL right?"),
         ({"coordinator_id": str(owner.swarm.coordinator.node), "network": "mainnet", "run": RUN}, "Letter.network"),
     )
     for changes, problem in wrong:
@@ -376,9 +375,7 @@ async def test_a_clock_that_is_an_hour_off_is_named_and_waited_for(owner: Owner,
     )
     clock, stop, said = AnHourAhead(), asyncio.Event(), list[str]()
     contact = CoordinatorDiscovery(config, stop, clock, said.append)
-    async with open_client(
-        key=key_of("late"), network=config.network_id, clock=clock, dice=random.Random(1), limits=config.client
-    ) as client:
+    async with open_client(key=key_of("late"), network=config.network_id, clock=clock, limits=config.client) as client:
         asking = asyncio.create_task(contact.resolve_trainer(config, client))
         await until(lambda: bool(said), "a first answer")
         stop.set()

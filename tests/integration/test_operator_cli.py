@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import pty
-import random
 import select
 import shutil
 import signal
@@ -157,7 +156,6 @@ def register(folder: Path) -> NodeId:
             key=NODE_KEY,
             network=NetworkId("devnet"),
             clock=SystemClock(),
-            dice=random.Random(1),
             limits=ClientLimits(),
         ) as client:
             entry = NodeRegistered(roles=(Role.WORKER,), hardware="[red]a laptop[/red]")

@@ -5,7 +5,6 @@ Training runs in a thread of its own, since it computes for minutes; everything 
 
 import asyncio
 import logging
-import random
 import signal
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -130,7 +129,6 @@ class TrainerApp:
                     key=key,
                     network=config.network_id,
                     clock=self._clock,
-                    dice=random.Random(),
                     limits=config.client,
                     authority=config.authority,
                 )

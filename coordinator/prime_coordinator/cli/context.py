@@ -5,7 +5,6 @@ The client signs with the key in the coordinator's folder and accepts replies of
 
 import asyncio
 import json
-import random
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -125,7 +124,6 @@ class OperatorClient:
                 key=self._key,
                 network=self._network,
                 clock=SystemClock(),
-                dice=random.Random(),
                 limits=CLIENT_LIMITS,
                 authority=self._authority,
             ) as client:

@@ -34,8 +34,7 @@ from prime_protocol.weights.manifest import ManifestKind, SignedManifest
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.config import ServerLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig, ServerLimits
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import make_announcement

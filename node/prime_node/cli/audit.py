@@ -10,7 +10,6 @@ the digest of the evidence. A submission that nobody rejected has none; it is re
 """
 
 import asyncio
-import random
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -127,7 +126,6 @@ def open_anonymous_client(config: NodeConfig, network: str) -> AbstractAsyncCont
         key=WalletKey.from_secret(secrets.token_bytes(32)),
         network=NetworkId(network),
         clock=SystemClock(),
-        dice=random.Random(),
         limits=config.client,
         authority=config.authority,
     )

@@ -4,7 +4,6 @@ On a network that settles on a chain, value moves there first or last, and the l
 """
 
 import asyncio
-import random
 from typing import TYPE_CHECKING, Any
 
 from prime_node.cli.context import NodeCliContext
@@ -150,7 +149,6 @@ async def send_entry(config: NodeConfig, key: WalletKey, entry: Any, run: RunId 
         key=key,
         network=config.network_id,
         clock=SystemClock(),
-        dice=random.Random(),
         limits=config.client,
         authority=config.authority,
     ) as client:

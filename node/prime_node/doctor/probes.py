@@ -9,7 +9,6 @@ The whole examination: every probe, side by side where they do not disturb each 
 
 import asyncio
 import json
-import random
 import secrets
 import sys
 from collections.abc import Mapping
@@ -103,7 +102,6 @@ async def probe_sources(config: NodeConfig, clock: Clock) -> SourceFacts:
             key=key,
             network=config.network_id,
             clock=clock,
-            dice=random.Random(),
             limits=config.client,
             authority=config.authority,
         ) as client:

@@ -1,9 +1,7 @@
-"""Why a call did not work, in words that say what to do. Faults of the answer itself are RemoteError.
+"""The client of signed HTTP: one call gives one reply signed by the expected server, or an error that says what to do.
 
-Signed HTTP, the asking side: one call, one reply by the server that was meant, or an error that says what to do.
-
-Every attempt is sealed anew. A request is repeated only when it cannot have been done, or when its endpoint says that
-doing it twice is as good as once.
+Each attempt gets a new envelope. The client repeats a request only if the server cannot have carried it out, or if the
+endpoint is idempotent. A reply that breaks the protocol is a RemoteError.
 """
 
 import base64
@@ -33,22 +31,26 @@ from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.objects.store import make_checksum_header
 
+Q = TypeVar("Q")
+R = TypeVar("R")
+
 RETRY_ALWAYS = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
-"""The server says that it did not begin, so the request can be sent again, whatever it asks for."""
+"""The server says that it did not start, so any request can be sent again."""
 RETRY_IF_IDEMPOTENT = frozenset({RefusalCode.TIMED_OUT, RefusalCode.REPLAYED})
-"""Every attempt is sealed anew, so a number that was used before is one of another process with our key."""
+"""The server may have carried the request out. REPLAYED is among them: each attempt has a new sequence number, so a
+number that was used before belongs to another process with our key."""
 UNSIGNED_CODES = frozenset(
     {RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.SLOW, RefusalCode.TOO_LARGE, RefusalCode.MALFORMED}
 )
-"""Codes a server may use before it has read a request; all others must be signed."""
+"""Codes that a server may send before it has read a request; all others must be signed."""
 
 
 class Unreachable(LocalError):
-    """No answer came. The server may be down, or this machine offline."""
+    """No answer arrived. The server may be down, or this machine offline."""
 
 
 class CallRefused(LocalError):
-    """The server answered that it will not do it, and why."""
+    """The server refused the request and said why."""
 
     def __init__(self, text: str, refusal: Refusal) -> None:
         super().__init__(text)
@@ -57,18 +59,18 @@ class CallRefused(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One attempt that failed: the error, whether the request may still have been done, and the wait asked for."""
+    """The error of one attempt, whether to repeat the request, and the wait that the server asks for."""
 
     error: LocalError | RemoteError
     is_retryable: bool
-    """Sending it again cannot hurt, or the endpoint says that doing it twice is fine and this may pass."""
+    """The request was not carried out, or it is idempotent and the error may be temporary."""
     retry_after_ms: int = 0
 
 
 def explain_refusal(url: str, refusal: Refusal, *, now_ms: int, is_idempotent: bool) -> FailedAttempt:
-    """A refusal as an error; a wrong clock is named with its size."""
+    """Turn a refusal into an error. For a wrong clock the text says by how much."""
     what = f"{refusal.field}: {refusal.problem}" if refusal.field else refusal.problem
-    text = f"{url} refused it ({refusal.code}): {what}"
+    text = f"{url} refused the request ({refusal.code}): {what}"
     if refusal.code in (RefusalCode.CLOCK, RefusalCode.RESTARTED):
         text += f"; {describe_skew(now_ms - refusal.now_ms)}"
     is_repeatable = refusal.code in RETRY_ALWAYS or (is_idempotent and refusal.code in RETRY_IF_IDEMPOTENT)
@@ -77,28 +79,26 @@ def explain_refusal(url: str, refusal: Refusal, *, now_ms: int, is_idempotent: b
 
 def describe_skew(skew_ms: int) -> str:
     direction = "ahead of" if skew_ms > 0 else "behind"
-    return (
-        f"this machine's clock is {abs(skew_ms) / 1000:.1f} s {direction} the server's; set it by NTP if that is much"
-    )
+    return f"the clock of this machine is {abs(skew_ms) / 1000:.1f} s {direction} the server's; check NTP"
 
 
 def explain_transport_error(url: str, error: Exception, *, is_idempotent: bool) -> FailedAttempt:
-    """A fault of the connection as an error. Before the connection stands, nothing can have been done."""
+    """Turn an error of the connection into ours. Before the connection is open the server cannot have done anything."""
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return FailedAttempt(Unreachable(f"cannot reach {url}: its TLS certificate is not good: {error}"), False)
+            return FailedAttempt(Unreachable(f"cannot reach {url}: its TLS certificate is invalid: {error}"), False)
         case aiohttp.ClientConnectorError():
             return FailedAttempt(Unreachable(f"cannot reach {url}: {_connect_problem(error.os_error)}"), True)
         case aiohttp.ConnectionTimeoutError():
             return FailedAttempt(
-                Unreachable(f"cannot reach {url}: no connection in time; is a firewall between?"), True
+                Unreachable(f"cannot reach {url}: the connection timed out; is there a firewall?"), True
             )
         case TimeoutError():
             return FailedAttempt(
-                Unreachable(f"{url} did not answer in time; it may have done what was asked"), is_idempotent
+                Unreachable(f"{url} did not answer in time; it may have carried out the request"), is_idempotent
             )
         case _:
-            problem = f"{url} broke off before it answered ({type(error).__name__}); it may have done what was asked"
+            problem = f"{url} closed the connection ({type(error).__name__}); it may have carried out the request"
             return FailedAttempt(Unreachable(problem), is_idempotent)
 
 
@@ -112,13 +112,9 @@ def _connect_problem(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-Q = TypeVar("Q")
-R = TypeVar("R")
-
-
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is, and the key that its replies must be signed with."""
+    """The URL of a server, and the key that must sign its replies."""
 
     url: str
     node: NodeId
@@ -131,12 +127,12 @@ class ServerAddress:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise LocalError(f"{self.url!r} is not the URL of a server; write http://host:port or https://host")
         if parsed.user or parsed.password or parsed.query_string or parsed.fragment:
-            raise LocalError("a server's URL holds no user name, password, query or fragment")
+            raise LocalError("the URL of a server must have no user name, password, query or fragment")
 
 
 @dataclass(frozen=True, slots=True)
 class SignedReply(Generic[R]):
-    """A reply, with both frames: together they prove what this server said to this request."""
+    """A reply and both frames: together they prove what the server answered to this request."""
 
     message: R
     request: bytes
@@ -145,14 +141,14 @@ class SignedReply(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class UploadBody:
-    """A body that is no envelope, and where it goes."""
+    """A PUT body that is a file, and the path it is sent to."""
 
     path: str
     data: bytes
 
 
 class HttpClient:
-    """Calls servers with one key over one session."""
+    """Calls servers with one key and one session."""
 
     def __init__(
         self,
@@ -161,7 +157,7 @@ class HttpClient:
         key: WalletKey,
         network: NetworkId,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         limits: ClientLimits,
         sequence: SequenceCounter | None = None,
     ) -> None:
@@ -169,7 +165,7 @@ class HttpClient:
         self._key = key
         self._network = network
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._limits = limits
         self._sequence = sequence or SequenceCounter.shared()
 
@@ -183,9 +179,9 @@ class HttpClient:
         deadline_ms: int | None = None,
         file: UploadBody | None = None,
     ) -> SignedReply[R]:
-        """The server's reply; else Refused, Unreachable, or RemoteError when the reply breaks the protocol.
+        """The reply; else CallRefused, Unreachable, or RemoteError if the reply breaks the protocol.
 
-        With a file, that is what is sent, and the message goes along in a header.
+        With a file the body is the file, and the envelope travels in a header.
         """
         limits = self._limits
         end_ms = self._clock.monotonic_ms() + (deadline_ms or limits.deadline_ms)
@@ -203,9 +199,9 @@ class HttpClient:
         raise AssertionError("the last attempt returns or raises")
 
     def _compute_wait_ms(self, failure: FailedAttempt, attempt: int) -> int:
-        """Full jitter over a doubling span, so that clients that failed together do not come back together."""
+        """Exponential backoff with full jitter, so that clients that failed together do not retry together."""
         span_ms = min(self._limits.backoff_ms_max, self._limits.backoff_ms * 2 ** (attempt - 1))
-        return failure.retry_after_ms + int(self._dice.uniform(0, span_ms))
+        return failure.retry_after_ms + int(self._rng.uniform(0, span_ms))
 
     async def _attempt(
         self,
@@ -228,11 +224,11 @@ class HttpClient:
             async with self._session.request(
                 method, url, data=data, timeout=timeout, allow_redirects=False, headers=headers
             ) as response:
-                raw = await self._read(response)
+                raw = await read_response(response, "reply", self._limits.reply_bytes_max)
                 status, content_type = response.status, response.content_type
         except (aiohttp.ClientError, OSError) as error:
             return explain_transport_error(server.url, error, is_idempotent=endpoint.is_idempotent)
-        return self._judge(server, endpoint, frame, status, content_type, raw)
+        return self._parse_reply(server, endpoint, frame, status, content_type, raw)
 
     def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None) -> bytes:
         now_ms = self._clock.now_ms()
@@ -247,18 +243,10 @@ class HttpClient:
             life_ms=self._limits.life_ms,
         )
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        raw = bytearray()
-        async for chunk in response.content.iter_any():
-            raw += chunk
-            if len(raw) > self._limits.reply_bytes_max:
-                raise RemoteError("reply", f"is longer than {self._limits.reply_bytes_max} bytes")
-        return bytes(raw)
-
-    def _judge(
+    def _parse_reply(
         self, server: ServerAddress, endpoint: Endpoint[Q, R], frame: bytes, status: int, content_type: str, raw: bytes
     ) -> SignedReply[R] | FailedAttempt:
-        """What came back, by its type. The status of HTTP is not signed, so it decides nothing a signature could."""
+        """Decide by content type. The HTTP status is not signed, so it decides nothing that a signature covers."""
         if content_type == ENVELOPE_TYPE and status == 200:
             return SignedReply(
                 decode(endpoint.reply, self._open(server, endpoint.kind + REPLY_SUFFIX, frame, raw)), frame, raw
@@ -286,28 +274,23 @@ class HttpClient:
         deadline_ms: int | None = None,
         redirects_max: int = 0,
     ) -> bytes | None:
-        """A page that anybody may read; None where there is none. It is not signed: what is in it must prove itself.
+        """A public resource, or None if it does not exist. It is not signed; the caller verifies the content.
 
-        `redirects_max`: a coordinator sends who asks for a file to its bucket.
+        A coordinator redirects requests for files to its bucket, hence `redirects_max`.
         """
-        timeout = self._timeout(deadline_ms)
-        url, raw = server.url.rstrip("/") + path, bytearray()
+        timeout, url = self._timeout(deadline_ms), server.url.rstrip("/") + path
         try:
             async with self._session.get(
                 url, timeout=timeout, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1
             ) as response:
-                async for chunk in response.content.iter_any():
-                    raw += chunk
-                    if len(raw) > bytes_max:
-                        raise RemoteError(path, f"is longer than {bytes_max} bytes")
-                status = response.status
+                raw, status = await read_response(response, path, bytes_max), response.status
         except (aiohttp.ClientError, OSError) as error:
             raise explain_transport_error(server.url, error, is_idempotent=True).error from None
         if status == 404:
             return None
         if status != 200:
             raise Unreachable(f"{server.url} answers HTTP {status} to {path}")
-        return bytes(raw)
+        return raw
 
     def _timeout(self, deadline_ms: int | None) -> aiohttp.ClientTimeout:
         total_ms = deadline_ms or self._limits.deadline_ms
@@ -327,15 +310,28 @@ class HttpClient:
             raise LocalError(f"the bucket at {target.host} refused the file: HTTP {status}")
 
 
+async def read_response(response: aiohttp.ClientResponse, name: str, bytes_max: int) -> bytes:
+    """The body of a response. RemoteError: it is longer than `bytes_max`."""
+    raw = bytearray()
+    async for chunk in response.content.iter_any():
+        raw += chunk
+        if len(raw) > bytes_max:
+            raise RemoteError(name, f"is longer than {bytes_max} bytes")
+    return bytes(raw)
+
+
 def _explain_foreign_reply(url: str, status: int, *, is_idempotent: bool) -> FailedAttempt:
-    """An answer that is not of our protocol: a proxy in between, or another program."""
+    """An answer outside our protocol: from a proxy, or from another program."""
     if status in (429, 503):
-        return FailedAttempt(
-            Unreachable(f"{url} is busy or down for now (HTTP {status} from a proxy in front of it)"), True
-        )
+        return FailedAttempt(Unreachable(f"{url} is temporarily unavailable (HTTP {status} from a proxy)"), True)
     if status in (502, 504):
         return FailedAttempt(Unreachable(f"the proxy in front of {url} cannot reach it (HTTP {status})"), is_idempotent)
-    raise RemoteError("reply", f"of {url} is HTTP {status} and not of this protocol; is the address right?")
+    raise RemoteError("reply", f"of {url} is HTTP {status} without an envelope; is the address right?")
+
+
+def open_session(**options: Any) -> aiohttp.ClientSession:
+    """A session without cookies, proxies from the environment or decompression: it reads exactly what was sent."""
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False, **options)
 
 
 @asynccontextmanager
@@ -344,26 +340,21 @@ async def open_client(
     key: WalletKey,
     network: NetworkId,
     clock: Clock,
-    dice: random.Random,
     limits: ClientLimits,
     authority: Path | None = None,
 ) -> AsyncIterator[HttpClient]:
-    """A client with a session of its own, closed at the end; `authority` is a private TLS authority's PEM file."""
+    """A client with its own session, closed at the end. `authority` is the PEM file of a private TLS authority."""
     connector = aiohttp.TCPConnector(
         limit=100,
         limit_per_host=32,
         keepalive_timeout=CLIENT_IDLE_MS / 1000,
         ssl=load_tls_authority(authority) if authority else True,
     )
-    # No cookies, no proxies from the environment, no decompression: what was sent is what is read.
-    async with aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
-    ) as session:
-        yield HttpClient(session, key=key, network=network, clock=clock, dice=dice, limits=limits)
+    async with open_session(connector=connector) as session:
+        yield HttpClient(session, key=key, network=network, clock=clock, rng=random.Random(), limits=limits)
 
 
 def load_tls_authority(authority: Path) -> ssl.SSLContext:
-    """Of a private TLS authority's PEM file."""
     try:
         return ssl.create_default_context(cafile=authority)
     except (OSError, ssl.SSLError) as error:

@@ -1,12 +1,31 @@
-"""How much of everything the HTTP server and client take: config sections, each with its bound and unit."""
+"""The config sections of HTTP servers and clients: address, limits, deadlines."""
 
+from pathlib import Path
 from typing import Annotated
 
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, FRAME_BYTES_MAX
-from prime_runtime.settings.schema import Between, settings_class
+from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 CLIENT_IDLE_MS = 15_000
-"""How long a client keeps an idle connection. Shorter than a server does, or a request could meet a closing one."""
+"""How long a client keeps an idle connection: shorter than a server, or a request could meet a closing connection."""
+
+
+@settings_class
+class ListenConfig:
+    """The section [listen] of a program that serves HTTP."""
+
+    host: str = "127.0.0.1"
+    """Address to bind. The default accepts connections from this machine only."""
+    port: Annotated[int, Between(0, 65_535)] = 0
+    """Port to bind; 0 takes a free port."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate chain; together with tls_key it enables TLS."""
+    tls_key: Path | None = None
+    """PEM file with the private key of the certificate."""
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key must be set together; one of them is missing")
 
 
 @settings_class
@@ -14,40 +33,40 @@ class ServerLimits:
     """The section [limits] of a program that serves HTTP."""
 
     body_bytes_max: Annotated[int, Between(1024, FRAME_BYTES_MAX)] = FRAME_BYTES_MAX
-    """Longest request."""
+    """Maximum size of a request."""
     read_ms: Annotated[int, Between(1, 600_000)] = 10_000
-    """Time for a request's body to arrive."""
+    """Time to receive the body of a request."""
     handle_ms: Annotated[int, Between(1, 600_000)] = 30_000
     """Time for a handler to answer."""
     idle_ms: Annotated[int, Between(10, 600_000)] = 30_000
-    """Time for a connection to send its next request's head. Keep it above CLIENT_IDLE_MS."""
+    """Time until an idle connection is closed. Keep it above the clients' 15 s."""
     drain_ms: Annotated[int, Between(0, 600_000)] = 10_000
     """Time for open requests to end when the server stops."""
     connections_max: Annotated[int, Between(1, 100_000)] = 2_000
-    """Open connections; the next one is dropped."""
+    """Open connections; further ones are closed."""
     requests_max: Annotated[int, Between(1, 100_000)] = 256
-    """Requests inside at once; the next one is told to come back."""
+    """Concurrent requests; further ones are told to retry."""
     requests_per_address_max: Annotated[int, Between(1, 100_000)] = 32
-    """Requests inside at once from one address."""
+    """Concurrent requests from one address."""
     transfers_max: Annotated[int, Between(1, 100_000)] = 128
-    """Uploads and downloads at once; apart from requests, so that slow ones keep nobody from asking."""
+    """Concurrent uploads and downloads; counted apart from requests, so that slow transfers do not block them."""
     transfers_per_address_max: Annotated[int, Between(1, 100_000)] = 16
-    """Uploads and downloads at once from one address."""
+    """Concurrent uploads and downloads from one address."""
     waits_max: Annotated[int, Between(1, 100_000)] = 20_000
-    """Questions that wait for news at once; apart from requests, since they do nothing meanwhile. Each needs a
-    connection: see connections_max."""
+    """Concurrent long polls; counted apart from requests, because they are idle. Each needs a connection: see
+    connections_max."""
     waits_per_address_max: Annotated[int, Between(1, 100_000)] = 64
-    """Questions that wait for news at once from one address."""
+    """Concurrent long polls from one address."""
     address_rate: Annotated[float, Between(0.01, 1e6)] = 100.0
-    """Requests a second from one address, for ever."""
+    """Sustained requests per second from one address."""
     address_burst: Annotated[int, Between(1, 10**6)] = 400
-    """Requests at once from one address after a pause."""
+    """Requests in a burst from one address after a pause."""
     sender_rate: Annotated[float, Between(0.01, 1e6)] = 20.0
-    """Requests a second from one key, for ever."""
+    """Sustained requests per second from one key."""
     sender_burst: Annotated[int, Between(1, 10**6)] = 100
-    """Requests at once from one key after a pause."""
+    """Requests in a burst from one key after a pause."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses of proxies of our own, whose X-Forwarded-For is believed."""
+    """Addresses of your own proxies, whose X-Forwarded-For header is trusted."""
 
 
 @settings_class
@@ -55,21 +74,21 @@ class ClientLimits:
     """The section [client] of a program that calls others."""
 
     deadline_ms: Annotated[int, Between(1, 3_600_000)] = 30_000
-    """Time for one call in all, retries included."""
+    """Time for one call, including retries."""
     connect_ms: Annotated[int, Between(1, 600_000)] = 5_000
-    """Time for a connection to stand."""
+    """Time to open a connection."""
     attempts_max: Annotated[int, Between(1, 100)] = 5
-    """How often one call is tried."""
+    """Attempts of one call."""
     backoff_ms: Annotated[int, Between(1, 600_000)] = 200
-    """Longest wait before the second attempt; it doubles with each."""
+    """Maximum wait before the second attempt; it doubles with each attempt."""
     backoff_ms_max: Annotated[int, Between(1, 600_000)] = 10_000
-    """Longest wait before any attempt."""
+    """Maximum wait before any attempt."""
     retry_after_ms_max: Annotated[int, Between(0, 3_600_000)] = 15_000
-    """Longest wait a server can ask for; past it the call fails."""
+    """Maximum wait that a server may ask for; beyond it the call fails."""
     reply_bytes_max: Annotated[int, Between(1024, FRAME_BYTES_MAX)] = FRAME_BYTES_MAX
-    """Longest reply."""
+    """Maximum size of a reply."""
     life_ms: Annotated[int, Between(1, ENVELOPE_LIFE_MS_MAX)] = 60_000
-    """Life of each request's envelope."""
+    """Lifetime of the envelope of a request."""
 
 
-assert ServerLimits.idle_ms > CLIENT_IDLE_MS, "the client lets go first"
+assert ServerLimits.idle_ms > CLIENT_IDLE_MS, "the client closes idle connections first"

@@ -1,7 +1,8 @@
-"""A program's door for its own machine, on loopback: orders and status for other commands, pages for people.
+"""The control API of a running program, on loopback: status and commands for other processes, pages for people.
 
-Orders and status need the token, which stands in the lock file that only its owner can read. Pages show no secrets and
-take no orders, so they need none; but a name that a stranger's web page points at this machine is not let in.
+Status and commands require the token in the lock file, which only its owner can read. Pages show no secrets and accept
+no commands, so they need no token. Requests for another host name than 127.0.0.1 or localhost are refused: a foreign
+web page could make its own name resolve to this machine (DNS rebinding).
 """
 
 import asyncio
@@ -28,39 +29,39 @@ POLL_S = 0.05
 
 StatusReport = Callable[[], dict[str, Any]]
 ControlCommand = Callable[[dict[str, str]], str]
-"""What was given with it to what was done, in words; LocalError where it cannot be."""
+"""Takes arguments and returns a text that says what was done. LocalError: it cannot be done."""
 ControlPage = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ProgramNotRunning(LocalError):
-    """No process runs in the folder, or it does not answer."""
+    """No program runs in the folder, or it does not answer."""
 
 
 class ControlServer:
-    """The side of the running program."""
+    """The server in the running program."""
 
     def __init__(
-        self, report: StatusReport, orders: Mapping[str, ControlCommand], pages: Mapping[str, ControlPage]
+        self, report: StatusReport, commands: Mapping[str, ControlCommand], pages: Mapping[str, ControlPage]
     ) -> None:
         self._report = report
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         app = web.Application(middlewares=[_check_host_name], client_max_size=BODY_BYTES_MAX)
-        app.router.add_get("/status", self._tell_status)
-        for name, order in orders.items():
-            app.router.add_post(f"/{name}", self._take(order))
-        for path, show in pages.items():
-            app.router.add_get(path, show)
+        app.router.add_get("/status", self._get_status)
+        for name, command in commands.items():
+            app.router.add_post(f"/{name}", self._make_handler(command))
+        for path, page in pages.items():
+            app.router.add_get(path, page)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
 
     async def open(self, port: int, *, advice: str, is_firm: bool = True) -> str:
-        """Its URL; port 0 takes a free one. Without `is_firm` so does a port that is taken."""
+        """Listen and return the URL. Port 0 takes a free port; without `is_firm` a port in use does so too."""
         await self._runner.setup()
         try:
             await self._listen(port)
         except OSError as error:
             if is_firm or error.errno != errno.EADDRINUSE:
                 await self._runner.cleanup()
-                problem = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror
+                problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
                 raise LocalError(f"cannot listen on {HOST} port {port}: {problem}; {advice}") from None
             await self._listen(0)
         return f"http://{HOST}:{self._runner.addresses[0][1]}"
@@ -71,22 +72,22 @@ class ControlServer:
     async def close(self) -> None:
         await self._runner.cleanup()
 
-    async def _tell_status(self, request: web.Request) -> web.Response:
-        self._check(request)
+    async def _get_status(self, request: web.Request) -> web.Response:
+        self._check_token(request)
         return web.json_response(self._report())
 
-    def _take(self, order: ControlCommand) -> ControlPage:
-        async def take(request: web.Request) -> web.Response:
-            self._check(request)
+    def _make_handler(self, command: ControlCommand) -> ControlPage:
+        async def handle(request: web.Request) -> web.Response:
+            self._check_token(request)
             try:
-                return web.json_response({"text": order(await _read_arguments(request))})
+                return web.json_response({"text": command(await _read_arguments(request))})
             except LocalError as error:
                 raise web.HTTPConflict(text=f"{error}\n") from None
 
-        return take
+        return handle
 
-    def _check(self, request: web.Request) -> None:
-        """Not even a web page on this machine may ask: it cannot know the token."""
+    def _check_token(self, request: web.Request) -> None:
+        """Keeps out web pages in a browser on this machine, too: they cannot know the token."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise web.HTTPForbidden(text="the token is in the lock file\n")
@@ -94,9 +95,9 @@ class ControlServer:
 
 @web.middleware
 async def _check_host_name(request: web.Request, handler: ControlPage) -> web.StreamResponse:
-    """A foreign name that resolves to 127.0.0.1 would give a foreign page this page's origin."""
+    """A foreign name that resolves to 127.0.0.1 would give a foreign page the origin of ours."""
     if request.host.rpartition(":")[0] not in HOST_NAMES:
-        raise web.HTTPMisdirectedRequest(text=f"ask for {HOST} by that name\n")
+        raise web.HTTPMisdirectedRequest(text=f"use the host name {HOST}\n")
     return await handler(request)
 
 
@@ -109,30 +110,28 @@ async def _read_arguments(request: web.Request) -> dict[str, str]:
     except ValueError:
         raise web.HTTPBadRequest(text="the body is not JSON\n") from None
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
-        raise web.HTTPBadRequest(text="the body is not an object of texts\n")
+        raise web.HTTPBadRequest(text="the body is not a JSON object of strings\n")
     return given
 
 
-# --- The side of other commands ---------------------------------------------------------------------------------------
+# --- The client in other commands -------------------------------------------------------------------------------------
 
 
 async def call_control_api(
     lock: Path, who: str, method: str, path: str, *, start: str, given: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """One question or order to the program whose lock file that is. `who` is what people call it, `start` starts it."""
-    facts = read_lock_info(lock) if is_held(lock) else {}
-    if "url" not in facts:
-        if facts:
-            raise ProgramNotRunning(
-                f"the {who} in {lock.parent}, process {facts.get('pid')}, is just starting; try again"
-            )
+    """Call the program that holds this lock file. `who` names it in errors, `start` is the command that starts it."""
+    info = read_lock_info(lock) if is_held(lock) else {}
+    if "url" not in info:
+        if info:
+            raise ProgramNotRunning(f"the {who} in {lock.parent}, process {info.get('pid')}, is starting; try again")
         raise ProgramNotRunning(f"the {who} in {lock.parent} is not running; start it with: {start}")
-    headers = {"Authorization": f"Bearer {facts['token']}"}
+    headers = {"Authorization": f"Bearer {info['token']}"}
     timeout = aiohttp.ClientTimeout(total=CALL_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.request(method, f"{facts['url']}{path}", headers=headers, json=given) as response,
+            session.request(method, f"{info['url']}{path}", headers=headers, json=given) as response,
         ):
             if response.status == 409:
                 raise LocalError((await response.text()).strip())
@@ -142,11 +141,11 @@ async def call_control_api(
             return report
     except (aiohttp.ClientError, OSError) as error:
         problem = str(error) or type(error).__name__
-        raise ProgramNotRunning(f"the {who}, process {facts.get('pid')}, does not answer: {problem}") from None
+        raise ProgramNotRunning(f"the {who}, process {info.get('pid')}, does not answer: {problem}") from None
 
 
 async def wait_until_stopped(lock: Path, who: str, wait_ms: int) -> None:
-    """Until no process holds the lock."""
+    """Wait until no process holds the lock."""
     try:
         async with asyncio.timeout(wait_ms / 1000):
             while is_held(lock):

@@ -1,10 +1,7 @@
-"""Reads a coordinator's public JSON, /api/v1. Nothing in it is signed: it is for people, and for a first acquaintance.
+"""A coordinator's public JSON API (/api/v1), and the transfer of files to and from it.
 
-Text in an answer is made fit for a terminal here, once: a coordinator may be anybody.
-
-Files that the coordinator hands out by their digest: what comes is what was asked for, or it is an error.
-
-Bringing a file to the coordinator before an entry names it.
+Nothing in the JSON is signed: it is for people, and for a node that has not joined yet. A coordinator is untrusted, so
+all text in an answer is escaped and truncated here, once. Files are content-addressed and verified by digest.
 """
 
 import asyncio
@@ -29,6 +26,8 @@ from prime_runtime.http.client import (
     UploadBody,
     explain_transport_error,
     load_tls_authority,
+    open_session,
+    read_response,
 )
 from prime_runtime.redaction import escape, truncate
 
@@ -40,11 +39,11 @@ CONNECT_MS = 5_000
 
 
 class NotFound(LocalError):
-    """The coordinator answers that there is no such thing."""
+    """The coordinator has no such resource."""
 
 
 class JsonClient:
-    """Questions to one coordinator."""
+    """Reads the public API of one coordinator."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, tls: ssl.SSLContext | bool) -> None:
         self._session = session
@@ -52,32 +51,19 @@ class JsonClient:
         self._tls = tls
 
     async def get(self, path: str, **query: str) -> Any:
-        """The answer; NotKnown, Unreachable, or LocalError where it is no coordinator that answers."""
+        """The answer; NotFound, Unreachable, or LocalError if the server is no coordinator."""
         try:
             async with self._session.get(
                 URL(self._url + API_ROOT + path).with_query(query), allow_redirects=False, ssl=self._tls
             ) as response:
-                raw = await self._read(response)
                 status, kind = response.status, response.content_type
+                if kind != "application/json":
+                    raise LocalError(f"{self._url} is no coordinator (HTTP {status}, {kind}); is the URL right?")
+                answer = sanitize_json(parse_json(path, await read_response(response, path, ANSWER_BYTES_MAX)))
         except (aiohttp.ClientError, OSError) as error:
             raise explain_transport_error(self._url, error, is_idempotent=True).error from None
-        if kind != "application/json":
-            raise LocalError(f"{self._url} answers, but not as a coordinator does (HTTP {status}); is the URL right?")
-        return self._judge(path, status, raw)
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        raw = bytearray()
-        async for chunk in response.content.iter_any():
-            raw += chunk
-            if len(raw) > ANSWER_BYTES_MAX:
-                raise LocalError(f"{self._url} answers more than {ANSWER_BYTES_MAX} bytes; is the URL right?")
-        return bytes(raw)
-
-    def _judge(self, path: str, status: int, raw: bytes) -> Any:
-        try:
-            answer = sanitize_json(parse_json(path, raw))
         except RemoteError as error:
-            raise LocalError(f"{self._url} answers {error}; is the URL right?") from None
+            raise LocalError(f"{self._url} sends an invalid answer: {error}; is the URL right?") from None
         if status == 200:
             return answer
         problem = f"HTTP {status}"
@@ -86,11 +72,11 @@ class JsonClient:
                 problem = text
         if status == 404:
             raise NotFound(problem)
-        raise Unreachable(f"{self._url} does not answer just now: {problem}")
+        raise Unreachable(f"{self._url} cannot answer now: {problem}")
 
 
 def sanitize_json(value: Json) -> Json:
-    """The same with all text printable and bounded."""
+    """The same value with all text printable and bounded."""
     if isinstance(value, str):
         return truncate(escape(value), TEXT_CHARS_MAX)
     if isinstance(value, list):
@@ -102,25 +88,23 @@ def sanitize_json(value: Json) -> Json:
 
 @asynccontextmanager
 async def open_json_client(url: str, authority: Path | None = None) -> AsyncIterator[JsonClient]:
-    """With a session of its own, closed at the end."""
+    """A client with its own session, closed at the end."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE_MS / 1000, connect=CONNECT_MS / 1000)
-    async with aiohttp.ClientSession(
-        timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
-    ) as session:
+    async with open_session(timeout=timeout) as session:
         yield JsonClient(session, url, load_tls_authority(authority) if authority else True)
 
 
 FETCH_MS = 600_000
-"""Time for a file to arrive."""
+"""Time to download a file."""
 
 
 async def fetch_file(client: HttpClient, server: ServerAddress, path: str, digest: Digest, *, bytes_max: int) -> bytes:
-    """NotKnown: it is not there. LocalError: not within the time. RemoteError: it is another file."""
+    """Download a file. NotFound: it does not exist. LocalError: it took too long. RemoteError: the digest differs."""
     data = await client.get(server, path, bytes_max=bytes_max, deadline_ms=FETCH_MS, redirects_max=1)
     if data is None:
         raise NotFound(f"the coordinator has no {path}")
     if await asyncio.to_thread(lambda: sha256(data).digest()) != digest:
-        raise RemoteError(path, "is not what its digest says")
+        raise RemoteError(path, "has another digest than its name says")
     return data
 
 

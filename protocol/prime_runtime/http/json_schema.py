@@ -1,4 +1,4 @@
-"""JSON Schema of what people are shown: frozen dataclasses, their fields and the texts below these. Pure."""
+"""JSON Schema of the rows in a JSON API, from frozen dataclasses and the docstrings of their fields. Pure."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ JSON_TYPES: dict[Any, str] = {int: "integer", str: "string", bool: "boolean", fl
 
 
 def list_row_types(kind: Any) -> Iterator[type]:
-    """A row's type and those of the rows inside it; a row with a parameter is described where it stands."""
+    """The type of a row and of the rows inside it. A generic row is described in place, not listed."""
     if is_dataclass(kind) and isinstance(kind, type):
         yield kind
     if is_dataclass(get_origin(kind) or kind):
@@ -24,7 +24,7 @@ def list_row_types(kind: Any) -> Iterator[type]:
 
 
 def build_row_schema(kind: Any, given: dict[Any, Any] | None = None) -> dict[str, Any]:
-    """`given` says what its parameters stand for."""
+    """`given` maps type parameters to types."""
     hints, texts = get_type_hints(kind), _read_field_docs(kind)
     properties = {}
     for field in fields(kind):
@@ -61,7 +61,7 @@ def build_type_schema(hint: Any, given: dict[Any, Any] | None = None) -> dict[st
 
 
 def _read_field_docs(kind: type) -> dict[str, str]:
-    """The text literals below the fields of a row."""
+    """The string literals below the fields of a row."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}

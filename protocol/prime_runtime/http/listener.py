@@ -1,11 +1,10 @@
-"""A lane past aiohttp's machinery for what may come thousands of times a second: heartbeats, and requests for leases.
+"""The listening socket of a server: TLS, a limit on connections, and a fast path for frequent requests.
 
-aiohttp makes a URL, a table of headers, a stream, a request, a writer and a task around each handler, and goes three
-times through the event loop; together that costs as much as checking a signature. Here a request that came whole, in
-one piece and in the plain form that nodes send is answered where it arrives. Any other goes the usual way, and so does
-its connection from then on, since aiohttp's parser may hold the beginning of the next one.
-
-Binding a server to an address: TLS, a bound on connections, the port that was given, errors in plain words.
+Heartbeats and lease requests arrive thousands of times a second. For each request aiohttp creates a URL, a header
+table, a stream, a request, a writer and a task, and passes three times through the event loop; together that costs as
+much as verifying a signature. The fast path answers a request in `data_received` if it arrives complete, in one piece,
+and in the plain form that nodes send. Any other request goes to aiohttp, and so does the rest of its connection,
+because aiohttp's parser may hold the beginning of the next request.
 """
 
 import asyncio
@@ -14,39 +13,37 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
 from prime_protocol.errors import LocalError
-from prime_runtime.settings.schema import Between, ConfigError, settings_class
+from prime_runtime.http.config import ListenConfig
 
 FastPathAnswer = Callable[[str, bytes], bytes | Awaitable[bytes]]
-"""Address and body in, the whole response out: at once, or later."""
+"""Takes address and body, and returns the complete response, now or later."""
 HEAD_BYTES_MAX = 1024
 HEADS_CACHED = 1024
-"""Heads that are not read anew: a node sends the same one with every beat."""
+"""Parsed heads that are remembered: a node sends the same head with every heartbeat."""
 
 START = re.compile(rb"POST (/api/[A-Za-z.]{1,64}) HTTP/1\.1")
 HEADER = re.compile(rb"([A-Za-z-]{1,40}): ([\x20-\x7e]{1,200})")
 PLAIN_HEADERS = frozenset({b"host", b"accept", b"accept-encoding", b"content-type", b"user-agent", b"content-length"})
-"""With any other the request is not plain: it may ask for something that only the usual way knows."""
+"""A request with any other header goes to aiohttp: it may ask for something that only aiohttp implements."""
 LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")
-
 
 AIOHTTP_PRIVATE_NAMES = (
     *("_loop", "_waiter", "_messages", "_close", "_force_close", "_paused", "_process_keepalive"),
     *("_keepalive", "_keepalive_handle", "_keepalive_timeout", "_next_keepalive_close_time"),
 )
 IS_AIOHTTP_SUPPORTED = all(hasattr(RequestHandler, name) for name in AIOHTTP_PRIVATE_NAMES)
-"""The parts of aiohttp's handler that the lane leans on are there. Where a release renamed one, there is no lane."""
+"""This release of aiohttp has the private attributes that the fast path uses. Without them it is off."""
 
 
 class FastPath:
-    """Which paths have a lane, and how they are answered."""
+    """The paths that the fast path answers, and their handlers."""
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -60,16 +57,18 @@ class FastPath:
 
 
 class FastPathHandler(RequestHandler):
-    """One connection."""
+    """A connection."""
 
-    __slots__ = ("_address", "_is_plain", "_lane", "_later")
+    __slots__ = ("_address", "_fast_path", "_is_plain", "_later")
 
-    def __init__(self, server: Server, lane: FastPath, *, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
+    def __init__(
+        self, server: Server, fast_path: FastPath, *, loop: asyncio.AbstractEventLoop, **settings: Any
+    ) -> None:
         super().__init__(server, loop=loop, **settings)
-        self._lane = lane
+        self._fast_path = fast_path
         self._address = "unknown"
         self._is_plain = IS_AIOHTTP_SUPPORTED
-        """Only whole and plain requests came so far."""
+        """All requests so far were complete and plain."""
         self._later: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,8 +85,8 @@ class FastPathHandler(RequestHandler):
         if found is None:
             self._is_plain = False
             return False
-        answer = self._lane.find(*found)
-        # Not before aiohttp waits for a request, nor while the other side does not read what it is sent.
+        answer = self._fast_path.find(*found)
+        # Only while aiohttp waits for a request, and only while the peer reads what it is sent.
         is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
         if answer is None or not is_idle or self._paused or self._close or self._force_close:
             return False
@@ -96,7 +95,7 @@ class FastPathHandler(RequestHandler):
         if isinstance(reply, bytes):
             transport.write(reply)
         else:
-            transport.pause_reading()  # answers leave in the order of their requests
+            transport.pause_reading()  # answers must leave in the order of their requests
             self._later = self._loop.create_task(self._write_later(reply))
         return True
 
@@ -108,7 +107,7 @@ class FastPathHandler(RequestHandler):
             self.transport.resume_reading()
 
     def _stay_alive(self) -> None:
-        """As after every answer: the connection is closed if nothing comes for so long."""
+        """Restart the keep-alive timer, as aiohttp does after each answer."""
         self._keepalive = True
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._keepalive_handle is None:
@@ -116,7 +115,7 @@ class FastPathHandler(RequestHandler):
 
 
 def parse_plain_request(data: bytes) -> tuple[str, bytes] | None:
-    """Path and body where this is one plain POST and nothing else; None where it is anything else."""
+    """Path and body if the data is exactly one plain POST, else None."""
     end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
     head = parse_plain_head(data[:end]) if end >= 0 else None
     if head is None or len(data) != end + 4 + head[1]:
@@ -126,7 +125,7 @@ def parse_plain_request(data: bytes) -> tuple[str, bytes] | None:
 
 @lru_cache(maxsize=HEADS_CACHED)
 def parse_plain_head(head: bytes) -> tuple[str, int] | None:
-    """Path and length of the body, by the strictest reading: one form of each line, each header once."""
+    """Path and body length. Strict: one accepted form per line, each header at most once."""
     first, *lines = head.split(b"\r\n")
     start = START.fullmatch(first)
     headers: dict[bytes, bytes] = {}
@@ -141,31 +140,15 @@ def parse_plain_head(head: bytes) -> tuple[str, int] | None:
     return start[1].decode(), int(headers[b"content-length"])
 
 
-@settings_class
-class ListenConfig:
-    """The section [listen] of a program that serves HTTP."""
-
-    host: str = "127.0.0.1"
-    """Address to bind. The default is reached from this machine only."""
-    port: Annotated[int, Between(0, 65_535)] = 0
-    """Port to bind; 0 takes a free one."""
-    tls_certificate: Path | None = None
-    """PEM file with the certificate chain; with tls_key it turns TLS on."""
-    tls_key: Path | None = None
-    """PEM file with the certificate's private key."""
-
-    def __post_init__(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ConfigError("tls_certificate and tls_key go together; one of them is missing")
-
-
 class HttpListener(web.BaseSite):
-    """A listening socket that takes at most so many connections at once and drops the rest at once."""
+    """A listening socket that closes new connections beyond `connections_max`."""
 
-    def __init__(self, runner: web.AppRunner, config: ListenConfig, lane: FastPath, *, connections_max: int) -> None:
+    def __init__(
+        self, runner: web.AppRunner, config: ListenConfig, fast_path: FastPath, *, connections_max: int
+    ) -> None:
         super().__init__(runner, ssl_context=_tls_context(config))
         self._config = config
-        self._lane = lane
+        self._fast_path = fast_path
         self._connections_max = connections_max
 
     @property
@@ -175,7 +158,7 @@ class HttpListener(web.BaseSite):
 
     @property
     def port(self) -> int:
-        """The port that was bound, also when any was asked for."""
+        """The bound port, also if port 0 was requested."""
         server = cast(asyncio.Server, self._server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -189,7 +172,7 @@ class HttpListener(web.BaseSite):
         def accept() -> asyncio.BaseProtocol:
             if len(server.connections) >= self._connections_max:
                 return _RejectConnection()
-            return FastPathHandler(server, self._lane, loop=loop, **server._kwargs)
+            return FastPathHandler(server, self._fast_path, loop=loop, **server._kwargs)
 
         try:
             self._server = await loop.create_server(
@@ -200,8 +183,6 @@ class HttpListener(web.BaseSite):
 
 
 class _RejectConnection(asyncio.Protocol):
-    """Hangs up."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
 
@@ -221,9 +202,9 @@ def _tls_context(config: ListenConfig) -> ssl.SSLContext | None:
 
 def _advice(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "the port is taken; is another copy running? Choose another port"
+        return "the port is in use; is another copy running? Choose another port"
     if error.errno == errno.EACCES:
-        return "this user may not bind that port; choose one above 1023"
+        return "this user may not bind that port; choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine has no such address"
+        return "this machine does not have that address"
     return str(error.strerror or error)

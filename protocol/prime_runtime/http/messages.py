@@ -1,10 +1,4 @@
-"""A request's body read within its size and deadline, where it came from, and the refusal that a handler can raise.
-
-The response that carries a sealed reply: its head is written in one piece.
-
-aiohttp builds a response from a table of headers, which costs as much as reading a heartbeat. Where anything is not as
-usual (an old client, a connection that is to close) this hands over to it.
-"""
+"""Requests and responses of a server: the bounded body, the origin of a request, refusals, signed replies."""
 
 import asyncio
 import base64
@@ -21,10 +15,9 @@ from prime_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-
 ENVELOPE_TYPE = "application/x-prime-envelope"
 ENVELOPE_HEADER = "Prime-Envelope"
-"""Carries an envelope in base64 where the body is a file."""
+"""Carries the envelope in base64 if the body is a file."""
 REFUSAL_TYPE = "application/x-prime-refusal"
 
 HTTP_STATUS = {
@@ -47,7 +40,7 @@ assert HTTP_STATUS.keys() == set(RefusalCode), "every code has a status"
 
 
 class RefusalError(RemoteError):
-    """Raised by a handler (or before it) to answer with a refusal of this code."""
+    """Raise this in or before a handler to answer with a refusal."""
 
     def __init__(self, code: RefusalCode, field: str, problem: str, *, retry_after_ms: int = 0) -> None:
         super().__init__(field, problem)
@@ -56,21 +49,21 @@ class RefusalError(RemoteError):
 
 
 def explain_error(error: Exception, kind: str, handle_ms: int) -> RefusalError:
-    """Whose fault it is, and no more of our insides than an incident's number."""
+    """Turn an error into a refusal. An internal error is logged and shown only as an incident number."""
     match error:
         case RefusalError():
             return error
         case RemoteError():
             return RefusalError(RefusalCode.MALFORMED, error.field, error.problem)
         case TimeoutError():
-            return RefusalError(RefusalCode.TIMED_OUT, "", f"was not done within {handle_ms} ms")
+            return RefusalError(RefusalCode.TIMED_OUT, "", f"not finished within {handle_ms} ms")
     incident = secrets.token_hex(6)
     log.error("incident %s while handling %s", incident, kind, exc_info=error)
-    return RefusalError(RefusalCode.INTERNAL, "", f"an error on the server's side, incident {incident}")
+    return RefusalError(RefusalCode.INTERNAL, "", f"internal server error, incident {incident}")
 
 
 async def read_body_chunks(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> AsyncIterator[bytes]:
-    """The body as it comes, at most so long and in at most so much time, whatever the sender does."""
+    """The body as it arrives, bounded in size and time whatever the sender does."""
     if (request.content_length or 0) > bytes_max:
         raise _too_large(bytes_max)
     deadline_ms, passed = clock.monotonic_ms() + read_ms, 0
@@ -81,7 +74,7 @@ async def read_body_chunks(request: web.Request, *, bytes_max: int, read_ms: int
         except TimeoutError:
             raise RefusalError(RefusalCode.SLOW, "body", f"did not arrive within {read_ms} ms") from None
         except (web.RequestPayloadError, ConnectionError) as error:
-            raise RefusalError(RefusalCode.MALFORMED, "body", f"broke off: {type(error).__name__}") from None
+            raise RefusalError(RefusalCode.MALFORMED, "body", f"is incomplete: {type(error).__name__}") from None
         if not chunk:
             return
         passed += len(chunk)
@@ -91,7 +84,7 @@ async def read_body_chunks(request: web.Request, *, bytes_max: int, read_ms: int
 
 
 async def read_body(request: web.Request, *, bytes_max: int, read_ms: int, clock: Clock) -> bytes:
-    """The whole body. Most are short and came with their head: those need no waiting and no deadline."""
+    """The whole body. Most bodies are short and arrived with the head: those need no waiting and no deadline."""
     if request.content.is_eof() and (request.content_length or 0) <= bytes_max:
         whole = request.content.read_nowait()
         if len(whole) > bytes_max:
@@ -103,7 +96,7 @@ async def read_body(request: web.Request, *, bytes_max: int, read_ms: int, clock
 
 
 def read_envelope_header(request: web.Request) -> bytes:
-    """The envelope that answers for a body which is not one itself."""
+    """The envelope that authenticates a body which is a file."""
     text = request.headers.get(ENVELOPE_HEADER, "")
     if not text:
         raise RefusalError(RefusalCode.MALFORMED, ENVELOPE_HEADER, "is missing")
@@ -114,7 +107,7 @@ def read_envelope_header(request: web.Request) -> bytes:
 
 
 def get_client_address(request: web.Request, trusted_proxies: Collection[str]) -> str:
-    """Where a request came from. The header of a stranger is believed only from a proxy of our own."""
+    """The address of the client. X-Forwarded-For counts only from a trusted proxy: anyone can send that header."""
     remote = request.remote or "unknown"
     if remote in trusted_proxies and (forwarded := request.headers.get("X-Forwarded-For", "")):
         return forwarded.rpartition(",")[2].strip()
@@ -129,7 +122,11 @@ REPLY_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {ENVELOPE_TYPE}\r\nContent-Lengt
 
 
 class EnvelopeResponse:
-    """What aiohttp asks of a response, and no more."""
+    """A signed reply. It implements what aiohttp calls on a response, and writes its head in one piece.
+
+    aiohttp builds a response from a header table, which costs as much as parsing a heartbeat. Unusual cases (HTTP/1.0,
+    a closing connection) use aiohttp's own response.
+    """
 
     __slots__ = ("_frame", "_general", "keep_alive")
     status = 200
@@ -146,7 +143,7 @@ class EnvelopeResponse:
             await self._general.prepare(request)
             return
         transport.write(self.render())
-        # Waits while the other side does not read; else it costs nothing.
+        # Waits while the peer does not read.
         await request.writer.drain()
 
     def render(self) -> bytes:
@@ -160,12 +157,12 @@ class EnvelopeResponse:
 
 
 def render_response(response: web.StreamResponse | EnvelopeResponse) -> bytes:
-    """A reply, or a refusal, as the bytes of a response that leaves the connection open."""
+    """A reply or refusal as the bytes of a response that keeps the connection open."""
     if isinstance(response, EnvelopeResponse):
         return response.render()
     assert isinstance(response, web.Response)
     body = response.body
     assert isinstance(body, bytes)
-    told = {**response.headers, "Content-Length": str(len(body)), "Date": rfc822_formatted_time()}
-    head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    headers = {**response.headers, "Content-Length": str(len(body)), "Date": rfc822_formatted_time()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {response.status} {response.reason}\r\n{head}\r\n".encode() + body

@@ -1,7 +1,7 @@
-"""Signed HTTP, the answering side: one POST route for each kind, envelope in, envelope out.
+"""The server of signed HTTP: one POST route per kind of message, an envelope in, an envelope out.
 
-In this order, cheapest first: rate by address, place inside, size and deadline, signature, clock, rate by sender,
-replay, message, handler. What the messages mean is the handlers' business.
+It checks in this order, cheapest first: rate of the address, concurrency, size and deadline, signature, clock, rate of
+the sender, replay, message. Then the handler runs; it alone knows what the message means.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, seal_reply
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.http.config import ServerLimits
-from prime_runtime.http.listener import FastPath, HttpListener, ListenConfig
+from prime_runtime.http.config import ListenConfig, ServerLimits
+from prime_runtime.http.listener import FastPath, HttpListener
 from prime_runtime.http.messages import (
     ENVELOPE_TYPE,
     HTTP_STATUS,
@@ -46,24 +46,24 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 RATE_KEYS_MAX = 100_000
-"""Addresses or senders whose rate is remembered: about 20 MB."""
+"""Addresses or senders with a bucket of their own: about 20 MB."""
 REPLAY_REFUSALS = {
     "Letter.sequence": (RefusalCode.REPLAYED, 0),
     "Letter.issued_at_ms": (RefusalCode.RESTARTED, 100),
     "Letter.sender": (RefusalCode.RATE_LIMITED, 10_000),
 }
-"""What the replay guard refuses: the code, and when to try again."""
+"""The field that the replay guard rejects, to the refusal code and the time to retry after."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, with the frame that proves it."""
+    """The sender of a request, and the frame that proves it."""
 
     payload: Payload
     frame: bytes
     digest: Digest
     address: str
-    """Where it came from, as far as that can be known."""
+    """The client's address as far as it can be known; not authenticated."""
 
     @property
     def sender(self) -> NodeId:
@@ -75,16 +75,16 @@ class Caller:
 
 
 Handler = Callable[[Caller, Q], R | Awaitable[R]]
-"""Answers at once, or later; what answers at once is not timed."""
+"""Returns the reply or an awaitable of it; only the awaitable has a deadline."""
 BodyHandler = Callable[[Caller, Q, web.Request], Awaitable[R]]
-"""Reads the request's body itself, chunk by chunk: see http_body.body_chunks."""
+"""Reads the body of the request itself, by `read_body_chunks`."""
 Response = web.StreamResponse | EnvelopeResponse
 RouteHandler = Callable[[web.Request, str], Awaitable[Response]]
-"""A request that was let in, and its address."""
+"""Takes an admitted request and its address."""
 
 
 class HttpServer:
-    """Routes, limits and life of one listening program. Other routes (pages, metrics) go to `app` before `start`."""
+    """Routes, limits and life cycle of a server. Add other routes (pages, metrics) to `app` before `start`."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class HttpServer:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._lane = FastPath(bytes_max=limits.body_bytes_max)
+        self._fast_path = FastPath(bytes_max=limits.body_bytes_max)
         self._kinds: dict[str, Callable[[web.Request], Awaitable[Any]]] = {}
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
@@ -124,14 +124,14 @@ class HttpServer:
             metrics.watch_open(lambda: self._inside)
 
     def add(
-        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], *, waits: bool = False, express: bool = False
+        self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], *, waits: bool = False, is_fast: bool = False
     ) -> None:
-        """Serve one kind. One whose handler `waits` for news is counted apart, so that it takes nobody's place.
+        """Serve one kind of message. `waits`: the handler is a long poll, counted apart from other requests.
 
-        One that comes very often and is mostly answered at once may take the `express` lane of http_express.py.
+        `is_fast`: the message is frequent and mostly answered at once, so it takes the fast path of the listener.
         """
-        if express:
-            self._lane.add(endpoint.path, partial(self._answer_now, endpoint, handler))
+        if is_fast:
+            self._fast_path.add(endpoint.path, partial(self._answer_now, endpoint, handler))
         limits = self._limits
 
         async def exchange(request: web.Request, address: str) -> Response:
@@ -148,7 +148,7 @@ class HttpServer:
         self._add_route("POST", endpoint.path, endpoint.kind, self._waits if waits else self._gate, exchange)
 
     def add_upload(self, path: str, endpoint: Endpoint[Q, R], handler: BodyHandler[Q, R], *, handle_ms: int) -> None:
-        """Serve PUT with a body that is no envelope; the envelope that answers for it is in a header."""
+        """Serve PUT of a file; the envelope that authenticates it is in a header."""
 
         async def exchange(request: web.Request, address: str) -> Response:
             async def handle(caller: Caller, message: Q) -> R:
@@ -163,7 +163,7 @@ class HttpServer:
         self._add_route("PUT", path, endpoint.kind, self._transfers, exchange)
 
     def add_page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
-        """Serve GET of something that anybody may have, within the limits on addresses and transfers."""
+        """Serve GET of a public resource, within the limits on addresses and transfers."""
 
         async def exchange(request: web.Request, address: str) -> Response:
             return await handler(request)
@@ -177,12 +177,12 @@ class HttpServer:
             self._kinds[path] = answer
 
     async def start(self, listen: ListenConfig) -> int:
-        """Bind, serve, and tell the port."""
+        """Bind and serve; returns the port."""
         self._runner = web.AppRunner(
             self.app,
             handle_signals=False,
             access_log=None,
-            auto_decompress=False,  # a small body must not become a large one
+            auto_decompress=False,  # a small body must not expand to a large one
             keepalive_timeout=self._limits.idle_ms / 1000,
             lingering_time=1.0,
             shutdown_timeout=1.0,
@@ -191,7 +191,7 @@ class HttpServer:
         self._take_shortcut(self._runner)
         try:
             self._listener = HttpListener(
-                self._runner, listen, self._lane, connections_max=self._limits.connections_max
+                self._runner, listen, self._fast_path, connections_max=self._limits.connections_max
             )
             await self._listener.start()
         except LocalError:
@@ -201,7 +201,7 @@ class HttpServer:
         return self._listener.port
 
     def _take_shortcut(self, runner: web.AppRunner) -> None:
-        """Kinds are found in a table, past the router: it costs a tenth of a heartbeat and serves pages well enough."""
+        """Look kinds up in a table instead of the router, which costs a tenth of a heartbeat. Pages use the router."""
         server = runner.server
         assert server is not None, "the runner is set up"
         general, kinds = server.request_handler, self._kinds
@@ -215,7 +215,7 @@ class HttpServer:
         server.request_handler = dispatch
 
     async def stop(self) -> None:
-        """Take nothing new, let open requests end, then close. A second call does nothing."""
+        """Refuse new requests, let open ones end, then close. A second call does nothing."""
         if self._is_draining:
             return
         self._is_draining = True
@@ -249,7 +249,7 @@ class HttpServer:
     def _answer_now(
         self, endpoint: Endpoint[Q, R], handler: Handler[Q, R], address: str, frame: bytes
     ) -> bytes | Awaitable[bytes]:
-        """The same for a request on the express lane."""
+        """Like `_answer`, for a request on the fast path."""
         started_ms, origin = self._clock.monotonic_ms(), address_group(address)
         response: Response | Awaitable[Response]
         try:
@@ -280,9 +280,10 @@ class HttpServer:
         if self._is_draining:
             raise RefusalError(RefusalCode.OVERLOADED, "", "this server is stopping", retry_after_ms=1000)
         if wait_ms := self._addresses.take(origin, now_ms):
-            raise RefusalError(RefusalCode.RATE_LIMITED, "", "too many from your address", retry_after_ms=wait_ms)
+            problem = "too many requests from your address"
+            raise RefusalError(RefusalCode.RATE_LIMITED, "", problem, retry_after_ms=wait_ms)
         if not gate.enter(origin):
-            raise RefusalError(RefusalCode.OVERLOADED, "", "too many at once", retry_after_ms=1000)
+            raise RefusalError(RefusalCode.OVERLOADED, "", "too many concurrent requests", retry_after_ms=1000)
         self._idle.clear()
 
     def _leave(self, gate: ConcurrencyLimit, origin: str) -> None:
@@ -310,7 +311,7 @@ class HttpServer:
             if not isinstance(reply, endpoint.reply):
                 return self._respond_later(endpoint, frame, envelope, reply, handle_ms)
             return self._reply(endpoint, envelope, reply)
-        except Exception as error:  # boundary: one request's bug must not stop the server, nor show its insides
+        except Exception as error:  # boundary: a bug in one handler must not stop the server or show its internals
             return self._refuse(endpoint, frame, explain_error(error, endpoint.kind, handle_ms))
 
     async def _respond_later(
@@ -328,7 +329,7 @@ class HttpServer:
         return EnvelopeResponse(self._seal(endpoint.kind + REPLY_SUFFIX, encode(reply), envelope.digest))
 
     def _open(self, endpoint: Endpoint[Any, Any], frame: bytes) -> Envelope:
-        """From bytes to an envelope that is authentic, for this route, in time, and new."""
+        """Decode an envelope and check that it is authentic, for this route, in time, and not a replay."""
         now_ms = self._clock.now_ms()
         try:
             envelope = open_envelope(frame, network=self._network)
@@ -336,15 +337,15 @@ class HttpServer:
             is_foreign = error.field in ("signature", "Letter.sender", "Letter.network")
             code = RefusalCode.UNAUTHENTIC if is_foreign else RefusalCode.MALFORMED
             raise RefusalError(code, error.field, error.problem) from None
-        letter = envelope.payload
-        if letter.kind != endpoint.kind:
-            raise RefusalError(RefusalCode.MALFORMED, "Letter.kind", f"is {letter.kind}, this is {endpoint.path}")
+        payload = envelope.payload
+        if payload.kind != endpoint.kind:
+            raise RefusalError(RefusalCode.MALFORMED, "Letter.kind", f"is {payload.kind}, this is {endpoint.path}")
         try:
-            check_time(letter, now_ms)
+            check_time(payload, now_ms)
         except RemoteError as error:
             raise RefusalError(RefusalCode.CLOCK, error.field, error.problem) from None
-        if wait_ms := self._senders.take(letter.sender, self._clock.monotonic_ms()):
-            raise RefusalError(RefusalCode.RATE_LIMITED, "", "too many from your key", retry_after_ms=wait_ms)
+        if wait_ms := self._senders.take(payload.sender, self._clock.monotonic_ms()):
+            raise RefusalError(RefusalCode.RATE_LIMITED, "", "too many requests from your key", retry_after_ms=wait_ms)
         self._remember(envelope, now_ms)
         return envelope
 
@@ -356,7 +357,7 @@ class HttpServer:
             raise RefusalError(code, error.field, error.problem, retry_after_ms=retry_after_ms) from None
 
     def _refuse(self, endpoint: Endpoint[Any, Any], frame: bytes, refuse: RefusalError) -> web.Response:
-        """A refusal of a request that was read whole: signed, and bound to it."""
+        """Refuse a request that was read completely: signed, and bound to the request."""
         body, request = encode(self._refusal(refuse)), Digest(sha256(frame).digest())
         frame = self._seal(endpoint.kind + REFUSAL_SUFFIX, body, request)
         response = web.Response(status=HTTP_STATUS[refuse.code], body=frame, content_type=ENVELOPE_TYPE)
@@ -364,7 +365,7 @@ class HttpServer:
         return response
 
     def _refuse_unsigned(self, refuse: RefusalError) -> web.Response:
-        """A refusal before the request was read: there is nothing to bind it to, and it must cost little."""
+        """Refuse before the request was read: there is nothing to bind a signature to, and it must be cheap."""
         body = encode(self._refusal(refuse))
         response = web.Response(status=HTTP_STATUS[refuse.code], body=body, content_type=REFUSAL_TYPE)
         _set_retry_after(response, refuse)

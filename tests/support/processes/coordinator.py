@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -359,7 +358,6 @@ async def party(process: CoordinatorProcess, name: str, **limits: Any) -> AsyncI
             key=key,
             network=NETWORK,
             clock=SystemClock(),
-            dice=random.Random(name),
             limits=ClientLimits(**{"backoff_ms": 50, **limits}),
         ) as client,
     ):

@@ -1,7 +1,6 @@
 """Parts for tests of signed HTTP over real sockets: a clock that tests move, keys, one endpoint, raw hostile bytes."""
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +14,7 @@ from prime_protocol.wire.ids import NetworkId
 from prime_protocol.wire.rpc import Endpoint
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.http.client import HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits, ServerLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
 from prime_runtime.http.server import Caller, HttpServer
 
 NETWORK = NetworkId("testnet")
@@ -76,7 +74,7 @@ async def running_server(
 ) -> AsyncIterator[tuple[HttpServer, ServerAddress]]:
     made = HttpServer(SERVER_KEY, NETWORK, clock=clock or TestClock(), limits=replace(limits, **changes))
     for endpoint, handler in (handlers or {DOUBLE: double, SPEND: double}).items():
-        made.add(endpoint, handler, express=LANES["express"])
+        made.add(endpoint, handler, is_fast=LANES["express"])
     port = await made.start(ListenConfig())
     try:
         yield made, ServerAddress(f"http://127.0.0.1:{port}", SERVER_KEY.node)
@@ -96,7 +94,6 @@ async def client_of(
         key=key,
         network=network,
         clock=clock or TestClock(),
-        dice=random.Random(7),
         limits=ClientLimits(**changes),
         authority=authority,
     ) as client:

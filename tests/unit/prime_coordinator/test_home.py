@@ -26,7 +26,7 @@ from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.keystore import encrypt_key
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.schema import ConfigError
 

@@ -142,7 +142,7 @@ async def answering(body: bytes, *, status: int = 200, kind: str = "application/
 @pytest.mark.parametrize(
     ("how", "error", "problem"),
     [
-        ({"body": b"<html>", "kind": "text/html", "status": 404}, LocalError, "not as a coordinator does .HTTP 404"),
+        ({"body": b"<html>", "kind": "text/html", "status": 404}, LocalError, "is no coordinator .HTTP 404"),
         ({"body": b"{"}, LocalError, "is not JSON"),
         ({"body": b'{"a": 1, "a": 2}'}, LocalError, "has a name twice"),
         ({"body": b"[" * 200}, LocalError, "nests deeper"),

@@ -74,7 +74,7 @@ def test_a_full_disk_is_told_as_one_and_the_lock_falls(tmp_path: Path) -> None:
 async def test_turns_come_one_after_the_other_and_do_not_wait_for_ever(tmp_path: Path) -> None:
     path, clock = tmp_path / "chain" / "book.lock", SystemClock()
     async with hold_file_lock(path, clock, wait_ms=1, tries=1):
-        with pytest.raises(LocalError, match="another process has kept"):
+        with pytest.raises(LocalError, match="another process has held"):
             async with hold_file_lock(path, clock, wait_ms=1, tries=3):
                 raise AssertionError("both have it")
     async with hold_file_lock(path, clock, wait_ms=1, tries=1):

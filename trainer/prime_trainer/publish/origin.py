@@ -6,7 +6,6 @@ begins again.
 
 import asyncio
 import logging
-import random
 import signal
 from contextlib import AsyncExitStack
 
@@ -62,7 +61,6 @@ class OriginServer:
                     key=self._key,
                     network=config.network_id,
                     clock=self._clock,
-                    dice=random.Random(),
                     limits=config.client,
                     authority=config.authority,
                 )

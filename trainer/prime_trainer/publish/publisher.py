@@ -10,7 +10,6 @@ what it had put there, and sends the same entry, which the log takes once.
 
 import asyncio
 import logging
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,7 +115,6 @@ async def publish_step(
         key=key,
         network=config.network_id,
         clock=clock,
-        dice=random.Random(),
         limits=config.client,
         authority=config.authority,
     ) as client:

@@ -1,7 +1,6 @@
 """The operator's endpoints over real sockets: only the coordinator's own key is heard; what it orders is on disk."""
 
 import json
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,8 +22,7 @@ from prime_protocol.ledger.entries import Deposited, NodeStatus, NodeStatusSet, 
 from prime_protocol.wire.ids import RunId
 from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits, ServerLimits
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
 from prime_runtime.http.server import HttpServer
 from support.app_context import SmallDesk
 from support.ledger_network import NETWORK, RUN, World, digest
@@ -41,9 +39,7 @@ async def called_by(
     add_operator_routes(http, desk)
     port = await http.start(ListenConfig())
     limits = ClientLimits(attempts_max=1)
-    async with open_client(
-        key=world.key(name), network=NETWORK, clock=clock, dice=random.Random(1), limits=limits
-    ) as client:
+    async with open_client(key=world.key(name), network=NETWORK, clock=clock, limits=limits) as client:
         yield client, ServerAddress(f"http://127.0.0.1:{port}", key.node), desk
     await http.stop()
     desk.log.close()

@@ -24,7 +24,7 @@ from prime_node.doctor.machine import (
 from prime_node.doctor.probes import SHARDS_BYTES_MAX, choose_shards, describe_hardware, probe_engine
 from prime_protocol.weights.manifest import ManifestShard
 from prime_protocol.wire.ids import Digest
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig
 
 ENVIRONMENT = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 

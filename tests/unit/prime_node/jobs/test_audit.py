@@ -147,7 +147,7 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert isinstance(await bench.audit(None), AuditFailed)
     assert "the coordinator has no /objects/" in bench.auditor.problem
     assert isinstance(await bench.audit(bench.data, file_digest=digest("other")), AuditFailed)
-    assert "not what its digest says" in bench.auditor.problem
+    assert "has another digest than its name says" in bench.auditor.problem
     assert isinstance(await bench.audit(bench.data, deadline_ms=0), AuditFailed)
     assert "not finished in time" in bench.auditor.problem
     await bench.setup.engine.close()

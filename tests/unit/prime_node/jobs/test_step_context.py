@@ -94,7 +94,7 @@ async def test_a_problem_file_is_fetched_once_and_again_when_it_is_damaged(tmp_p
         async with make(line, tmp_path).open(Step(0), ROOT):
             pass
     line.files[f"/datasets/{name}"] = b"something else"
-    with pytest.raises(RemoteError, match="not what its digest says"):
+    with pytest.raises(RemoteError, match="has another digest than its name says"):
         async with make(line, tmp_path).open(Step(0), ROOT):
             pass
     line.files[f"/datasets/{name}"] = MATH

@@ -22,12 +22,12 @@ KEY = Mock(spec=ConnectionKey, host="h", port=1, ssl=True)
         (aiohttp.ClientConnectorError(KEY, OSError(errno.EHOSTUNREACH, "no")), "no route to it", True),
         (aiohttp.ClientConnectorError(KEY, OSError(errno.ENOBUFS, "odd thing")), "odd thing", True),
         (aiohttp.ClientConnectorDNSError(KEY, socket.gaierror(-2, "no")), "the name cannot be resolved", True),
-        (aiohttp.ClientConnectorSSLError(KEY, OSError(1, "bad")), "its TLS certificate is not good", False),
-        (aiohttp.ConnectionTimeoutError(), "no connection in time", True),
+        (aiohttp.ClientConnectorSSLError(KEY, OSError(1, "bad")), "its TLS certificate is invalid", False),
+        (aiohttp.ConnectionTimeoutError(), "the connection timed out", True),
         (aiohttp.SocketTimeoutError(), "did not answer in time", False),
         (TimeoutError(), "did not answer in time", False),
-        (aiohttp.ServerDisconnectedError(), "broke off before it answered", False),
-        (aiohttp.ClientPayloadError(), "broke off before it answered", False),
+        (aiohttp.ServerDisconnectedError(), "closed the connection", False),
+        (aiohttp.ClientPayloadError(), "closed the connection", False),
     ],
 )
 def test_a_fault_of_the_connection_is_explained(error: Exception, words: str, is_repeatable: bool) -> None:

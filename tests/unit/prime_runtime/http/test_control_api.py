@@ -74,7 +74,7 @@ async def test_program_that_is_not_there_or_not_ready_is_said_to_be_so(tmp_path:
         ProgramNotRunning, match=r"the trainer in .* is not running; start it with: prime-trainer start"
     ):
         await call_control_api(lock, WHO, "GET", "/status", start=START)
-    with hold_process_lock(lock, WHO, advice=""), pytest.raises(ProgramNotRunning, match="is just starting"):
+    with hold_process_lock(lock, WHO, advice=""), pytest.raises(ProgramNotRunning, match="is starting"):
         await call_control_api(lock, WHO, "GET", "/status", start=START)
     with hold_process_lock(lock, WHO, advice="") as held:
         held.write_url("http://127.0.0.1:1", token="x")
@@ -86,7 +86,7 @@ async def test_port_that_is_taken_is_said_with_what_to_do() -> None:
     doors = [ControlServer(dict, {}, {}) for _ in range(2)]
     url = await doors[0].open(0, advice="")
     taken = int(url.rpartition(":")[2])
-    with pytest.raises(LocalError, match="the port is taken; choose another"):
+    with pytest.raises(LocalError, match="the port is in use; choose another"):
         await doors[1].open(taken, advice="choose another")
     third = ControlServer(dict, {}, {})
     assert await third.open(taken, advice="", is_firm=False) != url

@@ -8,7 +8,7 @@ import pytest
 from prime_protocol.errors import LocalError
 from prime_protocol.weights.manifest import ManifestKind
 from prime_protocol.wire.ids import Step
-from prime_runtime.http.listener import ListenConfig
+from prime_runtime.http.config import ListenConfig
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.settings.schema import ConfigError
 from prime_runtime.shardcast.publish import publish_checkpoint
