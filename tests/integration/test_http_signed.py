@@ -308,7 +308,7 @@ async def test_a_taken_port_and_a_foreign_address_are_explained() -> None:
     async with running_server() as (_, server):
         port = int(server.url.rpartition(":")[2])
         for listen, words in [
-            (ListenConfig(port=port), "the port is taken"),
+            (ListenConfig(port=port), "the port is in use"),
             (ListenConfig(host="192.0.2.1"), "does not have that address"),
         ]:
             made = HttpServer(SERVER_KEY, NETWORK, clock=TestClock(), limits=ServerLimits())

@@ -360,7 +360,7 @@ def test_port_that_is_taken_is_named(operator: Operator) -> None:
         operator.init("--listen-port", str(other.getsockname()[1]))
         done = subprocess.run([BIN, "start", "--folder", operator.folder], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "the port is taken" in done.stderr
+    assert "the port is in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
