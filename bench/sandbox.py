@@ -38,7 +38,7 @@ async def main() -> None:
     results = {}
     print(f"{'job':8} {'first ms':>9} {'then ms':>9}")
     async with Sandbox() as sandbox:
-        print("walls:", ", ".join((await sandbox.capabilities()).layers))
+        print("layers:", ", ".join((await sandbox.capabilities()).layers))
         for name, each in jobs().items():
             started = time.perf_counter()
             await sandbox.run(each)

@@ -20,7 +20,7 @@ from support.processes.sandboxes import QUICK, job, survivors
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODES = {
-    "all walls": frozenset[str](),
+    "all layers": frozenset[str](),
     "no pid and net namespaces": frozenset({"pid namespace", "net namespace", "ipc namespace"}),
     "no seccomp and landlock": frozenset({"seccomp", "landlock"}),
 }

@@ -1,19 +1,13 @@
-"""The file tree that a job sees: the libraries, read-only, one small writable folder, and nothing else of the machine.
+"""The isolation layers around a job: file tree, namespaces, Landlock, seccomp, user id, resource limits.
 
-Called by pid 1 of the job, inside its own mount namespace, before privileges are dropped.
+Runs in the child with the standard library alone. A probe applies every layer once and reports those that work on this
+machine. A job names the layers it relies on, and does not start if one of them fails: it never runs with less.
 
-File access by an allow-list that the process puts on itself. Needs no privilege, only Linux 5.13 or later.
-
-The second wall where the mount namespace works, the only one where it does not.
-
-The system calls that no job may make, as a kernel filter. A refused call fails with EPERM; the job goes on.
-
-The list is the same on every machine, with or without namespaces, so that a program behaves alike at every validator.
-
-The walls around one job, in the order in which they go up, and what each of them keeps out.
-
-`Probe` tries every wall once and reports those that stand. A job then names the walls it relies on, and fails to start
-if one of them does not stand: never silently with less.
+- A new file tree in a mount namespace shows the libraries, read-only, and one small writable folder.
+- Landlock (Linux 5.13, no privilege) restricts file access by an allow-list: the second layer where the mount namespace
+  works, the only one where it does not.
+- seccomp refuses dangerous system calls with EPERM. The list is the same on every machine, with or without namespaces,
+  so that a program behaves alike at every validator.
 """
 
 import ctypes
@@ -30,7 +24,7 @@ from prime_runtime.sandbox.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, 
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 WORK_FOLDER = "/box"
-"""Where a job lives and the only place it can write."""
+"""The working folder of a job, and the only place where it can write."""
 
 MOUNT_POINT = "/tmp"
 OLD_ROOT = "/.old"
@@ -38,10 +32,10 @@ WORK_FILES_MAX = 4096
 
 
 def enter_new_root(visible: list[str], work_bytes: int) -> None:
-    """Replace the whole tree. What is not listed here cannot be named any more, by any path."""
-    # Symbolic links are followed while the old tree is still in place; an absolute one would point into the new tree.
+    """Replace the whole tree, as pid 1 of the job before it drops privileges. Nothing else has a path any more."""
+    # Resolve symbolic links while the old tree is in place: later an absolute link would point into the new tree.
     sources = [(path, os.path.realpath(path)) for path in visible]
-    # The folders above what is shown can be passed through but not listed.
+    # The parent folders of exposed paths can be traversed but not listed.
     os.umask(0o066)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", MOUNT_POINT, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=711,size=1m")
@@ -62,7 +56,7 @@ def enter_new_root(visible: list[str], work_bytes: int) -> None:
 
 
 def expose_path(path: str, source: str) -> None:
-    """Make one path of the machine visible, read-only. A folder inside one that is shown already needs no mount."""
+    """Expose one path of the machine, read-only. A folder inside an exposed folder needs no mount."""
     if os.path.exists(OLD_ROOT + source) and not os.path.exists(path):
         bind_mount(path, source)
         flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
@@ -70,7 +64,7 @@ def expose_path(path: str, source: str) -> None:
 
 
 def bind_mount(path: str, source: str) -> None:
-    """Mount `source` of the old tree at its new place, which is made first."""
+    """Create the path in the new tree and mount `source` of the old tree there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.isdir(OLD_ROOT + source):
         os.mkdir(path)
@@ -91,7 +85,7 @@ ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
 class PathBeneath(ctypes.Structure):
-    """struct landlock_path_beneath_attr, which the kernel packs."""
+    """struct landlock_path_beneath_attr, packed in the kernel."""
 
     _pack_ = 1
     _layout_ = "ms"
@@ -99,7 +93,7 @@ class PathBeneath(ctypes.Structure):
 
 
 def handled_rights(version: int) -> int:
-    """Everything this kernel can refuse for files."""
+    """All file rights that this version of Landlock can refuse."""
     rights = FIRST_VERSION_RIGHTS
     rights |= REFER if version >= 2 else 0
     rights |= TRUNCATE if version >= 3 else 0
@@ -108,7 +102,7 @@ def handled_rights(version: int) -> int:
 
 
 def restrict_files(*, readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From here on only these paths can be opened: the first to read, the second to read and write."""
+    """From now on only these paths can be opened."""
     version = syscalls.syscall("landlock", CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG)
     handled = handled_rights(version)
     size = 8 if version < 4 else 16 if version < 6 else 24
@@ -125,7 +119,7 @@ def restrict_files(*, readable: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def allow_path(ruleset: int, path: str, rights: int) -> None:
-    """One rule. A path that does not exist grants nothing."""
+    """Add a rule. A path that does not exist grants nothing."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -141,22 +135,22 @@ def allow_path(ruleset: int, path: str, rights: int) -> None:
 
 # Names with their numbers on x86_64 and aarch64; None where the call does not exist.
 REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
-    # Talking to anything outside. socketpair stays, because an asyncio loop needs one.
+    # Communication with the outside. socketpair is allowed: an asyncio loop needs one.
     "socket": (41, 198),
-    # Becoming another program, or reaching into another process.
+    # Executing another program, or accessing another process.
     "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
     "kcmp": (312, 272), "process_madvise": (440, 440),
-    # Changing what the process sees.
+    # Changing the view of the process: namespaces and mounts.
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "personality": (135, 92),
-    # Memory that the address-space limit does not see.
+    # Memory outside the address-space limit.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
     "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    # Large kernel surfaces that no task needs.
+    # Large kernel attack surfaces that no task needs.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "add_key": (248, 217), "request_key": (249, 218),
     "keyctl": (250, 219), "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
@@ -167,11 +161,11 @@ REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column in the table above, and the kernel's name for the architecture."""
+"""Column in the table above, and the AUDIT_ARCH constant."""
 
 CLONE = (56, 220)
 PRLIMIT = (302, 261)
-"""Allowed on oneself only: getrlimit is made of it."""
+"""Allowed on the calling process only: libc implements getrlimit with it."""
 
 CLONE3 = 435
 NAMESPACE_FLAGS = 0x7E020080
@@ -193,7 +187,7 @@ class SockFilterProgram(ctypes.Structure):
 
 
 def build_filter(machine: str) -> bytes:
-    """The filter as BPF instructions, eight bytes each."""
+    """The filter as BPF instructions of eight bytes each."""
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no call table for {machine}")
     column, architecture = ARCHITECTURES[machine]
@@ -202,7 +196,7 @@ def build_filter(machine: str) -> bytes:
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER_OFFSET),
-        # The second x86 ABI has its own numbers for the same calls.
+        # The x32 ABI has its own numbers for the same calls.
         (AT_LEAST, 0, 1, X32_BIT),
         (RETURN, 0, 0, REFUSE),
     ]
@@ -211,7 +205,7 @@ def build_filter(machine: str) -> bytes:
         if number is not None:
             steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
     steps += [
-        # clone3 hides its flags behind a pointer. Told that it is absent, libc falls back to clone.
+        # clone3 passes its flags by pointer, which a filter cannot read. With ENOSYS libc falls back to clone.
         (EQUAL, 0, 1, CLONE3),
         (RETURN, 0, 0, ABSENT),
         (EQUAL, 0, 4, CLONE[column]),
@@ -229,16 +223,15 @@ def build_filter(machine: str) -> bytes:
 
 
 def install_seccomp_filter() -> None:
-    """Put the filter on this process and all its children, for good. Needs no_new_privs."""
+    """Install the filter for this process and its children. It cannot be removed. Needs no_new_privs."""
     code = build_filter(syscalls.MACHINE)
-    # The kernel wants a count and a pointer; ctypes aligns them as C does.
     program = SockFilterProgram(len(code) // 8, code)
     syscalls.prctl(syscalls.PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program))
 
 
 UID_BASE = 0x40000000
-"""Each job of a root daemon runs under a user id of its own, this plus the keeper's pid: jobs cannot signal each other,
-and the process limit, which the kernel counts per user, is theirs alone."""
+"""Under a root daemon each job has its own user id, this plus the pid of its supervisor: jobs cannot signal each other,
+and the kernel counts the process limit per user."""
 
 NOBODY = 65534
 STACK_BYTES = 64 * 2**20
@@ -246,23 +239,23 @@ STACK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What a job may use, as the keeper reads it from the request."""
+    """What a job may see and use."""
 
     visible: tuple[str, ...]
     work: str
-    """The writable folder: made by the caller where there is no mount namespace, else WORK."""
+    """The writable folder: WORK_FOLDER in a mount namespace, else a folder that the caller created."""
     uid: int
     cpu_s: int
     memory_bytes: int
-    """Address space of one process, with what the interpreter holds before the job starts."""
+    """Address space of one process, including what the interpreter holds before the job starts."""
     file_bytes: int
     processes: int
-    """With those that the kernel counts against the same user already."""
+    """Including those that the kernel already counts for the same user."""
     open_files: int
 
 
 class IsolationLayers:
-    """Which walls to put up. While probing, one that does not stand is left out; else it stops the job."""
+    """The layers to apply. A probe (`wanted` is None) skips a layer that fails; a job does not start without it."""
 
     def __init__(self, wanted: frozenset[str] | None) -> None:
         self.wanted = wanted
@@ -281,7 +274,7 @@ class IsolationLayers:
 
 
 def enter_user_namespace() -> None:
-    """A user of one: our own id, under the name of nobody, with power over nothing but the new namespaces."""
+    """Map our own id to nobody. The process has privileges only over its new namespaces."""
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     write_proc_file("/proc/self/setgroups", "deny")
@@ -297,45 +290,45 @@ def write_proc_file(path: str, text: str) -> None:
         os.close(fd)
 
 
-def isolate_before_fork(walls: IsolationLayers) -> None:
-    """The keeper's part: what only takes effect for its children."""
+def isolate_before_fork(layers: IsolationLayers) -> None:
+    """In the supervisor: what takes effect only for its children."""
     if os.geteuid() != 0:
-        walls.apply("user namespace", enter_user_namespace)
-    walls.apply("pid namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWPID))
+        layers.apply("user namespace", enter_user_namespace)
+    layers.apply("pid namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWPID))
 
 
-def isolate_init(walls: IsolationLayers, box: JobEnvironment) -> None:
-    """The part of the job's first process, which keeps its privileges and runs nothing of the job's."""
-    walls.apply("net namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWNET))
-    walls.apply("ipc namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS))
-    walls.apply("mount namespace", lambda: replace_root(box))
+def isolate_init(layers: IsolationLayers, environment: JobEnvironment) -> None:
+    """In pid 1 of the job, which keeps its privileges and runs no code of the job."""
+    layers.apply("net namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWNET))
+    layers.apply("ipc namespace", lambda: syscalls.unshare(syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS))
+    layers.apply("mount namespace", lambda: replace_root(environment))
 
 
-def replace_root(box: JobEnvironment) -> None:
+def replace_root(environment: JobEnvironment) -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS)
-    enter_new_root(list(box.visible), box.file_bytes)
+    enter_new_root(list(environment.visible), environment.file_bytes)
 
 
-def isolate_program(walls: IsolationLayers, box: JobEnvironment) -> None:
-    """The last part, in the process that will run the job. Nothing after this line can undo it."""
-    work = WORK_FOLDER if "mount namespace" in walls.applied else box.work
+def isolate_program(layers: IsolationLayers, environment: JobEnvironment) -> None:
+    """In the process that runs the job. Nothing afterwards can undo it."""
+    work = WORK_FOLDER if "mount namespace" in layers.applied else environment.work
     os.chdir(work)
     if os.geteuid() == 0:
-        walls.apply("own user", lambda: become_user(box.uid))
-    # The kernel does not hold root to its process limit: a fork bomb would take the whole machine.
-    if os.geteuid() == 0 and walls.wanted is not None:
+        layers.apply("own user", lambda: become_user(environment.uid))
+    # The kernel does not apply the process limit to root: a fork bomb would take down the machine.
+    if os.geteuid() == 0 and layers.wanted is not None:
         raise OSError(errno.EPERM, "a job would run as root")
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     devices = DEVICES
-    walls.apply("landlock", lambda: restrict_files(readable=(*box.visible, *devices), writable=(".",)))
+    layers.apply("landlock", lambda: restrict_files(readable=(*environment.visible, *devices), writable=(".",)))
     syscalls.drop_capabilities()
-    set_limits(box)
-    walls.apply("seccomp", install_seccomp_filter)
+    set_limits(environment)
+    layers.apply("seccomp", install_seccomp_filter)
 
 
 def become_user(uid: int) -> None:
-    """Give up root for an id that owns only the folder we are in. Inside a container with few ids, for nobody."""
+    """Switch from root to an id that owns only the current folder; to nobody in a container with few ids."""
     os.setgroups([])
     for candidate in (uid, NOBODY):
         try:
@@ -345,16 +338,16 @@ def become_user(uid: int) -> None:
             return
         except OSError:
             continue
-    raise OSError(1, "setresuid: this root may not become anyone else")
+    raise OSError(1, "setresuid: root may not switch to another user here")
 
 
-def set_limits(box: JobEnvironment) -> None:
-    """Kernel limits, each per process."""
+def set_limits(environment: JobEnvironment) -> None:
+    """Kernel limits; all but the number of processes are per process."""
     hard = {
-        resource.RLIMIT_AS: box.memory_bytes,
-        resource.RLIMIT_FSIZE: box.file_bytes,
-        resource.RLIMIT_NPROC: box.processes,
-        resource.RLIMIT_NOFILE: box.open_files,
+        resource.RLIMIT_AS: environment.memory_bytes,
+        resource.RLIMIT_FSIZE: environment.file_bytes,
+        resource.RLIMIT_NPROC: environment.processes,
+        resource.RLIMIT_NOFILE: environment.open_files,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_STACK: STACK_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
@@ -363,5 +356,5 @@ def set_limits(box: JobEnvironment) -> None:
         _, ceiling = resource.getrlimit(limit)
         value = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         resource.setrlimit(limit, (value, value))
-    # A second between the two: SIGXCPU tells the reader that it was the clock, SIGKILL ends those who ignore it.
-    resource.setrlimit(resource.RLIMIT_CPU, (box.cpu_s, box.cpu_s + 1))
+    # SIGXCPU at the soft limit shows the cause; SIGKILL one second later ends a job that ignores it.
+    resource.setrlimit(resource.RLIMIT_CPU, (environment.cpu_s, environment.cpu_s + 1))

@@ -1,15 +1,14 @@
-"""One job from request to last breath: the keeper outside the walls, the job's first process inside, and its program.
+"""The processes of a sandbox on the far side of the socket. Runs with the standard library alone.
 
-    zygote -> keeper (waits, holds the clock) -> init (pid 1 of the job) -> program (the job's code)
+    zygote -> supervisor (waits, enforces the time limit) -> init (pid 1 of the job) -> program (the code of the job)
 
-The keeper kills when the clock runs out or when the daemon lets go of the `alive` pipe, which a dead daemon does too.
-When pid 1 goes, the kernel takes every process of its namespace along; where there is no such namespace, orphans
-come to the keeper, which kills them until none is left.
+The zygote is an interpreter that has imported the libraries of one kind of job: importing sympy or reasoning-gym takes
+seconds, a fork takes milliseconds. It forks a supervisor per request and never reads a request itself, so that no job
+inherits memory of another job.
 
-The zygote: an interpreter with the libraries of one kind of job already loaded, which forks a keeper per request.
-
-Importing sympy or reasoning-gym takes seconds, a fork milliseconds. The zygote itself never reads a request: what one
-job brought is not in the memory that the next one inherits.
+The supervisor kills the job when the time is up or when the daemon closes the `alive` pipe, which a dead daemon does
+too. When pid 1 ends, the kernel kills every process of its namespace. Without a pid namespace, orphans become children
+of the supervisor, which kills them until none is left.
 """
 
 import contextlib
@@ -26,9 +25,16 @@ import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from prime_runtime.sandbox import isolation as walls
 from prime_runtime.sandbox import syscalls
-from prime_runtime.sandbox.isolation import SYSTEM_LIBRARIES, IsolationLayers, JobEnvironment
+from prime_runtime.sandbox.isolation import (
+    SYSTEM_LIBRARIES,
+    UID_BASE,
+    IsolationLayers,
+    JobEnvironment,
+    isolate_before_fork,
+    isolate_init,
+    isolate_program,
+)
 
 FD_FLOOR = 64
 RESULT_FD = 3
@@ -50,41 +56,41 @@ class JobDescriptors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What the daemon asks for. A job without a source is a probe: it reports which walls stand."""
+    """A request of the daemon. A job without a source is a probe: it reports which layers work."""
 
     source: str | None
     wanted: frozenset[str] | None
     wall_ms: int
-    box: JobEnvironment
+    environment: JobEnvironment
 
 
 def read_request(fd: int, visible: tuple[str, ...]) -> JobRequest:
     with open(fd, "rb") as file:
         fields: dict[str, Any] = json.loads(file.read())
-    wanted = None if fields["walls"] is None else frozenset(fields["walls"])
-    # The kernel counts processes per user and user namespace. Only without either are there others in the count.
+    wanted = None if fields["layers"] is None else frozenset(fields["layers"])
+    # The kernel counts processes per user and user namespace. A shared user and namespace includes other processes.
     shared = os.geteuid() != 0 and "user namespace" not in (wanted or ())
-    box = JobEnvironment(
+    environment = JobEnvironment(
         visible=visible,
         work=fields["work"],
-        uid=walls.UID_BASE + os.getpid(),
+        uid=UID_BASE + os.getpid(),
         cpu_s=fields["cpu_s"],
         memory_bytes=fields["memory_bytes"] + get_held_bytes(),
         file_bytes=fields["file_bytes"],
         processes=fields["processes"] + (count_user_processes() if shared else 0),
         open_files=fields["open_files"],
     )
-    return JobRequest(fields["source"], wanted, fields["wall_ms"], box)
+    return JobRequest(fields["source"], wanted, fields["wall_ms"], environment)
 
 
 def get_held_bytes() -> int:
-    """Address space this process has now: the interpreter and the preloaded libraries."""
+    """Current address space of this process: the interpreter and the preloaded libraries."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def count_user_processes() -> int:
-    """Processes and threads that the kernel already counts against the limit."""
+    """Processes and threads that already count towards the limit."""
     uid, count = os.geteuid(), 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -93,36 +99,36 @@ def count_user_processes() -> int:
     return count
 
 
-def supervise_job(pipes: JobDescriptors, visible: tuple[str, ...]) -> NoReturn:
-    """Run one job and report its end. Never returns into the zygote's loop."""
+def supervise_job(fds: JobDescriptors, visible: tuple[str, ...]) -> NoReturn:
+    """Run one job and report its end. Never returns to the loop of the zygote."""
     try:
-        request = read_request(pipes.request, visible)
+        request = read_request(fds.request, visible)
         os.setsid()
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-        up = IsolationLayers(request.wanted)
-        walls.isolate_before_fork(up)
+        layers = IsolationLayers(request.wanted)
+        isolate_before_fork(layers)
         watched, held = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(held)
-            run_init(request, up, pipes, watched)
+            run_init(request, layers, fds, watched)
         os.close(watched)
-        write_status(pipes.status, wait_for_job(pid, pipes.alive, request.wall_ms))
+        write_status(fds.status, wait_for_job(pid, fds.alive, request.wall_ms))
     except RunJob:
         raise
-    except BaseException as error:  # boundary: a keeper that failed is the daemon's LocalError, whatever the cause
-        write_status(pipes.status, f"broken {error!r}")
+    except BaseException as error:  # boundary: a failed supervisor is a LocalError of the daemon, whatever the cause
+        write_status(fds.status, f"broken {error!r}")
     os._exit(0)
 
 
 def write_status(status: int, line: str) -> None:
-    """One line to the daemon. A daemon that is gone needs none."""
+    """Send one line to the daemon, if it still runs."""
     with contextlib.suppress(OSError):
         os.write(status, line.replace("\n", " ").encode(errors="replace")[:2000] + b"\n")
 
 
 def wait_for_job(pid: int, alive: int, wall_ms: int) -> str:
-    """Until the job ends, the clock runs out or the daemon lets go. Nothing of the job is left afterwards."""
+    """Wait until the job ends, the time is up or the daemon closes the pipe; then kill everything that is left."""
     poll = select.poll()
     process = os.pidfd_open(pid)
     poll.register(process, select.POLLIN)
@@ -135,7 +141,7 @@ def wait_for_job(pid: int, alive: int, wall_ms: int) -> str:
 
 
 def reap_all() -> bool:
-    """Kill and collect children, and the orphans that become children, until there are none."""
+    """Kill and reap children, and the orphans that become children, until there are none."""
     stop = time.monotonic() + REAP_S
     while time.monotonic() < stop:
         try:
@@ -148,11 +154,11 @@ def reap_all() -> bool:
 
 
 def kill_descendants(root: int) -> None:
-    """Everything below this process. Only needed where the job had no pid namespace of its own."""
+    """Kill all descendants of a process. Only needed if the job had no pid namespace of its own."""
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            # The name in brackets may hold anything; the fields after its last bracket are numbers.
+            # The name in brackets may contain anything; the fields after its last bracket are numbers.
             parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
     for pid in parents:
         above = parents[pid]
@@ -163,49 +169,49 @@ def kill_descendants(root: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def run_init(request: JobRequest, up: IsolationLayers, pipes: JobDescriptors, watched: int) -> NoReturn:
-    """Pid 1 of the job: put up the outer walls, fork the program, report how it ended."""
+def run_init(request: JobRequest, layers: IsolationLayers, fds: JobDescriptors, watched: int) -> NoReturn:
+    """Pid 1 of the job: apply the outer layers, fork the program, report how it ended."""
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         if select.select([watched], [], [], 0)[0]:
-            os._exit(NEVER_RAN)  # the keeper died before the line above could bind us to it
-        walls.isolate_init(up, request.box)
+            os._exit(NEVER_RAN)  # the supervisor died before the line above took effect
+        isolate_init(layers, request.environment)
         pid = os.fork()
         if pid == 0:
-            run_job(request, up, pipes)
+            run_job(request, layers, fds)
         while True:
             ended, status = os.wait()
             if ended == pid:
                 break
         code = os.waitstatus_to_exitcode(status)
-        write_status(pipes.status, f"signal {-code}" if code < 0 else f"exit {code}")
+        write_status(fds.status, f"signal {-code}" if code < 0 else f"exit {code}")
     except RunJob:
         raise
-    except BaseException as error:  # boundary: the job could not be started, which is never the job's fault
-        write_status(pipes.status, f"broken {error!r}")
+    except BaseException as error:  # boundary: a job that cannot start is never at fault
+        write_status(fds.status, f"broken {error!r}")
     os._exit(0)
 
 
-def run_job(request: JobRequest, up: IsolationLayers, pipes: JobDescriptors) -> NoReturn:
-    """The program's process: the last walls, then the job's code, which may do what it likes inside."""
+def run_job(request: JobRequest, layers: IsolationLayers, fds: JobDescriptors) -> NoReturn:
+    """The process of the program: apply the last layers, then run the code of the job."""
     try:
         for signum in (signal.SIGINT, signal.SIGXFSZ, signal.SIGPIPE):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_IGN)
-        arrange_descriptors(pipes)
-        walls.isolate_program(up, request.box)
-    except BaseException as error:  # boundary: see begin; the status pipe is still ours here
+        arrange_descriptors(fds)
+        isolate_program(layers, request.environment)
+    except BaseException as error:  # boundary: see run_init; the status pipe is still open here
         write_status(FD_FLOOR, f"broken {error!r}")
         os._exit(NEVER_RAN)
     os.close(FD_FLOOR)
     if request.source is None:
-        os.write(RESULT_FD, json.dumps(up.applied).encode())
+        os.write(RESULT_FD, json.dumps(layers.applied).encode())
         os._exit(0)
     raise RunJob(request.source)
 
 
-def arrange_descriptors(pipes: JobDescriptors) -> None:
-    """Descriptors 0 to 3 as the job expects them, the status pipe on a known number until the walls stand."""
-    kept = [os.dup(fd) for fd in (pipes.stdin, pipes.stdout, pipes.stderr, pipes.result, pipes.status)]
+def arrange_descriptors(fds: JobDescriptors) -> None:
+    """Put descriptors 0 to 3 in place; keep the status pipe at a known number until the layers are applied."""
+    kept = [os.dup(fd) for fd in (fds.stdin, fds.stdout, fds.stderr, fds.result, fds.status)]
     high = [os.dup2(fd, FD_FLOOR + 8 + place) for place, fd in enumerate(kept)]
     os.dup2(high[4], FD_FLOOR)
     for target, fd in enumerate(high[:4]):
@@ -215,7 +221,7 @@ def arrange_descriptors(pipes: JobDescriptors) -> None:
 
 
 class RunJob(BaseException):
-    """Unwinds the launcher's stack, so that the job's code runs with little above it and ends as any program does."""
+    """Unwinds the stack of the launcher, so that the job runs near its top and ends like any program."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -223,7 +229,7 @@ class RunJob(BaseException):
 
 
 def run_program(source: str) -> int:
-    """The job's code as the main module of this interpreter; the exit code a fresh interpreter would give."""
+    """Run the code as the main module of this interpreter; returns the exit code of a fresh interpreter."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["program.py"]
@@ -234,7 +240,7 @@ def run_program(source: str) -> int:
         exec(compile(source, "program.py", "exec"), main.__dict__)
     except SystemExit:
         raise
-    except BaseException:  # boundary: the job's own failure is its exit code
+    except BaseException:  # boundary: a failure of the job is its exit code
         traceback.print_exc()
         return 1
     return 0
@@ -244,10 +250,10 @@ READY = b"ready"
 
 
 def main() -> int:
-    """Serve until the daemon closes the socket, which is descriptor 0."""
+    """The zygote: serve until the daemon closes the socket, which is descriptor 0."""
     setup: dict[str, Any] = json.loads(sys.argv[1])
     control = socket.socket(fileno=0)
-    # The package's own folder was only needed to get here.
+    # The folder of our package was only needed to import this module.
     sys.path[:] = [path for path in sys.path if os.path.exists(path) and path != setup["package"]] + setup["path"]
     exec(compile(setup["prepare"], "prepare.py", "exec"), {"__name__": "prepare"})
     visible = (*SYSTEM_LIBRARIES, *sys.path, os.path.join(sys.base_prefix, "lib"))
@@ -262,7 +268,7 @@ def main() -> int:
 
 
 def serve_requests(control: socket.socket, visible: tuple[str, ...]) -> None:
-    """A keeper per request. In the keeper's descendants this only ever ends by a Job."""
+    """Fork a supervisor per request. In its descendants this only ends by RunJob."""
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, len(JobDescriptors._fields))
         if not message:

@@ -1,11 +1,8 @@
-"""A launcher process as the daemon sees it: start it, send it a job, read what comes back, leave nothing behind.
+"""Runs untrusted code, or our code over untrusted text, in isolated processes: the daemon's side.
 
-The other end of the socket is jail/launcher.py. What the walls are good for is decided in sandbox.py.
-
-Runs jobs of strangers' code, or of our code over strangers' text, where they can hurt nobody.
-
-This is the daemon's side and what it can promise. The processes are in zygote.py, the walls in jail/.
-A fault of this machine is a LocalError and never a grade; whatever the job does is a SandboxOutcome.
+A sandbox keeps a zygote process per kind of job, sends it jobs over a socket and reads what comes back. The processes
+are in launcher.py, the isolation layers in isolation.py. A failure of this machine is a LocalError and never a grade;
+everything that the job does is a SandboxOutcome.
 """
 
 import asyncio
@@ -30,10 +27,10 @@ from prime_runtime.sandbox.launcher import READY
 PACKAGE = str(Path(__file__).resolve().parents[2])
 START = "import sys; sys.path.insert(0, {package!r}); from prime_runtime.sandbox.launcher import main; sys.exit(main())"
 START_S = 60.0
-"""Longest wait for a zygote. reasoning-gym takes 2 s to import on a quiet machine."""
+"""Time for a zygote to start. Importing reasoning-gym takes 2 s on an idle machine."""
 
 GRACE_S = 15.0
-"""How long past a job's wall clock its keeper may take to clean up. Then the zygote is at fault."""
+"""Time beyond the limit of a job for its supervisor to clean up. Beyond it the zygote is at fault."""
 
 STATUS_BYTES_MAX = 16384
 CHUNK_BYTES = 65536
@@ -52,7 +49,7 @@ class Zygote:
         return self.process.returncode is None
 
     async def close(self) -> None:
-        """End the process. It leaves by itself when the socket closes; jobs end when their `alive` pipes do."""
+        """End the process. It exits when the socket closes; jobs end when their `alive` pipes close."""
         self.control.close()
         try:
             await asyncio.wait_for(self.process.wait(), GRACE_S)
@@ -61,40 +58,40 @@ class Zygote:
             await self.process.wait()
         await asyncio.to_thread(shutil.rmtree, self.home, ignore_errors=True)
 
-    async def run(self, job: SandboxJob, walls: tuple[str, ...] | None) -> SandboxOutcome:
-        """One job. `walls` are those that must stand; None asks which ones do."""
-        work = "" if walls is not None and "mount namespace" in walls else tempfile.mkdtemp(dir=self.home)
+    async def run(self, job: SandboxJob, layers: tuple[str, ...] | None) -> SandboxOutcome:
+        """Run one job. `layers` are required; None probes which layers work."""
+        work = "" if layers is not None and "mount namespace" in layers else tempfile.mkdtemp(dir=self.home)
         try:
-            ends = JobPipes.open(build_request(job, walls, work), job.stdin)
+            pipes = JobPipes.open(build_request(job, layers, work), job.stdin)
             try:
-                socket.send_fds(self.control, [b"j"], ends.theirs)
+                socket.send_fds(self.control, [b"j"], pipes.theirs)
             except OSError as error:
-                ends.close()
+                pipes.close()
                 raise LocalError(f"the sandbox process is gone: {error}") from error
             finally:
-                ends.close_theirs()
-            return await self.collect(job.limits, ends)
+                pipes.close_theirs()
+            return await self.collect(job.limits, pipes)
         finally:
             if work:
                 await asyncio.to_thread(remove_tree, work)
 
-    async def collect(self, limits: SandboxLimits, ends: "JobPipes") -> SandboxOutcome:
-        """Read until the keeper closes its end, which it does when nothing of the job is left."""
+    async def collect(self, limits: SandboxLimits, pipes: "JobPipes") -> SandboxOutcome:
+        """Read until the supervisor closes its end, which it does when nothing of the job is left."""
         caps = (limits.output_bytes, limits.output_bytes, limits.output_bytes, STATUS_BYTES_MAX)
         readers = [
-            asyncio.ensure_future(read_pipe(fd, cap, ends.release)) for fd, cap in zip(ends.ours, caps, strict=True)
+            asyncio.ensure_future(read_pipe(fd, cap, pipes.release)) for fd, cap in zip(pipes.ours, caps, strict=True)
         ]
         try:
             await asyncio.wait(readers, timeout=limits.wall_ms / 1000 + GRACE_S)
         finally:
-            # A caller that was cancelled still waits here for the keeper, so that the job is over when it goes on.
-            ends.release()
+            # A cancelled caller still waits here, so that the job has ended when it continues.
+            pipes.release()
             _, unfinished = await asyncio.wait(readers, timeout=GRACE_S)
             for reader in unfinished:
                 reader.cancel()
         if unfinished:
             self.process.kill()
-            raise LocalError("the sandbox did not come back")
+            raise LocalError("the sandbox did not end the job in time")
         (stdout, _), (stderr, _), (result, _), (status, _) = outputs = [reader.result() for reader in readers]
         flooded = any(over for _, over in outputs)
         end, code = parse_outcome(status.decode(errors="replace"), flooded=flooded)
@@ -102,12 +99,12 @@ class Zygote:
 
 
 async def start_zygote(prepare: str) -> Zygote:
-    """A launcher that has run `prepare`, ready for requests."""
+    """Start a zygote that has run `prepare`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     home = tempfile.mkdtemp(prefix="prime-sandbox-")
     site = [path for path in sys.path if prepare and path.endswith(("site-packages", "dist-packages"))]
     setup = json.dumps({"package": PACKAGE, "path": site, "prepare": prepare})
-    # Nothing of the daemon's environment: a key in a variable would be in every job's memory.
+    # Pass no environment of the daemon: a secret in a variable would be in the memory of every job.
     environment = {"PYTHONHASHSEED": "0", "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     options = ("-s", "-S", "-P", "-B", "-X", "utf8")
     with theirs:
@@ -125,16 +122,16 @@ async def start_zygote(prepare: str) -> Zygote:
         word = b""
     if word != READY:
         await zygote.close()
-        raise LocalError(f"the sandbox does not start; it was to run {prepare.strip()[:80] or 'nothing'!r} first")
+        raise LocalError(f"the sandbox does not start; its preparation was {prepare.strip()[:80]!r}")
     ours.setblocking(True)
     return zygote
 
 
-def build_request(job: SandboxJob, walls: tuple[str, ...] | None, work: str) -> bytes:
+def build_request(job: SandboxJob, layers: tuple[str, ...] | None, work: str) -> bytes:
     limits = job.limits
     fields = {
-        "source": None if walls is None else job.source,
-        "walls": walls,
+        "source": None if layers is None else job.source,
+        "layers": layers,
         "work": work,
         "wall_ms": limits.wall_ms,
         "cpu_s": limits.cpu_s,
@@ -148,12 +145,12 @@ def build_request(job: SandboxJob, walls: tuple[str, ...] | None, work: str) -> 
 
 @dataclass(slots=True)
 class JobPipes:
-    """Both ends of the pipes of one job. Every descriptor is closed once, whatever happens."""
+    """Both ends of the pipes of a job. Every descriptor is closed exactly once."""
 
     theirs: list[int]
-    """In the order of keeper.Pipes."""
+    """In the order of JobDescriptors."""
     ours: list[int]
-    """stdout, stderr, result, status; each is closed by its reader."""
+    """stdout, stderr, result, status; the reader of each closes it."""
     alive: int
 
     @classmethod
@@ -164,7 +161,7 @@ class JobPipes:
         return cls(theirs, [read for read, _ in pairs], alive_ours)
 
     def release(self) -> None:
-        """Tell the keeper that the job is no longer wanted."""
+        """Tell the supervisor to end the job."""
         if self.alive >= 0:
             os.close(self.alive)
             self.alive = -1
@@ -175,7 +172,7 @@ class JobPipes:
         self.theirs = []
 
     def close(self) -> None:
-        """Give up before anyone reads."""
+        """Close everything before reading has started."""
         self.release()
         for fd in self.ours:
             os.close(fd)
@@ -183,7 +180,7 @@ class JobPipes:
 
 
 def make_memory_file(data: bytes) -> int:
-    """A file that is nowhere on disk, holding `data`, at its start."""
+    """A descriptor of an in-memory file with this content, at its start."""
     fd = os.memfd_create("job", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -191,8 +188,8 @@ def make_memory_file(data: bytes) -> int:
     return fd
 
 
-async def read_pipe(fd: int, limit: int, let_go: Callable[[], None]) -> tuple[bytes, bool]:
-    """Everything written to a pipe, and whether that was more than the limit, at which reading stops."""
+async def read_pipe(fd: int, limit: int, release: Callable[[], None]) -> tuple[bytes, bool]:
+    """The bytes from a pipe, and whether there were more than the limit, at which reading stops."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), io.FileIO(fd))
@@ -201,7 +198,7 @@ async def read_pipe(fd: int, limit: int, let_go: Callable[[], None]) -> tuple[by
         while chunk := await reader.read(CHUNK_BYTES):
             kept += chunk
             if len(kept) > limit:
-                let_go()
+                release()
                 return bytes(kept[:limit]), True
         return bytes(kept), False
     finally:
@@ -209,7 +206,7 @@ async def read_pipe(fd: int, limit: int, let_go: Callable[[], None]) -> tuple[by
 
 
 def parse_outcome(status: str, *, flooded: bool) -> tuple[JobEnd, int]:
-    """How the job ended, from the lines of its first process and its keeper."""
+    """How the job ended, from the status lines of pid 1 and the supervisor."""
     lines = [line.partition(" ") for line in status.splitlines()]
     for word, _, rest in lines:
         if word == "broken":
@@ -225,22 +222,22 @@ def parse_outcome(status: str, *, flooded: bool) -> tuple[JobEnd, int]:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a job's folder, also where the job took away the right to enter parts of it."""
+    """Remove the folder of a job, even if the job removed the permission to enter parts of it."""
     if os.geteuid() != 0:
         for folder, names, _ in os.walk(path):
             for inner in (os.path.join(folder, name) for name in names):
-                # A link would lead the change of rights out of the folder.
+                # Changing permissions through a link would leave the folder.
                 if not os.path.islink(inner):
                     os.chmod(inner, 0o700)
     shutil.rmtree(path, ignore_errors=True)
 
 
 SANDBOX_JOBS_DEFAULT = 2
-"""Jobs at once. Each may keep a core busy, and a validator needs the others."""
+"""Concurrent jobs. Each may use a core, and a validator needs the others."""
 
 
 class Guarantee(StrEnum):
-    """What the walls keep from happening, whichever wall it is that does."""
+    """What the sandbox protects, by whichever layer."""
 
     FILES = "files"
     NETWORK = "network"
@@ -256,26 +253,26 @@ PROVIDED_BY: dict[Guarantee, frozenset[str]] = {
     Guarantee.IDENTITY: frozenset({"own user", "user namespace"}),
     Guarantee.SYSCALLS: frozenset({"seccomp"}),
 }
-"""Any one of the walls is enough for the guarantee."""
+"""Any one of the layers gives the guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxCapabilities:
-    """Which walls stand on this machine, and what that guarantees."""
+    """The layers that work on this machine, and what they guarantee."""
 
     layers: tuple[str, ...]
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        return frozenset(name for name, walls in PROVIDED_BY.items() if walls & set(self.layers))
+        return frozenset(name for name, layers in PROVIDED_BY.items() if layers & set(self.layers))
 
 
 REQUIRED_GUARANTEES = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SYSCALLS})
-"""What a daemon insists on unless told otherwise. Any Linux from 5.13 on gives these without privileges."""
+"""Required by default. Linux 5.13 and later provides these without privileges."""
 
 
 class Sandbox:
-    """Runs jobs, a few at a time. Use as `async with Sandbox() as sandbox`."""
+    """Runs a few jobs at a time. Use it as `async with Sandbox() as sandbox`."""
 
     def __init__(
         self,
@@ -286,7 +283,7 @@ class Sandbox:
     ) -> None:
         self.require = require
         self.without = without
-        """Walls to leave out although they would stand: for machines where one of them does harm."""
+        """Layers to skip although they would work, for machines where one of them does harm."""
         self.turns = asyncio.Semaphore(jobs_max)
         self.zygotes: dict[str, Zygote] = {}
         self.starting = asyncio.Lock()
@@ -301,20 +298,20 @@ class Sandbox:
         await self.close()
 
     async def close(self) -> None:
-        """End the zygotes; jobs that still run end with them."""
+        """End the zygotes, and with them the running jobs."""
         for zygote in self.zygotes.values():
             await zygote.close()
         self.zygotes.clear()
 
     async def capabilities(self) -> SandboxCapabilities:
-        """Which walls stand here, found by trying them once."""
+        """The layers that work here, found by a probe."""
         zygote = await self.get_zygote("")
         if self.found is None:
-            outcome = await zygote.run(SandboxJob("", b""), walls=None)
+            outcome = await zygote.run(SandboxJob("", b""), layers=None)
             if outcome.end is not JobEnd.EXIT or outcome.code != 0:
                 raise LocalError(f"the sandbox does not work here: {outcome.stderr.decode(errors='replace')}")
             self.found = SandboxCapabilities(
-                tuple(wall for wall in json.loads(outcome.result) if wall not in self.without)
+                tuple(layer for layer in json.loads(outcome.result) if layer not in self.without)
             )
         return self.found
 
@@ -323,7 +320,7 @@ class Sandbox:
         found = await self.capabilities()
         if os.geteuid() == 0 and "own user" not in found.layers:
             raise LocalError(
-                "no job is run as root, and this root may not become anyone else: start as an ordinary user"
+                "jobs never run as root, and root may not switch to another user here: start as an ordinary user"
             )
         missing = self.require - found.guarantees
         if missing:
@@ -332,10 +329,10 @@ class Sandbox:
             )
         async with self.turns:
             zygote = await self.get_zygote(job.prepare)
-            return await zygote.run(job, walls=found.layers)
+            return await zygote.run(job, layers=found.layers)
 
     async def get_zygote(self, prepare: str) -> Zygote:
-        """The living zygote that has run this, started if there is none."""
+        """The running zygote with this preparation; starts one if needed."""
         async with self.starting:
             zygote = self.zygotes.get(prepare)
             if zygote is not None and zygote.alive:
@@ -347,6 +344,6 @@ class Sandbox:
 
 
 async def probe_capabilities() -> SandboxCapabilities:
-    """Which walls stand on this machine, for a report. Starts and ends a sandbox."""
+    """The layers that work on this machine, for a report. Starts and closes a sandbox."""
     async with Sandbox(require=frozenset()) as sandbox:
         return await sandbox.capabilities()

@@ -1,7 +1,4 @@
-"""The kernel calls that Python 3.11 has no name for, as functions that raise OSError.
-
-Only calls and their numbers; who may call what, and when, is in walls.py.
-"""
+"""System calls that Python 3.11 does not provide, as functions that raise OSError. isolation.py calls them."""
 
 import ctypes
 import os
@@ -44,7 +41,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call, or the OSError that it set."""
+    """The result of a call, or its OSError."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -52,7 +49,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int | None, *arguments: object) -> int:
-    """A call by number; None means that this architecture is not in the table."""
+    """A call by number; None: the number is not known for this architecture."""
     if number is None:
         raise OSError(38, f"{what}: no number for {MACHINE}")
     return checked(LIBC.syscall(ctypes.c_long(number), *arguments), what)
@@ -74,7 +71,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def set_mount_flags(target: str, flags: int, *, recursive: bool) -> None:
-    """Add flags to a mount, and with `recursive` to all that is mounted below it."""
+    """Add flags to a mount, and with `recursive` to all mounts below it."""
     attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, 0)
     depth = AT_RECURSIVE if recursive else 0
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
@@ -90,7 +87,7 @@ def unmount(target: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Leave this process without any capability, in every set that capset reaches."""
+    """Drop all capabilities of this process."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     empty = (ctypes.c_uint32 * 6)()
     syscall("capset", CAPSET.get(MACHINE), ctypes.byref(header), ctypes.byref(empty))

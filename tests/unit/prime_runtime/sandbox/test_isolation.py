@@ -1,4 +1,4 @@
-"""What the walls promise, what the call filter says, and that an ordinary user gets the same."""
+"""What the isolation layers guarantee, what the seccomp filter contains, and that an ordinary user gets the same."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from prime_protocol.errors import LocalError
-from prime_runtime.sandbox import isolation as seccomp
-from prime_runtime.sandbox import sandbox as zygote
+from prime_runtime.sandbox import isolation
+from prime_runtime.sandbox import sandbox as sandbox_module
 from prime_runtime.sandbox.sandbox import REQUIRED_GUARANTEES, Guarantee, SandboxCapabilities
 
 ROOT = Path(__file__).parents[4]
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-def test_guarantees_follow_from_walls() -> None:
+def test_guarantees_follow_from_layers() -> None:
     assert SandboxCapabilities(()).guarantees == frozenset()
     assert SandboxCapabilities(("seccomp",)).guarantees == {Guarantee.NETWORK, Guarantee.SYSCALLS}
     assert SandboxCapabilities(("landlock", "seccomp")).guarantees == REQUIRED_GUARANTEES
@@ -27,31 +27,31 @@ def test_guarantees_follow_from_walls() -> None:
 @pytest.mark.parametrize("status", ["", "over\n", "dropped\n"])
 def test_a_job_without_an_end_is_our_fault(status: str) -> None:
     with pytest.raises(LocalError, match="lost"):
-        zygote.parse_outcome(status, flooded=False)
+        sandbox_module.parse_outcome(status, flooded=False)
 
 
 def test_the_call_table_names_each_number_once() -> None:
     for column in (0, 1):
-        numbers = [row[column] for row in seccomp.REFUSED_CALLS.values() if row[column] is not None]
+        numbers = [row[column] for row in isolation.REFUSED_CALLS.values() if row[column] is not None]
         assert len(numbers) == len(set(numbers))
     with pytest.raises(OSError, match="vax"):
-        seccomp.build_filter("vax")
-    assert len(seccomp.build_filter(platform.machine())) % 8 == 0
+        isolation.build_filter("vax")
+    assert len(isolation.build_filter(platform.machine())) % 8 == 0
 
 
 def test_the_filter_s_jumps_land_inside_it() -> None:
-    for machine in seccomp.ARCHITECTURES:
-        code = seccomp.build_filter(machine)
+    for machine in isolation.ARCHITECTURES:
+        code = isolation.build_filter(machine)
         steps = [code[at : at + 8] for at in range(0, len(code), 8)]
         for place, step in enumerate(steps):
-            assert place + 1 + max(step[2], step[3]) <= len(steps) - (step[0] != seccomp.RETURN)
+            assert place + 1 + max(step[2], step[3]) <= len(steps) - (step[0] != isolation.RETURN)
 
 
 UNPRIVILEGED = """
 import asyncio, json, os
-from prime_protocol.tasks.family import Limits, SandboxJob
+from prime_protocol.tasks.family import SandboxJob, SandboxLimits
 from prime_runtime.sandbox.sandbox import Sandbox
-LIMITS = Limits(wall_ms=4_000, cpu_s=1, file_bytes=2**20)
+LIMITS = SandboxLimits(wall_ms=4_000, cpu_s=1, file_bytes=2**20)
 NAMESPACES = frozenset(name + " namespace" for name in ("user", "pid", "net", "ipc", "mount"))
 FORKS = '''
 import os, time

@@ -15,7 +15,7 @@ import pytest_asyncio
 from prime_protocol.constants import SIGNAL_CPU_TIME
 from prime_protocol.errors import LocalError
 from prime_protocol.tasks.family import JobEnd, SandboxJob
-from prime_runtime.sandbox import sandbox as zygote
+from prime_runtime.sandbox import sandbox as sandbox_module
 from prime_runtime.sandbox.sandbox import Sandbox, probe_capabilities
 from support.processes.sandboxes import QUICK, job, processes_of, survivors
 
@@ -138,12 +138,12 @@ async def test_a_zygote_that_was_killed_is_replaced() -> None:
 
 async def test_a_job_sent_to_a_dying_zygote_is_our_fault() -> None:
     async with Sandbox() as sandbox:
-        walls = (await sandbox.capabilities()).layers
+        layers = (await sandbox.capabilities()).layers
         dying = sandbox.zygotes[""]
         dying.process.kill()
         await dying.process.wait()
         with pytest.raises(LocalError, match="gone"):
-            await dying.run(job("pass"), walls)
+            await dying.run(job("pass"), layers)
 
 
 async def test_what_cannot_be_prepared_is_our_fault() -> None:
@@ -163,12 +163,12 @@ async def test_prepared_libraries_are_there_and_only_there(sandbox: Sandbox) -> 
 async def test_a_wall_that_does_not_stand_stops_the_job_and_is_no_grade(sandbox: Sandbox) -> None:
     found = await sandbox.capabilities()
     running = sandbox.zygotes[""]
-    without_user = tuple(wall for wall in found.layers if wall != "own user")
+    without_user = tuple(layer for layer in found.layers if layer != "own user")
     if os.geteuid() == 0:
         with pytest.raises(LocalError, match="as root"):
             await running.run(job("pass"), without_user)
     with pytest.raises(LocalError, match="could not run"):
-        # A limit that the kernel refuses is one way to fail inside the walls.
+        # A limit that the kernel refuses is one way to fail inside the sandbox.
         await running.run(replace(job("pass"), limits=replace(QUICK, open_files=-5)), found.layers)
 
 
@@ -192,14 +192,14 @@ async def test_a_guarantee_that_is_required_and_missing_refuses_every_job() -> N
 
 DAEMON = """
 import asyncio, sys
-from prime_protocol.tasks.family import Limits, SandboxJob
+from prime_protocol.tasks.family import SandboxJob, SandboxLimits
 from prime_runtime.sandbox.sandbox import Sandbox, capabilities
 async def main():
     async with Sandbox() as sandbox:
         await sandbox.capabilities()
         print(sandbox.zygotes[""].home, flush=True)
         source = "import os, time; os.write(1, b'x'); os.fork(); time.sleep(60)"
-        await sandbox.run(SandboxJob(source, b"", Limits(wall_ms=60_000)))
+        await sandbox.run(SandboxJob(source, b"", SandboxLimits(wall_ms=60_000)))
 asyncio.run(main())
 """
 
@@ -210,7 +210,7 @@ async def test_a_killed_daemon_takes_its_jobs_along() -> None:
         assert daemon.stdout is not None
         home = daemon.stdout.readline().strip()
         stand_in = Sandbox()
-        stand_in.zygotes[""] = zygote.Zygote(Gone(), None, home)  # type: ignore[arg-type]
+        stand_in.zygotes[""] = sandbox_module.Zygote(Gone(), None, home)  # type: ignore[arg-type]
         while len(processes_of(stand_in)) < 4:
             await asyncio.sleep(0)
         daemon.send_signal(signal.SIGKILL)
