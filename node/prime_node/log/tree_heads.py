@@ -35,8 +35,8 @@ from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
 from prime_runtime.clock import Clock
+from prime_runtime.files import write_atomic
 from prime_runtime.http.client import HttpClient, ServerAddress
-from prime_runtime.log_files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from prime_node.policy.usage import CpuMeter, DailyCounter, DailyCounterFile, li
 from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
-from prime_runtime.log_files import write_atomic
+from prime_runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import Clock
-from prime_runtime.log_files import write_atomic
+from prime_runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 

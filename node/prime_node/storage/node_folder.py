@@ -20,9 +20,8 @@ from typing import Any
 from prime_node.config import CONFIG_NAME, NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NodeId
-from prime_runtime.files import write_private_file
+from prime_runtime.files import write_atomic, write_private_file
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, is_held, read_lock_info
-from prime_runtime.log_files import write_atomic
 from prime_runtime.settings.flags import render_config
 
 PINNED = ("coordinator_id", "network", "run", "log_key", "domain")

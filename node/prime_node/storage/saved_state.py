@@ -18,7 +18,7 @@ from prime_protocol.wire.codec import Size, decode, encode
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.messages import AUTHORED_ENTRIES
-from prime_runtime.log_files import write_atomic
+from prime_runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -146,10 +146,10 @@ async def answering(body: bytes, *, status: int = 200, kind: str = "application/
         ({"body": b"{"}, LocalError, "is not JSON"),
         ({"body": b'{"a": 1, "a": 2}'}, LocalError, "has a name twice"),
         ({"body": b"[" * 200}, LocalError, "nests deeper"),
-        ({"body": b" " * (2**20 + 1)}, LocalError, "more than 1048576 bytes"),
+        ({"body": b" " * (2**20 + 1)}, LocalError, "longer than 1048576 bytes"),
         ({"body": b'{"error": {"problem": "is not known"}}', "status": 404}, NotFound, "is not known"),
-        ({"body": b'{"error": {"problem": "too many"}}', "status": 429}, Unreachable, "just now: too many"),
-        ({"body": b"[]", "status": 500}, Unreachable, "just now: HTTP 500"),
+        ({"body": b'{"error": {"problem": "too many"}}', "status": 429}, Unreachable, "cannot answer now: too many"),
+        ({"body": b"[]", "status": 500}, Unreachable, "cannot answer now: HTTP 500"),
     ],
 )
 async def test_a_hostile_answer_is_an_error_that_helps(

@@ -63,7 +63,7 @@ def test_a_disk_that_fills_while_a_key_is_written_leaves_no_half_key(tmp_path: P
     path, limits = tmp_path / "key.json", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
     try:
-        with pytest.raises(LocalError, match=r"cannot write .*make room"):
+        with pytest.raises(LocalError, match=r"cannot write .*free some space"):
             write_private_file(path, "more than five bytes")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
