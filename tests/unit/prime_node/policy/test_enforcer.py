@@ -114,7 +114,7 @@ async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
     for wrong in ("7", "the big one", "GPU-cccccccc"):
         with pytest.raises(LocalError, match="there is no GPU"):
             enforcer.pause(wrong)
-    with pytest.raises(LocalError, match=r"not paused by hand; policy\.paused_gpus"):
+    with pytest.raises(LocalError, match=r"not paused by a command; see the setting policy\.paused_gpus"):
         enforcer.resume("1")
 
 
