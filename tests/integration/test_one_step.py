@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parents[1] / "support/processes/one_step.py"
 
 
 def test_demo_pays_the_honest_slashes_the_cheater_and_names_what_is_missing() -> None:
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr
     for line in (

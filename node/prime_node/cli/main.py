@@ -70,7 +70,3 @@ def ask_password(question: str, confirm: bool) -> str | None:
     except EOFError:
         raise LocalError("no password was typed; nothing was done") from None
     return password
-
-
-if __name__ == "__main__":
-    sys.exit(main())
