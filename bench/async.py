@@ -4,11 +4,10 @@
 
 Synchronous: a step's rollouts are begun when its weights are out, and all of them are waited for. Asynchronous: workers
 take the next slot, a step takes what has come, and a rollout may be up to the lag older than the weights. The trainer's
-part is its own code: harvest, loop, learning, checkpoint on disk, bf16 copy, delta, store. A rollout is a graded group
+part is its own code: buffer, loop, learning, checkpoint on disk, bf16 copy, delta, store. A rollout is a graded group
 that was drawn before, and a time that is really waited for.
 """
 
-import argparse
 import heapq
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmark import BenchmarkParser, print_result
 from digit_runs import Digits, make_learner, make_warm_start
 
 from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
@@ -39,7 +39,7 @@ GROUPS = 32
 """With a signal, that make a step."""
 SLOTS = 40
 """Of a step: more are not begun with its weights, as a run has no more to give out."""
-LOOK_S = 0.002
+POLL_S = 0.002
 LAG_MAX = 4
 TIME_MEDIAN_S, TIME_SPREAD = 0.12, 1.3
 """Lognormal: of 100 rollouts the slowest takes about twenty times as long as the median."""
@@ -73,7 +73,7 @@ class Releases:
 
 
 @dataclass
-class Crew:
+class Workers:
     """Workers that draw one group at a time, each as long as it takes."""
 
     pool: list[RolloutGroup]
@@ -92,28 +92,28 @@ class Crew:
         return GradedSubmission(name, Step(step), (self.pool[self.made % len(self.pool)],))
 
 
-class Together(Crew):
+class Synchronous(Workers):
     """All wait for each other: the synchronous way."""
 
     def next_batch(self, step: Step) -> TrainingBatch | None:
         began_s = self.releases.wait(step)
         free = [began_s] * self.workers
-        harvest = RolloutBuffer(BatchConfig(groups=GROUPS))
+        buffer = RolloutBuffer(BatchConfig(groups=GROUPS))
         for _ in range(GROUPS):
             heapq.heappush(free, heapq.heappop(free) + self.draw_s())
-            harvest.add(self.deliver(step))
+            buffer.add(self.deliver(step))
         time.sleep(max(0.0, max(free) - time.monotonic()))
-        return harvest.take_batch(step)
+        return buffer.take_batch(step)
 
-    def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
+    def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
         pass
 
 
-class Apart(Crew):
+class Asynchronous(Workers):
     """Nobody waits while there are slots: the asynchronous way."""
 
     def begin(self) -> None:
-        self.harvest = RolloutBuffer(BatchConfig(groups=GROUPS))
+        self.buffer = RolloutBuffer(BatchConfig(groups=GROUPS))
         self.begun: Counter[int] = Counter()
         self.running: list[tuple[float, int]] = []
         self.idle = [self.releases.wait(0)] * self.workers
@@ -122,15 +122,15 @@ class Apart(Crew):
         if step == 0:
             self.begin()
         while True:
-            self.harvest.expire(step, LAG_MAX)
-            if self.harvest.is_enough():
-                return self.harvest.take_batch(step)
+            self.buffer.expire(step, LAG_MAX)
+            if self.buffer.is_enough():
+                return self.buffer.take_batch(step)
             self.lease()
             if not self.running or self.running[0][0] > time.monotonic():
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
                 continue
             done_s, drawn_with = heapq.heappop(self.running)
-            self.harvest.add(self.deliver(drawn_with))
+            self.buffer.add(self.deliver(drawn_with))
             self.idle.append(done_s)
 
     def lease(self) -> None:
@@ -146,8 +146,8 @@ class Apart(Crew):
             self.begun[step] += 1
             heapq.heappush(self.running, (since_s + self.draw_s(), step))
 
-    def learnt(self, names: tuple[Digest, ...], step: Step) -> None:
-        self.harvest.mark_trained(names, step)
+    def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
+        self.buffer.mark_trained(names, step)
 
 
 class Store:
@@ -177,7 +177,7 @@ class Store:
             self._thread.join()
 
 
-def run(kind: type[Together] | type[Apart], pool: list[RolloutGroup], args: Any) -> dict[str, float]:
+def run(kind: type[Synchronous] | type[Asynchronous], pool: list[RolloutGroup], args: Any) -> dict[str, float]:
     """Wall time of all steps, from the first weights to the last."""
     with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
         folder = Path(name)
@@ -185,29 +185,29 @@ def run(kind: type[Together] | type[Apart], pool: list[RolloutGroup], args: Any)
         (folder / "store").mkdir()
         learner = make_learner(make_warm_start(folder / "model", args.seed), correct=True, steps=args.steps)
         releases = Releases()
-        crew = kind(pool, args.workers, releases, np.random.default_rng(args.seed))
+        workers = kind(pool, args.workers, releases, np.random.default_rng(args.seed))
         facts: list[dict[str, Any]] = []
-        desk = TrainContext(
+        context = TrainContext(
             checkpoints=folder / "checkpoints",
             model=folder / "model",
             checkpoints_kept=2,
-            source=crew,
+            source=workers,
             sink=Store(folder, releases),
             write_metrics=facts.append,
             clock=SystemClock(),
         )
         position = TrainState(step=Step(0))
-        save_state(learner, position, desk, desk.model)
-        desk.sink.publish(position)
-        desk.sink.wait()
+        save_state(learner, position, context, context.model)
+        context.sink.publish(position)
+        context.sink.wait()
         began_s = time.monotonic()
-        train(learner, position, desk, steps=args.steps)
-        desk.sink.wait()
+        train(learner, position, context, steps=args.steps)
+        context.sink.wait()
         took_s = time.monotonic() - began_s
     return {
         "took_s": took_s,
         "groups": sum(each["groups"] for each in facts),
-        "dropped": crew.made - sum(each["submissions"] for each in facts),
+        "dropped": workers.made - sum(each["submissions"] for each in facts),
         "waited_s": sum(each["waited_s"] for each in facts),
         "learnt_s": sum(each["learnt_s"] for each in facts),
         "lag_mean": float(np.mean([each["lag_mean"] for each in facts])),
@@ -225,23 +225,23 @@ def make_pool(seed: int) -> list[RolloutGroup]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=16)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--steps", 10, 1)
+    parser.add_size("--workers", 16, 64)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse()
     torch.set_num_threads(1)
     pool = make_pool(args.seed)
     print(f"{args.steps} steps of {GROUPS} groups, {args.workers} workers, rollouts of {TIME_MEDIAN_S} s in the median")
     print(f"{'':<14}{'wall s':>8}{'waited':>8}{'learnt':>8}{'groups':>8}{'dropped':>8}{'lag':>6}")
     found = {}
-    for name, kind in (("synchronous", Together), ("asynchronous", Apart)):
+    for name, kind in (("synchronous", Synchronous), ("asynchronous", Asynchronous)):
         found[name] = facts = run(kind, pool, args)
         print(
             f"{name:<14}{facts['took_s']:>8.2f}{facts['waited_s']:>8.2f}{facts['learnt_s']:>8.2f}"
             f"{facts['groups']:>8.0f}{facts['dropped']:>8.0f}{facts['lag_mean']:>6.2f}"
         )
-    print(f"RESULT speedup={found['synchronous']['took_s'] / found['asynchronous']['took_s']:.2f}")
+    print_result(speedup=f"{found['synchronous']['took_s'] / found['asynchronous']['took_s']:.2f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ shares them, and an audit reads them once for thousands of tokens. So several nu
 other load costs little. Contenders take turns.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -22,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import numpy as np
+from benchmark import BenchmarkParser, print_result
 
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
@@ -36,25 +34,24 @@ from prime_protocol.wire.ids import Digest
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 512, 16, 512
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS)
-AT_ONCE = "1,2,4,16,64"
-ORDERS_MIN = 4
-"""Completions of a round where fewer are written at once."""
 T = TypeVar("T")
 
 
-def make_orders(count: int) -> list[GenerateRequest]:
+def make_requests(count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(1)
     prompts = dice.integers(0, VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
     return [GenerateRequest(number=number, prompt=prompt, seed=number) for number, prompt in enumerate(prompts)]
 
 
-def generate(engine: TorchEngine, orders: list[GenerateRequest]) -> dict[int, Completion]:
-    return {completion.number: completion for completion in engine.generate(orders, SAMPLING)}
+def generate(engine: TorchEngine, requests: list[GenerateRequest]) -> dict[int, Completion]:
+    return {completion.number: completion for completion in engine.generate(requests, SAMPLING)}
 
 
-def audit(engine: TorchEngine, orders: list[GenerateRequest], done: dict[int, Completion]) -> float:
+def audit(engine: TorchEngine, requests: list[GenerateRequest], done: dict[int, Completion]) -> float:
     """CPU seconds of it that went into proofs and the verdict, once all was read."""
-    texts = [TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
+    texts = [
+        TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in requests
+    ]
     readings = list(engine.read(texts, SAMPLING))
     started, numbers = time.process_time(), []
     for reading in readings:
@@ -72,13 +69,13 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 5, 1)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--model", type=Path, help="a checkpoint to run instead of the small one")
-    parser.add_argument("--at-once", default=AT_ONCE, help="how many sequences are written at once, with commas")
-    parser.add_argument("--least", type=int, default=ORDERS_MIN, help="completions where fewer are written at once")
-    flags = parser.parse_args()
+    parser.add_size("--at-once", "1,2,4,16,64", "1,4", "how many sequences are generated at once, with commas")
+    parser.add_size("--least", 4, 1, "completions of a round where fewer are generated at once")
+    flags = parser.parse()
     at_once = [int(rows) for rows in flags.at_once.split(",")]
     with tempfile.TemporaryDirectory() as place:
         folder = flags.model or make_tiny_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
@@ -97,12 +94,12 @@ def compare(engines: dict[int, TorchEngine], rounds: int, least: int) -> None:
     judging: list[float] = []
     for number in range(rounds + 1):
         for rows, engine in engines.items():
-            orders = make_orders(max(rows, least))
-            done, took_s = timed(partial(generate, engine, orders))
-            judged_s, audit_s = timed(partial(audit, engine, orders, done))
+            requests = make_requests(max(rows, least))
+            done, took_s = timed(partial(generate, engine, requests))
+            judged_s, audit_s = timed(partial(audit, engine, requests, done))
             if number:
-                generated[rows].append(len(orders) * TOKENS / took_s)
-                audited.append(len(orders) * TOKENS / audit_s)
+                generated[rows].append(len(requests) * TOKENS / took_s)
+                audited.append(len(requests) * TOKENS / audit_s)
                 judging.append(judged_s / audit_s)
     speeds = {rows: statistics.median(found) for rows, found in generated.items()}
     report(speeds, statistics.median(audited), statistics.median(judging))
@@ -114,9 +111,9 @@ def report(generated: dict[int, float], audited: float, judging: float) -> None:
     print(f"{'written at once':<20}{'tokens per CPU s':>18}{'audit over it':>16}")
     for rows, speed in generated.items():
         print(f"{rows:<20}{speed:>18.1f}{audited / speed:>15.1f}x")
-    others = " ".join(f"at_{rows}={audited / speed:.1f}" for rows, speed in generated.items() if rows > 1)
+    others = {f"at_{rows}": f"{audited / speed:.1f}" for rows, speed in generated.items() if rows > 1}
     alone = f"{audited / generated[1]:.1f}" if 1 in generated else "missing"
-    print(f"RESULT audit_vs_generate={alone} {others}")
+    print_result(audit_vs_generate=alone, **others)
 
 
 if __name__ == "__main__":

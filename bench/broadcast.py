@@ -7,17 +7,13 @@ sending can beat (bytes over bandwidth), and with a star in which everybody pull
 table into docs/broadcast.md and the plot beside it. 10,000 nodes take some minutes of one core.
 """
 
-import argparse
 import math
 import statistics
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-for folder in ("protocol", "node", "coordinator"):
-    sys.path.insert(0, str(ROOT / folder))
+from benchmark import ROOT, BenchmarkParser, print_result
 
 from prime_lab.simulator.broadcast.plan import MBIT, MIB, BroadcastPlan, plan_home_lines, plan_uniform_lines
 from prime_lab.simulator.broadcast.swarm import BroadcastReport, simulate_broadcast
@@ -77,11 +73,11 @@ def measure(name: str, plans: list[BroadcastPlan]) -> Row:
     return row
 
 
-def measure_even() -> tuple[float, float]:
+def measure_even(*, seeds: int = EVEN_SEEDS, size_bytes: int = 256 * MIB) -> tuple[float, float]:
     """The 16-node figure: median and worst of time to last node over size / bandwidth."""
     ratios = []
-    for seed in range(EVEN_SEEDS):
-        plan = plan_uniform_lines(seed, nodes=16, size_bytes=256 * MIB, shard_bytes=MIB)
+    for seed in range(seeds):
+        plan = plan_uniform_lines(seed, nodes=16, size_bytes=size_bytes, shard_bytes=MIB)
         report: BroadcastReport = simulate_broadcast(plan)
         ratios.append(report.last_s / (plan.size_bytes / (100 * MBIT)))
     return statistics.median(ratios), max(ratios)
@@ -157,11 +153,21 @@ def draw(rows: list[Row]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def measure_smoke() -> int:
+    """Ten nodes, one seed of each kind."""
+    row = measure("delta, 4 MiB", [plan_home_lines(1, nodes=10, size_bytes=4 * MIB)])
+    even = measure_even(seeds=1, size_bytes=8 * MIB)
+    print_result(n10_s=f"{row.last_s:.1f}", even16_worst=f"{even[1]:.3f}")
+    return 0
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = BenchmarkParser(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1_000, 10_000])
     parser.add_argument("--write", action="store_true", help="put the results into docs/")
-    args = parser.parse_args()
+    args = parser.parse()
+    if args.smoke:
+        return measure_smoke()
     print("  ".join(f"{head:>12}" for head in HEADS))
     rows = []
     for nodes in args.nodes:
@@ -175,8 +181,8 @@ def main() -> int:
     if args.write:
         write_page(rows + others, even, growth)
         PLOT.write_text(draw(rows))
-    times = " ".join(f"n{row.nodes}_s={row.last_s:.1f}" for row in rows)
-    print(f"RESULT {times} growth_per_tenfold={growth:.1f} even16_worst={even[1]:.3f}")
+    times = {f"n{row.nodes}_s": f"{row.last_s:.1f}" for row in rows}
+    print_result(**times, growth_per_tenfold=f"{growth:.1f}", even16_worst=f"{even[1]:.3f}")
     return 0
 
 

@@ -5,18 +5,13 @@
 The peer packs and unpacks the same bytes as plain dicts. Rounds alternate between the two; the best of each counts.
 """
 
-import argparse
 import gc
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
-
 import msgpack
+from benchmark import BenchmarkParser, print_result, take_turns
 
 from prime_protocol.wire.codec import Size, decode, encode
 from prime_protocol.wire.envelope import Payload, Uint
@@ -81,33 +76,18 @@ SHARDS = Shards(
 )
 
 
-def best_seconds(works: list[Callable[[], Any]], *, rounds: int, count: int) -> list[float]:
-    """Of each work, the best round; they take turns, so that a busy moment hits all alike."""
-    best = [float("inf")] * len(works)
-    for _ in range(rounds):
-        for index, work in enumerate(works):
-            started = time.perf_counter()
-            for _ in range(count):
-                work()
-            best[index] = min(best[index], (time.perf_counter() - started) / count)
-    return best
-
-
 def bench(message: Any, *, rounds: int, count: int) -> tuple[float, float]:
     kind, frame = type(message), encode(message)
     plain = msgpack.unpackb(frame)
     assert msgpack.packb(plain) == frame, "the peer must write the same bytes"
     assert decode(kind, frame) == message
-    ours_in, peer_in, ours_out, peer_out = best_seconds(
-        [
-            lambda: encode(message),
-            lambda: msgpack.packb(plain),
-            lambda: decode(kind, frame),
-            lambda: msgpack.unpackb(frame),
-        ],
-        rounds=rounds,
-        count=count,
-    )
+    works = {
+        "ours_in": lambda: encode(message),
+        "peer_in": lambda: msgpack.packb(plain),
+        "ours_out": lambda: decode(kind, frame),
+        "peer_out": lambda: msgpack.unpackb(frame),
+    }
+    ours_in, peer_in, ours_out, peer_out = map(min, take_turns(works, rounds=rounds, calls=count).values())
     for what, ours, peer in (("encode", ours_in, peer_in), ("decode", ours_out, peer_out)):
         rate = f"{1 / ours:>12,.0f} /s {len(frame) / ours / 1e6:>8.1f} MB/s"
         print(f"{kind.__name__:<10} {len(frame):>8} bytes  {what} {rate}   msgpack {1 / peer:>12,.0f} /s")
@@ -116,15 +96,15 @@ def bench(message: Any, *, rounds: int, count: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 20, 1)
+    options = parser.parse()
     print(f"Python {sys.version.split()[0]}, msgpack {'.'.join(map(str, msgpack.version))}, one thread")
     gc.freeze()
     bench(HEARTBEAT, rounds=options.rounds, count=1000)
     bench(LETTER, rounds=options.rounds, count=1000)
     encode_ratio, decode_ratio = bench(SHARDS, rounds=options.rounds, count=1)
-    print(f"RESULT encode_ratio={encode_ratio:.1f} decode_ratio={decode_ratio:.1f}")
+    print_result(encode_ratio=f"{encode_ratio:.1f}", decode_ratio=f"{decode_ratio:.1f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ beyond those that beat are put into the state directly: what matters is that the
     python bench/coordinator.py [--requests 150]
 """
 
-import argparse
 import asyncio
 import os
 import random
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from coordinator_server import ROOT, SENDERS
+from benchmark import ROOT, BenchmarkParser, print_result
+from coordinator_server import SENDERS
 
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
@@ -32,10 +32,8 @@ from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import ServerAddress
 from support.processes.coordinator import NETWORK, RUN, Party, key_of, party, publish, terms, until_beacon
 
-FEW, MANY = 100, 100_000
+FEW = 100
 CONNECTIONS = 16
-ROUNDS = 40
-WORKERS = 200
 SUBMITTERS = 8
 
 
@@ -123,11 +121,11 @@ async def beat(bench: Bench, requests: list[bytes]) -> Cost:
     return Cost(cpu_s * scale, wall_s * scale, sorted(latencies)[int(0.99 * len(latencies))] * 1e3)
 
 
-def measure_beats(benches: dict[str, tuple[Bench, int]], count: int) -> dict[str, list[Cost]]:
+def measure_beats(benches: dict[str, tuple[Bench, int]], count: int, rounds: int) -> dict[str, list[Cost]]:
     """Short rounds in turn, so that the three of one round meet the same noise."""
     seen: dict[str, list[Cost]] = {name: [] for name in benches}
     sequence = 1
-    for number in range(ROUNDS + 2):
+    for number in range(rounds + 2):
         for name, (bench, senders) in benches.items():
             requests = make_beats(count, senders, sequence)
             sequence += count
@@ -145,13 +143,13 @@ def median_ratio(above: list[Cost], below: list[Cost]) -> float:
 # --- Submissions ----------------------------------------------------------------------------------------------------
 
 
-async def measure_submissions(bench: Bench) -> tuple[float, float]:
+async def measure_submissions(bench: Bench, count: int) -> tuple[float, float]:
     """Submissions a second from upload to acknowledged entry, and the server's CPU milliseconds for each."""
     process: Any = SimpleNamespace(server=bench.server, node=bench.server.node)
     async with AsyncExitStack() as stack:
         trainer = await stack.enter_async_context(party(process, "trainer"))
         published = await publish(trainer, 0)
-        workers = [await stack.enter_async_context(party(process, f"bench-{number}")) for number in range(WORKERS)]
+        workers = [await stack.enter_async_context(party(process, f"bench-{number}")) for number in range(count)]
         beacon = await until_beacon(workers[0])
         wanted = terms(stake_min_nano=0, slash_nano=0, slots_per_step=4096)
         answers = []
@@ -177,16 +175,21 @@ async def submit(worker: Party, lease: int, data: bytes, entry: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=150, help="heartbeats of one round")
-    count = parser.parse_args().requests
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--requests", 150, 16, "heartbeats of one round")
+    parser.add_size("--rounds", 40, 1)
+    parser.add_size("--many", 100_000, 1_000, "nodes of the large network")
+    parser.add_size("--workers", 200, 4, "workers that submit a file")
+    args = parser.parse()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
     random.seed(1)
     core = cores[0]
-    with serving("bare", 0, core) as bare, serving("real", FEW, core) as few, serving("real", MANY, core) as many:
-        costs = measure_beats({"bare": (bare, FEW), "few": (few, FEW), "many": (many, MANY)}, count)
-    rows = {"bare": "bare handler", "few": f"heartbeat, {FEW:,} nodes", "many": f"heartbeat, {MANY:,} nodes"}
+    with serving("bare", 0, core) as bare, serving("real", FEW, core) as few, serving("real", args.many, core) as many:
+        costs = measure_beats(
+            {"bare": (bare, FEW), "few": (few, FEW), "many": (many, args.many)}, args.requests, args.rounds
+        )
+    rows = {"bare": "bare handler", "few": f"heartbeat, {FEW:,} nodes", "many": f"heartbeat, {args.many:,} nodes"}
     print(f"{'':<28}{'CPU us':>10}{'per s and core':>16}{'wall us':>10}{'p99 ms':>9}")
     for name, found in costs.items():
         cpu_us = statistics.median(cost.cpu_us for cost in found)
@@ -194,10 +197,10 @@ def main() -> int:
         p99_ms = statistics.median(cost.p99_ms for cost in found)
         print(f"{rows[name]:<28}{cpu_us:>10.0f}{1e6 / cpu_us:>16,.0f}{wall_us:>10.0f}{p99_ms:>9.1f}")
     with serving("real", SENDERS, core) as bench:
-        per_second, cpu_ms = asyncio.run(measure_submissions(bench))
+        per_second, cpu_ms = asyncio.run(measure_submissions(bench, args.workers))
     print(f"submissions logged: {per_second:.0f} a second, {cpu_ms:.1f} ms of the server's CPU each")
     ratio, growth = median_ratio(costs["bare"], costs["few"]), median_ratio(costs["many"], costs["few"])
-    print(f"RESULT heartbeat_ratio={ratio:.3f} growth_100_to_100k={growth:.2f}")
+    print_result(heartbeat_ratio=f"{ratio:.3f}", growth=f"{growth:.2f}")
     return 0
 
 

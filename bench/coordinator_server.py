@@ -12,9 +12,6 @@ from pathlib import Path
 import msgpack
 from aiohttp import web
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests")]
-
 from prime_coordinator.app import CoordinatorServer, tune_garbage_collector
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import database_url, load_key, load_log_key, lock_home, read_lock

@@ -5,15 +5,13 @@
 No sockets, no disk: only the decisions. The growth from 100 nodes is the last line; it should stay near 1.
 """
 
-import argparse
 import gc
 import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmark import BenchmarkParser, print_result
 
 from prime_coordinator.core import Core
 from prime_protocol.ledger.entries import Role
@@ -87,10 +85,10 @@ def measure(crowds: list[Crowd], rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=20)
-    flags = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--nodes", 100_000, 1_000)
+    parser.add_size("--rounds", 20, 1)
+    flags = parser.parse()
     few, many = crowds = [Crowd(100), Crowd(flags.nodes)]
     measure(crowds, flags.rounds)
     print(f"{'one call, us':<16}{'100 nodes':>12}{flags.nodes:>10,} nodes{'growth':>10}")
@@ -98,7 +96,7 @@ def main() -> int:
     for name, best_us in few.best_us.items():
         print(f"{name:<16}{best_us:>12.2f}{many.best_us[name]:>16.2f}{growth[name]:>9.2f}x")
     result = {"beat_us": many.best_us["beat"], "beat_growth": growth["beat"], "tick_growth": growth["tick"]}
-    print("RESULT " + " ".join(f"{name}={value:.2f}" for name, value in result.items()))
+    print_result(**{name: f"{value:.2f}" for name, value in result.items()})
     return 0
 
 

@@ -20,7 +20,6 @@ the other and each first in turn; the median over the pairs counts. Beside it st
 the share of the time that is spent inside the code of the proofs, which knows nothing of what they do to caches.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -33,11 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import numpy as np
 import torch
 import transformers
+from benchmark import BenchmarkParser, print_result
 
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling
@@ -62,19 +60,19 @@ Turns = dict[tuple[str, str], list[float]]
 class NoProofs(ProofBuilder):
     """The engine without its proofs, for what they cost."""
 
-    def join(self, writing: Any) -> None:
-        writing.page = 0
+    def join(self, generation: Any) -> None:
+        generation.proof_page = 0
 
-    def note(self, lineup: Any, hidden: Any) -> None:
+    def record_states(self, lineup: Any, hidden: Any) -> None:
         pass
 
-    def finish(self, writing: Any) -> None:
+    def finish(self, generation: Any) -> None:
         pass
 
-    def is_ready(self, writing: Any) -> bool:
+    def is_ready(self, generation: Any) -> bool:
         return True
 
-    def take(self, writing: Any) -> bytes:
+    def take(self, generation: Any) -> bytes:
         return b""
 
 
@@ -84,22 +82,22 @@ class TimedProofs(ProofBuilder):
     spent_s = 0.0
     is_inside = False
 
-    def join(self, writing: Any) -> None:
-        self._time(super().join, writing)
+    def join(self, generation: Any) -> None:
+        self._time(super().join, generation)
 
-    def note(self, lineup: Any, hidden: Any) -> None:
+    def record_states(self, lineup: Any, hidden: Any) -> None:
         self._time(super().record_states, lineup, hidden)
 
-    def finish(self, writing: Any) -> None:
-        self._time(super().finish, writing)
+    def finish(self, generation: Any) -> None:
+        self._time(super().finish, generation)
 
-    def is_ready(self, writing: Any) -> bool:
-        return bool(self._time(super().is_ready, writing))
+    def is_ready(self, generation: Any) -> bool:
+        return bool(self._time(super().is_ready, generation))
 
-    def take(self, writing: Any) -> bytes:
-        return bytes(self._time(super().take, writing))
+    def take(self, generation: Any) -> bytes:
+        return bytes(self._time(super().take, generation))
 
-    def hand_over(self) -> None:
+    def submit_full_pages(self) -> None:
         self._time(super().submit_full_pages)
 
     def _time(self, work: Callable[..., Any], *given: Any) -> Any:
@@ -112,7 +110,7 @@ class TimedProofs(ProofBuilder):
         return found
 
 
-def make_orders(count: int) -> list[GenerateRequest]:
+def make_requests(count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(1)
     prompts = dice.integers(len(EOS), VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
     seeds = dice.integers(0, 2**64, count, dtype=np.uint64).tolist()
@@ -123,8 +121,8 @@ def make_orders(count: int) -> list[GenerateRequest]:
 
 
 def pick_heavy(engine: TorchEngine, count: int) -> Work:
-    """Orders whose lengths are spread as a log-normal is, in random order."""
-    pool = make_orders(POOL_SHARE * count)
+    """Requests whose lengths are spread as a log-normal is, in random order."""
+    pool = make_requests(POOL_SHARE * count)
     sampling = Sampling(temperature=1.0, eos=EOS, tokens_max=TOKENS_MAX)
     lengths = {done.number: len(done.tokens) for done in engine.generate(pool, sampling)}
     normal = statistics.NormalDist(np.log(48), 1.2)
@@ -134,7 +132,7 @@ def pick_heavy(engine: TorchEngine, count: int) -> Work:
         nearest = min(lengths, key=lambda number: abs(lengths[number] - length))
         taken.append((pool[nearest], lengths.pop(nearest)))
     np.random.default_rng(2).shuffle(taken)
-    return [order for order, _ in taken], [length for _, length in taken]
+    return [request for request, _ in taken], [length for _, length in taken]
 
 
 class Lengths(transformers.StoppingCriteria):
@@ -156,9 +154,9 @@ class Generate:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
 
     def __call__(self, work: Work) -> None:
-        orders, lengths = work
-        for start in range(0, len(orders), ROWS):
-            prompts = torch.tensor(np.stack([order.prompt for order in orders[start : start + ROWS]])).long()
+        requests, lengths = work
+        for start in range(0, len(requests), ROWS):
+            prompts = torch.tensor(np.stack([request.prompt for request in requests[start : start + ROWS]])).long()
             here = lengths[start : start + ROWS]
             self.model.generate(
                 prompts,
@@ -182,10 +180,10 @@ class Ours:
         self.engine.load(folder)
 
     def __call__(self, work: Work) -> None:
-        orders, lengths = work
+        requests, lengths = work
         is_equal = len(set(lengths)) == 1
         eos, tokens_max = (frozenset[int](), lengths[0]) if is_equal else (EOS, TOKENS_MAX)
-        done = self.engine.generate(orders, Sampling(temperature=1.0, eos=eos, tokens_max=tokens_max))
+        done = self.engine.generate(requests, Sampling(temperature=1.0, eos=eos, tokens_max=tokens_max))
         total = sum(len(completion.tokens) for completion in done)
         assert abs(total - sum(lengths)) <= 0.01 * total, "lengths differ from the ones picked"
 
@@ -215,10 +213,10 @@ class Vllm:
 
     def measure(self, work: Work) -> float:
         """CPU seconds."""
-        orders, lengths = work
+        requests, lengths = work
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([[order.prompt.tolist() for order in orders], lengths]) + "\n")
+        self.process.stdin.write(json.dumps([[request.prompt.tolist() for request in requests], lengths]) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("CPU_SECONDS "):
@@ -241,29 +239,31 @@ def measure(contender: Contender, work: Work) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=256)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 5, 1)
+    parser.add_size("--prompts", 256, 2)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    flags = parser.parse_args()
+    flags = parser.parse()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = make_tiny_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
-        return compare(folder, flags.rounds, flags.prompts, flags.precision)
+        return compare(
+            folder, flags.rounds, flags.prompts, flags.precision, with_vllm=VLLM.exists() and not flags.smoke
+        )
 
 
-def compare(folder: Path, rounds: int, prompts: int, precision: str) -> int:
+def compare(folder: Path, rounds: int, prompts: int, precision: str, *, with_vllm: bool) -> int:
     ours = Ours(folder, precision)
     contenders: dict[str, Any] = {"torch engine": ours, "transformers generate": Generate(folder, precision)}
-    if VLLM.exists():
+    if with_vllm:
         contenders["vLLM on the CPU"] = Vllm(folder, precision)
-    works = {"heavy": pick_heavy(ours.engine, prompts), "equal": (make_orders(prompts), [EQUAL_TOKENS] * prompts)}
+    works = {"heavy": pick_heavy(ours.engine, prompts), "equal": (make_requests(prompts), [EQUAL_TOKENS] * prompts)}
     turns: Turns = {(kind, name): [] for kind in works for name in contenders}
     for number in range(rounds + 1):
         for kind, name in turns:
             took_s = measure(contenders[name], works[kind])
             turns[kind, name] += [took_s] if number else []
-    if VLLM.exists():
+    if with_vllm:
         contenders["vLLM on the CPU"].close()
     report(
         turns, works, rounds, {kind: measure_proofs(folder, precision, work, rounds) for kind, work in works.items()}
@@ -326,9 +326,14 @@ def report(turns: Turns, works: dict[str, Work], rounds: int, costs: dict[str, P
     heavy, equal = ratios["transformers generate"]
     vllm = "missing" if "vLLM on the CPU" not in ratios else f"{min(ratios['vLLM on the CPU']):.2f}"
     if vllm == "missing":
-        print("vLLM is not installed: `make .vllm/ready` first")
+        print("without vLLM: `make .vllm/ready` installs it, --smoke leaves it out")
     overhead = max(cost.median for cost in costs.values())
-    print(f"RESULT vs_hf_generate={heavy:.2f} vs_hf_equal={equal:.2f} proof_overhead={overhead:.3f} vs_vllm_cpu={vllm}")
+    print_result(
+        vs_hf_generate=f"{heavy:.2f}",
+        vs_hf_equal=f"{equal:.2f}",
+        proof_overhead=f"{overhead:.3f}",
+        vs_vllm_cpu=vllm,
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from the smallest index to the largest, by the median of the processor time of a
     python bench/explorer.py [--rounds 40] [--largest 1000000]
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -16,7 +15,6 @@ import os
 import random
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,12 +26,10 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmark import BenchmarkParser, print_result
 
 from prime_explorer.app import Explorer
-from prime_explorer.index.fold import PUT_NODE, encode_json
+from prime_explorer.index.fold import encode_json
 from prime_explorer.index.schema import SCHEMA_DIGEST, TABLES
 from prime_explorer.sources import NoLiveState, NoObjects
 from prime_protocol.constants import TILE_HASHES
@@ -66,9 +62,15 @@ def identity(kind: str, number: int, size: int = 32) -> bytes:
     return sha256(f"{kind} {number}".encode()).digest()[:size]
 
 
-def insert(table: str, rows: Iterator[tuple[Any, ...]]) -> tuple[str, Iterator[Any]]:
+Row = dict[str, Any]
+"""Values by column: a table may get new columns, or have them in another order."""
+
+
+def insert(connection: sqlite3.Connection, table: str, rows: Iterator[Row]) -> None:
     first = next(rows)
-    return f"INSERT OR IGNORE INTO {table} VALUES ({','.join('?' * len(first))})", itertools.chain([first], rows)
+    names = ", ".join(first)
+    values = ", ".join(f":{name}" for name in first)
+    connection.executemany(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({values})", itertools.chain([first], rows))
 
 
 class Filler:
@@ -97,122 +99,155 @@ class Filler:
         connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-262144;")
         connection.executescript(TABLES)
         with connection:
-            for statement, rows in self.tables():
-                connection.executemany(statement, rows)
+            for table, rows in self.tables():
+                insert(connection, table, rows)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.close()
         self.link_bundles()
 
-    def tables(self) -> Iterator[tuple[str, Iterator[Any]]]:
-        yield insert("entries", self.entry_rows())
-        yield insert("mentions", self.mention_rows())
-        yield insert("submissions", self.submission_rows())
-        yield insert("verdicts", self.verdict_rows())
-        yield insert("rounds", self.round_rows())
-        yield insert("steps", self.step_rows())
-        yield insert("contributions", self.contribution_rows())
-        yield insert("payouts", self.payout_rows())
-        yield PUT_NODE, self.node_rows()
-        yield insert("names", ((friendly_name(node), node) for node in self.nodes))
-        yield insert("accounts", ((node, 10**9) for node in self.nodes))
-        yield insert("stakes", ((node, 3, START_MS, "Staked", 10**11, 0) for node in self.nodes))
-        yield insert("slashes", self.slash_rows())
-        yield insert("heads", ((size, START_MS, bytes(32), NOTE) for size in range(1, 2000)))
-        yield insert("runs", iter([self.run_row()]))
-        yield insert("meta", iter(self.facts().items()))
+    def tables(self) -> Iterator[tuple[str, Iterator[Row]]]:
+        yield "entries", self.entry_rows()
+        yield "mentions", self.mention_rows()
+        yield "submissions", self.submission_rows()
+        yield "verdicts", self.verdict_rows()
+        yield "rounds", self.round_rows()
+        yield "steps", self.step_rows()
+        yield "contributions", self.contribution_rows()
+        yield "payouts", self.payout_rows()
+        yield "nodes", self.node_rows()
+        yield "names", ({"term": friendly_name(node), "node": node} for node in self.nodes)
+        yield "accounts", ({"account": node, "balance_nano": 10**9} for node in self.nodes)
+        yield "stakes", self.stake_rows()
+        yield "slashes", self.slash_rows()
+        yield "heads", ({"size": size, "at_ms": START_MS, "root": bytes(32), "note": NOTE} for size in range(1, 2000))
+        yield "runs", iter([self.run_row()])
+        yield "meta", ({"name": name, "value": value} for name, value in self.facts().items())
 
-    def entry_rows(self) -> Iterator[tuple[Any, ...]]:
+    def entry_rows(self) -> Iterator[Row]:
         coordinator = NodeId(identity("coordinator", 0, 20))
         for idx in range(self.entries):
             number, place = divmod(idx, len(KINDS))
             kind = KINDS[place]
             author = self.worker_of(number) if kind == "Submitted" else coordinator
             author = self.validators[(number + place) % len(self.validators)] if kind == "VerdictGiven" else author
-            yield (
-                idx,
-                START_MS + 10 * idx,
-                kind,
-                author,
-                RUN,
-                identity("submission", number),
-                "what it says",
-            )
+            yield {
+                "idx": idx,
+                "at_ms": START_MS + 10 * idx,
+                "kind": kind,
+                "author": author,
+                "run": RUN,
+                "about": identity("submission", number),
+                "brief": "what it says",
+            }
 
-    def mention_rows(self) -> Iterator[tuple[bytes, int]]:
+    def mention_rows(self) -> Iterator[Row]:
         for number in range(self.submissions):
-            first = number * len(KINDS)
-            yield self.worker_of(number), first
-            name = identity("submission", number)
-            yield from ((name, first + place) for place in range(1, len(KINDS)))
+            first, name = number * len(KINDS), identity("submission", number)
+            yield {"subject": self.worker_of(number), "idx": first}
+            yield from ({"subject": name, "idx": first + place} for place in range(1, len(KINDS)))
 
-    def submission_rows(self) -> Iterator[tuple[Any, ...]]:
+    def submission_rows(self) -> Iterator[Row]:
+        rejected = (Outcome.FRAUDULENT.value, Outcome.INVALID.value)
         for number in range(self.submissions):
             idx, node, step = number * len(KINDS) + 1, self.worker_of(number), number // PER_STEP
-            progress = ("hard", "soft")[number % 2] if number % 50 < 2 else "accepted"
-            yield (
-                identity("submission", number), idx, RUN, step, node, node, number, 0, 2, 2, START_MS,
-                START_MS + 10 * idx, identity("file", number), 9000, identity("rows", number), step,
-                identity("root", step), 200, 900, progress, "a reason", START_MS, 3, 3, idx + 5, START_MS + 10 * idx,
-                None, 0.5, 200, idx + 6, 0, idx + 20, step + 1, None,
-            )  # fmt: skip
+            at_ms = START_MS + 10 * idx
+            yield {
+                "submission": identity("submission", number), "idx": idx, "run": RUN, "step": step, "node": node,
+                "owner": node, "lease": number, "first_slot": 0, "slots": 2, "samples": 2, "leased_ms": START_MS,
+                "at_ms": at_ms, "file_digest": identity("file", number), "file_bytes": 9000,
+                "rollout_root": identity("rows", number), "checkpoint_step": step,
+                "checkpoint_root": identity("root", step), "output_tokens": 200, "context_tokens": 900,
+                "progress": rejected[number % 2] if number % 50 < 2 else "accepted", "reason": "a reason",
+                "drawn_ms": START_MS, "validators": 3, "verdicts": 3, "settled_idx": idx + 5, "settled_ms": at_ms,
+                "reward": 0.5, "units": 200, "credited_idx": idx + 6, "is_carried": 0, "paid_idx": idx + 20,
+                "trained_into": step + 1,
+            }  # fmt: skip
 
-    def verdict_rows(self) -> Iterator[tuple[Any, ...]]:
+    def verdict_rows(self) -> Iterator[Row]:
         metrics = json.dumps({"margin_max": 0.2, "logprob_error_max": 0.1, "reward_mean": 0.5})
         for number, place in itertools.product(range(self.submissions), range(3, 6)):
             idx = number * len(KINDS) + place
-            validator = self.validators[(number + place) % len(self.validators)]
-            yield (
-                idx, START_MS + 10 * idx, RUN, identity("submission", number), validator, 0, "accept", "",
-                identity("evidence", number), metrics, 0.5, 1,
-            )  # fmt: skip
+            yield {
+                "idx": idx, "at_ms": START_MS + 10 * idx, "run": RUN, "submission": identity("submission", number),
+                "validator": self.validators[(number + place) % len(self.validators)], "round": 0,
+                "outcome": Outcome.ACCEPT.value, "reason": "", "evidence": identity("evidence", number),
+                "metrics": metrics, "reward": 0.5, "upheld": 1,
+            }  # fmt: skip
 
-    def round_rows(self) -> Iterator[tuple[Any, ...]]:
+    def round_rows(self) -> Iterator[Row]:
         drawn = json.dumps([str(node) for node in self.validators[:3]])
         for number in range(self.submissions):
-            yield identity("submission", number), 0, number * len(KINDS) + 2, START_MS, 5, drawn
+            yield {
+                "submission": identity("submission", number), "round": 0, "idx": number * len(KINDS) + 2,
+                "drawn_ms": START_MS, "head_size": 5, "validators": drawn,
+            }  # fmt: skip
 
-    def step_rows(self) -> Iterator[tuple[Any, ...]]:
+    def step_rows(self) -> Iterator[Row]:
         for step in range(self.steps + 1):
             at_ms = START_MS + 400 * step
-            yield (
-                RUN, step, step, at_ms, identity("root", step), identity("manifest", step), bytes(32), at_ms, 10, 2,
-                10, 0, 5, 1000, 3, 1, at_ms, at_ms, at_ms + 50, at_ms + 300, at_ms + 60, at_ms + 350, at_ms + 390,
-                5000, 5, 0, 5, 5, 0, 0, 5, 20, 1000, 1000, 45_000, 5, 2.5, 5,
-            )  # fmt: skip
+            yield {
+                "run": RUN, "step": step, "idx": step, "published_ms": at_ms, "root": identity("root", step),
+                "manifest": identity("manifest", step), "beacon": bytes(32), "beacon_ms": at_ms, "slots": 10,
+                "samples": 2, "slots_done": 10, "trained_on": 5, "trained_tokens": 1000, "lag_sum": 3, "lag_max": 1,
+                "ready_ms": at_ms, "first_lease_ms": at_ms, "first_submitted_ms": at_ms + 50,
+                "last_submitted_ms": at_ms + 300, "first_drawn_ms": at_ms + 60, "last_settled_ms": at_ms + 350,
+                "paid_ms": at_ms + 390, "paid_nano": 5000, "leases": 5, "submissions": 5, "accepted": 5, "audited": 5,
+                "rollouts": 20, "tokens": 1000, "units": 1000, "file_bytes": 45_000, "nodes": 5, "reward_sum": 2.5,
+                "rewards": 5,
+            }  # fmt: skip
 
-    def contribution_rows(self) -> Iterator[tuple[Any, ...]]:
+    def contribution_rows(self) -> Iterator[Row]:
         for number in range(self.submissions):
-            yield self.worker_of(number), RUN, number // PER_STEP, 1, 1, 0, 0, 4, 200, 200, 1000
+            yield {
+                "node": self.worker_of(number), "run": RUN, "step": number // PER_STEP, "submissions": 1,
+                "accepted": 1, "rollouts": 4, "tokens": 200, "units": 200, "paid_nano": 1000,
+            }  # fmt: skip
 
-    def payout_rows(self) -> Iterator[tuple[Any, ...]]:
+    def payout_rows(self) -> Iterator[Row]:
+        node = self.workers[0]
         for step in range(self.steps):
-            yield self.workers[0], step * 40 + 39, self.workers[0], RUN, step, START_MS, 1000
+            yield {
+                "node": node, "idx": step * 40 + 39, "owner": node, "run": RUN, "step": step, "at_ms": START_MS,
+                "amount_nano": 1000,
+            }  # fmt: skip
 
-    def node_rows(self) -> Iterator[tuple[Any, ...]]:
+    def node_rows(self) -> Iterator[Row]:
         for place, node in enumerate(self.nodes):
             is_worker = place >= len(self.validators)
-            yield (
-                node, node, friendly_name(node), place, START_MS, START_MS + place, is_worker, not is_worker, False,
-                "active" if place % 20 else "banned", "", 1, "a laptop", "[]", None, 10**11, 0, 5,
-                self.dice.randrange(1000), 1, 0, 0, self.dice.randrange(10**6), self.dice.randrange(10**12),
-            )  # fmt: skip
+            yield {
+                "node": node, "owner": node, "name": friendly_name(node), "first_idx": place, "first_ms": START_MS,
+                "last_ms": START_MS + place, "is_worker": is_worker, "is_validator": not is_worker, "is_relay": False,
+                "status": "active" if place % 20 else "banned", "reason": "", "version": 1, "hardware": "a laptop",
+                "addresses": "[]", "stake_nano": 10**11, "unbonding_nano": 0, "streak": 5,
+                "accepted": self.dice.randrange(1000), Outcome.INVALID.value: 1, Outcome.FRAUDULENT.value: 0,
+                "faults": 0, "units": self.dice.randrange(10**6), "earned_nano": self.dice.randrange(10**12),
+            }  # fmt: skip
 
-    def slash_rows(self) -> Iterator[tuple[Any, ...]]:
+    def stake_rows(self) -> Iterator[Row]:
+        for node in self.nodes:
+            yield {
+                "node": node, "idx": 3, "at_ms": START_MS, "kind": "Staked", "stake_nano": 10**11, "unbonding_nano": 0,
+            }  # fmt: skip
+
+    def slash_rows(self) -> Iterator[Row]:
         for number in range(0, self.submissions, SLASHED):
             idx, node = number * len(KINDS) + 7, self.worker_of(number)
-            yield (
-                identity("submission", number), idx, START_MS, RUN, node, node, 60 * 10**9,
-                identity("evidence", number), "executed", START_MS, "burn", 1, 5 * 10**9, None, None, None, None, idx,
-                START_MS, "hard",
-            )  # fmt: skip
+            yield {
+                "submission": identity("submission", number), "idx": idx, "at_ms": START_MS, "run": RUN, "node": node,
+                "owner": node, "amount_nano": 60 * 10**9, "evidence": identity("evidence", number),
+                "progress": "executed", "appeal_until_ms": START_MS, "slash_to": "burn", "rounds_before": 1,
+                "bond_nano": 5 * 10**9, "ended_idx": idx, "ended_ms": START_MS, "outcome": Outcome.FRAUDULENT.value,
+            }  # fmt: skip
 
-    def run_row(self) -> tuple[Any, ...]:
+    def run_row(self) -> Row:
         count = self.submissions
-        terms = encode_json(asdict(TERMS))
-        return (
-            RUN, 1, START_MS, "active", terms, self.steps, 10**12, len(self.validators), 3, 2, 1, count, count, 0, 0,
-            count, 0, 4 * count, 200 * count, 200 * count, 1000, 9000 * count, 3 * count, 2, 1, 1, 0,
-        )  # fmt: skip
+        return {
+            "run": RUN, "idx": 1, "at_ms": START_MS, "status": "active", "terms": encode_json(asdict(TERMS)),
+            "latest_step": self.steps, "pool_nano": 10**12, "validators": len(self.validators), "leases_open": 3,
+            "submissions_open": 2, "slashes_open": 1, "submissions": count, "accepted": count, "audited": count,
+            "rollouts": 4 * count, "tokens": 200 * count, "units": 200 * count, "paid_nano": 1000,
+            "file_bytes": 9000 * count, "verdicts": 3 * count, "slashes": 2, "executed": 1, "overturned": 1,
+        }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -251,7 +286,7 @@ class Filler:
             "busiest node": f"/nodes/{busy}",
             "validator": f"/nodes/{self.dice.choice(self.validators)}",
             "submissions": "/submissions",
-            "submissions, hard": "/submissions?state=hard",
+            "submissions, fraudulent": f"/submissions?state={Outcome.FRAUDULENT}",
             "submissions of the busiest": f"/submissions?node={busy}&before={middle * len(KINDS)}",
             "submission": f"/submissions/0x{name}",
             "slashes": f"/slashes?before={middle * len(KINDS)}",
@@ -321,14 +356,14 @@ def report(sizes: list[int], taken: Taken) -> None:
         print(f"{name:<28}" + "".join(f"{low:11.1f}{high:7.1f}" for low, high in cells) + f"{growths[name]:9.2f}")
     worst = max(growths, key=lambda name: growths[name])
     print(f"slowest growing page: {worst}")
-    print(f"RESULT growth={growths[worst]:.2f}")
+    print_result(growth=f"{growths[worst]:.2f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--largest", type=int, default=1_000_000)
-    args = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 40, 2)
+    parser.add_size("--largest", 1_000_000, 20_000, "entries of the largest index")
+    args = parser.parse()
     sizes = [args.largest // 100, args.largest // 10, args.largest]
     with tempfile.TemporaryDirectory(prefix="prime-explorer-bench-") as name:
         fillers = []

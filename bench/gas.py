@@ -6,12 +6,10 @@ groups; the smallest is one prompt with 16 answers, and that is what we compare 
 public run INTELLECT-2: 4,096 in 22 minutes. A slower run pays more epochs for the same rollouts, a faster one fewer.
 """
 
-import argparse
 import json
 import math
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import closing
@@ -19,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmark import BenchmarkParser, print_result, stop_without
 
 from prime_coordinator.settlement.config import SettlementConfig
 from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed
@@ -169,7 +167,7 @@ class Measured:
             self.chain.call(self.chain.court, "refund", name)
             self.note("refund an undecided appeal", "refund")
         else:
-            self.judge(name, judges, is_hard=end == "uphold")
+            self.judge(name, judges, is_fraudulent=end == "uphold")
             self.note(f"judge an appeal: {end}", "judge")
 
     def logged(self, entry: SlashExecuted | SlashOverturned) -> tuple[Any, ...]:
@@ -187,10 +185,10 @@ class Measured:
         self.note("propose a slash, quorum of 3", "propose")
         return name
 
-    def judge(self, name: Digest, judges: list[Any], *, is_hard: bool) -> None:
-        entry = self.logged((SlashExecuted if is_hard else SlashOverturned)(submission=name))
+    def judge(self, name: Digest, judges: list[Any], *, is_fraudulent: bool) -> None:
+        entry = self.logged((SlashExecuted if is_fraudulent else SlashOverturned)(submission=name))
         first = sorted(bytes(key.node) for key in judges[:3])
-        verdicts = self.scene.verdicts(name, 2 if is_hard else 0, judges[3:])
+        verdicts = self.scene.verdicts(name, 2 if is_fraudulent else 0, judges[3:])
         self.chain.call(self.chain.court, "judge", name, [*first, *first], verdicts, entry)
 
     def measure_payouts(self) -> None:
@@ -234,11 +232,11 @@ def tree_of(leaves: list[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, default=100_000, help="entries that the largest anchor covers")
-    options = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--entries", 100_000, 500, "entries that the largest anchor covers")
+    options = parser.parse()
     if not ANVIL.exists():
-        raise SystemExit("anvil is missing: run `npm ci --ignore-scripts` in contracts/")
+        stop_without("anvil is missing: run `npm ci --ignore-scripts` in contracts/", smoke=options.smoke)
     measured = Measured(options.entries)
     try:
         measured.measure()
@@ -265,7 +263,7 @@ def print_ratio(epoch_gas: int) -> None:
         theirs = -(-ROLLOUTS // size) * SUBMIT_WORK_GAS
         ratios[size] = theirs / ours
         print(f"| {size} rollout{'s' * (size > 1)} | {theirs:,} | {ratios[size]:,.0f} |")
-    print(f"RESULT gas_ratio={ratios[GROUP]:.0f} per_rollout={ratios[1]:.0f} epoch_gas={epoch_gas}")
+    print_result(gas_ratio=f"{ratios[GROUP]:.0f}", per_rollout=f"{ratios[1]:.0f}", epoch_gas=epoch_gas)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+from benchmark import BenchmarkParser
 
 from prime_coordinator.config import CoordinatorConfig, LogWriterConfig
 from prime_coordinator.entry_writer import EntryWriter
@@ -53,10 +53,8 @@ from support.processes.coordinator import (
     until_beacon,
 )
 
-SUBMITTERS = 40
-CLOSED_S = 4.0
-"""How long the capacity is measured."""
-OVERLOAD_S = 6.0
+OVERLOAD_TIMES = 1.5
+"""An overload lasts so many times as long as the capacity is measured."""
 PATIENCE_S = 120.0
 ATTEMPT_S = 20.0
 
@@ -166,9 +164,11 @@ WANT = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
 class Bench:
     """One coordinator and its crowd."""
 
-    def __init__(self, process: CoordinatorProcess, nodes: list[Node]) -> None:
+    def __init__(self, process: CoordinatorProcess, nodes: list[Node], *, submitters: int, capacity_s: float) -> None:
         self.process = process
         self.nodes = nodes
+        self.submitters = submitters
+        self.capacity_s = capacity_s
         self.held: dict[str, float] = {}
         self.unspecified = 0
         self.recovered = True
@@ -194,7 +194,7 @@ class Bench:
 
     async def hold(self, what: str, endpoint: Endpoint[Any, Any], message: Any) -> float:
         """What it can take: 64 nodes ask at once, each time one was answered another one's turn comes."""
-        tally, stop_s = Tally(), time.perf_counter() + CLOSED_S
+        tally, stop_s = Tally(), time.perf_counter() + self.capacity_s
 
         async def turns(nodes: Sequence[Node]) -> None:
             while time.perf_counter() < stop_s:
@@ -205,7 +205,7 @@ class Bench:
                     tally.waits_s.append(time.perf_counter() - began_s)
 
         await asyncio.gather(*(turns(self.nodes[number::64]) for number in range(64)))
-        held = tally.statuses[200] / CLOSED_S
+        held = tally.statuses[200] / self.capacity_s
         show(f"{what} held, 64 at once", f"{held:,.0f}/s", str(tally))
         return held
 
@@ -244,9 +244,9 @@ class Bench:
     async def burst(self) -> None:
         """Uploads and submissions, as many at once as there are workers with a lease."""
         tally, began_s = Tally(), time.perf_counter()
-        await asyncio.gather(*(self._submit(number, tally) for number in range(SUBMITTERS)))
+        await asyncio.gather(*(self._submit(number, tally) for number in range(self.submitters)))
         took_s = time.perf_counter() - began_s
-        show("files uploaded, checked and logged, all at once", f"{SUBMITTERS / took_s:.1f}/s", str(tally))
+        show("files uploaded, checked and logged, all at once", f"{self.submitters / took_s:.1f}/s", str(tally))
 
     async def _submit(self, number: int, tally: Tally) -> None:
         async with party(self.process, f"submitter-{number}") as worker:
@@ -276,8 +276,9 @@ class Bench:
             if status == 200:
                 tally.waits_s.append(time.perf_counter() - began_s)
 
+        overload_s = OVERLOAD_TIMES * self.capacity_s
         began_s, sent, busy = time.perf_counter(), 0, 0
-        while (now_s := time.perf_counter() - began_s) < OVERLOAD_S:
+        while (now_s := time.perf_counter() - began_s) < overload_s:
             while sent < rate * now_s:
                 node, sent = self.nodes[sent % len(self.nodes)], sent + 1
                 # One connection a node: who still waits for an answer sends no second request on it.
@@ -291,7 +292,7 @@ class Bench:
                 task.add_done_callback(open_.discard)
             await asyncio.sleep(0.001)
         await asyncio.gather(*open_)
-        answered = tally.statuses[200] / OVERLOAD_S
+        answered = tally.statuses[200] / overload_s
         detail = f"{tally}; {busy} were not sent, as their node still waited; {resident_mb(self.process):.0f} MB"
         show(f"{rate:,.0f} {what}/s offered", f"{answered:,.0f}/s answered well", detail)
         self.unspecified += tally.unspecified
@@ -332,7 +333,8 @@ def show(what: str, figure: str, detail: str) -> None:
     print(f"| {what} | {figure} | {detail} |", flush=True)
 
 
-async def run(count: int) -> int:
+async def run(args: argparse.Namespace) -> int:
+    count = args.nodes
     with tempfile.TemporaryDirectory(prefix="prime-load-") as name:
         limits = ServerLimits(connections_max=count + 500)
         config = await make_folder(
@@ -344,7 +346,7 @@ async def run(count: int) -> int:
         await register(config, nodes)
         began_s = time.perf_counter()
         async with running(config) as process:
-            bench = Bench(process, nodes)
+            bench = Bench(process, nodes, submitters=args.submitters, capacity_s=args.seconds)
             print(f"| {count} nodes | result | detail |\n|---|---|---|")
             show(
                 "start with them in the log", f"{time.perf_counter() - began_s:.1f} s", f"{3 * count} entries replayed"
@@ -366,12 +368,14 @@ async def run(count: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=2_000)
-    args = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--nodes", 2_000, 200)
+    parser.add_size("--submitters", 40, 2)
+    parser.add_size("--seconds", 4.0, 0.5, "how long the capacity is measured")
+    args = parser.parse()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, args.nodes * 2 + 1_000)), hard))
-    return asyncio.run(run(args.nodes))
+    return asyncio.run(run(args))
 
 
 if __name__ == "__main__":

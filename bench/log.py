@@ -6,18 +6,15 @@ The peer is pymerkle. It is GPLv3+, so never a dependency: `pip install --target
 Without it the naive way, which keeps the leaves and hashes them all again for a root or a proof, is the only peer.
 """
 
-import argparse
 import importlib
 import random
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
+from benchmark import BenchmarkParser, print_result, timed
 
 from prime_protocol.log.merkle import (
     Frontier,
@@ -30,12 +27,6 @@ from prime_protocol.log.merkle import (
 )
 
 PROOFS = 2_000
-
-
-def clock(work: Callable[[], Any]) -> tuple[float, Any]:
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
@@ -65,23 +56,23 @@ def row(what: str, seconds: float, count: int, note: str = "") -> None:
 
 def bench_appends(entries: list[bytes]) -> tuple[MerkleTree, float]:
     count = len(entries)
-    seconds, leaves = clock(lambda: [compute_leaf_hash(entry) for entry in entries])
+    seconds, leaves = timed(lambda: [compute_leaf_hash(entry) for entry in entries])
     row("leaf hash, 139-byte entries", seconds, count)
-    seconds, frontier = clock(lambda: append_one_by_one(Frontier(), leaves))
+    seconds, frontier = timed(lambda: append_one_by_one(Frontier(), leaves))
     row("append, frontier, a new value each", seconds, count, f"{len(frontier.peaks)} hashes kept")
     appends_per_s = count / seconds
-    seconds, bulk = clock(lambda: Frontier().append_many(leaves))
+    seconds, bulk = timed(lambda: Frontier().append_many(leaves))
     row("append, frontier, in bulk", seconds, count)
-    seconds, single = clock(lambda: grow(MerkleTree(), leaves))
+    seconds, single = timed(lambda: grow(MerkleTree(), leaves))
     row("append, tree, one by one", seconds, count)
     tracemalloc.start()
     tree = MerkleTree()
     tree.append_many(leaves)
     memory = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    seconds, tree = clock(lambda: MerkleTree(leaves))
+    seconds, tree = timed(lambda: MerkleTree(leaves))
     row("append, tree, in bulk", seconds, count, f"{memory / count:.0f} bytes/entry kept")
-    seconds, root = clock(lambda: naive_root(list(leaves)))
+    seconds, root = timed(lambda: naive_root(list(leaves)))
     row("peer naive: one root over all leaves", seconds, 1)
     assert frontier.root() == bulk.root() == single.root() == tree.root() == root
     return tree, appends_per_s
@@ -90,7 +81,7 @@ def bench_appends(entries: list[bytes]) -> tuple[MerkleTree, float]:
 def bench_proofs(tree: MerkleTree) -> tuple[int, float]:
     size, root, dice = tree.size, tree.root(), random.Random(0)
     places = [dice.randrange(size) for _ in range(PROOFS)]
-    seconds, proofs = clock(lambda: [build_inclusion_proof(index, size, tree.get_node) for index in places])
+    seconds, proofs = timed(lambda: [build_inclusion_proof(index, size, tree.get_node) for index in places])
     proof_bytes = max(map(len, proofs)) * 32
     row("inclusion proof, build", seconds, PROOFS, f"at most {proof_bytes} bytes")
     proof_us = seconds / PROOFS * 1e6
@@ -100,7 +91,7 @@ def bench_proofs(tree: MerkleTree) -> tuple[int, float]:
         verify_inclusion(leaf, proof, index=index, size=size, root=root)
     row("inclusion proof, verify", time.perf_counter() - started, PROOFS)
     olds = [index + 1 for index in places]
-    seconds, proofs = clock(lambda: [build_consistency_proof(old, size, tree.get_node) for old in olds])
+    seconds, proofs = timed(lambda: [build_consistency_proof(old, size, tree.get_node) for old in olds])
     row("consistency proof, build", seconds, PROOFS, f"at most {max(map(len, proofs)) * 32} bytes")
     old_roots = [Frontier.of(old, tree.get_node).root() for old in olds]
     started = time.perf_counter()
@@ -119,27 +110,27 @@ def bench_peer(folder: str | None, entries: list[bytes], root: bytes) -> None:
         print("peer pymerkle: absent (see --peer)")
         return
     peer = pymerkle.InmemoryTree(algorithm="sha256")
-    seconds, _ = clock(lambda: [peer.append_entry(entry) for entry in entries])
+    seconds, _ = timed(lambda: [peer.append_entry(entry) for entry in entries])
     row("peer pymerkle: append, leaf hash included", seconds, len(entries))
-    seconds, found = clock(peer.get_root)
+    seconds, found = timed(peer.get_root)
     assert found == root, "pymerkle has another root"
     dice, count = random.Random(0), 200
     places = [dice.randrange(len(entries)) + 1 for _ in range(count)]
-    seconds, _ = clock(lambda: [peer.prove_inclusion(index) for index in places])
+    seconds, _ = timed(lambda: [peer.prove_inclusion(index) for index in places])
     row("peer pymerkle: inclusion proof, build", seconds, count)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--entries", 1_000_000, 5_000)
     parser.add_argument("--peer", help="folder that holds pymerkle")
-    options = parser.parse_args()
+    options = parser.parse()
     entries = [number.to_bytes(139, "big") for number in range(options.entries)]
     print(f"{options.entries:,} entries, Python {sys.version.split()[0]}, one thread")
     tree, appends_per_s = bench_appends(entries)
     proof_bytes, proof_us = bench_proofs(tree)
     bench_peer(options.peer, entries, tree.root())
-    print(f"RESULT appends_per_s={appends_per_s:.0f} proof_bytes={proof_bytes} proof_us={proof_us:.1f}")
+    print_result(appends_per_s=f"{appends_per_s:.0f}", proof_bytes=proof_bytes, proof_us=f"{proof_us:.1f}")
 
 
 if __name__ == "__main__":

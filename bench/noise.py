@@ -10,15 +10,16 @@ It takes long. With --results the same command goes on where it was stopped; wit
 are over and says that there is more to do, with exit code 3.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmark import BenchmarkParser, print_result
 from noise_blocks import Measurement, TimeIsUp
 
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
 from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, RowsByPair, plan_setups, random_prompts
 from prime_node.calibration.report import COLUMNS, list_bounds, list_noise
@@ -28,13 +29,11 @@ from prime_node.jobs.file_checks import find_model_flaws
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.model_files import ModelFiles
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
-
 VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
 VOCABULARY, CONTEXT = 512, 1024
 COMPLETIONS = 7_000
 """The least: with fewer, a quarter of a pairing in bfloat16 has no 1,000 chunks to fit bounds to."""
+SMOKE_COMPLETIONS = 8
 FLOAT32_SHARE = 6
 """Completions in float32 for each in bfloat16, which is slow where it is imitated."""
 TOKENS = 256
@@ -44,11 +43,14 @@ UNFINISHED = 3
 """Exit code where there is more to do."""
 
 
-def make_plan(checkpoint: Path, completions: int) -> CalibrationPlan:
+def make_plan(checkpoint: Path, completions: int, *, smoke: bool) -> CalibrationPlan:
     engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None), (EngineKind.VLLM, VLLM)]
+    precisions, batches, threads = [FLOAT32, EMULATED], [5, 64], [1, 2]
+    if smoke:
+        engines, precisions, batches, threads = engines[:1], precisions[:1], batches[1:], threads[:1]
     return CalibrationPlan(
         checkpoint=checkpoint,
-        setups=plan_setups(engines, [FLOAT32, EMULATED], batches=[5, 64], threads=[1, 2], imitated_share=FLOAT32_SHARE),
+        setups=plan_setups(engines, precisions, batches=batches, threads=threads, imitated_share=FLOAT32_SHARE),
         completions=completions,
         sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
         prompts=random_prompts(VOCABULARY, CONTEXT, 1),
@@ -92,12 +94,14 @@ def judge(rows: RowsByPair, precision: Precision, hidden: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = BenchmarkParser(__doc__)
     parser.add_argument("completions", type=int, nargs="?", default=COMPLETIONS)
     parser.add_argument("--results", type=Path, help="keep what is measured here, and go on from it")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    flags = parser.parse_args()
-    if flags.completions < COMPLETIONS:
+    flags = parser.parse()
+    if flags.smoke:
+        flags.completions = SMOKE_COMPLETIONS
+    elif flags.completions < COMPLETIONS:
         parser.error(f"{flags.completions} completions are too few to fit bounds to, it takes {COMPLETIONS}")
     with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
         checkpoint = make_tiny_checkpoint(
@@ -107,25 +111,28 @@ def main() -> int:
         results.mkdir(parents=True, exist_ok=True)
         ends_at = time.monotonic() + 60 * flags.minutes
         try:
-            rows = asyncio.run(Measurement(make_plan(checkpoint, flags.completions), results, ends_at).run())
+            rows = asyncio.run(
+                Measurement(make_plan(checkpoint, flags.completions, smoke=flags.smoke), results, ends_at).run()
+            )
         except TimeIsUp:
             print(f"the {flags.minutes:g} minutes are over; the same command goes on from {results}")
             return UNFINISHED
-        report(rows, ModelFiles.open(checkpoint).hidden)
+        report(rows, None if flags.smoke else ModelFiles.open(checkpoint).hidden)
     return 0
 
 
-def report(rows: RowsByPair, hidden: int) -> None:
+def report(rows: RowsByPair, hidden: int | None) -> None:
+    """Without a hidden size nothing is fitted: a smoke run has too few completions."""
     print()
     show(COLUMNS, list_noise([collect_noise(pairing, found) for pairing, found in rows.items()]))
-    rejects = sum(judge(rows, precision, hidden) for precision in Precision)
+    rejects = 0 if hidden is None else sum(judge(rows, precision, hidden) for precision in Precision)
     compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
     # Every completion is read once by torch in float32.
     chunks = sum(count for pairing, count in compared.items() if pairing.endswith(f"→ torch {FLOAT32}"))
     margin = max(row.margin_max for found in rows.values() for row in found)
     total = sum(compared.values())
     print(f"\n{chunks} chunks were written; reading them gave {total} comparisons")
-    print(f"RESULT chunks={chunks} comparisons={total} false_rejects={rejects} margin_max={margin:.3g}")
+    print_result(chunks=chunks, comparisons=total, false_rejects=rejects, margin_max=f"{margin:.3g}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ mean square error of its looks against those of a reader in float32, over many r
 the ledger would refute. Ends with RESULT honest_max= honest_refuted= unread_min= unread_passed=.
 """
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+from benchmark import BenchmarkParser
 
 from prime_lab.cheats.models import cut_layers, quantise_fp8, quantise_int4, quantise_int8, write_modified_checkpoint
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
@@ -113,12 +113,12 @@ def compare(found: dict[str, States], other: States, readers: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = BenchmarkParser(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a dense model (default: the tiny one)")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--readers", type=int, default=300)
-    args = parser.parse_args()
+    parser.add_size("--rows", 32, 4)
+    parser.add_size("--tokens", 64, 32)
+    parser.add_size("--readers", 300, 3)
+    args = parser.parse()
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=args.tokens)
     with tempfile.TemporaryDirectory(prefix="prime-looks-") as scratch:
         folder = Path(scratch)

@@ -6,12 +6,10 @@ Needs root and iproute2. The least possible is size/bandwidth: the origin has to
 it took, less one shard's time for each step of depth, over that. Above 1.3 the command fails.
 """
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmark import BenchmarkParser, print_result, stop_without
 
 from prime_lab.attacks.relay_attacks import write_checkpoint
 from support import netns
@@ -22,17 +20,15 @@ RATIO_MAX = 1.3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--mbit", type=int, default=100, help="of every line, up and down (default: 100)")
-    parser.add_argument(
-        "--mib", type=int, default=960, help="size of the checkpoint, 18 times which fits into memory (default: 960)"
-    )
-    parser.add_argument("--shard-mib", type=int, default=2)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--nodes", 16, 2)
+    parser.add_size("--mbit", 100, 1_000, "of every line, up and down")
+    parser.add_size("--mib", 960, 4, "size of the checkpoint; 18 times that must fit into memory")
+    parser.add_size("--shard-mib", 2, 1)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
-    args = parser.parse_args()
+    args = parser.parse()
     if not netns.is_possible():
-        raise SystemExit("network namespaces with shaped links need root and iproute2")
+        stop_without("network namespaces with shaped links need root and iproute2", smoke=args.smoke)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="shaped-links-") as name:
         folder = Path(name)
         checkpoint = write_checkpoint(folder / "step0", make_tensors(1, size=args.mib * 2**18))
@@ -46,8 +42,8 @@ def main() -> None:
     print(f"time to the last node          {outcome.seconds:8.2f} s, depth {outcome.depth}")
     print(f"copies sent by the origin      {outcome.sent_by_origin / outcome.shards:8.2f}")
     print(f"CPU of all nodes               {outcome.cpu_s:8.2f} s")
-    print(f"RESULT last_s={outcome.seconds:.2f} least_s={least_s:.2f} depth={outcome.depth} ratio={ratio:.3f}")
-    if ratio > RATIO_MAX:
+    print_result(last_s=f"{outcome.seconds:.2f}", least_s=f"{least_s:.2f}", depth=outcome.depth, ratio=f"{ratio:.3f}")
+    if ratio > RATIO_MAX and not args.smoke:
         raise SystemExit(f"the ratio is above {RATIO_MAX}")
 
 

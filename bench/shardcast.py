@@ -12,7 +12,6 @@ that memory is used once before: what a virtual machine has not been given yet c
 whoever came first would pay for it.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmark import BenchmarkParser, stop_without
 
 BENCH = Path(__file__).parent
 PUBLIC = BENCH.parent / ".oracle" / "shardcast" / "bin" / "python"
@@ -310,12 +310,12 @@ def row(name: str, cost: Cost, ratio: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=2048, help="size of the checkpoint (default: 2048)")
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--mib", 2048, 128, "size of the checkpoint")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="a tmpfs with ten times that much room")
-    args = parser.parse_args()
+    args = parser.parse()
     if not PUBLIC.exists():
-        raise SystemExit("the public package is missing: run `make oracle`")
+        stop_without("the public package is missing: run `make oracle`", smoke=args.smoke)
     ours: dict[int, tuple[Cost, Cost]] = {}
     public: dict[int, Cost] = {}
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="shardcast-bench-") as name:

@@ -6,17 +6,13 @@ eth-account is what a wallet in Python would use. For the envelope it signs and 
 nothing else; ours also encodes, decodes and checks the letter. For receipts both do the whole of EIP-712.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
-
+from benchmark import BenchmarkParser, print_result, take_turns
 from eth_account import Account
 from eth_account.messages import encode_typed_data
 
@@ -73,63 +69,48 @@ def typed_data() -> Any:
     )
 
 
-def rates(pairs: dict[str, Callable[[], Any]], *, rounds: int, count: int) -> dict[str, float]:
-    """Calls a second in the best round; the works take turns, so that a busy moment hits all alike."""
-    best = dict.fromkeys(pairs, 0.0)
-    for _ in range(rounds):
-        for name, work in pairs.items():
-            started = time.perf_counter()
-            for _ in range(count):
-                work()
-            best[name] = max(best[name], count / (time.perf_counter() - started))
-    return best
-
-
 def guard_rate(count: int) -> float:
     guard = ReplayGuard(since_ms=NOW_MS - CLOCK_SKEW_MS_MAX)
-    letters = [open_envelope(seal_one(sequence), network=MAIN).payload for sequence in range(count)]
+    payloads = [open_envelope(seal_one(sequence), network=MAIN).payload for sequence in range(count)]
     started = time.perf_counter()
-    for letter in letters:
-        guard.admit(letter, NOW_MS)
+    for payload in payloads:
+        guard.admit(payload, NOW_MS)
     return count / (time.perf_counter() - started)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--count", type=int, default=300)
-    options = parser.parse_args()
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 10, 1)
+    parser.add_size("--count", 300, 10)
+    parser.add_size("--messages", 4_000, 100, "that pass the replay guard")
+    options = parser.parse()
     frame, receipt_signature = seal_one(), sign_document(KEY, RECEIPT, EMBEDDED_DOMAIN)
     digest, signature = sha256(ENVELOPE_PREFIX + frame[65:]).digest(), frame[:65]
     assert PEER.unsafe_sign_hash(digest).signature == signature, "the peer must give the same signature"
     assert PEER.sign_message(typed_data()).signature == receipt_signature, "the peer must give the same signature"
-    found = rates(
-        {
-            "seal an envelope": seal_one,
-            "eth-account: sign its digest": lambda: PEER.unsafe_sign_hash(digest),
-            "open an envelope": lambda: open_envelope(frame, network=MAIN),
-            "eth-account: recover from its digest": lambda: Account._recover_hash(digest, signature=signature),
-            "sign a receipt": lambda: sign_document(KEY, RECEIPT, EMBEDDED_DOMAIN),
-            "eth-account: sign a receipt": lambda: PEER.sign_message(typed_data()),
-            "check a receipt": lambda: verify_document(
-                RECEIPT, receipt_signature, signer=KEY.node, domain=EMBEDDED_DOMAIN
-            ),
-            "eth-account: check a receipt": lambda: Account.recover_message(typed_data(), signature=receipt_signature),
-        },
-        rounds=options.rounds,
-        count=options.count,
-    )
+    works = {
+        "seal an envelope": seal_one,
+        "eth-account: sign its digest": lambda: PEER.unsafe_sign_hash(digest),
+        "open an envelope": lambda: open_envelope(frame, network=MAIN),
+        "eth-account: recover from its digest": lambda: Account._recover_hash(digest, signature=signature),
+        "sign a receipt": lambda: sign_document(KEY, RECEIPT, EMBEDDED_DOMAIN),
+        "eth-account: sign a receipt": lambda: PEER.sign_message(typed_data()),
+        "check a receipt": lambda: verify_document(RECEIPT, receipt_signature, signer=KEY.node, domain=EMBEDDED_DOMAIN),
+        "eth-account: check a receipt": lambda: Account.recover_message(typed_data(), signature=receipt_signature),
+    }
+    seconds = take_turns(works, rounds=options.rounds, calls=options.count)
+    found = {name: 1 / min(times) for name, times in seconds.items()}
     assert Account.recover_message(typed_data(), signature=receipt_signature) == checksum_address(KEY.node)
     print(
         f"Python {sys.version.split()[0]}, eth-account {version('eth-account')}, one thread, {len(frame)}-byte envelope"
     )
     for name, rate in found.items():
         print(f"{name:<40} {rate:>10,.0f} /s")
-    print(f"{'pass the replay guard':<40} {guard_rate(4000):>10,.0f} /s")
+    print(f"{'pass the replay guard':<40} {guard_rate(options.messages):>10,.0f} /s")
     ours, peer = list(found.values())[::2], list(found.values())[1::2]
     ratios = [our / their for our, their in zip(ours, peer, strict=True)]
     print("times as fast as eth-account: seal {:.1f}, open {:.1f}, sign {:.1f}, check {:.1f}".format(*ratios))
-    print(f"RESULT sealed_per_s={ours[0]:.0f} opened_per_s={ours[1]:.0f} vs_eth_account={min(ratios):.1f}")
+    print_result(sealed_per_s=f"{ours[0]:.0f}", opened_per_s=f"{ours[1]:.0f}", vs_eth_account=f"{min(ratios):.1f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of an hour, so with --results each run is kept as a line of JSON, what is there 
 after so many new ones.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmark import BenchmarkParser
 from digit_runs import Digits, make_learner, make_warm_start
 
 from prime_trainer.config import AdvantageConfig
@@ -166,16 +166,16 @@ def trace(points: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lags", default="0,1,2,4,8")
-    parser.add_argument("--corrections", default="on,off")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=160)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--lags", "0,1,2,4,8", "0,1")
+    parser.add_size("--corrections", "on,off", "on")
+    parser.add_size("--seeds", "0,1,2", "0")
+    parser.add_size("--steps", 160, 1)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--results", type=Path, help="file that runs are kept in, and not made again")
     parser.add_argument("--runs", type=int, default=1000, help="new runs to make before ending")
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
-    args = parser.parse_args()
+    args = parser.parse()
     torch.set_num_threads(1)
     lags, seeds = ([int(word) for word in words.split(",")] for words in (args.lags, args.seeds))
     recipe = Recipe(args.steps, args.learning_rate)

@@ -1,10 +1,9 @@
 """TOPLOC against the public package, in one process and one thread: 4096 x 4096 bf16, 128 values per 32 tokens.
 
 Needs .oracle/ (`make oracle`), where the package is built from source. Both sides are pinned to one processor: the
-package's tensor path starts as many threads as there are, whatever torch is told. Exit 2: .oracle/ is missing.
+package's tensor path starts as many threads as there are, whatever torch is told.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -17,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ORACLE = ROOT / ".oracle" / "bin" / "python"
 TOKENS, HIDDEN, CHUNK, K = 4096, 4096, 32, 128
+INSIDE = "inside"
+"""Tells the process that runs in .oracle/."""
 Rows = dict[str, Callable[[], Any]]
 
 
@@ -88,19 +89,19 @@ def compare(repetitions: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--inside", action="store_true", help="already in .oracle/")
-    options = parser.parse_args()
-    if options.inside:
+    if sys.argv[1:2] == [INSIDE]:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        return compare(options.repetitions)
+        return compare(int(sys.argv[2]))
+    from benchmark import BenchmarkParser, stop_without  # not inside .oracle/, whose path leaves this folder out
+
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--repetitions", 15, 1)
+    options = parser.parse()
     if not ORACLE.exists():
-        print("the public package is not built: run `make oracle` first", file=sys.stderr)
-        return 2
+        stop_without("the public package is not built: run `make oracle` first", smoke=options.smoke)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "protocol"), "OMP_NUM_THREADS": "1"}
     # -P keeps this folder off the path: this file has the package's name.
-    command = [str(ORACLE), "-P", __file__, "--inside", "--repetitions", str(options.repetitions)]
+    command = [str(ORACLE), "-P", __file__, INSIDE, str(options.repetitions)]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

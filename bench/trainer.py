@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmark import BenchmarkParser, print_result
 from trainer_batch import (
     CLIP_HIGH,
     CLIP_LOW,
@@ -25,6 +27,7 @@ from trainer_batch import (
     DELTA,
     LEARNING_RATE,
     MODEL,
+    SAMPLES,
     make_batch,
     read_batch,
     read_peak_bytes,
@@ -34,6 +37,7 @@ from trainer_batch import (
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / ".oracle/trl/bin/python"
 TRL_ROWS = (2, 4, 8)
+SMOKE_SAMPLES = 4
 PACK_TOKENS = 1024
 """Less than what TRL's micro-batches of 4 rows have, padding included, so that it needs no more memory than with 2."""
 
@@ -142,13 +146,13 @@ def make_model(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def start_sides(folder: Path, batch: Path) -> dict[str, Side]:
+def start_sides(folder: Path, batch: Path, trl_rows: Sequence[int]) -> dict[str, Side]:
     ours = [sys.executable, str(Path(__file__).resolve()), "--model", str(folder), "--batch", str(batch)]
     theirs = [str(TRL_PYTHON), "trainer_trl.py", str(folder), str(batch)]
     return {
         "packed": Side("packed", *ours, "--side", "packed"),
         "alone": Side("alone", *ours, "--side", "alone"),
-        **{f"trl {rows} rows": Side(f"trl {rows} rows", *theirs, str(rows)) for rows in TRL_ROWS},
+        **{f"trl {rows} rows": Side(f"trl {rows} rows", *theirs, str(rows)) for rows in trl_rows},
     }
 
 
@@ -160,18 +164,16 @@ def check_same(sides: dict[str, Side]) -> None:
             assert abs(found - wanted[name]) <= 1e-3 * abs(wanted[name]) + 1e-6, (side.name, name, found, wanted[name])
 
 
-def compare(rounds: int) -> None:
-    if not TRL_PYTHON.exists():
-        raise SystemExit("TRL is not there: sh tests/oracle/install_trl.sh")
+def compare(rounds: int, trl_rows: Sequence[int]) -> None:
     with tempfile.TemporaryDirectory(prefix="prime-trainer-") as name:
         folder, batch_path = Path(name) / "model", Path(name) / "batch.json"
         make_model(folder)
-        batch = make_batch(0)
+        batch = make_batch(0, SAMPLES if trl_rows else SMOKE_SAMPLES)
         batch_path.write_text(json.dumps(batch))
         lengths = [len(output) for output in batch["outputs"]]
         tokens = sum(lengths)
         print(f"{len(lengths)} completions of {min(lengths)} to {max(lengths)} tokens, {tokens} in all")
-        sides = start_sides(folder, batch_path)
+        sides = start_sides(folder, batch_path, trl_rows)
         try:
             for _ in range(rounds + 1):
                 for side in sides.values():
@@ -192,27 +194,29 @@ def report(sides: dict[str, Side], tokens: int) -> None:
             f"{first['loss']:>12.5f}{first['gradient_norm']:>12.5f}"
         )
     packed, alone = sides["packed"], sides["alone"]
-    fastest = max(
-        (side for name, side in sides.items() if name.startswith("trl")), key=lambda each: each.tokens_per_s(tokens)
-    )
-    print(
-        f"RESULT vs_trl={packed.tokens_per_s(tokens) / fastest.tokens_per_s(tokens):.2f} "
-        f"memory_vs_trl={packed.peak_bytes / fastest.peak_bytes:.2f} "
-        f"vs_unpacked={packed.tokens_per_s(tokens) / alone.tokens_per_s(tokens):.2f}"
-    )
+    figures = {"vs_unpacked": packed.tokens_per_s(tokens) / alone.tokens_per_s(tokens)}
+    peers = [side for name, side in sides.items() if name.startswith("trl")]
+    if peers:
+        fastest = max(peers, key=lambda side: side.tokens_per_s(tokens))
+        figures["vs_trl"] = packed.tokens_per_s(tokens) / fastest.tokens_per_s(tokens)
+        figures["memory_vs_trl"] = packed.peak_bytes / fastest.peak_bytes
+    print_result(**{name: f"{value:.2f}" for name, value in figures.items()})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = BenchmarkParser(__doc__)
+    parser.add_size("--rounds", 2, 1)
     parser.add_argument("--side", choices=("packed", "alone"), help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse()
     if args.side:
         run_side(args.model, args.batch, is_packed=args.side == "packed")
     else:
-        compare(args.rounds)
+        # A smoke run leaves TRL out, which takes longer to import than the steps take.
+        if not TRL_PYTHON.exists() and not args.smoke:
+            raise SystemExit("TRL is missing: sh tests/oracle/install_trl.sh")
+        compare(args.rounds, TRL_ROWS if not args.smoke else ())
 
 
 if __name__ == "__main__":

@@ -31,14 +31,14 @@ MODEL = {
 LEARNING_RATE, CLIP_NORM, DELTA, CLIP_LOW, CLIP_HIGH = 1e-5, 1.0, 4.0, 0.2, 0.28
 
 
-def make_batch(seed: int) -> dict[str, Any]:
+def make_batch(seed: int, samples: int = SAMPLES) -> dict[str, Any]:
     """Completions with a heavy tail of lengths, as reasoning has, and advantages of both signs."""
     dice = np.random.default_rng(seed)
-    lengths = np.clip(dice.lognormal(np.log(LENGTH_MEDIAN), LENGTH_SPREAD, SAMPLES), 4, LENGTH_MAX).astype(int)
+    lengths = np.clip(dice.lognormal(np.log(LENGTH_MEDIAN), LENGTH_SPREAD, samples), 4, LENGTH_MAX).astype(int)
     return {
         "prompts": [dice.integers(2, MODEL["vocab_size"], PROMPT).tolist() for _ in lengths],
         "outputs": [dice.integers(2, MODEL["vocab_size"], int(length)).tolist() for length in lengths],
-        "advantages": dice.uniform(-1, 1, SAMPLES).tolist(),
+        "advantages": dice.uniform(-1, 1, samples).tolist(),
     }
 
 
