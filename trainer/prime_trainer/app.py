@@ -1,6 +1,7 @@
-"""One process of a trainer, from the lock to the last word. The first rank talks to the world; the others only train.
+"""One trainer process, from taking the lock to shutdown. The first rank does all I/O; the other ranks only train.
 
-Training runs in a thread of its own, since it computes for minutes; everything that waits for others is in the loop.
+Training runs in its own thread, because a step computes for minutes. Everything that waits for others runs in the event
+loop. This module wires parts together; it holds no rules.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, SystemClock
-from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.client import HttpClient
 from prime_runtime.http.control_api import ControlServer
 from prime_runtime.lock import ProcessLock, hold_process_lock
 from prime_runtime.model_files import ModelFiles
@@ -44,55 +45,53 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WORKER_THREADS = 4
-"""One learns, one publishes, one tries checkpoints, one reads what comes in. Python's own number grows with cores,
-and the allocator keeps for each thread what it once had: on many cores that would be a model for each of them."""
+"""One each for training, publishing, evaluating and reading submissions. Python's default grows with the cores, and the
+allocator keeps the peak memory of each thread: on many cores that would be one model per thread."""
 
 
 def run_trainer(config: TrainConfig) -> int:
-    """Until the last step, SIGTERM, SIGINT or `stop`."""
+    """Run until the last step, SIGTERM, SIGINT or `stop`."""
     ranks = RankGroup.join(config.device)
     try:
-        return (
-            asyncio.run(TrainerApp(config, ranks, SystemClock()).run())
-            if ranks.is_first
-            else run_follower_rank(config, ranks)
-        )
+        if ranks.is_first:
+            return asyncio.run(TrainerApp(config, ranks, SystemClock()).run())
+        return run_follower_rank(config, ranks)
     finally:
         ranks.leave()
 
 
 def run_follower_rank(config: TrainConfig, ranks: RankGroup) -> int:
-    """Every rank but the first: learn what it is told to, and leave when the first one does."""
+    """Every rank but the first: train on what the first one broadcasts, and end when it does."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        # torchrun tells all ranks at once; one that left in the middle of a step would take the others down with it.
+        # torchrun signals all ranks at once. A rank that left in the middle of a step would take the others down.
         signal.signal(number, signal.SIG_IGN)
-    begin: StartPoint = ranks.broadcast(None)  # type: ignore[assignment]
-    learner = make_learner(config, ranks, begin)
-    desk = TrainContext(
+    start: StartPoint = ranks.broadcast(None)  # type: ignore[assignment]
+    learner = make_learner(config, ranks, start)
+    context = TrainContext(
         checkpoints=config.folder / CHECKPOINTS_FOLDER,
-        model=begin.model,
+        model=start.model,
         checkpoints_kept=config.checkpoints_kept,
         source=FollowerRankIo(),
         sink=FollowerRankIo(),
         write_metrics=lambda facts: None,
         clock=SystemClock(),
     )
-    if begin.saved is None:
-        save_state(learner, begin.state, desk, begin.model)
-    train(learner, begin.state, desk, steps=config.steps)
+    if start.saved is None:
+        save_state(learner, start.state, context, start.model)
+    train(learner, start.state, context, steps=config.steps)
     return 0
 
 
 class FollowerRankIo:
-    """Whom a rank that is not the first gets batches from and gives checkpoints to."""
+    """The source and sink of a rank that is not the first: the training loop never calls them there."""
 
     def next_batch(self, step: Step) -> TrainingBatch | None:
-        raise AssertionError("only the first rank asks")
+        raise AssertionError("only the first rank fetches batches")
 
     def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
-        raise AssertionError("only the first rank tells")
+        raise AssertionError("only the first rank marks submissions")
 
-    def publish(self, position: TrainState) -> None:
+    def publish(self, state: TrainState) -> None:
         raise AssertionError("only the first rank publishes")
 
     def wait(self) -> None:
@@ -100,7 +99,7 @@ class FollowerRankIo:
 
 
 class TrainerApp:
-    """The first rank."""
+    """The process of the first rank."""
 
     def __init__(self, config: TrainConfig, ranks: RankGroup, clock: Clock) -> None:
         self._config = config
@@ -121,99 +120,92 @@ class TrainerApp:
             lock = stack.enter_context(
                 hold_process_lock(config.folder / TRAINER_LOCK_NAME, "trainer", advice="give --folder a folder")
             )
-            notes = MetricsLog(config.folder, self._clock.now_ms())
-            await self._open_control_api(lock, notes, stack)
+            metrics = MetricsLog(config.folder)
+            stack.callback(metrics.close)
+            await self._open_control_api(lock, metrics, stack)
             key = config.load_key()
-            client = await stack.enter_async_context(
-                open_client(
-                    key=key,
-                    network=config.network_id,
-                    clock=self._clock,
-                    limits=config.client,
-                    authority=config.authority,
-                )
-            )
+            client = await stack.enter_async_context(config.open_client(key, self._clock))
             sandbox = await stack.enter_async_context(Sandbox(jobs_max=config.jobs))
-            await self._train_run(key, client, sandbox, notes)
+            await self._train_run(key, client, sandbox, metrics)
         return 0
 
-    async def _open_control_api(self, lock: ProcessLock, notes: MetricsLog, stack: AsyncExitStack) -> None:
-        def stop(given: dict[str, str]) -> str:
+    async def _open_control_api(self, lock: ProcessLock, metrics: MetricsLog, stack: AsyncExitStack) -> None:
+        def stop(arguments: dict[str, str]) -> str:
             self._stop.set()
-            return "it ends after the running step"
+            return "the trainer stops after the current step"
 
-        door = ControlServer(
-            lambda: self._status.build(self._clock.now_ms()), {"stop": stop}, {"/metrics": notes.metrics.handle}
+        server = ControlServer(
+            lambda: self._status.build(self._clock.now_ms()), {"stop": stop}, {"/metrics": metrics.metrics.handle}
         )
-        url = await door.open(self._config.port, advice="choose another --port")
-        stack.push_async_callback(door.close)
-        lock.write_url(url, token=door.token)
-        log.info("status and metrics are under %s", url)
+        url = await server.open(self._config.port, advice="choose another --port")
+        stack.push_async_callback(server.close)
+        lock.write_url(url, token=server.token)
+        log.info("status and metrics are served at %s", url)
 
-    async def _train_run(self, key: WalletKey, client: HttpClient, sandbox: Sandbox, notes: MetricsLog) -> None:
+    async def _train_run(self, key: WalletKey, client: HttpClient, sandbox: Sandbox, metrics: MetricsLog) -> None:
         config = self._config
         checkpoints = config.folder / CHECKPOINTS_FOLDER
-        found = await asyncio.to_thread(find_newest_checkpoint, checkpoints)
-        begin = await asyncio.to_thread(choose_start_point, config, found.saved)
-        model_files = await asyncio.to_thread(ModelFiles.open, begin.model)
-        harvest = RolloutBuffer(config.batch, dict.fromkeys(begin.state.trained_on, int(begin.state.step)))
-        collector = RolloutCollector(config, client, harvest, model_files, sandbox, self._clock)
-        measurer = MetricsReporter(config, client, sandbox, notes, self._clock)
-        publisher = CheckpointPublisher(config, key, self._clock, self._stop, measurer.add)
-        self._status.attach(collector, publisher, measurer, notes)
-        seen = await collector.wait_for_run(self._stop)
-        if seen is None:
+        scan = await asyncio.to_thread(find_newest_checkpoint, checkpoints)
+        start = await asyncio.to_thread(choose_start_point, config, scan.saved)
+        model_files = await asyncio.to_thread(ModelFiles.open, start.model)
+        buffer = RolloutBuffer(config.batch, dict.fromkeys(start.state.trained_on, int(start.state.step)))
+        collector = RolloutCollector(config, client, buffer, model_files, sandbox, self._clock)
+        reporter = MetricsReporter(config, client, sandbox, metrics, self._clock)
+        publisher = CheckpointPublisher(config, key, self._clock, self._stop, reporter.add)
+        self._status.attach(collector, publisher, reporter, metrics)
+        run = await collector.wait_for_run(self._stop)
+        if run is None:
             return
-        saved = await asyncio.to_thread(repair_checkpoints, config, key.node, checkpoints, found, seen.latest_step)
-        begin = await asyncio.to_thread(choose_start_point, config, saved)
-        verify_run(seen, key.node, model_files.digest, begin)
-        notes.repair(begin.state.step, dict(begin.state.metrics))
-        desk = self._make_context(begin, collector, publisher, notes)
-        learner = await asyncio.to_thread(self._make_learner, begin, desk)
-        publisher.published = Step(seen.latest_step)
-        if begin.state.step > seen.latest_step:
-            desk.sink.publish(begin.state)
+        saved = await asyncio.to_thread(repair_checkpoints, config, key.node, checkpoints, scan, run.latest_step)
+        start = await asyncio.to_thread(choose_start_point, config, saved)
+        verify_run(run, key.node, model_files.digest, start)
+        metrics.repair(start.state.step, dict(start.state.metrics))
+        context = self._make_context(start, collector, publisher, metrics)
+        learner = await asyncio.to_thread(self._make_learner, start, context)
+        publisher.published = Step(run.latest_step)
+        if start.state.step > run.latest_step:
+            context.sink.publish(start.state)
         else:
-            # Its numbers may not have come through before the last end.
-            measurer.add(begin.model.parent, begin.state)
+            # The last process may have ended before it reported the metrics of this step.
+            reporter.add(start.model.parent, start.state)
         supervisor = Supervisor(
-            [SupervisedTask("collector", collector.run), SupervisedTask("measurer", measurer.run)], self._clock
+            [SupervisedTask("collector", collector.run), SupervisedTask("reporter", reporter.run)], self._clock
         )
         self._status.parts = supervisor.tasks
-        log.info("training begins with step %d, on %d ranks", begin.state.step, self._ranks.size)
-        training = asyncio.create_task(asyncio.to_thread(train, learner, begin.state, desk, steps=config.steps))
+        log.info("training starts from step %d on %d ranks", start.state.step, self._ranks.size)
+        training = asyncio.create_task(asyncio.to_thread(train, learner, start.state, context, steps=config.steps))
         try:
             await supervisor.run_until(asyncio.wait([training]))
         finally:
             self._stop.set()
             last = await training
         await publisher.wait()
-        await measurer.finish()
-        log.info("the trainer stops with step %d", last.step)
+        await reporter.finish()
+        log.info("the trainer stopped at step %d", last.step)
 
-    def _make_learner(self, begin: StartPoint, desk: TrainContext) -> Learner:
-        learner = make_learner(self._config, self._ranks, self._ranks.broadcast(begin))
-        if begin.saved is None:
-            save_state(learner, begin.state, desk, begin.model)
+    def _make_learner(self, start: StartPoint, context: TrainContext) -> Learner:
+        learner = make_learner(self._config, self._ranks, self._ranks.broadcast(start))
+        if start.saved is None:
+            save_state(learner, start.state, context, start.model)
         return learner
 
     def _make_context(
-        self, begin: StartPoint, collector: RolloutCollector, publisher: CheckpointPublisher, notes: MetricsLog
+        self, start: StartPoint, collector: RolloutCollector, publisher: CheckpointPublisher, metrics: MetricsLog
     ) -> TrainContext:
         config, bridge = self._config, LoopBridge(collector, publisher, self._stop, self._config)
         return TrainContext(
             checkpoints=config.folder / CHECKPOINTS_FOLDER,
-            model=begin.model,
+            model=start.model,
             checkpoints_kept=config.checkpoints_kept,
             source=bridge,
             sink=bridge,
-            write_metrics=notes.write_step,
+            write_metrics=metrics.write_step,
             clock=self._clock,
         )
 
 
 class LoopBridge:
-    """From the training thread into the loop and back."""
+    """Source and sink for the training thread: runs their calls in the event loop."""
 
     def __init__(
         self, collector: RolloutCollector, publisher: CheckpointPublisher, stop: asyncio.Event, config: TrainConfig
@@ -230,9 +222,9 @@ class LoopBridge:
     def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
         self._loop.call_soon_threadsafe(self._collector.buffer.mark_trained, names, step)
 
-    def publish(self, position: TrainState) -> None:
+    def publish(self, state: TrainState) -> None:
         self._loop.call_soon_threadsafe(
-            self._publisher.start, get_checkpoint_folder(self._checkpoints, position.step), position
+            self._publisher.start, get_checkpoint_folder(self._checkpoints, state.step), state
         )
 
     def wait(self) -> None:

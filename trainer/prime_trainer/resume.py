@@ -1,10 +1,9 @@
-"""What a trainer does about checkpoints that are not as they were written: it says which, sets them aside, goes on.
+"""How a trainer starts: from its newest intact checkpoint, or from the model it was given.
 
-Where the damaged one's step was not published, the step is learnt again from the checkpoint before. Where it was, the
-next one must come of what everybody has: the published weights go with the optimizer's state of the checkpoint before.
-What is lost is one update of that state, and what bf16 does not hold of the weights.
-
-How a trainer begins: from its newest checkpoint or from the model it was given, and whether that fits the run.
+A damaged checkpoint is reported and quarantined. If its step was not published, the step is trained again from the
+checkpoint before. If it was published, the next step must continue from what everybody has: the published weights are
+combined with the optimizer state of the checkpoint before. That loses one optimizer update, and the bits of the weights
+that bf16 cannot hold.
 """
 
 import logging
@@ -30,6 +29,7 @@ from prime_trainer.checkpoints import (
     DamagedCheckpoint,
     SavedCheckpoint,
     TrainState,
+    disk_errors,
     list_file_tensors,
     load_optimizer,
     write_checkpoint,
@@ -44,96 +44,17 @@ from prime_trainer.train import Learner
 
 log = logging.getLogger(__name__)
 
-
-def repair_checkpoints(
-    config: PublishConfig, trainer: NodeId, checkpoints: Path, found: CheckpointScan, latest: int
-) -> SavedCheckpoint | None:
-    """What to go on from, given the run's newest published step; None: the first start. LocalError says what to do."""
-    if not found.damaged:
-        return found.saved
-    for each in found.damaged:
-        log.error("the checkpoint %s is damaged: %s", each.folder, each.problem)
-    step = found.saved.state.step if found.saved else -1
-    with hold_process_lock(config.store / PUBLISH_LOCK_NAME, "publish", advice="give --store a folder"):
-        store = ShardStore(config.store, network=config.network_id, run=config.run_id, trainer=trainer)
-        if step < latest <= found.damaged[0].step:
-            published = find_published(store, latest, found)
-            quarantine(checkpoints, found.damaged)
-            saved: SavedCheckpoint | None = rebuild_checkpoint(checkpoints, published, Step(latest), found.saved)
-        else:
-            quarantine(checkpoints, found.damaged)
-            saved = found.saved
-        remove_unpublished(store, latest)
-    log.warning("training goes on from step %d", saved.state.step if saved else 0)
-    return saved
-
-
-def find_published(store: ShardStore, step: int, found: CheckpointScan) -> Path:
-    """The whole checkpoint of this step, every byte of it as its manifest says."""
-    advice = f"restore {found.damaged[0].folder} from a copy"
-    if found.saved is None and step:
-        raise LocalError(f"no checkpoint before step {step} is whole; {advice}")
-    signed = next((each for each in store.checkpoints().values() if each.manifest.step == step), None)
-    if signed is None:
-        raise LocalError(f"the store {store.folder} does not have step {step}, which is published; {advice}")
-    path = store.checkpoint_path(signed.root)
-    try:
-        verify_checkpoint_folder(path, signed.manifest, threads=1)
-    except RemoteError as error:
-        raise LocalError(f"the published weights in {path} are damaged too: {error}; {advice}") from None
-    return path
-
-
-def quarantine(checkpoints: Path, damaged: Sequence[DamagedCheckpoint]) -> None:
-    """For the owner to look at; those of earlier times go."""
-    names = {each.folder.name.removesuffix(DAMAGED) + DAMAGED for each in damaged}
-    for old in checkpoints.glob(f"step-*{DAMAGED}"):
-        if old.name not in names:
-            shutil.rmtree(old)
-    for each in damaged:
-        if not each.folder.name.endswith(DAMAGED):
-            target = each.folder.with_name(each.folder.name + DAMAGED)
-            shutil.rmtree(target, ignore_errors=True)
-            each.folder.rename(target)
-
-
-def rebuild_checkpoint(
-    checkpoints: Path, published: Path, step: Step, before: SavedCheckpoint | None
-) -> SavedCheckpoint:
-    """A checkpoint of the published weights, with what the one before knows of optimizer and gradients."""
-    known = before.state if before else TrainState(step=Step(0))
-    position = TrainState(step=step, updates=known.updates, gradient_norms=known.gradient_norms)
-    with safe_open(published / WEIGHTS, "pt") as file:
-        weights = list_file_tensors(file, torch.float32)
-        if before is None:
-            return SavedCheckpoint(write_checkpoint(checkpoints, published, position, weights, ()), position)
-        with safe_open(before.folder / OPTIMIZER, "pt") as moments:
-            return SavedCheckpoint(
-                write_checkpoint(checkpoints, published, position, weights, list_file_tensors(moments, torch.float32)),
-                position,
-            )
-
-
-def remove_unpublished(store: ShardStore, latest: int) -> None:
-    """What the log does not name is of the damaged checkpoint: the step will be another one, and no base of a delta."""
-    for stock in [stock for stock in store.shard_sets.values() if stock.manifest.step > latest]:
-        store.remove(stock.digest)
-    for root, signed in store.checkpoints().items():
-        if signed.manifest.step > latest:
-            store.remove_checkpoint(root)
-
-
 CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """What training begins with."""
+    """What training starts from."""
 
     model: Path
     state: TrainState
     saved: SavedCheckpoint | None
-    """None: the first start, nothing is on disk yet."""
+    """None at the first start, when nothing is on disk yet."""
 
 
 def choose_start_point(config: TrainConfig, saved: SavedCheckpoint | None) -> StartPoint:
@@ -142,29 +63,28 @@ def choose_start_point(config: TrainConfig, saved: SavedCheckpoint | None) -> St
     return StartPoint(resolve_model(config.model), TrainState(step=Step(0)), None)
 
 
-def verify_run(seen: TrainerRunInfo, key: NodeId, model_files: Digest, start: StartPoint) -> None:
-    """Pure. LocalError says why this folder cannot go on with this run, and what to do."""
-    if seen.trainer != key:
-        raise LocalError(f"the run's trainer is {seen.trainer}, this key is {key}; use that key, or update the run")
-    if seen.model_files not in (ANY_MODEL_FILES, model_files):
+def verify_run(run: TrainerRunInfo, key: NodeId, model_files: Digest, start: StartPoint) -> None:
+    """Pure. LocalError says why this folder cannot continue this run, and what to do."""
+    if run.trainer != key:
+        raise LocalError(f"the run's trainer is {run.trainer}, this key is {key}; use that key, or update the run")
+    if run.model_files not in (ANY_MODEL_FILES, model_files):
         raise LocalError(
-            f"the run is bound to model files {seen.model_files}, those here are {model_files}; take the run's model"
+            f"the run is bound to model files {run.model_files}, those here are {model_files}; use the run's model"
         )
     step = start.state.step
-    if start.saved is None and seen.latest_step >= 0:
+    if start.saved is None and run.latest_step >= 0:
         raise LocalError(
-            f"the run is at step {seen.latest_step}, and this folder has no checkpoint of it; bring the folder of the "
+            f"the run is at step {run.latest_step}, and this folder has no checkpoint of it; copy the folder of the "
             "trainer that made it, or create a new run"
         )
-    if start.saved is not None and step not in (seen.latest_step, seen.latest_step + 1):
+    if start.saved is not None and step not in (run.latest_step, run.latest_step + 1):
         raise LocalError(
-            f"the run is at step {seen.latest_step}, the checkpoint here at step {step};"
-            " is this the folder of this run?"
+            f"the run is at step {run.latest_step}, the checkpoint here at step {step}; is this the folder of this run?"
         )
 
 
 def make_learner(config: TrainConfig, ranks: RankGroup, start: StartPoint) -> Learner:
-    """Every rank reads the same folder and keeps its part."""
+    """Every rank reads the same folder and keeps its shard."""
     torch.set_num_threads(config.threads)
     policy = PolicyModel.load(
         start.model,
@@ -194,3 +114,85 @@ def load_reference(config: TrainConfig, ranks: RankGroup) -> PolicyModel:
     reference.model.requires_grad_(False)
     ranks.shard(reference.model, config.precision)
     return reference
+
+
+# --- Damaged checkpoints ----------------------------------------------------------------------------------------------
+
+
+def repair_checkpoints(
+    config: PublishConfig, trainer: NodeId, checkpoints: Path, scan: CheckpointScan, latest: int
+) -> SavedCheckpoint | None:
+    """Choose the checkpoint to resume from, given the run's newest published step; None at the first start."""
+    if not scan.damaged:
+        return scan.saved
+    for each in scan.damaged:
+        log.error("the checkpoint %s is damaged: %s", each.folder, each.problem)
+    step = scan.saved.state.step if scan.saved else -1
+    with (
+        hold_process_lock(config.store / PUBLISH_LOCK_NAME, "publish", advice="give --store a folder"),
+        disk_errors(f"repair the checkpoints in {checkpoints}"),
+    ):
+        store = ShardStore(config.store, network=config.network_id, run=config.run_id, trainer=trainer)
+        saved = scan.saved
+        if step < latest <= scan.damaged[0].step:
+            published = find_published(store, latest, scan)
+            quarantine(checkpoints, scan.damaged)
+            saved = rebuild_checkpoint(checkpoints, published, Step(latest), scan.saved)
+        else:
+            quarantine(checkpoints, scan.damaged)
+        remove_unpublished(store, latest)
+    log.warning("training resumes from step %d", saved.state.step if saved else 0)
+    return saved
+
+
+def find_published(store: ShardStore, step: int, scan: CheckpointScan) -> Path:
+    """The published checkpoint of this step, after comparing every byte with its manifest."""
+    advice = f"restore {scan.damaged[0].folder} from a copy"
+    if scan.saved is None and step:
+        raise LocalError(f"no checkpoint before step {step} is intact; {advice}")
+    signed = next((each for each in store.checkpoints().values() if each.manifest.step == step), None)
+    if signed is None:
+        raise LocalError(f"step {step} is published, but the store {store.folder} does not have it; {advice}")
+    path = store.checkpoint_path(signed.root)
+    try:
+        verify_checkpoint_folder(path, signed.manifest, threads=1)
+    except RemoteError as error:
+        raise LocalError(f"the published weights in {path} are damaged too: {error}; {advice}") from None
+    return path
+
+
+def quarantine(checkpoints: Path, damaged: Sequence[DamagedCheckpoint]) -> None:
+    """Rename damaged checkpoints for the owner to inspect; remove those of earlier starts."""
+    names = {each.folder.name.removesuffix(DAMAGED) + DAMAGED for each in damaged}
+    for old in checkpoints.glob(f"step-*{DAMAGED}"):
+        if old.name not in names:
+            shutil.rmtree(old)
+    for each in damaged:
+        if not each.folder.name.endswith(DAMAGED):
+            target = each.folder.with_name(each.folder.name + DAMAGED)
+            shutil.rmtree(target, ignore_errors=True)
+            each.folder.rename(target)
+
+
+def rebuild_checkpoint(
+    checkpoints: Path, published: Path, step: Step, before: SavedCheckpoint | None
+) -> SavedCheckpoint:
+    """Write a checkpoint from the published weights and the optimizer state of the checkpoint before."""
+    known = before.state if before else TrainState(step=Step(0))
+    state = TrainState(step=step, updates=known.updates, gradient_norms=known.gradient_norms)
+    with safe_open(published / WEIGHTS, "pt") as file:
+        weights = list_file_tensors(file, torch.float32)
+        if before is None:
+            return SavedCheckpoint(write_checkpoint(checkpoints, published, state, weights, ()), state)
+        with safe_open(before.folder / OPTIMIZER, "pt") as optimizer:
+            moments = list_file_tensors(optimizer, torch.float32)
+            return SavedCheckpoint(write_checkpoint(checkpoints, published, state, weights, moments), state)
+
+
+def remove_unpublished(store: ShardStore, latest: int) -> None:
+    """Remove what the log does not name. It came from the damaged checkpoint, so it must not become a delta's base."""
+    for shard_set in [each for each in store.shard_sets.values() if each.manifest.step > latest]:
+        store.remove(shard_set.digest)
+    for root, signed in store.checkpoints().items():
+        if signed.manifest.step > latest:
+            store.remove_checkpoint(root)

@@ -1,13 +1,11 @@
-"""One step of learning: packs forward and backward, the gradient judged, the weights moved or left as they are.
+"""The training loop and one training step. Read it top to bottom.
 
-Training, step by step: wait for a batch, learn from it, keep a checkpoint, publish it. Read it top to bottom.
-
-Nothing waits but for data: rollouts are generated, fetched, graded and checked elsewhere while a step is learnt, and a
-checkpoint is published while the next one is. There is no evaluation, no curriculum and no early end in here: each is a
-reader of the numbers that this writes down. What the loss leaves out is in docs/learning.md.
+The loop waits for a batch, trains on it, saves a checkpoint, publishes it. It waits for data only: rollouts are
+generated, fetched, graded and checked elsewhere while a step is trained, and a checkpoint is published while the next
+step is trained. Evaluation, curricula and early stopping do not live here: they read the metrics that this loop writes.
+docs/learning.md says what the loss leaves out, and why.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,15 +25,104 @@ from prime_trainer.model.distributed import RankGroup, gather_full
 from prime_trainer.model.optimizer import GradientGuard, compute_learning_rate
 from prime_trainer.model.policy import PolicyModel
 
-log = logging.getLogger(__name__)
-
-
 Tensor = Any
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    def next_batch(self, step: Step) -> TrainingBatch | None:
+        """Block until there is a batch for the step after checkpoint `step`; None when there will be no more."""
+        ...
+
+    def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
+        """Checkpoint `step` was trained on these submissions."""
+        ...
+
+
+class CheckpointSink(Protocol):
+    """Where checkpoints go."""
+
+    def publish(self, state: TrainState) -> None:
+        """Start publishing in the background."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the last checkpoint is published."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainContext:
+    """What the loop needs besides the learner."""
+
+    checkpoints: Path
+    """Folder of the checkpoints to resume from."""
+    model: Path
+    """Folder of the model that training starts from."""
+    checkpoints_kept: int
+    source: BatchSource
+    sink: CheckpointSink
+    write_metrics: Callable[[dict[str, Any]], None]
+    clock: Clock
+
+
+def train(learner: "Learner", state: TrainState, context: TrainContext, *, steps: int) -> TrainState:
+    """Train from a checkpoint to step `steps` (0: no end), or until the source ends. Every rank runs this."""
+    model, ranks, clock = context.model, learner.ranks, context.clock
+    while not steps or state.step < steps:
+        waiting_ms = clock.monotonic_ms()
+        batch = ranks.broadcast(context.source.next_batch(state.step) if ranks.is_first else None)
+        if batch is None:
+            break
+        started_ms = clock.monotonic_ms()
+        step = Step(state.step + 1)
+        step_metrics = learner.train_step(batch.samples, step)
+        trained_ms = clock.monotonic_ms()
+        trained_on = batch.submissions if step_metrics["is_applied"] else ()
+        metrics = {
+            "step": step,
+            "at_ms": clock.now_ms(),
+            **batch.metrics,
+            **step_metrics,
+            "waited_s": (started_ms - waiting_ms) / 1000,
+            "learnt_s": (trained_ms - started_ms) / 1000,
+        }
+        state = TrainState(
+            step=step,
+            trained_on=trained_on,
+            updates=learner.updates,
+            gradient_norms=learner.guard.norms,
+            metrics=metrics,
+        )
+        if ranks.is_first:
+            # The step before is published before this one is saved: at most one checkpoint is ever unpublished.
+            context.sink.wait()
+        model = save_state(learner, state, context, model)
+        if ranks.is_first:
+            context.source.mark_trained(trained_on, step)
+            context.write_metrics({**metrics, "saved_s": (clock.monotonic_ms() - trained_ms) / 1000})
+            context.sink.publish(state)
+    return state
+
+
+def save_state(learner: "Learner", state: TrainState, context: TrainContext, model: Path) -> Path:
+    """Save a checkpoint; return its model folder. `model` is the folder whose configuration files are copied."""
+    folder = save_checkpoint(
+        context.checkpoints,
+        model,
+        learner.policy.model,
+        learner.optimizer,
+        state,
+        learner.ranks,
+        keep=context.checkpoints_kept,
+    )
+    return folder / MODEL
 
 
 @dataclass(slots=True)
 class Learner:
-    """The policy and all that moves it. Every rank has one and calls it alike."""
+    """The policy, its optimizer and the rules of an update. Every rank has one and makes the same calls."""
 
     policy: PolicyModel
     optimizer: Any
@@ -45,36 +132,37 @@ class Learner:
     batch: BatchConfig
     schedule: OptimizerConfig
     reference: PolicyModel | None = None
-    """Step 0's, where there is a pull towards it."""
+    """The weights of step 0, where the loss has a KL term."""
     updates: int = 0
 
     def train_step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
-        """Move the weights to those of checkpoint `step`; what the monitors are told of it."""
+        """Update the weights to those of checkpoint `step`; return the metrics of the step."""
         rate = compute_learning_rate(self.schedule, step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         sums = torch.zeros(len(LOSS_STATS), dtype=torch.float64)
         norms, problems = [], []
-        parts = split_minibatches(samples, self.batch.minibatches)
-        hands = [self._pack_for_rank(part) for part in parts]
-        # The first part is read with the weights that the step starts from; the others need those read before.
-        starts = [self._score_start(hand) if number else None for number, hand in enumerate(hands)]
-        for part, hand, start in zip(parts, hands, starts, strict=True):
-            tokens = sum(len(sample.output_tokens) for sample in part)
-            sums += self._accumulate(hand, start, tokens)
+        minibatches = split_minibatches(samples, self.batch.minibatches)
+        packs = [self._pack_for_rank(minibatch) for minibatch in minibatches]
+        # The ratio of the loss compares with the policy before the first update. The first minibatch is scored with
+        # those weights anyway; the others must be scored before the first update moves them.
+        starts = [self._score_start(each) if number else None for number, each in enumerate(packs)]
+        for minibatch, own_packs, start in zip(minibatches, packs, starts, strict=True):
+            tokens = sum(len(sample.output_tokens) for sample in minibatch)
+            sums += self._accumulate(own_packs, start, tokens)
             norm, problem = self._update()
             norms.append(norm)
             problems += [problem] if problem else []
         return {
-            "is_applied": len(problems) < len(parts),
-            "problem": "; ".join(problems) if parts else "no group had a signal",
+            "is_applied": len(problems) < len(minibatches),
+            "problem": "; ".join(problems) if minibatches else "no group had a signal",
             "learning_rate": rate,
             "gradient_norm": max(filter(math.isfinite, norms), default=None),
             **compute_means(self.ranks.all_reduce(sums).tolist()),
         }
 
     def _pack_for_rank(self, samples: Sequence[Sample]) -> list[Pack]:
-        """This rank's packs; every rank has as many."""
+        """This rank's packs. Every rank has the same number, because FSDP synchronises each pass."""
         packs = make_packs(samples, self.policy.layout, tokens_max=self.batch.pack_tokens)
         return distribute_packs(packs, self.ranks.size)[self.ranks.rank]
 
@@ -83,15 +171,15 @@ class Learner:
             return [self.policy.score(pack)[0] for pack in packs]
 
     def _accumulate(self, packs: Sequence[Pack], starts: list[Tensor] | None, tokens: int) -> Tensor:
-        """Gradients of the mean over all ranks' trained tokens."""
+        """Accumulate gradients of the mean loss over the trained tokens of all ranks; return the loss statistics."""
         sums = torch.zeros(len(LOSS_STATS), dtype=torch.float64)
         for number, pack in enumerate(packs):
-            tensors = self.policy.compute_loss_inputs(
+            inputs = self.policy.compute_loss_inputs(
                 pack, starts[number] if starts else None, self._score_reference(pack)
             )
-            loss = compute_loss(tensors, self.loss)
-            sums += compute_loss_stats(tensors, loss, self.loss).cpu()
-            # FSDP takes the mean over ranks where the sum is wanted.
+            loss = compute_loss(inputs, self.loss)
+            sums += compute_loss_stats(inputs, loss, self.loss).cpu()
+            # FSDP averages gradients over ranks; multiplying by their number makes it a sum.
             (loss * (self.ranks.size / tokens)).backward()
         return sums
 
@@ -102,7 +190,7 @@ class Learner:
             return self.reference.score(pack)[0]
 
     def _update(self) -> tuple[float, str]:
-        """The gradient's norm, and why it was not applied; nothing where it was."""
+        """Apply the gradient unless the guard objects; return its norm and the objection."""
         parameters = list(self.policy.model.parameters())
         norm = float(gather_full(torch.nn.utils.clip_grad_norm_(parameters, self.schedule.clip_norm)))
         problem = self.guard.find_problem(norm)
@@ -114,103 +202,8 @@ class Learner:
 
 
 def compute_means(sums: list[float]) -> dict[str, float | None]:
-    """Sums to means over the trained tokens; None where a number was none."""
+    """Divide sums by the trained tokens; None where a sum is not finite."""
     found = dict(zip(LOSS_STATS, sums, strict=True))
     tokens = int(found.pop("tokens"))
     means = {name: value / max(1, tokens) if math.isfinite(value) else None for name, value in found.items()}
     return {"tokens": tokens, **means}
-
-
-class BatchSource(Protocol):
-    """Where batches come from."""
-
-    def next_batch(self, step: Step) -> TrainingBatch | None:
-        """For the step that follows checkpoint `step`, when there is one; None: no more."""
-        ...
-
-    def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
-        """These submissions went into checkpoint `step`."""
-        ...
-
-
-class CheckpointSink(Protocol):
-    """Where checkpoints go."""
-
-    def publish(self, position: TrainState) -> None:
-        """Begin to, and return."""
-        ...
-
-    def wait(self) -> None:
-        """Until the last one is out."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TrainContext:
-    """What a trainer has beside its learner."""
-
-    checkpoints: Path
-    """Folder of what can be resumed from."""
-    model: Path
-    """Folder of the model that training begins with."""
-    checkpoints_kept: int
-    source: BatchSource
-    sink: CheckpointSink
-    write_metrics: Callable[[dict[str, Any]], None]
-    """Writes down the numbers of a step."""
-    clock: Clock
-
-
-def train(learner: Learner, position: TrainState, desk: TrainContext, *, steps: int) -> TrainState:
-    """From a checkpoint to step `steps`, or until the source ends (0: only then). Every rank runs this."""
-    model = desk.model
-    while not steps or position.step < steps:
-        began_ms = desk.clock.monotonic_ms()
-        batch = learner.ranks.broadcast(desk.source.next_batch(position.step) if learner.ranks.is_first else None)
-        if batch is None:
-            break
-        started_ms = desk.clock.monotonic_ms()
-        step = Step(position.step + 1)
-        found = learner.train_step(batch.samples, step)
-        learnt_ms = desk.clock.monotonic_ms()
-        names = batch.submissions if found["is_applied"] else ()
-        facts = {
-            "step": step,
-            "at_ms": desk.clock.now_ms(),
-            **batch.metrics,
-            **found,
-            "waited_s": (started_ms - began_ms) / 1000,
-            "learnt_s": (learnt_ms - started_ms) / 1000,
-        }
-        position = TrainState(
-            step=step,
-            trained_on=names,
-            updates=learner.updates,
-            gradient_norms=learner.guard.norms,
-            metrics=facts,
-        )
-        if learner.ranks.is_first:
-            desk.sink.wait()
-        model = save_state(learner, position, desk, model)
-        if learner.ranks.is_first:
-            desk.source.mark_trained(names, step)
-            desk.write_metrics({**facts, "saved_s": (desk.clock.monotonic_ms() - learnt_ms) / 1000})
-            desk.sink.publish(position)
-    return position
-
-
-def save_state(learner: Learner, position: TrainState, desk: TrainContext, model: Path) -> Path:
-    """On disk before anybody hears of it; the checkpoint's model folder. `model` is the one before it.
-
-    The step before is out by then, so no more than one is ever unheard of.
-    """
-    made = save_checkpoint(
-        desk.checkpoints,
-        model,
-        learner.policy.model,
-        learner.optimizer,
-        position,
-        learner.ranks,
-        keep=desk.checkpoints_kept,
-    )
-    return made / MODEL

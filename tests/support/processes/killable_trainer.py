@@ -93,4 +93,4 @@ def deadly(work: Callable[..., Any], is_time: Callable[[], bool], when: str) -> 
     return watched
 
 
-assert prime_trainer.life.run_trainer, "loaded before the fork, so that a child starts at once"
+assert prime_trainer.app.run_trainer, "loaded before the fork, so that a child starts at once"

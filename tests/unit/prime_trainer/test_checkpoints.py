@@ -1,4 +1,4 @@
-"""Checkpoints: what is loaded is what was saved, and what is not as it was written is not loaded."""
+"""Checkpoints: loading returns what was saved; a damaged checkpoint is found; disk errors are LocalErrors."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +11,8 @@ from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest, Step
 from prime_trainer.checkpoints import (
+    CheckpointDamaged,
+    SavedCheckpoint,
     TrainState,
     find_newest_checkpoint,
     list_checkpoints,
@@ -48,27 +50,27 @@ def make_learner(folder: Path, norms: tuple[float, ...] = (), updates: int = 0) 
     )
 
 
-def keep(learner: Learner, folder: Path, model: Path, step: int) -> Path:
-    position = TrainState(
+def save(learner: Learner, folder: Path, model: Path, step: int) -> Path:
+    state = TrainState(
         step=Step(step),
         trained_on=NAMES,
         updates=learner.updates,
         gradient_norms=learner.guard.norms,
         metrics={"step": step, "loss": 0.5},
     )
-    return save_checkpoint(folder, model, learner.policy.model, learner.optimizer, position, learner.ranks, keep=2)
+    return save_checkpoint(folder, model, learner.policy.model, learner.optimizer, state, learner.ranks, keep=2)
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path, tmp_path: Path) -> None:
+def test_training_resumes_from_a_checkpoint_with_equal_results(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
     for step in (1, 2):
         learner.train_step(SAMPLES, step)
-    keep(learner, tmp_path, model, 2)
+    save(learner, tmp_path, model, 2)
     saved = find_newest_checkpoint(tmp_path).saved
     assert saved is not None
-    position = saved.state
-    assert (position.step, position.trained_on, position.metrics["loss"]) == (2, NAMES, 0.5)
-    again = make_learner(saved.model, position.gradient_norms, position.updates)
+    state = saved.state
+    assert (state.step, state.trained_on, state.metrics["loss"]) == (2, NAMES, 0.5)
+    again = make_learner(saved.model, state.gradient_norms, state.updates)
     load_optimizer(saved, again.policy.model, again.optimizer)
     for step in (3, 4):
         assert learner.train_step(SAMPLES, step) == again.train_step(SAMPLES, step)
@@ -76,12 +78,12 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(model: Path
         assert torch.equal(mine, other)
 
 
-def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tmp_path: Path) -> None:
+def test_only_the_newest_are_kept_and_drafts_are_ignored(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
     assert find_newest_checkpoint(tmp_path).saved is None
     (tmp_path / "step-00000009.draft").mkdir()
     for step in range(4):
-        keep(learner, tmp_path, model, step)
+        save(learner, tmp_path, model, step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     saved = find_newest_checkpoint(tmp_path).saved
     assert saved is not None
@@ -89,42 +91,70 @@ def test_only_the_newest_are_kept_and_half_written_ones_are_none(model: Path, tm
 
 
 @pytest.mark.parametrize(
-    "name", ["model/model.safetensors", "optimizer.safetensors", "position.json", "model/config.json"]
+    "name", ["model/model.safetensors", "optimizer.safetensors", "state.json", "model/config.json"]
 )
 def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tmp_path: Path, name: str) -> None:
     learner = make_learner(model)
     learner.train_step(SAMPLES, 1)
-    keep(learner, tmp_path, model, 1)
-    path = keep(learner, tmp_path, model, 2)
+    save(learner, tmp_path, model, 1)
+    path = save(learner, tmp_path, model, 2)
     flip_bit(path / name)
-    found = find_newest_checkpoint(tmp_path)
-    assert found.saved is not None
-    assert found.saved.state.step == 1
-    (damaged,) = found.damaged
+    scan = find_newest_checkpoint(tmp_path)
+    assert scan.saved is not None
+    assert scan.saved.state.step == 1
+    (damaged,) = scan.damaged
     assert damaged.folder == path
     assert name in damaged.problem
 
 
-def test_missing_file_is_named_too(model: Path, tmp_path: Path) -> None:
-    (keep(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
-    found = find_newest_checkpoint(tmp_path)
-    assert found.saved is None
-    assert "optimizer.safetensors: is not as it was written" in found.damaged[0].problem
+def test_missing_file_is_named(model: Path, tmp_path: Path) -> None:
+    (save(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
+    scan = find_newest_checkpoint(tmp_path)
+    assert scan.saved is None
+    assert "optimizer.safetensors differs from what was written" in scan.damaged[0].problem
+
+
+def test_unreadable_state_is_a_disk_error_and_not_damage(model: Path, tmp_path: Path) -> None:
+    """Damage would quarantine the checkpoint; a file that cannot be read may be intact."""
+    path = save(make_learner(model), tmp_path, model, 1)
+    (path / "state.json").unlink()
+    (path / "state.json").mkdir()
+    with pytest.raises(LocalError, match=r"cannot read .*state\.json: Is a directory") as raised:
+        find_newest_checkpoint(tmp_path)
+    assert not isinstance(raised.value, CheckpointDamaged)
+
+
+def test_unreadable_optimizer_state_is_a_disk_error(model: Path, tmp_path: Path) -> None:
+    learner = make_learner(model)
+    saved = SavedCheckpoint(save(learner, tmp_path, model, 1), TrainState(step=Step(1)))
+    (saved.folder / "optimizer.safetensors").write_bytes(b"cut")
+    with pytest.raises(LocalError, match=r"cannot read .*optimizer\.safetensors"):
+        load_optimizer(saved, learner.policy.model, learner.optimizer)
+
+
+def test_checkpoint_that_cannot_be_written_or_removed_is_a_disk_error(model: Path, tmp_path: Path) -> None:
+    learner = make_learner(model)
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(LocalError, match=r"cannot write the checkpoint .*step-00000001: Not a directory"):
+        save(learner, file / "checkpoints", model, 1)
+    (tmp_path / "step-00000000").write_bytes(b"not a folder")
+    save(learner, tmp_path, model, 1)
+    with pytest.raises(LocalError, match="cannot remove old checkpoints in"):
+        save(learner, tmp_path, model, 2)
 
 
 def test_weights_that_changed_on_disk_are_not_published(model: Path, tmp_path: Path) -> None:
-    path = keep(make_learner(model), tmp_path, model, 1)
+    path = save(make_learner(model), tmp_path, model, 1)
     verify_model_files(path)
     flip_bit(path / "model/model.safetensors")
     with pytest.raises(LocalError, match=r"damaged before it was published: model/model\.safetensors"):
         verify_model_files(path)
 
 
-def test_published_copy_is_bf16_with_the_model_s_own_names_and_files_and_always_the_same(
-    model: Path, tmp_path: Path
-) -> None:
+def test_published_copy_is_bf16_with_the_model_s_names_and_files_and_deterministic(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
-    saved = keep(learner, tmp_path, model, 0)
+    saved = save(learner, tmp_path, model, 0)
     copy = make_bf16_copy(saved / "model", tmp_path / "outgoing")
     given, made = load_file(model / "model.safetensors"), load_file(copy / "model.safetensors")
     assert given.keys() == made.keys()

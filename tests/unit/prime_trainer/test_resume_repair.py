@@ -69,7 +69,7 @@ class Workplace:
     def open_store(self) -> ShardStore:
         return ShardStore(self.config.store, network=NETWORK, run=RUN, trainer=TRAINER.node)
 
-    def mend(self, latest: int) -> SavedCheckpoint | None:
+    def repair(self, latest: int) -> SavedCheckpoint | None:
         return repair_checkpoints(
             self.config, TRAINER.node, self.checkpoints, find_newest_checkpoint(self.checkpoints), latest
         )
@@ -85,7 +85,7 @@ def place(tmp_path: Path) -> Workplace:
 
 
 def test_whole_checkpoint_is_taken_as_it_is(place: Workplace) -> None:
-    saved = place.mend(latest=2)
+    saved = place.repair(latest=2)
     assert saved is not None
     assert saved.state.step == 2
     assert place.names == ["step-00000001", "step-00000002"]
@@ -96,7 +96,7 @@ def test_step_that_nobody_heard_of_is_learnt_again_from_the_one_before(
     place: Workplace, caplog: pytest.LogCaptureFixture
 ) -> None:
     flip_bit(place.checkpoints / "step-00000002" / "optimizer.safetensors")
-    saved = place.mend(latest=1)
+    saved = place.repair(latest=1)
     assert saved is not None
     assert saved.state.step == 1
     assert "step-00000002 is damaged: optimizer.safetensors" in caplog.text
@@ -108,7 +108,7 @@ def test_step_that_nobody_heard_of_is_learnt_again_from_the_one_before(
 
 def test_step_that_is_published_goes_on_from_what_was_published(place: Workplace) -> None:
     flip_bit(place.checkpoints / "step-00000002" / "model" / "model.safetensors")
-    saved = place.mend(latest=2)
+    saved = place.repair(latest=2)
     assert saved is not None
     assert saved == find_newest_checkpoint(place.checkpoints).saved, "it is whole on disk"
     before = load_file(place.checkpoints / "step-00000001" / "optimizer.safetensors")
@@ -126,21 +126,21 @@ def test_step_that_is_published_goes_on_from_what_was_published(place: Workplace
 def test_it_is_mended_after_an_end_in_the_middle_of_mending(place: Workplace) -> None:
     damaged = place.checkpoints / "step-00000002"
     damaged.rename(damaged.with_name("step-00000002.damaged"))
-    saved = place.mend(latest=2)
+    saved = place.repair(latest=2)
     assert saved is not None
     assert saved.state.step == 2
 
 
 def test_damage_on_both_sides_is_refused_by_name_and_nothing_is_moved(place: Workplace) -> None:
-    flip_bit(place.checkpoints / "step-00000002" / "position.json")
+    flip_bit(place.checkpoints / "step-00000002" / "state.json")
     flip_bit(place.open_store().checkpoint_path(place.roots[2]) / "model.safetensors")
     with pytest.raises(LocalError, match=r"published weights in .* are damaged too: tensors.*restore .*step-00000002"):
-        place.mend(latest=2)
+        place.repair(latest=2)
     assert place.names == ["step-00000001", "step-00000002"]
 
 
 def test_where_no_checkpoint_is_whole_the_owner_is_asked_for_a_copy(place: Workplace) -> None:
     for name in place.names:
         flip_bit(place.checkpoints / name / "optimizer.safetensors")
-    with pytest.raises(LocalError, match=r"no checkpoint before step 2 is whole; restore .*step-00000002 from a copy"):
-        place.mend(latest=2)
+    with pytest.raises(LocalError, match=r"no checkpoint before step 2 is intact; restore .*step-00000002 from a copy"):
+        place.repair(latest=2)

@@ -28,7 +28,7 @@ def test_a_warm_start_makes_answers_right_that_were_wrong(tmp_path: Path) -> Non
 
     assert score(start) < 0.1
     assert score(warm) > 0.3
-    with pytest.raises(LocalError, match="exists; name another folder"):
+    with pytest.raises(LocalError, match="exists; choose another folder"):
         train_sft(config, lambda step, loss: None)
 
 

@@ -1,8 +1,7 @@
-"""Accepted submissions on their way to the trainer: seen in the coordinator's list, fetched by digest, read strictly,
-graded again. Nothing else is ever learnt from.
+"""Collects accepted submissions: lists them, fetches files by digest, verifies and grades them again. Rim.
 
-A file that is not what it must be is its worker's fault and is left out for good. What breaks on the way is tried
-again.
+Training uses nothing else. A file that fails verification is its worker's fault and is refused for good; a failure on
+the way is retried.
 """
 
 import asyncio
@@ -46,30 +45,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FETCHES_MAX = 4
-"""Submissions on their way at once."""
-SEEN_STEPS_KEPT = 128
-"""Steps for which it is remembered what was looked at: twice the largest lag of any run."""
+"""Submissions fetched concurrently."""
+HANDLED_STEPS_KEPT = 128
+"""Steps for which handled submissions are remembered: twice the largest lag of any run."""
 COORDINATOR_RETRY_MS = 1_000
-"""Before the next try, where the coordinator could not be asked."""
+"""Pause before the next try when the coordinator is unreachable."""
 STEP_FACTS_KEPT = 64
-"""Steps and checkpoints of which the coordinator's word is remembered."""
+"""Cached answers of the coordinator about a step and checkpoint."""
 
 
 class RolloutCollector:
-    """Fills a harvest and hands out batches of it."""
+    """Fills a rollout buffer and takes batches from it."""
 
     def __init__(
         self,
         config: TrainConfig,
         client: HttpClient,
-        harvest: RolloutBuffer,
+        buffer: RolloutBuffer,
         model_files: ModelFiles,
         sandbox: Sandbox,
         clock: Clock,
     ) -> None:
         self._config = config
         self._client = client
-        self.buffer = harvest
+        self.buffer = buffer
         self._model_files = model_files
         self._sandbox = sandbox
         self._clock = clock
@@ -77,28 +76,28 @@ class RolloutCollector:
         self.step = Step(0)
         """The checkpoint that the next batch is for."""
         self.state = "starting"
-        self._seen: dict[Digest, int] = {}
+        self._handled: dict[Digest, int] = {}
         self._listed: dict[int, int] = {}
-        """Credited slots of each step when all of it was read."""
+        """Credited slots of each step when its submissions were last read completely."""
         self._step_facts: dict[StepRequest, StepReply] = {}
         self._has_unread = True
-        """Something was accepted that is not in the harvest yet, as far as is known."""
+        """Some accepted submission may not be in the buffer yet."""
         self._changed = asyncio.Event()
         self.run_info: TrainerRunInfo | None = None
         self.refused: Counter[str] = Counter()
-        """Submissions that were not what they must be, by what was wrong."""
+        """Number of refused submissions by the field that was wrong."""
         self.problem = ""
-        """Why something could not be had the last time."""
+        """The last failure; empty after a success."""
 
-    # --- Handing out ------------------------------------------------------------------------------------------------
+    # --- Batches ----------------------------------------------------------------------------------------------------
 
     async def next_batch(self, step: Step, stop: asyncio.Event) -> TrainingBatch | None:
-        """For the step that follows checkpoint `step`, as soon as there is enough; None when told to stop."""
+        """Wait until there is enough for the step after checkpoint `step`; None when told to stop."""
         self.step, self.state = step, "waiting for rollouts"
         while not stop.is_set():
             self.buffer.expire(step, self.lag_max)
             if self.buffer.is_enough() or self._is_run_exhausted(step):
-                self.state = "learning"
+                self.state = "training"
                 return self.buffer.take_batch(step)
             self._changed.clear()
             await wait_for_first(self._changed.wait(), stop.wait())
@@ -106,7 +105,7 @@ class RolloutCollector:
         return None
 
     async def wait_for_run(self, stop: asyncio.Event) -> TrainerRunInfo | None:
-        """Ask for the run until the coordinator answers; None when told to stop before."""
+        """Wait until the coordinator answers; None when told to stop before."""
         while not stop.is_set():
             try:
                 self.run_info = await self._get_json(f"{API_ROOT}/runs/{self._config.run}", parse_run)
@@ -119,49 +118,49 @@ class RolloutCollector:
 
     @property
     def lag_max(self) -> int:
-        """The run's, or ours where that is less."""
-        assert self.run_info is not None, "the run was met"
+        """The run's limit, or our own where that is lower."""
+        assert self.run_info is not None, "wait_for_run comes first"
         own = self._config.lag_max
         return self.run_info.lag_max if own is None else min(own, self.run_info.lag_max)
 
     def _is_run_exhausted(self, step: Step) -> bool:
-        """The run has no more work to give out before the next checkpoint: waiting would be for ever."""
-        seen = self.run_info
-        return seen is not None and seen.latest_step == step and seen.is_exhausted and not self._has_unread
+        """The run has no more work to lease before the next checkpoint, so waiting would never end."""
+        run = self.run_info
+        return run is not None and run.latest_step == step and run.is_exhausted and not self._has_unread
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
+    # --- Polling ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever. What does not work this time may the next."""
+        """Poll until cancelled."""
         while True:
             try:
                 await self.poll()
             except (LocalError, RemoteError) as error:
                 self.problem = str(error)
-                log.warning("cannot see what was accepted: %s", error)
+                log.warning("cannot list accepted submissions: %s", error)
                 await self._clock.sleep_ms(COORDINATOR_RETRY_MS)
             await self._clock.sleep_ms(self._config.poll_ms)
 
     async def poll(self) -> None:
-        """Once: take in what was accepted since the last time."""
-        seen = await self._get_json(f"{API_ROOT}/runs/{self._config.run}", parse_run)
-        # Credit comes with acceptance, so a step whose count has not moved has nothing new to list. What is listed
-        # after the count was read is at least as much.
-        steps = [step for step in range(max(0, self.step - self.lag_max), self.step + 1) if step in seen.slots_done]
-        moved = [step for step in steps if self._listed.get(step) != seen.slots_done[step]]
-        fresh = [row for step in moved for row in await self._list_accepted(step) if self._is_new(row.name)]
-        receipts = await self._find_receipts({row.name for row in fresh})
-        turns = asyncio.Semaphore(FETCHES_MAX)
-        is_all = all(await asyncio.gather(*(self._ingest(row, receipts, turns) for row in fresh)))
-        if is_all:
-            self._listed = {step: seen.slots_done[step] for step in steps}
+        """Ingest what was accepted since the last poll."""
+        run = await self._get_json(f"{API_ROOT}/runs/{self._config.run}", parse_run)
+        # Acceptance credits slots, so a step with an unchanged count has nothing new. The list is read after the
+        # count, so it is at least as new.
+        steps = [step for step in range(max(0, self.step - self.lag_max), self.step + 1) if step in run.slots_done]
+        changed = [step for step in steps if self._listed.get(step) != run.slots_done[step]]
+        new = [row for step in changed for row in await self._list_accepted(step) if self._is_new(row.name)]
+        receipts = await self._find_receipts({row.name for row in new})
+        slots = asyncio.Semaphore(FETCHES_MAX)
+        is_complete = all(await asyncio.gather(*(self._ingest(row, receipts, slots) for row in new)))
+        if is_complete:
+            self._listed = {step: run.slots_done[step] for step in steps}
             self.problem = ""
-        self._seen = {name: at for name, at in self._seen.items() if at >= self.step - SEEN_STEPS_KEPT}
-        self.run_info, self._has_unread = seen, not is_all
+        self._handled = {name: at for name, at in self._handled.items() if at >= self.step - HANDLED_STEPS_KEPT}
+        self.run_info, self._has_unread = run, not is_complete
         self._changed.set()
 
     def _is_new(self, name: Digest) -> bool:
-        return name not in self._seen and not self.buffer.contains(name)
+        return name not in self._handled and not self.buffer.contains(name)
 
     async def _list_accepted(self, step: int) -> list[AcceptedSubmission]:
         found: list[AcceptedSubmission] = []
@@ -174,7 +173,7 @@ class RolloutCollector:
                 return found
 
     async def _find_receipts(self, names: set[Digest]) -> dict[Digest, SubmissionReceipt]:
-        """Newest first, until all are found or there are no more."""
+        """Read entries newest first, until all receipts are found."""
         found: dict[Digest, SubmissionReceipt] = {}
         cursor: str | None = None
         while names - found.keys():
@@ -188,31 +187,31 @@ class RolloutCollector:
     async def _get_json(self, path: str, make: Callable[[Any], T]) -> T:
         raw = await self._client.get(self._config.server, path, bytes_max=RESPONSE_BYTES_MAX)
         if raw is None:
-            raise LocalError(f"the coordinator at {self._config.coordinator} knows nothing of {path}")
+            raise LocalError(f"the coordinator at {self._config.coordinator} does not have {path}")
         return parse_response(path, raw, make)
 
-    # --- Taking in --------------------------------------------------------------------------------------------------
+    # --- Ingesting --------------------------------------------------------------------------------------------------
 
     async def _ingest(
-        self, row: AcceptedSubmission, receipts: Mapping[Digest, SubmissionReceipt], turns: asyncio.Semaphore
+        self, row: AcceptedSubmission, receipts: Mapping[Digest, SubmissionReceipt], slots: asyncio.Semaphore
     ) -> bool:
-        """False: it is to be tried again."""
-        async with turns:
+        """Return False where it must be tried again."""
+        async with slots:
             try:
                 if row.name not in receipts:
-                    raise RemoteError("submission", f"{row.name} is listed, and not in the log")
-                delivery = await self._fetch_and_grade(row, receipts[row.name])
+                    raise RemoteError("submission", f"{row.name} is listed but not in the log")
+                graded = await self._fetch_and_grade(row, receipts[row.name])
             except RemoteError as error:
                 self.refused[error.field] += 1
-                log.warning("submission %s is left out: %s", row.name, error)
+                log.warning("refused submission %s: %s", row.name, error)
             except LocalError as error:
                 self.problem = str(error)
-                log.warning("submission %s cannot be had just now: %s", row.name, error)
+                log.warning("cannot read submission %s yet: %s", row.name, error)
                 return False
             else:
-                self.buffer.add(delivery)
+                self.buffer.add(graded)
                 self._changed.set()
-        self._seen[row.name] = self.step
+        self._handled[row.name] = self.step
         return True
 
     async def _fetch_and_grade(self, row: AcceptedSubmission, receipt: SubmissionReceipt) -> GradedSubmission:
@@ -230,35 +229,35 @@ class RolloutCollector:
         groups = [
             await self._grade(list(group), family) for _, group in groupby(rows, key=lambda rollout: rollout.slot)
         ]
-        # A checkpoint may have the root of an earlier one, where a step was skipped; no rollout is from the future.
+        # A skipped step has the root of an earlier checkpoint, so the root may name a later step than the receipt.
         return GradedSubmission(row.name, Step(min(facts.weights.step, receipt.step)), tuple(groups))
 
     async def _get_step_facts(self, receipt: SubmissionReceipt) -> StepReply:
-        """Terms, beacon and checkpoint, signed by the coordinator. They are settled by the time of a submission."""
-        wanted = StepRequest(step=receipt.step, root=receipt.checkpoint_root)
-        if wanted not in self._step_facts:
-            facts = (await self._client.call(self._config.server, STEP, wanted, run=self._config.run_id)).message
+        """Terms, beacon and checkpoint, signed by the coordinator. They are final once a submission exists."""
+        request = StepRequest(step=receipt.step, root=receipt.checkpoint_root)
+        if request not in self._step_facts:
+            facts = (await self._client.call(self._config.server, STEP, request, run=self._config.run_id)).message
             if facts.weights.root != receipt.checkpoint_root:
-                raise RemoteError("weights.root", f"is {facts.weights.root}, asked for was {receipt.checkpoint_root}")
-            self._step_facts[wanted] = facts
+                raise RemoteError("weights.root", f"is {facts.weights.root}, requested was {receipt.checkpoint_root}")
+            self._step_facts[request] = facts
             if len(self._step_facts) > STEP_FACTS_KEPT:
                 self._step_facts.pop(next(iter(self._step_facts)))
-        return self._step_facts[wanted]
+        return self._step_facts[request]
 
     async def _grade(self, rows: list[Rollout], family: TaskFamily) -> RolloutGroup:
         task = family.make(rows[0].task)
         prompt = self._model_files.encode_prompt(task.prompt)
         for row in rows:
-            # Only a share of submissions is audited, so each is checked for having asked the right question.
+            # Only a share of submissions is audited, so the trainer checks the prompt of every one.
             if row.prompt_tokens.tolist() != prompt:
-                raise RemoteError("prompt_tokens", f"of slot {row.slot} are not the prompt of task {task.index}")
+                raise RemoteError("prompt_tokens", f"of slot {row.slot} differ from the prompt of task {task.index}")
         answers = [self._model_files.decode(row.output_tokens.tolist()) for row in rows]
         grades = await grade_answers(family, task, answers, self._sandbox)
         return make_rollout_group(rows, [grade.reward for grade in grades], self._config.advantage)
 
 
 async def wait_for_first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Until one of them ends; the others are given up."""
+    """Wait until one of them ends, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,47 +1,49 @@
-"""Samples of unequal length, packed end to end so that no computation goes into padding. Pure.
+"""Packing: samples of unequal length in one forward pass, without computing on padding. Pure.
 
-A pack is one row of tokens with the bounds of its samples; positions begin again with each sample, and attention does
-not cross a bound (see attention.py). The last token of a sample is predicted but never read, so it is no input. A model
-that would carry something over a bound gets a row for each sample instead, as long as the longest: what comes after a
-sample's end changes nothing before it.
+A pack is one row of tokens with the bounds of its samples. Positions restart with each sample, and attention does not
+cross a bound (see model/attention.py). The last token of a sample is predicted but never an input. A model that would
+carry state across a bound gets one row per sample instead, padded at the end: what follows a sample's end does not
+change what comes before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 
 class PackLayout(StrEnum):
-    """How the samples of one forward pass lie."""
+    """How the samples of one forward pass are arranged."""
 
     PACKED = "packed"
-    """End to end."""
+    """Concatenated in one row."""
     STACKED = "stacked"
-    """Each in a row of its own, filled up at the end."""
+    """One row per sample, padded at the end."""
     SINGLE = "alone"
-    """One sample a pass."""
+    """One sample per pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One completion to learn from."""
+    """One completion to train on."""
 
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
     sampled_logprobs: Floats
-    """Of the output tokens, when the worker drew them."""
+    """Log-probs of the output tokens when the worker sampled them."""
     advantage: float
     temperature: float
 
     @property
     def length(self) -> int:
-        """Input tokens."""
+        """Number of input tokens."""
         return len(self.prompt_tokens) + len(self.output_tokens) - 1
 
 
@@ -52,15 +54,15 @@ class Pack:
     tokens_L: Ints
     positions_L: Ints
     bounds: tuple[int, ...]
-    """N + 1 of them: sample n is tokens bounds[n] to bounds[n + 1]."""
+    """N + 1 offsets: sample n is tokens bounds[n] to bounds[n + 1]."""
     logit_index_T: Ints
-    """The input token that each trained token is predicted from."""
+    """Index of the input token whose logits predict each trained token."""
     targets_T: Ints
     sampled_logp_T: Floats
     advantage_T: Floats
     temperature_T: Floats
     mask_T: Floats
-    """1 for a trained token, 0 in a blank pack."""
+    """1 for a trained token, 0 in a filler pack."""
 
     @property
     def trained_tokens(self) -> int:
@@ -68,7 +70,7 @@ class Pack:
 
 
 def make_pack(samples: Sequence[Sample]) -> Pack:
-    """Equal lengths should stand together: attention then takes them in one call."""
+    """Samples of equal length should be adjacent: attention then computes them in one call."""
     lengths = [sample.length for sample in samples]
     outputs = [len(sample.output_tokens) for sample in samples]
     bounds = (0, *np.cumsum(lengths).tolist())
@@ -90,28 +92,28 @@ def make_pack(samples: Sequence[Sample]) -> Pack:
 
 
 def make_filler_pack() -> Pack:
-    """A pack that weighs nothing: it keeps a rank busy while others have one more than it."""
+    """A pack with weight 0. It gives a rank a pass to run while other ranks have one pack more."""
     zero, nothing = np.zeros(1, np.int64), np.zeros(1, np.float32)
     return Pack(zero, zero, (0, 1), zero, zero, nothing, nothing, nothing + 1, nothing)
 
 
 def pack_samples(samples: Sequence[Sample], *, tokens_max: int) -> list[Pack]:
-    """First fit, longest first. A sample that is longer than a pack gets one of its own; nothing is cut."""
+    """First fit, longest first. A sample that is longer than a pack gets its own; nothing is truncated."""
     bins: list[list[Sample]] = []
-    rooms: list[int] = []
+    free: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
-        place = next((n for n, room in enumerate(rooms) if room >= sample.length), None)
-        if place is None:
+        first = next((number for number, left in enumerate(free) if left >= sample.length), None)
+        if first is None:
             bins.append([sample])
-            rooms.append(tokens_max - sample.length)
+            free.append(tokens_max - sample.length)
         else:
-            bins[place].append(sample)
-            rooms[place] -= sample.length
+            bins[first].append(sample)
+            free[first] -= sample.length
     return [make_pack(each) for each in bins]
 
 
 def stack_samples(samples: Sequence[Sample], *, tokens_max: int) -> list[Pack]:
-    """Longest first, as many as fit when each takes as much as the longest of them."""
+    """Longest first, as many per stack as fit when each is padded to the longest."""
     stacks: list[list[Sample]] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
         if stacks and (len(stacks[-1]) + 1) * stacks[-1][0].length <= tokens_max:
@@ -122,14 +124,14 @@ def stack_samples(samples: Sequence[Sample], *, tokens_max: int) -> list[Pack]:
 
 
 def make_packs(samples: Sequence[Sample], layout: PackLayout, *, tokens_max: int) -> list[Pack]:
-    """Forward passes over all samples, of at most so many tokens each, filling included."""
+    """Forward passes over all samples, of at most `tokens_max` tokens each, padding included."""
     if layout is PackLayout.STACKED:
         return stack_samples(samples, tokens_max=tokens_max)
     return pack_samples(samples, tokens_max=tokens_max if layout is PackLayout.PACKED else 1)
 
 
 def stack_rows(pack: Pack) -> tuple[Ints, Ints]:
-    """Tokens (N, longest) with a row for each sample, and where the pack's places are in them, row after row."""
+    """Tokens (N, longest) with one row per sample, and the pack's logit indexes in the flattened rows."""
     starts, lengths = np.array(pack.bounds[:-1]), np.diff(pack.bounds)
     tokens_NL = np.zeros((len(lengths), lengths.max()), np.int64)
     for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -139,23 +141,23 @@ def stack_rows(pack: Pack) -> tuple[Ints, Ints]:
 
 
 def distribute_packs(packs: Sequence[Pack], ranks: int) -> list[list[Pack]]:
-    """To each rank as many as to the others, the largest first to who has least, filled up with blanks."""
-    hands: list[list[Pack]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for pack in sorted(packs, key=lambda pack: -len(pack.tokens_L)):
-        rank = loads.index(min(loads))
-        hands[rank].append(pack)
-        loads[rank] += len(pack.tokens_L)
-    most = max(1, *map(len, hands))
-    return [hand + [make_filler_pack()] * (most - len(hand)) for hand in hands]
+    """Give each rank the same number of packs, of about equal size; filler packs make up the difference."""
+    shares = _balance(packs, ranks, lambda pack: len(pack.tokens_L))
+    most = max(1, *map(len, shares))
+    return [share + [make_filler_pack()] * (most - len(share)) for share in shares]
 
 
 def split_minibatches(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Minibatches of about as many trained tokens each; none is empty."""
-    split: list[list[Sample]] = [[] for _ in range(min(parts, len(samples)))]
-    loads = [0] * len(split)
-    for sample in sorted(samples, key=lambda sample: -len(sample.output_tokens)):
+    """Split into minibatches of about equally many trained tokens; none is empty."""
+    return _balance(samples, min(parts, len(samples)), lambda sample: len(sample.output_tokens))
+
+
+def _balance(items: Sequence[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Largest first, each into the part that has the least so far."""
+    split: list[list[T]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for item in sorted(items, key=size, reverse=True):
         part = loads.index(min(loads))
-        split[part].append(sample)
-        loads[part] += len(sample.output_tokens)
+        split[part].append(item)
+        loads[part] += size(item)
     return split

@@ -1,9 +1,8 @@
-"""What the coordinator's public JSON says of a run and its submissions, read strictly into values. Pure.
+"""Submissions as the coordinator lists them, and their files as training groups. Pure.
 
-The JSON is not signed. That a submission was accepted is the coordinator's word, and the log will refuse a checkpoint
-that names one which was not. What was submitted follows from the submission's name, which is a digest of it.
-
-A submission's file: read against its receipt, lease and step, and its graded rows made into groups. Pure.
+The coordinator's public JSON is parsed strictly, but it is not signed. Acceptance is the coordinator's claim: the log
+rejects a checkpoint that names a submission which was not accepted. The content of a submission needs no trust: its
+name is the digest of its receipt, and the receipt binds the file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,27 +34,27 @@ T = TypeVar("T")
 API_ROOT = "/api/v1"
 PAGE_ROWS = 200
 RESPONSE_BYTES_MAX = 4 * 2**20
-"""Of one page of JSON. The coordinator keeps them below half of it."""
+"""Limit of one page of JSON. The coordinator's pages stay below half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRunInfo:
-    """A run, as far as its trainer needs to know."""
+    """What the trainer needs to know about a run."""
 
     trainer: NodeId
     model_files: Digest
     lag_max: int
     latest_step: int
-    """Newest published step; -1 before the first."""
+    """Newest published step; -1 before the first one."""
     slots_done: Mapping[int, int]
-    """Slots that are credited, by step."""
+    """Credited slots by step."""
     is_exhausted: bool
-    """Every slot of the newest step is credited: no more work will come of it."""
+    """Every slot of the newest step is credited, so the step yields no more work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedSubmission:
-    """A submission that was accepted and credited, and was not trained on."""
+    """A submission that is accepted and credited, and not trained on yet."""
 
     name: Digest
     first_slot: Slot
@@ -63,11 +62,11 @@ class AcceptedSubmission:
 
 
 def parse_response(what: str, raw: bytes, make: Callable[[Any], T]) -> T:
-    """RemoteError where the answer is not of the form that the coordinator describes."""
+    """Parse a response; RemoteError where it differs from the documented form."""
     try:
         return make(parse_json(what, raw))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RemoteError(what, f"is not as the coordinator's description says ({error!r})") from None
+        raise RemoteError(what, f"does not have the documented form ({error!r})") from None
 
 
 def parse_run(detail: Mapping[str, Any]) -> TrainerRunInfo:
@@ -85,9 +84,9 @@ def parse_run(detail: Mapping[str, Any]) -> TrainerRunInfo:
 
 
 def parse_accepted(page: Mapping[str, Any]) -> tuple[list[AcceptedSubmission], str | None]:
-    """Those of a page that may be learnt from, and the cursor of the next page.
+    """The submissions of a page that may be trained on, and the cursor of the next page.
 
-    A twin of a slow lease may be accepted too, with the same answers. Only one of them is credited.
+    The speculative twin of a slow lease may be accepted too, with the same answers. Only one of them is credited.
     """
     found = [
         AcceptedSubmission(
@@ -127,14 +126,14 @@ def parse_receipts(page: Mapping[str, Any], run: RunId) -> tuple[dict[Digest, Su
 
 
 def parse_int(value: Any, *, low: int = 0) -> int:
-    # `type is`, because JSON's true is an int to isinstance.
+    # `type is`, because bool is a subclass of int: isinstance would accept JSON's true.
     if type(value) is not int or not low <= value < 2**63:
-        raise ValueError(f"{value!r} is not a whole number from {low} on")
+        raise ValueError(f"{value!r} is not an integer from {low} to 2^63 - 1")
     return value
 
 
 def make_list_path(what: str, cursor: str | None, **filters: object) -> str:
-    """Of a page of the public JSON."""
+    """The path of one page of a list."""
     words = {**filters, "limit": PAGE_ROWS, **({"cursor": cursor} if cursor else {})}
     return f"{API_ROOT}/{what}?" + "&".join(f"{name}={value}" for name, value in words.items())
 
@@ -162,7 +161,7 @@ def read_submission(
 
 
 def make_rollout_group(rows: Sequence[Rollout], rewards: Sequence[float], rule: AdvantageConfig) -> RolloutGroup:
-    """Tokens are copied, so that the file with all its proofs need not stay in memory."""
+    """Compute advantages and copy the tokens, so that the file with its proofs can be freed."""
     rewards_G = np.array(rewards, np.float64)
     lengths_G = np.array(
         [compute_length_reward(len(row.output_tokens), row.target_length, weight=rule.length_weight) for row in rows]

@@ -1,7 +1,7 @@
-"""Attention inside the samples of a pack and never across them, for any `transformers` model that takes a plug-in.
+"""Attention within the samples of a pack and never across them, for any `transformers` model with pluggable attention.
 
-Samples of equal length that stand together are one batched call. A mask over the whole pack gives the same numbers, but
-its cost grows with the square of the pack and not of the samples.
+Adjacent samples of equal length are one batched call. A block mask over the whole pack gives the same numbers, but its
+cost grows with the square of the pack's length, not of the samples'.
 """
 
 from itertools import groupby, pairwise
@@ -16,7 +16,7 @@ Tensor = Any
 
 ATTENTION_NAME = "prime_segments"
 SEGMENT_BOUNDS = "cu_seq_lens_q"
-"""The name under which `transformers` hands bounds of samples to attention."""
+"""The keyword under which `transformers` passes the bounds of samples to attention."""
 
 
 def segment_attention(
@@ -32,14 +32,13 @@ def segment_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """As the models call it: queries, keys and values of one pack to outputs (1, L, H, D)."""
+    """The interface of `transformers`: queries, keys and values of one pack to outputs (1, L, H, D)."""
     if softcap is not None:
-        raise LocalError("this model caps its attention scores; packed attention does not")
-    found, start = [], 0
-    bounds = options[SEGMENT_BOUNDS]
-    lengths = [end - begin for begin, end in pairwise(bounds)]
-    for length, same in groupby(lengths):
-        count = len(list(same))
+        raise LocalError("this model caps its attention scores, which packed attention does not support")
+    outputs, start = [], 0
+    lengths = [end - begin for begin, end in pairwise(options[SEGMENT_BOUNDS])]
+    for length, run in groupby(lengths):
+        count = len(list(run))
         stop = start + count * length
         query, key, value = (
             each[0, :, start:stop].unflatten(1, (count, length)).transpose(0, 1)
@@ -56,20 +55,20 @@ def segment_attention(
             dropout_p=dropout if module.training else 0.0,
             enable_gqa=True,
         )
-        found.append(out_NHSD.transpose(1, 2).flatten(0, 1))
+        outputs.append(out_NHSD.transpose(1, 2).flatten(0, 1))
         start = stop
-    return torch.cat(found)[None], None
+    return torch.cat(outputs)[None], None
 
 
 def _make_window_mask(length: int, width: int | None, device: Any) -> Tensor:
-    """Which tokens each one sees: itself and the `width` - 1 before it."""
-    places = torch.arange(length, device=device)
-    behind = places[:, None] - places[None, :]
+    """Each token attends to itself and the `width` - 1 tokens before it."""
+    positions = torch.arange(length, device=device)
+    behind = positions[:, None] - positions[None, :]
     return (behind >= 0) & (behind < (width or length))
 
 
 def register_attention() -> None:
-    """Let `transformers` find it by its name."""
+    """Register it with `transformers` under ATTENTION_NAME."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, segment_attention)

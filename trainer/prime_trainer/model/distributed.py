@@ -1,7 +1,6 @@
-"""The processes that train together: this one alone, or as many as `torchrun` has started.
+"""The processes that train together: one, or as many as `torchrun` started.
 
-Every rank holds a part of each weight (FSDP2) and computes its own packs. Rank 0 talks to the world and tells the
-others what to learn from.
+Every rank holds a shard of each weight (FSDP2) and computes its own packs. Rank 0 does all I/O and broadcasts batches.
 """
 
 from datetime import timedelta
@@ -17,11 +16,11 @@ T = TypeVar("T")
 Tensor = Any
 
 BATCH_WAIT_MAX = timedelta(days=30)
-"""How long ranks wait for rank 0 to have a batch: the run may have no workers for a while."""
+"""How long ranks wait for rank 0 to broadcast a batch: a run may have no workers for a while."""
 
 
 class RankGroup:
-    """All of them, seen from this one."""
+    """The group of ranks, seen from this one."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -30,9 +29,9 @@ class RankGroup:
 
     @classmethod
     def join(cls, device: str) -> "RankGroup":
-        """Meet the others where `torchrun` started this process; else be alone."""
+        """Join the group if `torchrun` started this process; otherwise a group of one."""
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise LocalError("device is cuda, and torch finds none; use cpu, or install torch for your GPU")
+            raise LocalError("device is cuda, but torch finds no GPU; use cpu, or install torch for your GPU")
         if not dist.is_torchelastic_launched():
             return cls()
         if device.startswith("cuda"):
@@ -59,13 +58,13 @@ class RankGroup:
         return box[0]
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """Sum over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def shard(self, model: Any, precision: Precision) -> None:
-        """Each rank keeps its part of every weight; a layer is put together while it is computed."""
+        """Shard every weight over the ranks; a layer is gathered while it is computed."""
         if self.size == 1:
             return
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -80,12 +79,12 @@ class RankGroup:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that ranks hold in parts. All of them must ask."""
+    """The full tensor of one that is sharded over ranks. A collective operation: all ranks must call it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def scatter_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, split as `like` is."""
+    """This rank's shard of a full tensor, sharded like `like`."""
     if not hasattr(like, "device_mesh"):
         return whole.to(like.device)
     from torch.distributed.tensor import distribute_tensor

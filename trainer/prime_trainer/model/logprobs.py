@@ -1,8 +1,8 @@
-"""Log-probability and entropy of tokens, from hidden states or from logits, with the gradient written out.
+"""Log-probability and entropy of tokens, from hidden states or from logits, with hand-written gradients.
 
-A vocabulary of 150,000 makes the logits of a pack larger than all else together. From hidden states they are made a few
-rows at a time, in both directions, and never kept; where a model does more to its logits than a product, autograd keeps
-them, but half as many copies as its own way would.
+With a vocabulary of 150,000 the logits of a pack need more memory than everything else together. From hidden states
+they are computed a few rows at a time, forward and backward, and never stored. Where a model does more to its logits
+than the head's product, autograd stores them, but half as many copies as with log_softmax and gather.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import torch
 Tensor = Any
 
 LOGIT_CHUNK_BYTES = 16 * 2**20
-"""Of logits looked at together."""
+"""Size of the logits that are computed together."""
 
 
 def iterate_chunks(total: int, width: int) -> Iterator[slice]:
@@ -22,7 +22,7 @@ def iterate_chunks(total: int, width: int) -> Iterator[slice]:
 
 
 def score_rows(logits_RV: Tensor, targets_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of logits divided by the temperature that the tokens were drawn with."""
+    """Log-probs and entropies of logits divided by the sampling temperature."""
     log_RV = (logits_RV / temperature_R[:, None]).log_softmax(-1)
     return log_RV.gather(-1, targets_R[:, None])[:, 0], -(log_RV.exp() * log_RV).sum(-1)
 
@@ -35,7 +35,7 @@ def compute_logit_gradients(
     logp_grad_R: Tensor,
     entropy_grad_R: Tensor,
 ) -> Tensor:
-    """The gradient of those logits: of a log-prob 1 at the target less p everywhere, of an entropy -p (log p + H)."""
+    """The gradient with respect to the logits: d logp = onehot(target) - p, and d H = -p (log p + H)."""
     log_RV = (logits_RV / temperature_R[:, None]).log_softmax(-1)
     share_RV = log_RV.exp()
     grad_RV = log_RV.add_(entropy_R[:, None]).mul_(entropy_grad_R[:, None]).add_(logp_grad_R[:, None])
@@ -111,7 +111,7 @@ class TokenScores(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _at_least_float32(values: Tensor) -> Any:
-    """float32 at least."""
+    """The dtype of `values`, widened to float32 if it is narrower."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
@@ -133,6 +133,6 @@ def score_tokens(logits_TV: Tensor, targets_T: Tensor, temperature_T: Tensor) ->
 def score_hidden(
     hidden_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_T: Tensor, temperature_T: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same from what goes into the model's head."""
+    """The same from the inputs of the model's head."""
     logp_T, entropy_T = HeadScores.apply(hidden_TH, weight_VH, bias_V, targets_T, temperature_T)
     return logp_T, entropy_T

@@ -1,4 +1,4 @@
-"""AdamW, its schedule, and the guard that keeps a bad gradient from the weights."""
+"""AdamW, its learning-rate schedule, and the guard against bad gradients."""
 
 import math
 from collections import deque
@@ -12,11 +12,11 @@ from prime_trainer.config import OptimizerConfig
 
 NORMS_KEPT = 64
 NORMS_MIN = 8
-"""Gradients seen before one can stand out."""
+"""Gradients needed before one can be an outlier."""
 
 
 def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
-    """Matrices decay, norms and biases do not."""
+    """Weight decay applies to matrices, not to norms and biases."""
     parameters = list(model.parameters())
     groups = [
         {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": config.weight_decay},
@@ -26,7 +26,7 @@ def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
 
 
 def compute_learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Of the step that makes checkpoint `step`: up in a line, and down in another if it is to fall at all."""
+    """The rate of the step that makes checkpoint `step`: linear warm-up, then constant or linear decay."""
     rate = config.learning_rate
     if step < config.warmup_steps:
         return rate * step / config.warmup_steps
@@ -37,7 +37,7 @@ def compute_learning_rate(config: OptimizerConfig, step: int) -> float:
 
 
 class GradientGuard:
-    """Compares each gradient's norm with those before it."""
+    """Compares the norm of each gradient with the norms before it."""
 
     def __init__(self, outlier: float, norms: Iterable[float] = ()) -> None:
         self._outlier = outlier
@@ -45,18 +45,19 @@ class GradientGuard:
 
     @property
     def norms(self) -> tuple[float, ...]:
-        """To begin with after a restart."""
+        """The remembered norms, to restore after a restart."""
         return tuple(self._norms)
 
     def find_problem(self, norm: float) -> str:
-        """Why a gradient must not be applied; nothing where it may."""
+        """Why a gradient must not be applied; empty where it may."""
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm}"
         if len(self._norms) < NORMS_MIN:
             self._norms.append(norm)
             return ""
         usual = median(self._norms)
-        # What stands out counts as the longest that would not have: if gradients stay long, they are believed in time.
+        # An outlier is remembered as the largest accepted norm. If norms stay high, the median follows, and in time
+        # the guard accepts them.
         self._norms.append(min(norm, self._outlier * usual))
         if norm > self._outlier * usual:
             return f"the gradient's norm is {norm:.3g}, {norm / max(usual, 1e-30):.0f} times the usual"

@@ -1,11 +1,9 @@
-"""Models by name: a folder on this machine, or a name on the Hugging Face hub, whose files are fetched once.
+"""The model that is trained: any causal language model that `transformers` reads from a local folder, in float32.
 
-Only what a run may use is fetched: shape, tokenizer, end tokens, prompt and safetensors. Nothing of it is run as code.
-
-The model that learns: any causal language model that `transformers` reads from a local folder, in float32.
-
-What it computes in may be less precise; what the optimizer adds to is not, since its steps are smaller than bf16 can
-tell apart. Whether packing is right for an architecture is not believed but tried, once, when it is loaded.
+It may compute in bf16, but the weights that the optimizer updates are float32, because an update is smaller than bf16
+resolves. Whether packing is correct for an architecture is not assumed but tried, once, when the model is loaded.
+A model is named by a folder, or by a name on the Hugging Face hub. Only configuration, tokenizer, prompt and
+safetensors files are fetched, and none of them is executed as code.
 """
 
 import logging
@@ -27,6 +25,7 @@ from prime_trainer.model.logprobs import score_hidden, score_tokens
 
 log = logging.getLogger(__name__)
 
+Tensor = Any
 
 HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 HUB_FILES = [
@@ -37,51 +36,25 @@ HUB_FILES = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
-
-
-def resolve_model(given: Path, cache: Path | None = None) -> Path:
-    """The folder of a model. A name is owner/model, or owner/model@revision; `cache` is the hub's own by default."""
-    if given.exists():
-        return given
-    name = HUB_NAME.fullmatch(str(given))
-    if name is None:
-        raise LocalError(f"there is no folder {given}, and it is no name on the hub either (owner/model)")
-    from huggingface_hub import snapshot_download
-
-    try:
-        found = snapshot_download(
-            name["repository"], revision=name["revision"], allow_patterns=HUB_FILES, cache_dir=cache
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise LocalError(
-            f"there is no folder {given}, and the hub did not give a model of that name: {reason}. Without a network, "
-            f"bring the folder from a machine that has one (`hf download {name['repository']}`) and name it here"
-        ) from None
-    return Path(found)
-
-
-Tensor = Any
-
 CPU = torch.device("cpu")
 EAGER_ATTENTION = "eager"
-"""Attention as `transformers` writes it out, for reference and for what cannot be packed."""
+"""The plain attention of `transformers`: the reference, and the choice for models that cannot be packed."""
 PROBE_LENGTHS = (9, 7, 9)
 PROBE_ERROR_MAX = 1e-4
-"""Most by which packing may change a logit, as a share of the largest. Rounding makes a millionth of it."""
+"""Largest change of a logit by packing, as a share of the largest logit. Rounding causes about a millionth."""
 
 
 class PolicyModel:
-    """A model and how to ask it."""
+    """The model that is trained, and how its tokens are scored."""
 
     def __init__(
         self, model: Any, *, layout: PackLayout, head: "ScoringHead | None", device: str, precision: Precision
     ) -> None:
         self.model = model
         self.layout = layout
-        """Packed, unless something would pass from one sample to the next in a pack."""
+        """Packed, unless state would leak from one sample to the next in a pack."""
         self._head = head
-        """None: the model does more to its logits than its head says, so they are made and kept."""
+        """None where the model transforms the head's output, so that the logits must be materialised."""
         self.device = torch.device(device)
         self._precision = precision
 
@@ -94,12 +67,12 @@ class PolicyModel:
         precision: Precision = Precision.FLOAT32,
         gradient_checkpointing: bool = False,
     ) -> Self:
-        """LocalError where the folder does not hold exactly the weights of a causal language model."""
+        """LocalError unless the folder holds exactly the weights of a causal language model."""
         attention.register_attention()
-        model = _load_model(folder)
+        model = _load_policy(folder)
         layout = detect_layout(model)
         if layout is not PackLayout.PACKED:
-            log.warning("the model in %s cannot be packed: its samples are %s", folder, layout)
+            log.warning("the model in %s cannot be packed; its layout is %s", folder, layout)
         head = detect_head(model)
         _disable_dropout(model)
         if gradient_checkpointing:
@@ -107,7 +80,7 @@ class PolicyModel:
         return cls(model.to(device).train(), layout=layout, head=head, device=device, precision=precision)
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained token, and the entropy of the choice it was."""
+        """Log-prob of each trained token, and the entropy of the distribution it was sampled from."""
         targets_T, temperature_T = self._to_device(pack.targets_T), self._to_device(pack.temperature_T)
         inputs, rows_T = make_inputs(pack, self.layout, self.device)
         with self._autocast():
@@ -120,7 +93,7 @@ class PolicyModel:
     def compute_loss_inputs(
         self, pack: Pack, start_logp_T: Tensor | None = None, reference_logp_T: Tensor | None = None
     ) -> LossInputs:
-        """All that the loss is made of. Without a start, the present weights are the step's first."""
+        """The inputs of the loss. Without `start_logp_T`, the current weights are those at the start of the step."""
         logp_T, entropy_T = self.score(pack)
         return LossInputs(
             logp_T=logp_T,
@@ -143,9 +116,9 @@ class PolicyModel:
 
 
 class ScoringHead:
-    """A model's head that gives scores of tokens instead of logits while it is asked to.
+    """Replaces the forward of a model's head: within `scoring` it returns token scores instead of logits.
 
-    It stays where it is in the model and runs inside of its forward pass, where FSDP has put its weights together.
+    The head stays in the model and runs inside its forward pass, because FSDP gathers its weights only there.
     """
 
     def __init__(self, head: Any) -> None:
@@ -157,7 +130,7 @@ class ScoringHead:
 
     @contextmanager
     def scoring(self, targets_T: Tensor, temperature_T: Tensor, rows_T: Tensor | None) -> Iterator[None]:
-        """`rows_T`: which hidden states they are about, where the model gives all of them."""
+        """`rows_T` selects hidden states, where the model passes all of them to the head."""
         self._targets, self._rows_T = (targets_T, temperature_T), rows_T
         try:
             yield
@@ -173,9 +146,9 @@ class ScoringHead:
 
 
 def make_inputs(pack: Pack, layout: PackLayout, device: Any) -> tuple[dict[str, Any], Tensor | None]:
-    """What a model is called with, and which of the rows that come out are the trained tokens'; None: all of them.
+    """The model's keyword arguments, and which output rows belong to trained tokens; None: all of them.
 
-    Logits are wanted of the trained tokens only: the vocabulary is large, and prompts are not learnt.
+    Only the logits of trained tokens are computed: the vocabulary is large, and prompts are not trained.
     """
     if layout is PackLayout.STACKED:
         tokens_NL, rows_T = stack_rows(pack)
@@ -199,33 +172,56 @@ def compute_logits(model: Any, pack: Pack, layout: PackLayout) -> Tensor:
     return select_rows(model(**inputs).logits, rows_T)
 
 
-def _load_model(folder: Path) -> Any:
+def resolve_model(given: Path, cache: Path | None = None) -> Path:
+    """The folder of a model; downloads owner/model or owner/model@revision once. `cache` defaults to the hub's own."""
+    if given.exists():
+        return given
+    name = HUB_NAME.fullmatch(str(given))
+    if name is None:
+        raise LocalError(f"there is no folder {given}, and it is not a name on the hub (owner/model)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            name["repository"], revision=name["revision"], allow_patterns=HUB_FILES, cache_dir=cache
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise LocalError(
+            f"there is no folder {given}, and downloading it from the hub failed: {reason}. Without a network, copy "
+            f"the folder from another machine (`hf download {name['repository']}`) and give its path"
+        ) from None
+    return Path(found)
+
+
+def read_model(folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The model of a folder, and what `transformers` says about loading it."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    # What goes wrong is an error of ours; hints about kernels that are not installed would fill the log.
+    # Failures raise; below that level `transformers` fills the log with hints about kernels that are not installed.
     transformers_logging.set_verbosity_error()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation=EAGER_ATTENTION,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, **options
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LocalError(f"cannot read a causal language model from {folder}: {error}") from None
+    return model, info
+
+
+def _load_policy(folder: Path) -> Any:
+    model, info = read_model(folder, dtype=torch.float32, attn_implementation=EAGER_ATTENTION, use_safetensors=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[problem]:
-            names = ", ".join(map(str, sorted(found[problem])[:3]))
-            raise LocalError(f"the tensors in {folder} are not this model's: {problem.replace('_', ' ')} {names}")
+        if info[problem]:
+            names = ", ".join(map(str, sorted(info[problem])[:3]))
+            raise LocalError(f"the tensors in {folder} do not fit the model: {problem.replace('_', ' ')} {names}")
     return model
 
 
 def _disable_dropout(model: Any) -> None:
-    """No dropout: a policy that answers differently each time has no ratio to its former self."""
+    """Dropout would change log-probs at random, so the ratio to the policy at the start would be meaningless."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -234,38 +230,38 @@ def _disable_dropout(model: Any) -> None:
 
 
 def detect_layout(model: Any) -> PackLayout:
-    """The first in which samples give the same logits together as alone with the model's own attention.
+    """The first layout whose logits equal those of single samples with the model's own attention.
 
-    Packs need our attention, and the model is left with it where that is right. A recurrent model passes on its state,
-    and some have more in their attention than ours knows of.
+    Packing needs our attention; the model keeps it where it passes. It fails for recurrent models, which carry state
+    across samples, and for models whose attention has features that ours lacks.
     """
     model.eval()
     samples = make_probe_samples(model)
     with torch.no_grad():
-        alone_TV = torch.cat([compute_logits(model, make_pack([sample]), PackLayout.SINGLE) for sample in samples])
+        single_TV = torch.cat([compute_logits(model, make_pack([sample]), PackLayout.SINGLE) for sample in samples])
         for layout in (PackLayout.PACKED, PackLayout.STACKED):
             model.set_attn_implementation(attention.ATTENTION_NAME if layout is PackLayout.PACKED else EAGER_ATTENTION)
             try:
-                if is_near(compute_logits(model, make_pack(samples), layout), alone_TV):
+                if is_near(compute_logits(model, make_pack(samples), layout), single_TV):
                     return layout
             except LocalError as error:
-                log.info("samples cannot be %s: %s", layout, error)
+                log.info("layout %s fails: %s", layout, error)
     return PackLayout.SINGLE
 
 
 def detect_head(model: Any) -> ScoringHead | None:
-    """The model's head, where its logits are that head's product and nothing else; tried, as packing is."""
+    """The model's head, if the logits are exactly its output; found by a trial, like the layout."""
     head = model.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear):
         return None
     seen: list[Tensor] = []
 
-    def swell(module: Any, given: Any, made: Tensor) -> Tensor:
-        """What caps or scales logits does so visibly when they are large."""
-        seen.append(1e3 * made)
+    def enlarge(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        """Enlarge the head's output, so that any capping or scaling after it becomes visible."""
+        seen.append(1e3 * output)
         return seen[-1]
 
-    hook = head.register_forward_hook(swell)
+    hook = head.register_forward_hook(enlarge)
     with torch.no_grad():
         logits_TV = compute_logits(model, make_pack(make_probe_samples(model)[:1]), PackLayout.SINGLE)
     hook.remove()
@@ -274,14 +270,14 @@ def detect_head(model: Any) -> ScoringHead | None:
 
 
 def make_probe_samples(model: Any) -> list[Sample]:
-    """Samples of random tokens."""
-    dice, vocabulary = np.random.default_rng(0), model.config.get_text_config().vocab_size
+    """Samples of random tokens, for trials."""
+    rng, vocabulary = np.random.default_rng(0), model.config.get_text_config().vocab_size
     return [
         Sample(tokens[:1], tokens[1:], np.zeros(length, np.float32), 0.0, 1.0)
         for length in PROBE_LENGTHS
-        for tokens in [dice.integers(0, vocabulary, length + 1, dtype=np.int32)]
+        for tokens in [rng.integers(0, vocabulary, length + 1, dtype=np.int32)]
     ]
 
 
-def is_near(found_TV: Tensor, wanted_TV: Tensor) -> bool:
-    return bool((found_TV - wanted_TV).abs().max() <= PROBE_ERROR_MAX * wanted_TV.abs().max())
+def is_near(actual_TV: Tensor, expected_TV: Tensor) -> bool:
+    return bool((actual_TV - expected_TV).abs().max() <= PROBE_ERROR_MAX * expected_TV.abs().max())

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: name them by their root, write the delta between two, and make one out of the other.
+"""The `weights` command: the root of a checkpoint, the delta between two checkpoints, and applying a delta.
 
-A checkpoint is one safetensors file or a folder of them. Files are mapped, not read: a tensor at a time is in memory.
+A checkpoint is one safetensors file or a folder of them. Files are memory-mapped, so only one tensor is in memory.
 """
 
 import os
@@ -23,7 +23,7 @@ PATCH_THREADS = os.cpu_count() or 1
 
 @dataclass(frozen=True, slots=True)
 class HashedCheckpoint:
-    """Mapped files and the keyframe manifest that describes them."""
+    """Memory-mapped files and the keyframe manifest that describes them."""
 
     manifest: Manifest
     mapped: MappedCheckpoint
@@ -33,13 +33,13 @@ class HashedCheckpoint:
 
 
 def open_checkpoint(path: Path, run: RunId, step: Step) -> HashedCheckpoint:
-    """Map and describe a checkpoint; every byte is hashed once."""
+    """Map a checkpoint and hash every byte of it once."""
     mapped = map_checkpoint(path)
     return HashedCheckpoint(build_keyframe(run, step, [file.source for file in mapped.files]), mapped)
 
 
 def write_delta(old: HashedCheckpoint, new: HashedCheckpoint, step: Step, folder: Path) -> Manifest:
-    """The delta file and its manifest into `folder`, the manifest last."""
+    """Write the delta file and then its manifest into `folder`."""
     after = {entry.name: entry for entry in new.manifest.tensors}
     if [entry.name for entry in old.manifest.tensors] != sorted(after):
         raise LocalError("the two checkpoints do not have the same tensors; publish a keyframe")
@@ -52,12 +52,12 @@ def write_delta(old: HashedCheckpoint, new: HashedCheckpoint, step: Step, folder
 
 
 def apply_delta(base: Path, delta: Path, out: Path, run: RunId, base_step: Step) -> Manifest:
-    """What `base` becomes, at `out`; every shard and every resulting tensor is checked, and `base` is only read."""
+    """Write the result to `out`, verifying every shard and every resulting tensor. `base` is only read."""
     manifest = decode(Manifest, read_delta_manifest(delta))
     if manifest.kind is not ManifestKind.DELTA:
         raise LocalError(f"{delta} holds a {manifest.kind}, not a delta")
     if out.exists():
-        raise LocalError(f"{out} exists and is kept; choose another name")
+        raise LocalError(f"{out} exists; choose another name")
     records = memoryview(map_file(delta / DELTA_FILE).data)
     for index, shard in enumerate(manifest.shards):
         verify_shard(manifest, index, records[shard.offset : shard.offset + shard.length])

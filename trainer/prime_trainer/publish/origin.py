@@ -1,7 +1,7 @@
-"""The origin of a run's weights: serves the store's shards over HTTP and tells the run what is there.
+"""The origin server of a run: serves the shards of the store over HTTP and announces them to the run.
 
-It notices what `publish`, another process, puts into the store. It runs until SIGTERM; each part of it may fail and
-begins again.
+It rescans the store, because `publish` writes it from another process. It runs until SIGTERM; a part that fails is
+restarted.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.gossip.messages import ReceivedGossip
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher, Libp2pTransport
-from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.client import HttpClient
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.lock import hold_process_lock
@@ -50,43 +50,35 @@ class OriginServer:
         self._libp2p = Libp2pTransport(self._key, network, config.p2p, clock=clock, guard=self._guard)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until told to stop. LocalError: the port is taken, or another origin runs here."""
+        """Run until told to stop. LocalError if the port is taken, or another origin runs on this store."""
         config = self._config
         async with AsyncExitStack() as stack:
             lock = stack.enter_context(
                 hold_process_lock(config.store / ORIGIN_LOCK_NAME, "origin", advice="give --store a folder")
             )
-            client = await stack.enter_async_context(
-                open_client(
-                    key=self._key,
-                    network=config.network_id,
-                    clock=self._clock,
-                    limits=config.client,
-                    authority=config.authority,
-                )
-            )
+            client = await stack.enter_async_context(config.open_client(self._key, self._clock))
             port = await self._http.start(config.listen)
             stack.push_async_callback(self._http.stop)
             urls = with_ports(config.urls, port)
             lock.write_url(urls[0])
-            held = len(self._server.store.shard_sets)
-            log.info("the origin of %s serves %d manifests under %s", config.run, held, ", ".join(urls))
-            records, crier = self._make_announcer(client, urls)
+            manifests = len(self._server.store.shard_sets)
+            log.info("the origin of %s serves %d manifests at %s", config.run, manifests, ", ".join(urls))
+            relay, announcer = self._make_announcer(client, urls)
             try:
-                await Supervisor(self._parts(records, crier), self._clock).run_until(stop.wait())
+                await Supervisor(self._parts(relay, announcer), self._clock).run_until(stop.wait())
             finally:
-                await announce_stop_within_deadline(crier)
+                await announce_stop_within_deadline(announcer)
                 self._server.close()
         log.info("the origin has stopped; %d shards were sent", self._server.sent_shards)
 
     def _on_gossip(self, gossip: ReceivedGossip) -> None:
-        """An origin has everything already; it only learns to whom it can send those it has no slot for."""
+        """An origin needs no weights. It learns who else serves them, to redirect nodes when its slots are full."""
         self._directory.expire(self._clock.now_ms())
         self._directory.learn(gossip)
 
     def _make_announcer(self, client: HttpClient, urls: tuple[str, ...]) -> tuple[GossipHttpClient, Announcer]:
         config, network = self._config, self._config.network_id
-        records = GossipHttpClient(
+        relay = GossipHttpClient(
             client,
             config.server,
             network=network,
@@ -95,37 +87,37 @@ class OriginServer:
             guard=self._guard,
             hear=self._on_gossip,
         )
-        ways = (records.send, self._libp2p.send)
-        voice = GossipPublisher(
+        ways = (relay.send, self._libp2p.send)
+        publisher = GossipPublisher(
             self._key, network, self._guard, clock=self._clock, sequence=SequenceCounter.shared(), ways=ways
         )
-        crier = Announcer(
+        announcer = Announcer(
             self._server,
-            voice,
+            publisher,
             run=config.run_id,
             clock=self._clock,
             list_urls=lambda: urls,
-            count_nodes=lambda: records.nodes,
+            count_nodes=lambda: relay.nodes,
             announces=True,
             rescans=True,
         )
-        return records, crier
+        return relay, announcer
 
-    def _parts(self, records: GossipHttpClient, crier: Announcer) -> list[SupervisedTask]:
+    def _parts(self, relay: GossipHttpClient, announcer: Announcer) -> list[SupervisedTask]:
         async def gossip() -> None:
             if self._config.p2p.enabled:
-                self._libp2p.add_bootstrap((await records.poll()).peers)
+                self._libp2p.add_bootstrap((await relay.poll()).peers)
             await self._libp2p.run(self._on_gossip, lambda: [self._config.run_id])
 
         return [
-            SupervisedTask("crier", crier.run),
-            SupervisedTask("records", records.run),
-            SupervisedTask("gossip", gossip),
+            SupervisedTask("announcer", announcer.run),
+            SupervisedTask("gossip relay", relay.run),
+            SupervisedTask("libp2p", gossip),
         ]
 
 
 async def run_origin(config: OriginServerConfig) -> int:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

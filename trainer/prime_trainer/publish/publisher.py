@@ -1,11 +1,8 @@
-"""Publish a checkpoint: into the store, then its manifest to the coordinator, then the entry in the log.
+"""Publishes checkpoints: shards into the store, the manifest to the coordinator, then the entry in the log.
 
-Each step may be done again: after a crash the same command goes on, and publishes nothing twice.
-
-Checkpoints on their way out, while the next step is learnt: a bf16 copy, its delta, the log.
-
-Everything follows from the checkpoint on disk. A trainer that was killed makes the same copy again, finds in the store
-what it had put there, and sends the same entry, which the log takes once.
+Everything is derived from the checkpoint on disk, and every part may be repeated. A trainer that was killed makes the
+same bf16 copy again, finds its shards in the store, and sends the same entry, which the log accepts once. The trainer
+publishes in the background while it trains the next step.
 """
 
 import asyncio
@@ -27,7 +24,7 @@ from prime_protocol.wire.messages import ENTRY_ENDPOINTS, EntryReply, UploadPurp
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher
-from prime_runtime.http.client import HttpClient, Unreachable, open_client
+from prime_runtime.http.client import HttpClient, Unreachable
 from prime_runtime.http.coordinator_api import upload_file
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.lock import hold_process_lock
@@ -37,8 +34,10 @@ from prime_runtime.shardcast.store import ShardStore, choose_removable
 from prime_trainer.checkpoints import (
     MODEL,
     WEIGHTS,
+    CheckpointDamaged,
     TrainState,
     copy_model_files,
+    disk_errors,
     list_file_tensors,
     verify_checkpoint,
     write_tensors,
@@ -48,31 +47,34 @@ from prime_trainer.data.collector import wait_for_first
 
 log = logging.getLogger(__name__)
 
-
 PUBLISH_LOCK_NAME = "publish.lock"
+RETRY_MS = 1_000
+RETRY_MS_MAX = 60_000
+"""Pause between two tries to reach the coordinator; it doubles each time."""
 (CHECKPOINT_PUBLISHED,) = (endpoint for endpoint in ENTRY_ENDPOINTS if endpoint.request is CheckpointPublished)
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What was published, for people."""
+    """What was published, for the command's output."""
 
     made: tuple[SignedManifest, ...]
     named: SignedManifest
-    """The one that the log names."""
+    """The manifest that the log entry names."""
     logged: EntryReply
     announced: bool
-    """The coordinator has passed it on; else the origin will."""
+    """The coordinator relayed the announcement; otherwise the origin repeats it."""
     removed: int
+    """Old versions removed from the store."""
 
 
 def choose_keyframe(step: Step, *, forced: bool | None, every: int) -> bool:
-    """As asked for; else with every so many steps, the first one included."""
+    """As requested; otherwise with every `every` steps, including step 0."""
     return forced if forced is not None else step % every == 0
 
 
 def read_trained_on(path: Path | None) -> tuple[Digest, ...]:
-    """Names of submissions, one to a line; empty lines do not count."""
+    """Names of submissions, separated by white space."""
     if path is None:
         return ()
     try:
@@ -89,7 +91,7 @@ def read_trained_on(path: Path | None) -> tuple[Digest, ...]:
 
 
 def choose_manifest(made: tuple[SignedManifest, ...]) -> SignedManifest:
-    """The keyframe where there is one: whoever has nothing can begin with it."""
+    """The keyframe if there is one, because a node without any weights can start from it."""
     return min(made, key=lambda signed: signed.manifest.kind is not ManifestKind.KEYFRAME)
 
 
@@ -103,21 +105,15 @@ async def publish_step(
     trained_on: tuple[Digest, ...],
     clock: Clock,
 ) -> Publication:
-    """All of it, or LocalError or RemoteError; what was done by then is found done the next time."""
+    """Publish completely, or raise LocalError or RemoteError. A repeated call continues where the last one failed."""
     sequence = SequenceCounter.shared()
-    # A thread, since hashing takes a while and a trainer's loop has others to serve.
+    # In a thread, because hashing is slow and the event loop also serves status and collects rollouts.
     store, made = await asyncio.to_thread(
         write_to_store, config, key, checkpoint, step, sequence=sequence, keyframe=keyframe, now_ms=clock.now_ms()
     )
     named = choose_manifest(made)
     entry = CheckpointPublished(step=step, root=named.root, manifest=named.digest, trained_on=trained_on)
-    async with open_client(
-        key=key,
-        network=config.network_id,
-        clock=clock,
-        limits=config.client,
-        authority=config.authority,
-    ) as client:
+    async with config.open_client(key, clock) as client:
         upload = UploadRequest(
             digest=named.digest,
             size_bytes=len(named.frame),
@@ -141,7 +137,7 @@ def write_to_store(
     keyframe: bool,
     now_ms: int,
 ) -> tuple[ShardStore, tuple[SignedManifest, ...]]:
-    """The checkpoint's shards and signed manifests into the store."""
+    """Write the shards and signed manifests of a checkpoint into the store."""
     store = ShardStore(config.store, network=config.network_id, run=config.run_id, trainer=key.node)
     with hold_process_lock(config.store / PUBLISH_LOCK_NAME, "publish", advice="give --store a folder"):
         made = publish_checkpoint(
@@ -165,9 +161,9 @@ async def announce(
     made: tuple[SignedManifest, ...],
     clock: Clock,
 ) -> bool:
-    """Once, so that nodes hear of it at once also where the coordinator's host is the origin."""
+    """Announce once through the coordinator, so that nodes learn of it before the origin's next announcement."""
     guard = GossipGuard(config.network_id, is_trainer=lambda run, node: node == key.node)
-    records = GossipHttpClient(
+    relay = GossipHttpClient(
         client,
         config.server,
         network=config.network_id,
@@ -176,23 +172,20 @@ async def announce(
         guard=guard,
         hear=lambda gossip: None,
     )
-    voice = GossipPublisher(key, config.network_id, guard, clock=clock, sequence=sequence, ways=(records.send,))
+    gossip_publisher = GossipPublisher(
+        key, config.network_id, guard, clock=clock, sequence=sequence, ways=(relay.send,)
+    )
     for signed in made:
-        await voice.publish(config.run_id, make_announcement(signed))
-    return not voice.failures
+        await gossip_publisher.publish(config.run_id, make_announcement(signed))
+    return not gossip_publisher.failures
 
 
 def remove_old_versions(store: ShardStore, keep: int) -> int:
-    """Remove versions that nobody needs any more; how many."""
-    doomed = choose_removable([stock.signed for stock in store.shard_sets.values()], versions=keep)
-    for digest in doomed:
+    """Remove versions that no node needs any more; return their number."""
+    removable = choose_removable([each.signed for each in store.shard_sets.values()], versions=keep)
+    for digest in removable:
         store.remove(digest)
-    return len(doomed)
-
-
-RETRY_MS = 1_000
-RETRY_MS_MAX = 60_000
-"""Between two tries to reach the coordinator, doubling."""
+    return len(removable)
 
 
 class CheckpointPublisher:
@@ -204,46 +197,46 @@ class CheckpointPublisher:
         key: WalletKey,
         clock: Clock,
         stop: asyncio.Event,
-        tell: Callable[[Path, TrainState], None],
+        on_published: Callable[[Path, TrainState], None],
     ) -> None:
         self._config = config
-        self._on_published = tell
-        """Called when a checkpoint stands in the log."""
+        self._on_published = on_published
+        """Called when the log has accepted a checkpoint."""
         self._key = key
         self._clock = clock
         self._stop = stop
-        """Set when this fails, or by others: then an unreachable coordinator is not waited for."""
+        """Set when publishing fails, or at shutdown. Then an unreachable coordinator is not waited for."""
         self._task: asyncio.Task[None] | None = None
         self.published = Step(-1)
-        """The last step that stands in the log."""
+        """The newest step in the log."""
         self.problem = ""
 
-    def start(self, checkpoint: Path, position: TrainState) -> None:
-        """In the background."""
+    def start(self, checkpoint: Path, state: TrainState) -> None:
+        """Start publishing in the background."""
         assert self._task is None or self._task.done(), "one at a time"
-        self._task = asyncio.create_task(self._publish(checkpoint, position))
+        self._task = asyncio.create_task(self._publish(checkpoint, state))
 
     async def wait(self) -> None:
-        """Until the last one is out; LocalError or RemoteError if it cannot be."""
+        """Wait until the last checkpoint is published; raise LocalError or RemoteError if it failed."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    async def _publish(self, checkpoint: Path, position: TrainState) -> None:
+    async def _publish(self, checkpoint: Path, state: TrainState) -> None:
         try:
             await asyncio.to_thread(verify_model_files, checkpoint)
             copy = await asyncio.to_thread(make_bf16_copy, checkpoint / MODEL, self._config.folder / "outgoing")
-            done = await self._publish_with_retries(copy, position)
+            done = await self._publish_with_retries(copy, state)
         except (LocalError, RemoteError, OSError):
             self._stop.set()
             raise
         shutil.rmtree(copy, ignore_errors=True)
-        self.published, self.problem = position.step, ""
+        self.published, self.problem = state.step, ""
         sizes = ", ".join(f"{each.manifest.kind} of {each.manifest.transport_bytes} bytes" for each in done.made)
-        log.info("step %d is published as %s, entry %d of the log", position.step, sizes, done.logged.index)
-        self._on_published(checkpoint, position)
+        log.info("published step %d as %s, log entry %d", state.step, sizes, done.logged.index)
+        self._on_published(checkpoint, state)
 
-    async def _publish_with_retries(self, copy: Path, position: TrainState) -> Publication:
-        """Again and again while the coordinator cannot be reached."""
+    async def _publish_with_retries(self, copy: Path, state: TrainState) -> Publication:
+        """Retry while the coordinator is unreachable."""
         config, wait_ms = self._config, RETRY_MS
         while True:
             try:
@@ -251,38 +244,37 @@ class CheckpointPublisher:
                     config,
                     self._key,
                     copy,
-                    position.step,
-                    keyframe=choose_keyframe(position.step, forced=None, every=config.keyframe_every),
-                    trained_on=position.trained_on,
+                    state.step,
+                    keyframe=choose_keyframe(state.step, forced=None, every=config.keyframe_every),
+                    trained_on=state.trained_on,
                     clock=self._clock,
                 )
             except Unreachable as error:
                 self.problem = str(error)
-                log.warning("step %d is not published yet: %s", position.step, error)
+                log.warning("cannot publish step %d yet: %s", state.step, error)
                 if self._stop.is_set():
-                    raise LocalError(
-                        f"step {position.step} is not published; the next start does it: {error}"
-                    ) from None
+                    raise LocalError(f"step {state.step} is not published; the next start will: {error}") from None
             await wait_for_first(self._clock.sleep_ms(wait_ms), self._stop.wait())
             wait_ms = min(RETRY_MS_MAX, 2 * wait_ms)
 
 
 def verify_model_files(checkpoint: Path) -> None:
-    """What is published is what was learnt: LocalError where the disk says something else by now."""
+    """Publish only what was trained: LocalError if the files changed since they were written."""
     try:
         verify_checkpoint(checkpoint, MODEL)
-    except RemoteError as error:
+    except CheckpointDamaged as error:
         raise LocalError(
-            f"the checkpoint {checkpoint} was damaged before it was published: {error}; start again: the trainer goes "
-            "on from the one before"
+            f"the checkpoint {checkpoint} was damaged before it was published: {error}; start again: the trainer "
+            "resumes from the checkpoint before"
         ) from None
 
 
 def make_bf16_copy(model: Path, target: Path) -> Path:
-    """The model folder as it is published, in bf16; always the same bytes for the same checkpoint."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    copy_model_files(model, target)
-    with safe_open(model / WEIGHTS, "pt") as file:
-        write_tensors(target / WEIGHTS, list_file_tensors(file, torch.bfloat16))
+    """Write the model folder in bf16, as it is published. The same checkpoint always gives the same bytes."""
+    with disk_errors(f"write {target}"):
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        copy_model_files(model, target)
+        with safe_open(model / WEIGHTS, "pt") as file:
+            write_tensors(target / WEIGHTS, list_file_tensors(file, torch.bfloat16))
     return target

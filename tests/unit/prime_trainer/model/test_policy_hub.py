@@ -47,14 +47,14 @@ def test_a_name_that_cannot_be_had_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(LocalError, match="hf download somebody/tiny"):
         resolve_model(Path("somebody/tiny"), tmp_path)
-    with pytest.raises(LocalError, match="no name on the hub either"):
+    with pytest.raises(LocalError, match="not a name on the hub"):
         resolve_model(tmp_path / "missing")
     words = ["--model", "nobody/has-this-model", "--task-set", "sort-digits"]
     assert main(["eval", *words]) == 1
     assert main(["filter", *words, "--out", str(tmp_path / "tasks")]) == 1
     assert main(["sft", *words, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert said.count("bring the folder from a machine that has one") == 3
+    assert said.count("copy the folder from another machine") == 3
 
 
 def test_what_is_fetched_is_what_a_run_may_use(tmp_path: Path) -> None:
