@@ -1,107 +1,24 @@
-"""Commands about a model alone, without a run: a warm start, a test, the choice of tasks worth training on.
+"""`prime-trainer`: trains a run's model and publishes its weights. It parses, then imports, then runs.
 
-`prime-trainer`: the command that owns the weights. It parses, then imports, then runs.
-
-Exit codes: 0 done, or stopped as asked, 1 refused (the text says what to do), 2 wrong command line, 3 the weights do
-not match, 4 the trainer is not running, or does not answer, 130 interrupted.
+Exit codes: 0 done or stopped on request, 1 refused (the message says what to do), 2 wrong command line, 3 verification
+of weights or messages failed, 4 the trainer is not running or does not answer, 130 interrupted.
 """
 
 import argparse
-import asyncio
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prime_protocol.errors import LocalError
 from prime_runtime.cli import HELP_ALL, add_version, find_command
 
-Say = Callable[[str], None]
-
-MODEL_COMMANDS = {
-    "sft": "learn examples by heart, so that some answers are right before reinforcement begins",
-    "eval": "try a model on tasks and print its mean reward",
-    "filter": "write down the tasks that a model gets right sometimes: neither too easy nor hopeless",
-}
-
-
-def add_model_commands(commands: Any, command: str) -> None:
-    """Flags are made for the command that is meant only: they need more imports than `--help` should."""
-    for name, text in MODEL_COMMANDS.items():
-        parser = commands.add_parser(name, help=text, description=text)
-        if name != "sft":
-            parser.add_argument("--json", action="store_true", help="print JSON")
-        if name == "filter":
-            parser.add_argument("--low", type=float, default=0.1, help="least mean reward (default 0.1)")
-            parser.add_argument("--high", type=float, default=0.9, help="most mean reward (default 0.9)")
-            parser.add_argument("--out", type=Path, required=True, help="file for the numbers of the tasks, one a line")
-        if command == name:
-            from prime_runtime.settings.flags import add_flags
-
-            parser.add_argument("--config", type=Path, help="TOML file with settings; flags overrule it")
-            add_flags(parser, _get_config_type(name))
-
-
-def _get_config_type(name: str) -> type:
-    from prime_trainer.config import EvalConfig, SftConfig
-
-    return SftConfig if name == "sft" else EvalConfig
-
-
-def run_model_command(args: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
-    from prime_runtime.settings.flags import read_flags
-    from prime_runtime.settings.loader import load_config
-
-    kind = _get_config_type(args.command)
-    config: Any = load_config(kind, read_flags(args, kind), environ, args.config)
-    return {"sft": run_sft, "eval": run_eval, "filter": run_filter}[args.command](args, config, say)
-
-
-def run_sft(args: argparse.Namespace, config: Any, say: Say) -> int:
-    from prime_trainer.sft import train_sft
-
-    every = max(1, config.steps // 10)
-
-    def tell(step: int, loss: float) -> None:
-        if step % every == 0:
-            say(f"step {step} of {config.steps}: loss {loss:.4f}")
-
-    train_sft(config, tell)
-    say(f"written to {config.out}")
-    return 0
-
-
-def run_eval(args: argparse.Namespace, config: Any, say: Say) -> int:
-    from prime_trainer.evaluate import evaluate
-
-    scored = asyncio.run(evaluate(config))
-    mean = sum(each.mean for each in scored) / len(scored)
-    answers = len(scored) * config.samples
-    if args.json:
-        say(json.dumps({"reward_mean": mean, "tasks": len(scored), "answers": answers}))
-    else:
-        say(f"mean reward {mean:.4f} over {answers} answers to {len(scored)} tasks of {config.task_set}")
-    return 0
-
-
-def run_filter(args: argparse.Namespace, config: Any, say: Say) -> int:
-    from prime_trainer.evaluate import choose_tasks, evaluate
-
-    if not 0 <= args.low <= args.high <= 1:
-        raise LocalError(f"--low {args.low} and --high {args.high} must be from 0 to 1, in this order")
-    scored = asyncio.run(evaluate(config))
-    chosen = choose_tasks(scored, low=args.low, high=args.high)
-    args.out.write_text("".join(f"{task}\n" for task in chosen))
-    if args.json:
-        say(json.dumps({"tasks": len(scored), "chosen": len(chosen)}))
-    else:
-        say(f"{len(chosen)} of {len(scored)} tasks have a mean reward from {args.low} to {args.high}: {args.out}")
-    return 0
-
-
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
+MODEL_COMMANDS = {
+    "sft": "fine-tune a model on examples, so that some answers are right before reinforcement learning starts",
+    "eval": "evaluate a model on tasks and print its mean reward",
+    "filter": "write the indexes of tasks that a model solves sometimes: neither too easy nor too hard",
+}
 RUN_SETTINGS = ("store", "coordinator", "run", "key", "password_file")
 COMMON_SETTINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {
@@ -116,81 +33,99 @@ COMMON_SETTINGS: dict[str, dict[str, tuple[str, ...]]] = {
 """Flags that `--help` of a command shows, by group; `--help-all` shows the others too."""
 
 
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command, show_all = find_command(words), HELP_ALL in words
-    parser = argparse.ArgumentParser(prog="prime-trainer", description="Learn from verified rollouts, publish weights.")
+    parser = argparse.ArgumentParser(
+        prog="prime-trainer", description="Train on verified rollouts and publish the weights."
+    )
     add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    weights = commands.add_parser("weights", help="name, compare and patch checkpoints of safetensors files")
-    actions = weights.add_subparsers(dest="action", required=True, metavar="ACTION")
-    root = actions.add_parser("root", help="print the root that names a checkpoint's weights")
-    root.add_argument("checkpoint", type=Path, help="a safetensors file, or a folder of them")
-    diff = actions.add_parser("diff", help="write the lossless delta from one checkpoint to another")
-    diff.add_argument("old", type=Path)
-    diff.add_argument("new", type=Path)
-    diff.add_argument("--out", type=Path, required=True, help="folder for the delta and its manifest")
-    patch = actions.add_parser("patch", help="apply a delta to a copy of its base, and prove the result")
-    patch.add_argument("base", type=Path)
-    patch.add_argument("delta", type=Path, help="folder written by `diff`")
-    patch.add_argument("--out", type=Path, required=True, help="where the patched checkpoint goes")
-    for action in (root, diff, patch):
-        action.add_argument("--run", default="local", help="name of the run in the manifests (default: local)")
-        action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
+    add_weights(commands)
     add_model_commands(commands, command)
-    add_start(commands)
+    text = "train on what the run accepts and publish each step, until stopped; resumes after any kind of exit"
+    commands.add_parser("start", help=text, description=text)
     add_status_and_stop(commands)
     add_publish(commands)
-    add_origin(commands)
+    text = "serve the published weights and announce them, until interrupted"
+    commands.add_parser("origin", help=text, description=text)
     if command in COMMON_SETTINGS:
         add_settings(commands.choices[command], command, show_all=show_all)
     return parser.parse_args(words)
 
 
-def add_start(commands: Any) -> None:
-    text = (
-        "learn from what the run accepts and publish each step, until stopped; goes on where it was, however it ended"
-    )
-    commands.add_parser("start", help=text, description=text)
+def add_weights(commands: Any) -> None:
+    weights = commands.add_parser("weights", help="hash, compare and patch checkpoints of safetensors files")
+    actions = weights.add_subparsers(dest="action", required=True, metavar="ACTION")
+    root = actions.add_parser("root", help="print the root hash of a checkpoint's weights")
+    root.add_argument("checkpoint", type=Path, help="a safetensors file, or a folder of them")
+    diff = actions.add_parser("diff", help="write the lossless delta from one checkpoint to another")
+    diff.add_argument("old", type=Path)
+    diff.add_argument("new", type=Path)
+    diff.add_argument("--out", type=Path, required=True, help="folder for the delta and its manifest")
+    patch = actions.add_parser("patch", help="apply a delta to a copy of its base, and verify the result")
+    patch.add_argument("base", type=Path)
+    patch.add_argument("delta", type=Path, help="folder written by `diff`")
+    patch.add_argument("--out", type=Path, required=True, help="path for the patched checkpoint")
+    for action in (root, diff, patch):
+        action.add_argument("--run", default="local", help="name of the run in the manifests (default: local)")
+        action.add_argument("--step", type=int, default=0, help="step of the (old) checkpoint (default: 0)")
+
+
+def add_model_commands(commands: Any, command: str) -> None:
+    """Commands about a model without a run. Only the typed command gets its flags: they need slow imports."""
+    for name, text in MODEL_COMMANDS.items():
+        parser = commands.add_parser(name, help=text, description=text)
+        if name != "sft":
+            parser.add_argument("--json", action="store_true", help="print JSON")
+        if name == "filter":
+            parser.add_argument("--low", type=float, default=0.1, help="lowest mean reward (default: 0.1)")
+            parser.add_argument("--high", type=float, default=0.9, help="highest mean reward (default: 0.9)")
+            parser.add_argument("--out", type=Path, required=True, help="file for the task indexes, one per line")
+        if command == name:
+            from prime_runtime.settings.flags import add_flags
+
+            parser.add_argument("--config", type=Path, help="TOML file with settings; flags override it")
+            add_flags(parser, get_model_config_type(name))
 
 
 def add_status_and_stop(commands: Any) -> None:
-    status = commands.add_parser("status", help="what the running trainer does, waits for and has learnt")
+    status = commands.add_parser("status", help="show what the running trainer does, waits for and has trained")
     status.add_argument("--json", action="store_true", help="print JSON instead of text")
-    status.add_argument("--watch", action="store_true", help="keep showing it, every second, until interrupted")
-    stop = commands.add_parser("stop", help="stop the running trainer after its running step, and wait until it has")
-    stop.add_argument("--wait-s", type=float, default=600.0, help="how long to wait (default: 600)")
+    status.add_argument("--watch", action="store_true", help="refresh every second, until interrupted")
+    stop = commands.add_parser("stop", help="stop the running trainer after its current step, and wait for it")
+    stop.add_argument("--wait-s", type=float, default=600.0, help="seconds to wait (default: 600)")
     for command in (status, stop):
         command.add_argument("--folder", type=Path, help="the trainer's folder ($PRIME_FOLDER)")
 
 
 def add_publish(commands: Any) -> None:
-    text = "publish a checkpoint: into the store, to the coordinator, into the log; again after a crash is harmless"
+    text = "publish a checkpoint to the store, the coordinator and the log; safe to repeat after a crash"
     publish = commands.add_parser("publish", help=text, description=text)
-    publish.add_argument("checkpoint", type=Path, help="a safetensors file, or a folder of them; do not write it again")
+    publish.add_argument(
+        "checkpoint", type=Path, help="a safetensors file, or a folder of them; do not change it later"
+    )
     publish.add_argument("--step", type=int, required=True, help="number of the training step")
     kind = publish.add_mutually_exclusive_group()
     kind.add_argument(
-        "--keyframe", action="store_const", const=True, help="whole, and as a delta where there is a base"
+        "--keyframe", action="store_const", const=True, help="publish a keyframe, and a delta if possible"
     )
     kind.add_argument(
-        "--delta", dest="keyframe", action="store_const", const=False, help="only the change, if it can be"
+        "--delta", dest="keyframe", action="store_const", const=False, help="publish only a delta, if possible"
     )
-    publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it learnt from")
-
-
-def add_origin(commands: Any) -> None:
-    text = "serve the published weights and announce them, until interrupted"
-    commands.add_parser("origin", help=text, description=text)
+    publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it was trained on")
 
 
 def add_settings(parser: argparse.ArgumentParser, command: str, *, show_all: bool) -> None:
-    """The flags of one command's settings, made only for the command that is typed: they import what they configure."""
+    """Only the typed command gets its flags: they import what they configure."""
     from prime_runtime.settings.flags import add_flags
     from prime_trainer.config import OriginServerConfig, PublishConfig, TrainConfig
 
     config = {"start": TrainConfig, "publish": PublishConfig, "origin": OriginServerConfig}[command]
-    parser.add_argument("--config", type=Path, help="TOML file with settings; flags and environment overrule it")
+    parser.add_argument("--config", type=Path, help="TOML file with settings; flags and environment override it")
     add_flags(parser, config, COMMON_SETTINGS[command], show_all=show_all)
 
 
@@ -204,33 +139,106 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except ProgramNotRunning as error:
-        print(f"prime-trainer: {error}", file=sys.stderr)
-        return 4
+        return fail(4, str(error))
     except LocalError as error:
-        print(f"prime-trainer: {error}", file=sys.stderr)
-        return 1
+        return fail(1, str(error))
     except OSError as error:
-        print(f"prime-trainer: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
+        return fail(1, f"{error.filename}: {error.strerror}")
     except RemoteError as error:
-        print(f"prime-trainer: refused: {error}", file=sys.stderr)
-        return 3
+        return fail(3, f"refused: {error}")
+
+
+def fail(code: int, message: str) -> int:
+    print(f"prime-trainer: {message}", file=sys.stderr)
+    return code
+
+
+def load_settings(args: argparse.Namespace, config: type) -> Any:
+    from prime_runtime.settings.flags import read_flags
+    from prime_runtime.settings.loader import load_config
+
+    return load_config(config, read_flags(args, config), os.environ, args.config)
+
+
+# --- Commands about a model -------------------------------------------------------------------------------------------
+
+
+def get_model_config_type(command: str) -> type:
+    from prime_trainer.config import EvalConfig, SftConfig
+
+    return SftConfig if command == "sft" else EvalConfig
+
+
+def run_sft(args: argparse.Namespace) -> int:
+    config = load_settings(args, get_model_config_type("sft"))
+    from prime_trainer.sft import train_sft
+
+    every = max(1, config.steps // 10)
+
+    def show_loss(step: int, loss: float) -> None:
+        if step % every == 0:
+            print(f"step {step} of {config.steps}: loss {loss:.4f}", flush=True)
+
+    train_sft(config, show_loss)
+    print(f"written to {config.out}")
+    return 0
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    import asyncio
+    import json
+
+    config = load_settings(args, get_model_config_type("eval"))
+    from prime_trainer.evaluate import evaluate
+
+    scored = asyncio.run(evaluate(config))
+    mean = sum(each.mean for each in scored) / len(scored)
+    answers = len(scored) * config.samples
+    if args.json:
+        print(json.dumps({"reward_mean": mean, "tasks": len(scored), "answers": answers}))
+    else:
+        print(f"mean reward {mean:.4f} over {answers} answers to {len(scored)} tasks of {config.task_set}")
+    return 0
+
+
+def run_filter(args: argparse.Namespace) -> int:
+    import asyncio
+    import json
+
+    from prime_protocol.errors import LocalError
+
+    config = load_settings(args, get_model_config_type("filter"))
+    from prime_trainer.evaluate import choose_tasks, evaluate
+
+    if not 0 <= args.low <= args.high <= 1:
+        raise LocalError(f"--low {args.low} and --high {args.high} must be from 0 to 1, and low at most high")
+    scored = asyncio.run(evaluate(config))
+    chosen = choose_tasks(scored, low=args.low, high=args.high)
+    args.out.write_text("".join(f"{task}\n" for task in chosen))
+    if args.json:
+        print(json.dumps({"tasks": len(scored), "chosen": len(chosen)}))
+    else:
+        print(f"{len(chosen)} of {len(scored)} tasks have a mean reward from {args.low} to {args.high}: {args.out}")
+    return 0
+
+
+# --- Commands about a run ---------------------------------------------------------------------------------------------
 
 
 def run_weights(args: argparse.Namespace) -> int:
     from prime_protocol.wire.ids import RunId, Step
-    from prime_trainer.publish import checkpoint_delta as weights
+    from prime_trainer.publish.checkpoint_delta import apply_delta, open_checkpoint, write_delta
 
     run, step = RunId(args.run), Step(args.step)
     if args.action == "root":
-        print(weights.open_checkpoint(args.checkpoint, run, step).manifest.root)
+        print(open_checkpoint(args.checkpoint, run, step).manifest.root)
     elif args.action == "diff":
-        old, new = (weights.open_checkpoint(path, run, step) for path in (args.old, args.new))
-        manifest = weights.write_delta(old, new, Step(step + 1), args.out)
+        old, new = (open_checkpoint(path, run, step) for path in (args.old, args.new))
+        manifest = write_delta(old, new, Step(step + 1), args.out)
         share = manifest.transport_bytes / new.manifest.transport_bytes
         print(f"{manifest.transport_bytes} bytes, {share:.2%} of the full checkpoint\nroot {manifest.root}")
     else:
-        print(f"root {weights.apply_delta(args.base, args.delta, args.out, run, step).root}")
+        print(f"root {apply_delta(args.base, args.delta, args.out, run, step).root}")
     return 0
 
 
@@ -239,21 +247,18 @@ def run_publish(args: argparse.Namespace) -> int:
 
     from prime_protocol.wire.ids import Step
     from prime_runtime.clock import SystemClock
-    from prime_runtime.settings.flags import read_flags
-    from prime_runtime.settings.loader import load_config
     from prime_trainer.config import PublishConfig
-    from prime_trainer.publish import publisher as publishing
+    from prime_trainer.publish.publisher import choose_keyframe, publish_step, read_trained_on
 
-    config = load_config(PublishConfig, read_flags(args, PublishConfig), os.environ, args.config)
-    step, trained_on = Step(args.step), publishing.read_trained_on(args.trained_on)
-    keyframe = publishing.choose_keyframe(step, forced=args.keyframe, every=config.keyframe_every)
+    config = load_settings(args, PublishConfig)
+    step, trained_on = Step(args.step), read_trained_on(args.trained_on)
     done = asyncio.run(
-        publishing.publish_step(
+        publish_step(
             config,
             config.load_key(),
             args.checkpoint,
             step,
-            keyframe=keyframe,
+            keyframe=choose_keyframe(step, forced=args.keyframe, every=config.keyframe_every),
             trained_on=trained_on,
             clock=SystemClock(),
         )
@@ -262,11 +267,11 @@ def run_publish(args: argparse.Namespace) -> int:
         manifest = signed.manifest
         print(f"{manifest.kind}  {signed.digest}  {manifest.transport_bytes} bytes in {len(manifest.shards)} shards")
     print(f"root {done.named.root}")
-    print(f"step {step} stands in the log as entry {done.logged.index}")
+    print(f"step {step} is entry {done.logged.index} of the log")
     if not done.announced:
-        print("the coordinator did not pass the announcement on; the origin will repeat it", file=sys.stderr)
+        print("the coordinator did not relay the announcement; the origin will repeat it", file=sys.stderr)
     if done.removed:
-        print(f"{done.removed} old versions were removed from the store")
+        print(f"removed {done.removed} old versions from the store")
     return 0
 
 
@@ -274,12 +279,11 @@ def run_origin(args: argparse.Namespace) -> int:
     import asyncio
 
     from prime_runtime.logs import configure_logging
-    from prime_runtime.settings.flags import read_flags
-    from prime_runtime.settings.loader import list_secrets, load_config
+    from prime_runtime.settings.loader import list_secrets
     from prime_trainer.config import OriginServerConfig
     from prime_trainer.publish import origin
 
-    config = load_config(OriginServerConfig, read_flags(args, OriginServerConfig), os.environ, args.config)
+    config = load_settings(args, OriginServerConfig)
     configure_logging(config.log, stream=sys.stderr, secrets=list_secrets(config))
     return asyncio.run(origin.run_origin(config))
 
@@ -295,7 +299,7 @@ def run_start(args: argparse.Namespace) -> int:
     resolved = resolve_config(TrainConfig, read_flags(args, TrainConfig), os.environ, args.config)
     configure_logging(resolved.config.log, stream=sys.stderr, secrets=list_secrets(resolved.config))
     if os.environ.get("RANK", "0") == "0":
-        # The first of those that torchrun started, or the only one.
+        # The first rank of `torchrun`, or the only process.
         check_not_running(resolved.config.folder)
     for line in describe_config(resolved):
         level = logging.DEBUG if line.endswith("(default)") else logging.INFO
@@ -306,7 +310,7 @@ def run_start(args: argparse.Namespace) -> int:
 
 
 def check_not_running(folder: Path) -> None:
-    """Before torch is loaded; life.py takes the lock."""
+    """Fail before torch is imported, which takes seconds. app.py takes the lock itself."""
     from prime_runtime.lock import hold_process_lock
     from prime_trainer.config import TRAINER_LOCK_NAME
 
@@ -358,15 +362,10 @@ def get_lock_path(args: argparse.Namespace) -> Path:
     return Path(folder).absolute() / TRAINER_LOCK_NAME
 
 
-def run_model(args: argparse.Namespace) -> int:
-
-    return run_model_command(args, os.environ, lambda text: print(text, flush=True))
-
-
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "sft": run_model,
-    "eval": run_model,
-    "filter": run_model,
+    "sft": run_sft,
+    "eval": run_eval,
+    "filter": run_filter,
     "start": run_start,
     "status": run_status,
     "stop": run_stop,
