@@ -1,4 +1,4 @@
-"""One process of a node, from the lock to the last word: key, acquaintance, joining, work, clean end."""
+"""The process of a node: lock, key, control API, joining, work, clean shutdown."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeProcess:
-    """What the local door shows, before and after the node has joined."""
+    """One process: control API and policy from the start, the daemon once the node has joined."""
 
     def __init__(self, config: NodeConfig, opened: OpenedKey, clock: Clock, say: PrintLine) -> None:
         self._config = config
@@ -62,12 +62,12 @@ class NodeProcess:
         self._local_server = LocalServer(self.report, orders, config.page, pages)
 
     async def start_control_api(self, lock: ProcessLock, stack: AsyncExitStack) -> None:
-        """From then on the other commands of this machine are answered."""
+        """From then on other commands on this machine reach the node."""
         self._url = await self._local_server.start()
         stack.push_async_callback(self._local_server.close)
         lock.write_url(self._url, token=self._local_server.token)
 
-    # --- What the door is asked -------------------------------------------------------------------------------------
+    # --- Control API ------------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         place = ProcessInfo(
@@ -95,13 +95,13 @@ class NodeProcess:
 
     def _handle_drain(self, given: dict[str, str]) -> str:
         if self._daemon is None:
-            return self._handle_stop(given)  # there is nothing to finish yet
+            return self._handle_stop(given)  # there are no jobs to finish yet
         return self._enforcer.drain()
 
-    # --- From the first question to the last word -------------------------------------------------------------------
+    # --- Join and work ----------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
-        """Until told to stop; why, where nobody on this machine asked for it."""
+        """Until the node stops. Returns why; empty: its owner asked for it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         config = await self._discovery.resolve_config()
@@ -125,14 +125,14 @@ class NodeProcess:
         hardware = config.hardware or describe_hardware(self._enforcer.listing)
         daemon = self._daemon = Daemon(replace(config, hardware=hardware), self._key, client, trainer, self._clock)
         self._enforcer.control = DaemonControl(daemon)
-        looking = asyncio.create_task(self._parts.run())
+        policy = asyncio.create_task(self._parts.run())
         self._print(f"joined {config.run} as {config.role}, on {hardware}")
-        self._print(f"  look at it: prime-node status --watch{f', or {self._url}' if config.page.enabled else ''}")
+        self._print(f"  watch it: prime-node status --watch{f', or {self._url}' if config.page.enabled else ''}")
         try:
             await daemon.run(self._stop)
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            policy.cancel()
+            await asyncio.gather(policy, return_exceptions=True)
         return daemon.stop_reason
 
     def _save_settings(self, config: NodeConfig, trainer: NodeId) -> None:
@@ -143,30 +143,28 @@ class NodeProcess:
 
 
 def print_identity(opened: OpenedKey, config: NodeConfig, say: PrintLine) -> None:
-    """Who this node is; more at its first start."""
-    node, home = opened.key.node, NodeFolder(config.folder)
+    """The node's address and name; at its first start also where its key is."""
+    node, folder = opened.key.node, NodeFolder(config.folder)
     say(f"node {checksum_address(node)}, called {friendly_name(node)}")
     if opened.is_new:
-        password = (
-            f", and its password {home.password}. They are" if opened.is_password_new else ". With its password it is"
-        )
-        say(f"  drew its key {home.key}{password} this node and what it earns.")
+        password = f" and its password {folder.password}" if opened.is_password_new else ""
+        say(f"  created its key {folder.key}{password}. Key and password control the node and its earnings.")
         say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
 
 
 def check_engine(config: NodeConfig) -> None:
-    """Refuse a role that this installation cannot fill, before anything is made."""
+    """Refuses a role that this installation cannot fill, before any file is created."""
     if config.role is NodeRole.RELAY or config.engine.python is not None:
         return
     if find_spec("torch") is None:
         raise LocalError(
-            f"the role {config.role} needs an engine, and torch is not installed here: pip install 'prime-swarm[node]'."
-            " Without one a node can still pass weights on: --role relay"
+            f"the role {config.role} needs an engine, and torch is not installed: pip install 'prime-swarm[node]'."
+            " A node without an engine can still serve weights: --role relay"
         )
 
 
 def check_port(config: NodeConfig) -> None:
-    """Before the settings are written down: a port that is taken is none to keep."""
+    """Called before the settings are saved: a port that is taken must not end up in them."""
     facts = probe_port(config, is_running=False)
     if facts.problem:
         raise LocalError(
@@ -175,7 +173,7 @@ def check_port(config: NodeConfig) -> None:
 
 
 async def run(config: NodeConfig, say: PrintLine) -> int:
-    """0: stopped when asked to. 1: the coordinator, or a change of the run, ended it."""
+    """0: the owner stopped it. 1: the coordinator, or a change of the run, ended it."""
     check_engine(config)
     make_folder(config.folder)
     clock = SystemClock()

@@ -1,9 +1,7 @@
-"""What a first start finds out instead of asking its owner: whose coordinator answers, of which network, for which run.
+"""Joining a network: a first start asks the coordinator for its key, its network, its runs and the run's trainer.
 
-Trust on first use: what the coordinator says of itself is shown, so that it can be compared with what its operator
-publishes, and held to from then on. From the first signed message on, only that key is believed.
-
-The first questions of a process to its coordinator, asked until they are answered: who are you, whom to follow.
+Trust on first use. What the coordinator says about itself is printed, so that the owner can compare it with what the
+operator publishes, and saved. From then on the node accepts only that key.
 """
 
 import asyncio
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)
 
 ACTIVE = str(RunStatus.ACTIVE)
 FINAL_REFUSALS = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
-"""Refusals that asking again does not change; a first start that gets one has a wrong setting."""
+"""Refusals that a retry does not change. At a first start they mean a wrong setting."""
 VERSION_FIELD = "Letter.version"
 
 
@@ -47,7 +45,7 @@ class ListedRun:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorInfo:
-    """What a coordinator says of itself to anybody."""
+    """What a coordinator says about itself, unsigned."""
 
     network: NetworkId
     coordinator: NodeId
@@ -58,7 +56,7 @@ class CoordinatorInfo:
 
 
 def parse_coordinator_info(answer: Any) -> CoordinatorInfo:
-    """From the JSON of /status; RemoteError where it is not that."""
+    """From the JSON of /status. RemoteError: it has another form."""
     try:
         log_key = str(answer["log_key"])
         VerifierKey.parse(log_key)
@@ -69,85 +67,85 @@ def parse_coordinator_info(answer: Any) -> CoordinatorInfo:
             tuple(_parse_run(row) for row in answer["runs"]),
         )
     except (KeyError, TypeError) as error:
-        raise RemoteError("status", f"lacks what a coordinator tells ({error!r})") from None
+        raise RemoteError("status", f"is not the status of a coordinator ({error!r})") from None
 
 
 def parse_domain(answer: Any) -> Domain:
-    """From the JSON of /settlement; RemoteError where it is not that."""
+    """From the JSON of /settlement. RemoteError: it has another form."""
     try:
         return Domain.parse(f"{answer['chain_id']}:{answer['court']}")
     except (KeyError, TypeError) as error:
-        raise RemoteError("settlement", f"lacks what a coordinator tells ({error!r})") from None
+        raise RemoteError("settlement", f"is not the settlement of a coordinator ({error!r})") from None
 
 
 def _parse_run(row: Mapping[str, Any]) -> ListedRun:
     return ListedRun(RunId(row["run"]), str(row["status"]), str(row["model"]), str(row["task_set"]))
 
 
-def complete_config(config: NodeConfig, greeting: CoordinatorInfo) -> NodeConfig:
-    """The settings with what was left open filled in; LocalError where they contradict the coordinator."""
-    if config.network not in ("", greeting.network):
+def complete_config(config: NodeConfig, info: CoordinatorInfo) -> NodeConfig:
+    """Fills in the settings that were left open. LocalError: they contradict the coordinator."""
+    if config.network not in ("", info.network):
         raise LocalError(
-            f"the coordinator at {config.coordinator} is of the network {greeting.network}, and network is set to"
-            f" {config.network}; is it the right URL?"
+            f"the coordinator at {config.coordinator} belongs to the network {info.network}, but network is set to"
+            f" {config.network}; check the URL"
         )
-    if config.coordinator_id not in ("", str(greeting.coordinator)):
+    if config.coordinator_id not in ("", str(info.coordinator)):
         raise LocalError(
-            f"{greeting.coordinator} answers at {config.coordinator}, and coordinator_id is {config.coordinator_id}:"
-            " that is another coordinator. Ask the operator before you trust it"
+            f"{info.coordinator} answers at {config.coordinator}, but coordinator_id is {config.coordinator_id}."
+            " That is another coordinator: ask the operator before you trust it"
         )
-    if config.run and config.run not in [run.name for run in greeting.runs]:
-        raise LocalError(f"there is no run {config.run} on {greeting.network}; there are: {_list_runs(greeting)}")
+    if config.run and config.run not in [run.name for run in info.runs]:
+        raise LocalError(f"there is no run {config.run} on {info.network}; there are: {_list_runs(info)}")
     return replace(
         config,
-        network=str(greeting.network),
-        coordinator_id=str(greeting.coordinator),
-        run=config.run or str(choose_run(greeting).name),
-        log_key=config.log_key or greeting.log_key,
-        domain=config.domain or str(greeting.domain),
+        network=str(info.network),
+        coordinator_id=str(info.coordinator),
+        run=config.run or str(choose_run(info).name),
+        log_key=config.log_key or info.log_key,
+        domain=config.domain or str(info.domain),
     )
 
 
-def choose_run(greeting: CoordinatorInfo) -> ListedRun:
-    """The only one that is active."""
-    active = [run for run in greeting.runs if run.status == ACTIVE]
+def choose_run(info: CoordinatorInfo) -> ListedRun:
+    """The only active run. LocalError: there are several, or none."""
+    active = [run for run in info.runs if run.status == ACTIVE]
     if len(active) == 1:
         return active[0]
     if active:
         names = ", ".join(run.name for run in active)
-        raise LocalError(f"{len(active)} runs are active on {greeting.network}: {names}; choose one with --run")
-    known = _list_runs(greeting)
+        raise LocalError(f"{len(active)} runs are active on {info.network}: {names}; choose one with --run")
+    known = _list_runs(info)
     raise LocalError(
-        f"no run is active on {greeting.network}; ask its operator, or name one with --run. There are: {known}"
+        f"no run is active on {info.network}; ask its operator, or name one with --run. There are: {known}"
     )
 
 
-def _list_runs(greeting: CoordinatorInfo) -> str:
-    return ", ".join(f"{run.name} ({run.status})" for run in greeting.runs) or "none at all"
+def _list_runs(info: CoordinatorInfo) -> str:
+    return ", ".join(f"{run.name} ({run.status})" for run in info.runs) or "none at all"
 
 
-# --- When it does not work --------------------------------------------------------------------------------------------
+# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 def is_retryable(error: LocalError | RemoteError) -> bool:
-    """Whether waiting can help: a coordinator that is away, busy, or sees our clock off."""
+    """Whether a retry can help: the coordinator is down or busy, or this machine's clock is wrong."""
     if isinstance(error, CallRefused):
         return error.refusal.code not in FINAL_REFUSALS
     return isinstance(error, Unreachable)
 
 
 def explain_error(error: LocalError | RemoteError, now_ms: int) -> str:
-    """In words for somebody who has just installed this."""
+    """For an owner who has just installed this."""
     if isinstance(error, RemoteError) and error.field == VERSION_FIELD:
         return (
             f"this program is newer than the coordinator, whose answer {error.problem.partition(':')[0]};"
-            " install the version that its operator names, or wait until it has upgraded"
+            " install the version that its operator names, or wait for its upgrade"
         )
     return (explain_refusal(error.refusal, now_ms) if isinstance(error, CallRefused) else "") or str(error)
 
 
 def explain_refusal(refusal: Refusal, now_ms: int) -> str:
-    """Empty where the refusal's own words say it best."""
+    """Empty where the refusal's own text is clear enough."""
     if refusal.code is RefusalCode.CLOCK:
         skew_ms = now_ms - refusal.now_ms
         direction = "ahead of" if skew_ms > 0 else "behind"
@@ -162,14 +160,14 @@ def explain_refusal(refusal: Refusal, now_ms: int) -> str:
 
 RETRY_MS = 1_000
 RETRY_MS_MAX = 30_000
-"""Between two questions, doubling, while the coordinator does not answer."""
+"""Between two attempts, doubling, while the coordinator does not answer."""
 
 T = TypeVar("T")
 PrintLine = Callable[[str], None]
 
 
 class CoordinatorDiscovery:
-    """One process's."""
+    """Asks the coordinator until it answers, or until the process is stopped."""
 
     def __init__(self, config: NodeConfig, stop: asyncio.Event, clock: Clock, say: PrintLine) -> None:
         self._config = config
@@ -178,16 +176,16 @@ class CoordinatorDiscovery:
         self._print = say
         self._is_first = read_trainer(config) is None
         self.problem = ""
-        """Why there is no answer yet."""
+        """Why the node has not joined yet."""
 
     async def resolve_config(self) -> NodeConfig | None:
-        """The settings with what the coordinator says of itself; None if we are stopped before it answers."""
+        """The settings, completed with what the coordinator says; None: the process was stopped first."""
         if self._config.is_complete:
             return self._config
         return await self._retry(self._fetch_coordinator_info)
 
     async def resolve_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId | None:
-        """Whose weights count in the run, as was learnt before or as the coordinator says now."""
+        """The run's trainer, as saved by an earlier start, or as the coordinator says now; None: stopped first."""
         return read_trainer(config) or await self._retry(lambda: self._fetch_trainer(config, client))
 
     async def _fetch_coordinator_info(self) -> NodeConfig:
@@ -196,16 +194,18 @@ class CoordinatorDiscovery:
             answer = await client.get("/status")
             settlement = await client.get("/settlement")
         try:
-            greeting = replace(parse_coordinator_info(answer), domain=parse_domain(settlement))
+            info = replace(parse_coordinator_info(answer), domain=parse_domain(settlement))
         except RemoteError as error:
-            raise LocalError(f"{config.coordinator} is no coordinator of ours: {error}; is the URL right?") from None
-        found = complete_config(config, greeting)
+            raise LocalError(f"{config.coordinator} is not a coordinator: {error}; check the URL") from None
+        found = complete_config(config, info)
         self._print(f"network {found.network}, run {found.run}")
         self._print(f"coordinator {found.coordinator_id}")
         if found.signing_domain != EMBEDDED_DOMAIN:
-            self._print(f"settles on chain {greeting.domain.chain_id}, court {greeting.domain.contract}")
+            self._print(f"settles on chain {info.domain.chain_id}, court {info.domain.contract}")
         self._print(f"log key {found.log_key}")
-        self._print("  so it says itself: compare that with what its operator publishes. From now on it is held to it.")
+        self._print(
+            "  This is what it says about itself: compare it with what its operator publishes. It is saved now."
+        )
         return found
 
     async def _fetch_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId:
@@ -214,7 +214,7 @@ class CoordinatorDiscovery:
         return answer.message.trainer
 
     async def _retry(self, question: Callable[[], Awaitable[T]]) -> T | None:
-        """Until it is answered, or we are stopped. A first start gives up where trying again is of no use."""
+        """Until it is answered, or the process is stopped. A first start gives up where a retry cannot help."""
         wait_ms = RETRY_MS
         while not self._stop.is_set():
             try:
@@ -231,7 +231,7 @@ class CoordinatorDiscovery:
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("cannot join yet: %s", problem)
-            self._print(f"not joined yet, trying again until it works: {problem}")
+            self._print(f"not joined yet, retrying: {problem}")
         self.problem = problem
 
     async def _wait(self, wait_ms: int) -> None:

@@ -164,7 +164,7 @@ class Breaker:
                 return [home / "state.snapshot", *sorted((home / "mirror").rglob("*"))]
             case Kind.FLIP_JOURNAL:
                 return [
-                    home / "memory",
+                    home / "state",
                     home / "run.json",
                     *sorted(home.glob("journal.db*")),
                     *(home / "heads").glob("*"),

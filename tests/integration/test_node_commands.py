@@ -392,7 +392,7 @@ async def test_a_damaged_key_and_a_wrong_password_are_told_apart(owner: Owner, t
     whole = key.read_text()
     key.write_text(whole[: len(whole) // 2])
     said = await type_(*start)
-    assert (said.code, "key.json does not open: the keystore file is damaged" in said.err) == (1, True), said.err
+    assert (said.code, "key.json cannot be decrypted: the keystore file is damaged" in said.err) == (1, True), said.err
     assert "keys recover COPY --replace" in said.err
     key.write_text(whole)
     NodeFolder(folder).password.write_text("not the one it was\n")

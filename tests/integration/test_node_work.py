@@ -137,7 +137,7 @@ async def test_a_killed_worker_and_a_killed_engine_lose_nothing_and_send_nothing
     assert sorted(each["lease"] for each in receipts if each["node"] == str(worker.node)) == granted
     assert await network.entries("LeaseEnded") == [], "every lease was answered, once"
     assert {piece.lease for piece in worker.pieces()} == set(granted)
-    await until(lambda: not list((worker.folder / "files").iterdir()), "no file is kept that nobody needs")
+    await until(lambda: not list((worker.folder / "spool").iterdir()), "no file is kept that nobody needs")
     assert await worker.command.stop() == 0, worker.command.tail
 
 

@@ -149,7 +149,7 @@ async def test_a_new_user_gives_a_url_once_and_then_nothing(tmp_path: Path) -> N
         again = Command(alone, variables={"PRIME_PASSWORD": ""})
         await again.start()
         await until(lambda: any("outbound only" in line for line in again.lines), "a start", lambda: again.tail)
-        assert "drew its key" not in "\n".join(again.lines)
+        assert "created its key" not in "\n".join(again.lines)
         assert await again.stop() == 0
 
 

@@ -1,9 +1,10 @@
-"""The node's wallet key in its folder: drawn at the first start, behind a password that is given or drawn with it.
+"""The node's wallet key, encrypted in its folder, and delegations as files.
 
-A drawn password lies beside the key, so it guards a copy of the key file alone, not the folder. That is what a machine
-that starts by itself can have; who wants more gives a password, and keeps it elsewhere.
+The key is created at the first start, under a password that is given or generated. A generated password lies beside the
+key, so it protects a copy of the key file but not the folder: a machine that starts unattended cannot have more. An
+owner who wants more gives a password and keeps it elsewhere.
 
-A delegation as a file: an owner's signed word that a node key works for it, on its way from one to the other.
+A delegation is an owner's signed statement that a node works with the owner's stake.
 """
 
 import json
@@ -27,7 +28,7 @@ PASSWORD_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class OpenedKey:
-    """A key, and what was just made for it."""
+    """A key, and what was just created with it."""
 
     key: WalletKey
     is_new: bool = False
@@ -35,43 +36,43 @@ class OpenedKey:
 
 
 def open_key(config: NodeConfig) -> OpenedKey:
-    """The node's key; drawn where there is none yet."""
-    home = NodeFolder(config.folder)
-    if home.key.exists():
+    """The node's key; created where there is none yet."""
+    folder = NodeFolder(config.folder)
+    if folder.key.exists():
         return OpenedKey(load_key(config))
     is_password_new = not _has_password(config)
     if is_password_new:
-        create_password(home.password)
-    key = create_key_file(home.key, get_password(config), secrets.token_bytes)
+        create_password(folder.password)
+    key = create_key_file(folder.key, get_password(config), secrets.token_bytes)
     return OpenedKey(key, is_new=True, is_password_new=is_password_new)
 
 
 def load_key(config: NodeConfig) -> WalletKey:
-    """The key that is there. LocalError says which file and which password do not fit."""
-    home = NodeFolder(config.folder)
-    if not home.key.exists():
-        raise LocalError(f"there is no key in {config.folder} yet; prime-node start or prime-node keys new makes one")
+    """The existing key. The LocalError names the file and the source of the password."""
+    folder = NodeFolder(config.folder)
+    if not folder.key.exists():
+        raise LocalError(f"there is no key in {config.folder} yet; prime-node start or prime-node keys new creates one")
     password = get_password(config)
     try:
-        return load_key_file(home.key, password)
+        return load_key_file(folder.key, password)
     except LocalError as error:
         source = f" The password is {_describe_source(config)}." if "password" in str(error) else ""
         raise LocalError(
-            f"{home.key} does not open: {error}.{source} If the file is damaged, bring back your copy:"
+            f"{folder.key} cannot be decrypted: {error}.{source} If the file is damaged, restore your copy:"
             " prime-node keys recover COPY --replace"
         ) from None
 
 
 def get_password(config: NodeConfig) -> str:
-    """From the settings, else the one that was drawn."""
-    home = NodeFolder(config.folder)
-    if config.password is None and config.password_file is None and home.password.exists():
-        return resolve_password(None, home.password)
+    """From the settings, or else the generated one."""
+    folder = NodeFolder(config.folder)
+    if config.password is None and config.password_file is None and folder.password.exists():
+        return resolve_password(None, folder.password)
     return resolve_password(config.password, config.password_file)
 
 
 def create_password(path: Path) -> None:
-    """A strong one, in a file that only its owner can read."""
+    """Generates a strong password, in a file that only its owner can read."""
     write_private_file(path, secrets.token_urlsafe(PASSWORD_BYTES) + "\n")
 
 
@@ -91,7 +92,7 @@ DELEGATION_BYTES_MAX = 4096
 
 
 def write_delegation(path: Path, owner: WalletKey, delegation: Delegation, domain: Domain = EMBEDDED_DOMAIN) -> None:
-    """Signed by its owner; never over another file."""
+    """Signed by its owner. Never overwrites a file."""
     facts = {field.name: getattr(delegation, field.name) for field in fields(delegation)}
     plain = {name: value if isinstance(value, int) else str(value) for name, value in facts.items()}
     plain["signature"] = str(sign_document(owner, delegation, domain))
@@ -101,7 +102,7 @@ def write_delegation(path: Path, owner: WalletKey, delegation: Delegation, domai
 def read_delegation(
     path: Path, *, network: NetworkId, node: NodeId, now_ms: int, domain: Domain = EMBEDDED_DOMAIN
 ) -> Delegated:
-    """LocalError where it is not for this node, not in force, or not signed by its owner."""
+    """LocalError: it is for another node, not in force, or not signed by its owner."""
     try:
         with path.open("rb") as file:
             plain = json.loads(file.read(DELEGATION_BYTES_MAX))
@@ -110,7 +111,7 @@ def read_delegation(
     except OSError as error:
         raise LocalError(f"cannot read the delegation {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RemoteError) as error:
-        raise LocalError(f"the delegation {path} is not good: {error}; have its owner write a new one") from None
+        raise LocalError(f"the delegation {path} is not valid: {error}; ask its owner for a new one") from None
     found = delegated.delegation
     if (found.network, found.node) != (network, node):
         raise LocalError(

@@ -1,4 +1,4 @@
-"""The node's log file read back: its last lines, and those that come, also when the file is rotated meanwhile."""
+"""Reads the node's log file: its last lines, and those that are appended, across rotations."""
 
 import json
 import os
@@ -13,7 +13,7 @@ LINE_CHARS_MAX = 20_000
 
 
 def read_last(path: Path, count: int) -> list[str]:
-    """The newest lines, those of rotated files where the present one has too few. Oldest first."""
+    """The newest lines, oldest first, from rotated files too where the current one has too few."""
     found: deque[str] = deque()
     for file in [path, *_list_rotated(path)]:
         if len(found) >= count:
@@ -37,7 +37,7 @@ def _tail(path: Path, count: int) -> list[str]:
 
 
 class LogFileFollower:
-    """Gives out what is appended after it was made."""
+    """Yields the lines that are appended after it was created."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -50,8 +50,8 @@ def test_what_the_owner_set_is_not_overruled() -> None:
         ([("a", "paused")], {}, r"no run is active on devnet; .* There are: a \(paused\)"),
         ([("a", "active")], {"run": "b"}, r"there is no run b on devnet; there are: a \(active\)"),
         ([], {}, "none at all"),
-        ([("a", "active")], {"network": "mainnet"}, "is of the network devnet, and network is set to mainnet"),
-        ([("a", "active")], {"coordinator_id": "0x" + "22" * 20}, "that is another coordinator. Ask the operator"),
+        ([("a", "active")], {"network": "mainnet"}, "belongs to the network devnet, but network is set to mainnet"),
+        ([("a", "active")], {"coordinator_id": "0x" + "22" * 20}, "That is another coordinator: ask the operator"),
     ],
 )
 def test_what_cannot_be_chosen_or_does_not_fit_is_said(runs: Any, changes: dict[str, Any], problem: str) -> None:

@@ -154,7 +154,7 @@ def test_a_delegation_goes_by_file_from_owner_to_node(tmp_path: Path) -> None:
         ({}, 9_000, "not in force"),
         ({"node": NodeId(b"\x03" * 20)}, 5_000, "is for 0x0303"),
         ({"network": NetworkId("mainnet")}, 5_000, "on mainnet, this node"),
-        ({"owner": NODE}, 5_000, "not good"),
+        ({"owner": NODE}, 5_000, "not valid"),
     ],
 )
 def test_a_delegation_that_is_not_for_this_node_now_is_refused(
@@ -170,7 +170,7 @@ def test_a_delegation_that_is_not_for_this_node_now_is_refused(
 def test_a_damaged_delegation_is_told_as_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "delegation.json"
     path.write_text(text)
-    with pytest.raises(LocalError, match="have its owner write a new one"):
+    with pytest.raises(LocalError, match="ask its owner for a new one"):
         read_delegation(path, network=NETWORK, node=NODE, now_ms=5_000)
     with pytest.raises(LocalError, match="cannot read the delegation"):
         read_delegation(tmp_path / "absent", network=NETWORK, node=NODE, now_ms=5_000)

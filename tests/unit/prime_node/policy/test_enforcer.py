@@ -242,7 +242,7 @@ async def test_a_days_bytes_outlast_a_restart_and_a_damaged_note_of_them_is_none
     await again.poll()
     assert "the limit policy.data_bytes_per_day is reached" in later.held[-1]
     for damaged in ("", "{", "[]", '{"day": 1}', '{"day": null, "bytes": "x"}'):
-        (tmp_path / "moved.json").write_text(damaged)
+        (tmp_path / "daily_transfer.json").write_text(damaged)
         third, last = make(tmp_path, data_bytes_per_day=1_000)
         last.transferred_bytes = 100
         await third.poll()

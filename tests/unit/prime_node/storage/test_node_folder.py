@@ -41,7 +41,9 @@ def test_a_key_is_drawn_once_and_found_again(tmp_path: Path) -> None:
     assert (opened.is_new, opened.is_password_new) == (True, False)
     assert NodeFolder(tmp_path).key.stat().st_mode & 0o077 == 0
     assert open_key(config_of(tmp_path)) == OpenedKey(opened.key)
-    with pytest.raises(LocalError, match=r"key\.json does not open: wrong password.*PRIME_PASSWORD.*keys recover"):
+    with pytest.raises(
+        LocalError, match=r"key\.json cannot be decrypted: wrong password.*PRIME_PASSWORD.*keys recover"
+    ):
         open_key(config_of(tmp_path, password=Secret("another one")))
     with pytest.raises(LocalError, match="password of the key is missing: set PRIME_PASSWORD"):
         open_key(config_of(tmp_path, password=None))
