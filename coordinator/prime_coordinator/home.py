@@ -1,14 +1,12 @@
-"""The coordinator's folder: what lies where, how it is made once, and the lock that keeps a second process out.
+"""The coordinator's folder: its layout, its keys, how it is created once, and the lock that keeps a second process out.
 
 config.toml   settings                      log.key     Ed25519 key of the tree heads
 key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
-objects/      files that nodes sent         mirror/     the log as static files for everybody
-plants/       keys of planted workers       lock        who is running here
-state.snapshot  the state at the last stop; the log is all it takes to make it again
-explorer/     the index behind the web pages; the log is all it takes to make it again
-chain/        settlement on a chain: see settlement/chain_files.py
-
-Make a new coordinator: folder, keys, settings file, database, and entry 0 of the log. Never over an old one.
+objects/      files that nodes sent         mirror/     the log as static files, for everyone
+plants/       keys of planted workers       lock        the running process
+state.snapshot  the state at the last stop; it can be rebuilt from the log
+explorer/     the index of the web pages; it can be rebuilt from the log
+chain/        settlement on a chain: see settlement/files.py
 """
 
 import secrets
@@ -39,51 +37,20 @@ from prime_runtime.objects.store import open_object_store
 from prime_runtime.settings import flags as settings_flags
 
 
-@dataclass(frozen=True, slots=True)
 class CoordinatorHome:
     """The paths in one coordinator's folder."""
 
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        return self.folder / CONFIG_NAME
-
-    @property
-    def key(self) -> Path:
-        return self.folder / "key.json"
-
-    @property
-    def log_key(self) -> Path:
-        return self.folder / "log.key"
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "log.db"
-
-    @property
-    def objects(self) -> Path:
-        return self.folder / "objects"
-
-    @property
-    def mirror(self) -> Path:
-        return self.folder / "mirror"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.folder / "state.snapshot"
-
-    @property
-    def explorer(self) -> Path:
-        return self.folder / "explorer"
-
-    @property
-    def plants(self) -> Path:
-        return self.folder / "plants"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / CONFIG_NAME
+        self.key = folder / "key.json"
+        self.log_key = folder / "log.key"
+        self.database = folder / "log.db"
+        self.objects = folder / "objects"
+        self.mirror = folder / "mirror"
+        self.snapshot = folder / "state.snapshot"
+        self.explorer = folder / "explorer"
+        self.plants = folder / "plants"
+        self.lock = folder / "lock"
 
 
 def database_url(config: CoordinatorConfig) -> str:
@@ -91,11 +58,11 @@ def database_url(config: CoordinatorConfig) -> str:
 
 
 def check_database(config: CoordinatorConfig) -> None:
-    """Refuse to open a database that is gone: opening would make an empty one, and hide what happened."""
+    """Refuse to open a missing database: opening it would create an empty one and hide the loss."""
     path = CoordinatorHome(config.folder).database
     if config.database is None and not path.exists():
         raise LocalError(
-            f"{path} is missing, so the log is lost here. Bring the file back, or make a new folder from a backup:"
+            f"{path} is missing. Bring the file back, or make a new folder from a backup:"
             " prime-coordinator restore BACKUP --folder NEW-FOLDER"
         )
 
@@ -108,7 +75,7 @@ def objects_url(config: CoordinatorConfig) -> str:
 
 
 def read_password(config: CoordinatorConfig) -> str:
-    """From the settings or from the file they name."""
+    """From the settings, or from the file that they name."""
     return resolve_password(config.password, config.password_file)
 
 
@@ -116,7 +83,7 @@ def load_key(config: CoordinatorConfig) -> WalletKey:
     """The coordinator's wallet key."""
     path = CoordinatorHome(config.folder).key
     if not path.exists():
-        raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init")
+        raise LocalError(f"{path} does not exist; create the folder with: prime-coordinator init")
     return load_key_file(path, read_password(config))
 
 
@@ -130,19 +97,22 @@ def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
     """The key that signs tree heads."""
     path = CoordinatorHome(config.folder).log_key
     if path.exists() and path.stat().st_mode & 0o077:
-        raise LocalError(f"others may read {path}: chmod 600 it")
-    text = _read_text(path).strip()
+        raise LocalError(f"other users can read {path}: run chmod 600 on it")
     try:
-        raw = bytes.fromhex(text)
+        raw = bytes.fromhex(path.read_text().strip())
+    except FileNotFoundError:
+        raise LocalError(f"{path} does not exist; create the folder with: prime-coordinator init") from None
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error}") from None
     except ValueError:
         raw = b""
     if len(raw) != ED25519_KEY_BYTES:
-        raise LocalError(f"{path} is damaged; restore it from your backup")
+        raise LocalError(f"{path} is damaged; restore it from a backup")
     return Ed25519PrivateKey.from_private_bytes(raw)
 
 
 def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey]:
-    """Draw both keys and write them; never over keys that are there. A deployment has drawn the first one before."""
+    """Generate and write both keys, never over existing ones. `chain deploy` has already created the wallet key."""
     home = CoordinatorHome(config.folder)
     key = load_key(config) if home.key.exists() else create_key(config)
     log_key = Ed25519PrivateKey.generate()
@@ -151,64 +121,55 @@ def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey
 
 
 def create_key(config: CoordinatorConfig) -> WalletKey:
-    """Draw the coordinator's wallet key."""
+    """Generate the coordinator's wallet key."""
     return create_key_file(CoordinatorHome(config.folder).key, read_password(config), secrets.token_bytes)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        raise LocalError(f"{path} does not exist; make the folder with: prime-coordinator init") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalError(f"cannot read {path}: {error}") from None
 
 
 # --- The lock -------------------------------------------------------------------------------------------------------
 
 
 def lock_home(folder: Path) -> AbstractContextManager[ProcessLock]:
-    """Take the folder's lock, or tell who has it."""
+    """Take the folder's lock; LocalError names the process that holds it."""
     return hold_process_lock(
-        CoordinatorHome(folder).lock, "coordinator", advice="make the folder with: prime-coordinator init"
+        CoordinatorHome(folder).lock, "coordinator", advice="create the folder with: prime-coordinator init"
     )
 
 
 def read_lock(folder: Path) -> LockInfo:
-    """What the process in this folder says of itself: `pid`, and `url` once it listens. Stale after a crash."""
+    """The running process: `pid`, and `url` once it listens. Stale after a crash."""
     return read_lock_info(CoordinatorHome(folder).lock)
 
 
 @dataclass(frozen=True, slots=True)
 class InitResult:
-    """What `init` made, for the operator to note down."""
+    """What `init` created."""
 
     coordinator: NodeId
     log_key: str
-    """Publish this: it is what `log verify --key` takes."""
+    """To be published: `log verify --key` takes it."""
     backup: tuple[Path, ...]
-    """Files that cannot be made again."""
+    """Files that cannot be recreated."""
 
 
 async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
-    """Everything that `run` needs."""
+    """Create everything that `start` needs."""
     home = CoordinatorHome(config.folder)
-    read_password(config)  # refuses a bad one before anything was made
+    read_password(config)  # refuses a bad password before anything is created
     try:
         config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise LocalError(f"cannot make the folder {config.folder}: {error.strerror}") from None
+        raise LocalError(f"cannot create the folder {config.folder}: {error.strerror}") from None
     with lock_home(config.folder):
         config = add_deployment(config)
-        # Who deploys contracts has the key first: it stands in them as the operator's.
+        # `chain deploy` created the wallet key: the contracts name it as the operator.
         made_before = (home.key,) if config.settlement.is_evm else ()
         for path in {home.config, home.key, home.log_key, home.database, home.mirror} - {*made_before}:
             if path.exists():
-                raise LocalError(f"{path} exists: there is a coordinator in this folder already; choose another one")
+                raise LocalError(f"{path} exists: this folder already holds a coordinator; choose another one")
         store = open_log_store(database_url(config), config.database_password)
         try:
             if await store.size():
-                raise LocalError("the database holds a log already; choose another database")
+                raise LocalError("the database already holds a log; choose another database")
             open_object_store(objects_url(config), config.s3)
             key, log_key = create_keys(config)
             vkey = VerifierKey.of(ORIGIN_PREFIX + config.network, log_key)
@@ -221,7 +182,7 @@ async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
 
 
 def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: VerifierKey, now_ms: int) -> bytes:
-    scribe = EntryWriter(key, Ledger(config.network_id))
+    writer = EntryWriter(key, Ledger(config.network_id))
     domain = get_domain(config)
     entry = NetworkCreated(
         log_key=str(log_key),
@@ -229,36 +190,36 @@ def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: Verifier
         contract=domain.contract,
         unbonding_ms=config.unbonding_ms,
     )
-    scribe.append_own(entry, None, now_ms)
-    (leaf,) = scribe.drain()
+    writer.append_own(entry, None, now_ms)
+    (leaf,) = writer.drain()
     return leaf
 
 
 def add_deployment(config: CoordinatorConfig) -> CoordinatorConfig:
-    """The settings with the contracts that `chain deploy` has made in this folder; LocalError where there are none."""
+    """The settings with the contracts that `chain deploy` made in this folder; LocalError if there are none."""
     if not config.settlement.is_evm:
         return config
     made = ChainFiles(config.folder).read_deployment()
     if "Court" not in made:
         raise LocalError(
-            "the contracts come first: prime-coordinator chain deploy"
+            "deploy the contracts first: prime-coordinator chain deploy"
             f" --folder {config.folder} --network {config.network} --rpc {config.settlement.rpc}"
         )
     if made["network"] != config.network:
-        raise LocalError(f"the contracts in {config.folder} are of the network {made['network']}; give --network")
+        raise LocalError(f"the contracts in {config.folder} belong to the network {made['network']}; give --network")
     if config.settlement.court not in ("", made["Court"]):
-        raise LocalError(f"settlement.court is another than the one in {config.folder}, {made['Court']}: leave it out")
+        raise LocalError(f"settlement.court differs from the one in {config.folder}, {made['Court']}: leave it out")
     if config.unbonding_ms > made["unbonding_s"] * 1000 - config.settlement.slash_window_ms:
         raise LocalError(
             f"unbonding_ms is {config.unbonding_ms}: the vault keeps stake for {made['unbonding_s']} s, and a slash"
-            f" needs {config.settlement.slash_window_ms} ms of them to be brought there"
+            f" needs {config.settlement.slash_window_ms} ms of that to reach it"
         )
     found = replace(config.settlement, court=made["Court"], start_block=made["start_block"])
     return replace(config, settlement=found)
 
 
 def get_domain(config: CoordinatorConfig) -> Domain:
-    """Where the network's receipts count."""
+    """The EIP-712 domain of the network's receipts."""
     if not config.settlement.is_evm:
         return EMBEDDED_DOMAIN
     made = ChainFiles(config.folder).read_deployment()
@@ -266,5 +227,5 @@ def get_domain(config: CoordinatorConfig) -> Domain:
 
 
 def render_config(config: CoordinatorConfig) -> str:
-    """For the folder, whose own name does not belong in it: it may be moved."""
+    """The settings file. It does not name its own folder, which may be moved."""
     return settings_flags.render_config(config, always=("network",), never=("folder",))

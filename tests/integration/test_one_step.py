@@ -17,7 +17,7 @@ def test_demo_pays_the_honest_slashes_the_cheater_and_names_what_is_missing() ->
         "verdict: hard",
         "60 tokens of the cheater's stake are burned",
         "patched copy is bit-exact",
-        "every signature, author, rule and tile holds",
+        "every signature, author, rule and tile is valid",
         "4 nodes and a relay after",
         "Missing until later",
     ):

@@ -409,7 +409,7 @@ def test_wrong_orders_are_refused_by_name_and_change_nothing(operator: Operator,
         refused(operator.type("run", "create", "two", *TERMS, "--slash-nano", "999999999999"), "slash_nano")
         refused(operator.type("run", "create", "two", *TERMS, "--verdict-ms", "86400000"), "verdict_ms")
         refused(operator.type("run", "create", "two", *TERMS, "--terms", "nowhere.toml"), "nowhere.toml")
-        refused(operator.type("run", "update", "demo"), "nothing would change")
+        refused(operator.type("run", "update", "demo"), "already has these terms")
         refused(operator.type("run", "pause", "nope"), "nope was not created")
         refused(operator.type("run", "show", "nope"), "nope is not known here")
         refused(operator.type("run", "close", "demo"), "--yes")
@@ -437,7 +437,7 @@ def test_backup_that_was_damaged_or_is_none_is_not_restored(operator: Operator, 
     bundle = tmp_path / "copy/log/tile/entries/000.p/1"
     bundle.write_bytes(bundle.read_bytes()[:-1])
     said = operator.type("restore", tmp_path / "copy", "--keys", operator.folder, folder=moved)
-    refused(said, "does not hold", code=3)
+    refused(said, "is not valid", code=3)
     assert not moved.exists()
 
 
@@ -451,7 +451,7 @@ def test_mirror_that_was_changed_does_not_verify(operator: Operator, made: Path,
     refused(verify(operator, tmp_path / "mirror", "--key", "nonsense"), "not a verifier key")
     head = tmp_path / "mirror/checkpoint"
     head.write_bytes(head.read_bytes().replace(b"devnet", b"mainet"))
-    refused(verify(operator, tmp_path / "mirror"), "does not hold", code=3)
+    refused(verify(operator, tmp_path / "mirror"), "is not valid", code=3)
 
 
 # --- At a terminal --------------------------------------------------------------------------------------------------

@@ -1,17 +1,12 @@
-"""The manifest of a backup: what it holds, with the digest of every file. It is written last: no manifest, no backup.
+"""Backup and restore of a coordinator, in one format for every database: the log as a mirror, and the files around it.
 
-manifest.json   this                        config.toml   the settings
+manifest.json   digests of all files        config.toml   the settings
 log/            the log as a mirror         objects/      files that nodes sent, if asked for
 keys/           key.json and log.key, if asked for
 
-A copy of a coordinator, running or not, in one form for every database: the log as a mirror, and what goes with it.
-
-The log only grows, so its first entries are the same whenever they are read: there is nothing to freeze. Everything is
-written beside the target and renamed at the end; what was interrupted has no manifest and no name.
-
-A coordinator's folder from a backup. Nothing is believed: files, tree, every entry and rule are checked before.
-
-The folder is made beside its place and renamed at the end, so one that is there is whole.
+A backup may be made while the coordinator runs: the log only grows, so its first entries are the same whenever they are
+read. Restore trusts nothing: files, tree, every entry and rule are verified first. Both write a draft beside the target
+and rename it at the end, so a target that exists is complete.
 """
 
 import asyncio
@@ -45,11 +40,11 @@ from prime_coordinator.log.store import (
     open_engine,
     open_log_store,
 )
-from prime_coordinator.log.writer import extend_mirror
+from prime_coordinator.log.writer import build_tree, extend_mirror
 from prime_protocol.constants import NOTE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entry_index import compute_entry_keys, decode_leaf
-from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
+from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tiles import make_node_reader
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, open_tree_head, sign_tree_head
 from prime_protocol.wire.ids import Digest, NetworkId
@@ -59,7 +54,7 @@ from prime_runtime.redaction import Secret
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 2**30
-"""About eight million files."""
+"""Enough for about eight million files."""
 LOG_FOLDER, KEYS_FOLDER, OBJECTS_FOLDER = "log", "keys", "objects"
 MANIFEST_FORMAT = 1
 CHUNK_BYTES = 2**20
@@ -68,7 +63,7 @@ PATH_PATTERN = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupManifest:
-    """What a backup holds."""
+    """The content of a backup. It is written last: without it, a folder is no backup."""
 
     network: str
     coordinator: str
@@ -89,7 +84,7 @@ def write_manifest(folder: Path, manifest: BackupManifest) -> None:
 
 
 def read_manifest(folder: Path) -> BackupManifest:
-    """Strictly: a backup may have been damaged, or made by somebody else."""
+    """Parsed strictly: a backup may be damaged, or made by someone else."""
     try:
         with (folder / MANIFEST_NAME).open("rb") as file:
             raw = file.read(MANIFEST_BYTES_MAX + 1)
@@ -120,12 +115,12 @@ def _is_entry(path: str, digest: object) -> bool:
 
 
 def check_files(folder: Path, manifest: BackupManifest) -> None:
-    """RemoteError names the first file that is not what the manifest says."""
+    """RemoteError names the first file that differs from the manifest."""
     for path, digest in manifest.files.items():
         if (folder / path).is_symlink() or not (folder / path).is_file():
             raise RemoteError(path, "is missing")
         if hash_file(folder / path) != digest:
-            raise RemoteError(path, "is not what was backed up")
+            raise RemoteError(path, "differs from what was backed up")
 
 
 def hash_file(path: Path) -> str:
@@ -140,7 +135,7 @@ def hash_file(path: Path) -> str:
 
 
 def copy_synced(source: Path, target: Path, *, mode: int = 0o600) -> None:
-    """The bytes of a file, on disk when this returns."""
+    """Copy a file; it is on disk when this returns."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with source.open("rb") as reader, open(target, "wb", opener=_opener(mode)) as writer:
@@ -168,13 +163,13 @@ def _opener(mode: int) -> Callable[[str, int], int]:
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """Path and digest of everything below a folder."""
+    """Digest by path of every file below a folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
 
 
 def publish_folder(draft: Path, folder: Path) -> None:
-    """A finished draft gets its name, in one step and for good."""
+    """Rename a finished draft, atomically and durably."""
     try:
         for each in [draft, *(path for path in draft.rglob("*") if path.is_dir())]:
             _sync_folder(each)
@@ -192,19 +187,15 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-ENTRIES_PER_READ = 4_096
-"""Entries read at once."""
-
-
 async def make_backup(
     config: CoordinatorConfig, target: Path, *, with_objects: bool, with_keys: bool, now_ms: int
 ) -> BackupManifest:
-    """Everything that is on disk at this moment, into a folder that did not exist."""
+    """Copy everything that is on disk now into a new folder."""
     draft = target.with_name(target.name + ".draft")
     if target.exists():
         raise LocalError(f"{target} exists; choose another folder")
     if with_objects and "://" in objects_url(config):
-        raise LocalError("the files are in a bucket: use its own versions or copies, and leave out --objects")
+        raise LocalError("the files are in a bucket: back up the bucket itself, and leave out --objects")
     check_database(config)
     store = open_log_store(database_url(config), config.database_password)
     try:
@@ -212,7 +203,7 @@ async def make_backup(
     except OSError as error:
         store.close()
         raise LocalError(
-            f"cannot make {draft}: {error.strerror}; if an interrupted backup left it, remove it"
+            f"cannot make {draft}: {error.strerror}; if an interrupted backup left it behind, remove it"
         ) from None
     try:
         head, coordinator = await asyncio.to_thread(_copy_log, config, store, draft / LOG_FOLDER, await store.size())
@@ -239,14 +230,10 @@ async def make_backup(
 
 
 def _copy_log(config: CoordinatorConfig, store: LogStore, folder: Path, size: int) -> tuple[TreeHead, str]:
-    """All entries, and a head over them signed now: entries on disk never change, so it is true for ever."""
-    tree = MerkleTree()
+    """All entries, and a head over them signed now: entries on disk never change."""
     if size == 0:
-        raise LocalError("the database holds no log; there is nothing to back up")
-    for start in range(0, size, ENTRIES_PER_READ):
-        tree.append_many(
-            compute_leaf_hash(leaf) for leaf in store.read_blocking(start, min(size, start + ENTRIES_PER_READ))
-        )
+        raise LocalError("the database holds no log: there is nothing to back up")
+    tree = build_tree(store.read_blocking, size)
     head = TreeHead(ORIGIN_PREFIX + config.network, size, tree.root())
     note = sign_tree_head(head, load_log_key(config))
     extend_mirror(folder, tree, store.read_blocking, note, old_size=0, new_size=size)
@@ -263,7 +250,7 @@ def _copy_files(config: CoordinatorConfig, draft: Path, with_keys: bool) -> None
 
 
 async def _copy_objects(config: CoordinatorConfig, folder: Path) -> None:
-    """Files are named by their content and never change; one that comes meanwhile is in the backup or is not."""
+    """Files are named by their content and never change; one that arrives meanwhile may or may not be included."""
     objects = open_object_store(objects_url(config), config.s3)
     async for listed in objects.list():
         path = objects.local_path(listed.key)
@@ -272,10 +259,10 @@ async def _copy_objects(config: CoordinatorConfig, folder: Path) -> None:
 
 
 ENTRIES_PER_WRITE = 1_000
-"""Entries written at once."""
+"""Entries inserted at once."""
 
 
-async def restore_backup(
+def restore_backup(
     source: Path,
     folder: Path,
     *,
@@ -284,32 +271,26 @@ async def restore_backup(
     password: Secret | None,
     head: Path | None,
 ) -> BackupManifest:
-    """RemoteError where the backup does not hold, LocalError where something here is in the way.
+    """RemoteError if the backup is damaged, LocalError if something on this machine is in the way.
 
-    `database` and its `password` say where the log goes, if not into a file in the folder; `head` is a tree head that
-    somebody was shown, which the backup must not be older than.
+    `database` and its `password` say where the log goes, if not into a file in the folder. The backup must not be older
+    than `head`, a tree head that was published.
     """
-    return await asyncio.to_thread(_restore, source, folder, keys, database, password, head)
-
-
-def _restore(
-    source: Path, folder: Path, keys: Path | None, database: str | None, password: Secret | None, head: Path | None
-) -> BackupManifest:
     manifest, draft = read_manifest(source), folder.with_name(folder.name + ".draft")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LocalError(f"{folder} is not empty; choose another folder")
     check_files(source, manifest)
-    checked = _verify_backup_log(source / LOG_FOLDER, manifest)
+    verified = _verify_backup_log(source / LOG_FOLDER, manifest)
     if head is not None:
-        _check_covers(source / LOG_FOLDER, checked, read_bounded(head, NOTE_BYTES_MAX))
+        _check_covers(source / LOG_FOLDER, verified, read_bounded(head, NOTE_BYTES_MAX))
     try:
         draft.mkdir(parents=True, mode=0o700)
     except FileExistsError:
-        raise LocalError(f"{draft} is left from a restore that was interrupted, or is being made; remove it") from None
+        raise LocalError(f"{draft} exists: another restore runs, or one was interrupted; then remove it") from None
     try:
         config = _write_settings(source, folder, draft, database, password)
         _write_keys(source if keys is None else keys, manifest, draft, is_backup=keys is None)
-        _check_keys(config, checked, draft)
+        _check_keys(config, verified, draft)
         _restore_objects(source, manifest, config, draft)
         shutil.copytree(source / LOG_FOLDER, CoordinatorHome(draft).mirror)
         _fill_database(config, draft, source / LOG_FOLDER, manifest)
@@ -327,38 +308,43 @@ def _restore(
 
 
 def _verify_backup_log(log: Path, manifest: BackupManifest) -> VerifiedLog:
-    """Every signature, author, rule and tile."""
-    checked = verify_log(
+    """Verify every signature, author, rule and tile."""
+    verified = verify_log(
         read_tree_head(log), lambda size: read_leaves(log, size), lambda tile: read_tile(log, tile), None
     )
-    found = (checked.ledger.network, checked.head.size, str(checked.head.root), str(checked.ledger.state.coordinator))
+    found = (
+        verified.ledger.network,
+        verified.head.size,
+        str(verified.head.root),
+        str(verified.ledger.state.coordinator),
+    )
     if found != (manifest.network, manifest.entries, manifest.root, manifest.coordinator):
         raise RemoteError("manifest.json", "does not describe the log beside it")
-    return checked
+    return verified
 
 
-def _check_covers(log: Path, checked: VerifiedLog, note: bytes) -> None:
-    """Refuse a backup that is older than what somebody was shown: to go on from it would tell two histories."""
-    shown = open_tree_head(note, [checked.key])
-    if shown.size > checked.head.size:
-        raise LocalError(f"the head covers {shown.size} entries, the backup {checked.head.size}: use a newer backup")
-    get_node = make_node_reader(checked.head.size, lambda tile: read_tile(log, tile))
+def _check_covers(log: Path, verified: VerifiedLog, note: bytes) -> None:
+    """Refuse a backup that is older than a published head: continuing from it would fork the log."""
+    shown = open_tree_head(note, [verified.key])
+    if shown.size > verified.head.size:
+        raise LocalError(f"the head covers {shown.size} entries, the backup {verified.head.size}: use a newer backup")
+    get_node = make_node_reader(verified.head.size, lambda tile: read_tile(log, tile))
     if compute_root(shown.size, get_node) != shown.root:
         raise RemoteError("head", f"the first {shown.size} entries of the backup are not those it covers")
 
 
-def _check_keys(config: CoordinatorConfig, checked: VerifiedLog, draft: Path) -> None:
-    """Whether the keys are those of this log; the wallet key by the address that its file names, without a password."""
+def _check_keys(config: CoordinatorConfig, verified: VerifiedLog, draft: Path) -> None:
+    """Check that the keys belong to this log; the wallet key by the address in its file, without a password."""
     log_key: Ed25519PrivateKey = load_log_key(replace(config, folder=draft))
-    state = checked.ledger.state
-    if str(VerifierKey.of(ORIGIN_PREFIX + checked.ledger.network, log_key)) != state.log_key:
+    state = verified.ledger.state
+    if str(VerifierKey.of(ORIGIN_PREFIX + verified.ledger.network, log_key)) != state.log_key:
         raise LocalError("log.key is not the key that signs this log's heads")
     try:
         address = "0x" + str(json.loads(CoordinatorHome(draft).key.read_text())["address"]).removeprefix("0x").lower()
     except (ValueError, KeyError, TypeError):
-        raise LocalError("key.json is not a keystore file that names its address") from None
+        raise LocalError("key.json is not a keystore file with an address") from None
     if address != str(state.coordinator):
-        raise LocalError(f"key.json is the key of {address}, the log is of {state.coordinator}")
+        raise LocalError(f"key.json is the key of {address}, the log belongs to {state.coordinator}")
 
 
 # --- Writing --------------------------------------------------------------------------------------------------------
@@ -367,7 +353,7 @@ def _check_keys(config: CoordinatorConfig, checked: VerifiedLog, draft: Path) ->
 def _write_settings(
     source: Path, folder: Path, draft: Path, database: str | None, password: Secret | None
 ) -> CoordinatorConfig:
-    """The settings of the backup, with the database where it is restored to."""
+    """The settings of the backup, with the new database."""
     copy_synced(source / CONFIG_NAME, draft / CONFIG_NAME)
     found = resolve_coordinator_config(draft, {}, {}).config
     config = replace(found, folder=folder.absolute(), database=database, database_password=password)
@@ -377,7 +363,7 @@ def _write_settings(
 
 def _write_keys(place: Path, manifest: BackupManifest, draft: Path, *, is_backup: bool) -> None:
     if is_backup and not manifest.has_keys:
-        raise LocalError("the backup holds no keys: give --keys with the folder that has key.json and log.key")
+        raise LocalError("the backup holds no keys: give --keys FOLDER with key.json and log.key")
     for name in (CoordinatorHome(draft).key.name, CoordinatorHome(draft).log_key.name):
         copy_synced((place / KEYS_FOLDER if is_backup else place) / name, draft / name)
 
@@ -385,20 +371,20 @@ def _write_keys(place: Path, manifest: BackupManifest, draft: Path, *, is_backup
 def _restore_objects(source: Path, manifest: BackupManifest, config: CoordinatorConfig, draft: Path) -> None:
     kept = [path for path in manifest.files if path.startswith(f"{OBJECTS_FOLDER}/")]
     if kept and config.objects is not None:
-        raise LocalError(f"the settings keep files in {objects_url(config)}, but the backup brings its own: move them")
+        raise LocalError(f"the settings keep files in {objects_url(config)}, but the backup has files too: move them")
     for path in kept:
         copy_synced(source / path, CoordinatorHome(draft).objects / path.removeprefix(f"{OBJECTS_FOLDER}/"))
 
 
 def _fill_database(config: CoordinatorConfig, draft: Path, log: Path, manifest: BackupManifest) -> None:
-    """The whole log in one transaction: a database that was interrupted is as empty as before."""
+    """Insert the whole log in one transaction: after an interruption the database is still empty."""
     url = database_url(config if config.database else replace(config, folder=draft))
     engine = open_engine(url, config.database_password)
     try:
         with explain_database_errors(engine), engine.begin() as connection:
             migrate(connection)
             if get_log_size(connection):
-                raise LocalError(f"the database {engine.url} holds a log already; restore into an empty one")
+                raise LocalError(f"the database {engine.url} already holds a log; restore into an empty one")
             leaves = list(read_leaves(log, manifest.entries))
             for start in range(0, len(leaves), ENTRIES_PER_WRITE):
                 part = leaves[start : start + ENTRIES_PER_WRITE]

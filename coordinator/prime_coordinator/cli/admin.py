@@ -1,4 +1,4 @@
-"""Commands that change something: each has the running coordinator write one entry to the log."""
+"""Commands that change something: each has the running coordinator append one entry to the log."""
 
 from hashlib import sha256
 
@@ -41,23 +41,23 @@ def update_run(context: OperatorContext) -> int:
     present = terms_from_plain(client.query("run", {"run": run})["terms"])
     terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
     if terms == present:
-        raise LocalError(f"nothing would change in run {run}; name the terms to change")
+        raise LocalError(f"run {run} already has these terms; give the ones to change")
     return report_logged(
         context, client.append_entry(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on"
     )
 
 
 def pause_run(context: OperatorContext) -> int:
-    return set_run_status(context, RunStatus.PAUSED, "gives out no more leases")
+    return set_run_status(context, RunStatus.PAUSED, "grants no more leases")
 
 
 def resume_run(context: OperatorContext) -> int:
-    return set_run_status(context, RunStatus.ACTIVE, "gives out leases again")
+    return set_run_status(context, RunStatus.ACTIVE, "grants leases again")
 
 
 def close_run(context: OperatorContext) -> int:
     if not context.args.yes:
-        raise LocalError("a closed run cannot be opened again; say --yes if that is meant, or pause it")
+        raise LocalError("a closed run cannot be reopened; confirm with --yes, or pause it instead")
     return set_run_status(context, RunStatus.CLOSED, "is closed for good")
 
 
@@ -74,7 +74,7 @@ def fund_run(context: OperatorContext) -> int:
 
 
 def drain_node(context: OperatorContext) -> int:
-    return set_node_status(context, NodeStatus.DRAINED, "finishes what it has and gets nothing more")
+    return set_node_status(context, NodeStatus.DRAINED, "finishes its leases and gets no more")
 
 
 def ban_node(context: OperatorContext) -> int:
@@ -102,13 +102,13 @@ def deposit(context: OperatorContext) -> int:
 
 
 def read_address(text: str) -> NodeId:
-    """In lower case, or with the capital letters that wallets show, which then have to be the right ones."""
+    """In lower case, or with the checksum capitals that wallets show."""
     try:
         found = NodeId.parse(text.lower())
     except RemoteError as error:
         raise LocalError(f"{text!r} is not an address: it {error.problem}") from None
     if text not in (str(found), checksum_address(found)):
-        raise LocalError(f"{text!r} has other capital letters than this address: is every digit right?")
+        raise LocalError(f"{text!r} fails the address checksum: is every digit right?")
     return found
 
 

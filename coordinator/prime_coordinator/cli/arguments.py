@@ -13,9 +13,9 @@ from prime_runtime.cli import SettingsHelp, add_completion, add_version
 
 EXIT_CODES = """exit codes:
   0  done
-  1  refused, and the text says why and what to do
+  1  refused; the message says why and what to do
   2  wrong command line
-  3  a log or a backup does not hold
+  3  a log or a backup is not valid
   4  the coordinator is not running, or cannot be reached
   130  interrupted"""
 FOLDER = Path("~/prime-coordinator")
@@ -79,7 +79,7 @@ def _command(commands: Group, name: str, task: str, text: str, *, calls: bool = 
     parser.set_defaults(task=task)
     _add_folder(parser)
     if calls:
-        _add(parser, "--url", help="where it listens, if not as its folder says: http://host:port")
+        _add(parser, "--url", help="URL of the coordinator, if not the one in its folder: http://host:port")
         _add(parser, "--authority", type=Path, help="PEM file of the TLS authority to trust with an https URL")
     return parser
 
@@ -98,7 +98,7 @@ def _listing(commands: Group, name: str, route: str, text: str, *filters: str) -
     parser.set_defaults(route=route)
     _add(parser, "--json", action="store_true", help="print JSON instead of a table")
     _add(parser, "--limit", type=int, metavar="N", help=f"most rows (default {PAGE_ROWS})")
-    _add(parser, "--all", action="store_true", help="all rows, whatever --limit says")
+    _add(parser, "--all", action="store_true", help="all rows, ignoring --limit")
     for name_ in filters:
         parser.add_argument(f"--{name_}", metavar=name_.upper(), help=f"only those of this {name_}")
     parser.set_defaults(filters=filters)
@@ -128,11 +128,11 @@ def _add_life(commands: Group, settings: SettingsHelp) -> None:
             _add_folder(parser)
     status = _command(commands, "status", "listing:show_status", "the coordinator at a glance", calls=True)
     status.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    status.add_argument("--watch", action="store_true", help="keep showing it, every two seconds, until interrupted")
+    status.add_argument("--watch", action="store_true", help="refresh every two seconds until interrupted")
 
 
 def _add_runs(commands: Group, terms: SettingsHelp) -> None:
-    run: argparse.ArgumentParser = commands.add_parser("run", help="create, change and end training runs")
+    run: argparse.ArgumentParser = commands.add_parser("run", help="create, change and close training runs")
     actions = run.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = _command(actions, "create", "admin:create_run", "begin a run", calls=True)
     create.add_argument(
@@ -143,7 +143,7 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
     update = _command(actions, "update", "admin:update_run", "change the terms of a run's next steps", calls=True)
     for parser in (create, update):
         parser.add_argument("run", metavar="NAME")
-        parser.add_argument("--terms", type=Path, help="TOML file with terms; flags overrule it")
+        parser.add_argument("--terms", type=Path, help="TOML file with terms; flags override it")
         if terms is not SettingsHelp.NONE:
             from prime_coordinator.admin.run_terms import TermsConfig
             from prime_runtime.settings.flags import add_flags
@@ -156,14 +156,14 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
     ):
         action = _command(actions, name, f"admin:{name}_run", text, calls=True)
         action.add_argument("run", metavar="NAME")
-        action.add_argument("--reason", default="", help="for the log, where everybody can read it")
+        action.add_argument("--reason", default="", help="text for the log, which is public")
         if name == "close":
-            action.add_argument("--yes", action="store_true", help="do not ask: a closed run cannot be opened again")
+            action.add_argument("--yes", action="store_true", help="confirm: a closed run cannot be reopened")
     fund = _command(
         actions, "fund", "admin:fund_run", "put tokens of the coordinator's account into the pool", calls=True
     )
     fund.add_argument("run", metavar="NAME")
-    fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    fund.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
     _listing(actions, "list", "runs", "all runs")
     _detail(actions, "show", "run", "run", "a run, its terms and its steps")
 
@@ -181,11 +181,11 @@ def _add_nodes(commands: Group) -> None:
     ):
         action = _command(actions, name, f"admin:{name}_node", text, calls=True)
         action.add_argument("node", metavar="NODE")
-        action.add_argument("--reason", default="", help="for the log, where everybody can read it")
+        action.add_argument("--reason", default="", help="text for the log, which is public")
     deposit = _command(commands, "deposit", "admin:deposit", "book value that came in from outside", calls=True)
-    deposit.add_argument("account", metavar="ACCOUNT", help="address that is credited, or the word coordinator")
-    deposit.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
-    deposit.add_argument("--reference", required=True, help="what happened outside; the same one counts once")
+    deposit.add_argument("account", metavar="ACCOUNT", help="address to credit, or the word coordinator")
+    deposit.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
+    deposit.add_argument("--reference", required=True, help="name of the payment; the same reference counts once")
 
 
 def _add_listings(commands: Group) -> None:
@@ -204,21 +204,19 @@ def _add_listings(commands: Group) -> None:
 
 
 def _add_log(commands: Group) -> None:
-    log: argparse.ArgumentParser = commands.add_parser("log", help="read, copy and check the append-only log")
+    log: argparse.ArgumentParser = commands.add_parser("log", help="read, export and verify the append-only log")
     actions = log.add_subparsers(dest="action", required=True, metavar="ACTION")
-    verify = actions.add_parser("verify", help="replay a mirror of a log, offline, and check everything in it")
+    verify = actions.add_parser("verify", help="replay a mirror of a log offline and verify everything in it")
     verify.set_defaults(task="log:verify")
-    verify.add_argument(
-        "mirror", type=Path, help="folder with `checkpoint` and `tile/`, as the coordinator serves them"
-    )
+    verify.add_argument("mirror", type=Path, help="folder with `checkpoint` and `tile/`, as a coordinator serves them")
     verify.add_argument("--key", help="the log's verifier key, as the operator published it")
-    verify.add_argument("--json", action="store_true", help="print the books as JSON")
+    verify.add_argument("--json", action="store_true", help="print the result as JSON")
     export = _command(actions, "export", "log:export", "write the log as a folder that anybody can verify and serve")
     export.add_argument("target", type=Path, help="folder to write; it must not exist or be empty")
     tail = _command(actions, "tail", "log:tail", "the newest entries", calls=True)
     tail.add_argument("--json", action="store_true", help="print one JSON object for each line")
     tail.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
-    tail.add_argument("--follow", action="store_true", help="keep printing entries as they come, until interrupted")
+    tail.add_argument("--follow", action="store_true", help="keep printing new entries until interrupted")
     for name, text in (("kind", "kind"), ("author", "author"), ("run", "run"), ("subject", "node or submission")):
         tail.add_argument(f"--{name}", metavar=name.upper(), help=f"only those of this {text}")
 
@@ -236,7 +234,7 @@ def _add_copies(commands: Group) -> None:
     restore.add_argument(
         "--database", help="URL of an empty database to restore into; a SQLite file in the folder if not given"
     )
-    restore.add_argument("--head", type=Path, help="newest tree head anybody was shown: refuse a backup that is older")
+    restore.add_argument("--head", type=Path, help="newest published tree head: refuse an older backup")
 
 
 def _add_chain(commands: Group) -> None:
@@ -244,57 +242,62 @@ def _add_chain(commands: Group) -> None:
     actions = chain.add_subparsers(dest="action", required=True, metavar="ACTION")
     deploy = _command(actions, "deploy", "chain:deploy", "make a network's contracts; then make the network with init")
     add = deploy.add_argument
-    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
+    add("--rpc", required=True, metavar="URL", help="JSON-RPC node of the chain")
     add("--network", required=True, metavar="NAME", help="name of the network that will settle there")
-    add("--token", metavar="ADDRESS", help="of the token that stake and pay are in; at least 9 decimals")
-    add("--test-token", metavar="TOKENS", help="make a token of play money with this supply, instead of --token")
-    add("--test-token-to", metavar="ADDRESS", help="who gets the play money. Default: the coordinator.")
+    add("--token", metavar="ADDRESS", help="ERC-20 token for stake and rewards; at least 9 decimals")
+    add("--test-token", metavar="AMOUNT", help="deploy a test token with this supply, instead of --token")
+    add("--test-token-to", metavar="ADDRESS", help="who gets the test tokens. Default: the coordinator.")
     add("--unbonding-s", type=int, default=14 * 86_400, metavar="SECONDS", help="how long stake stays slashable (14 d)")
-    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="highest gas price (default 200)")
     add("--password-file", type=Path, help="file whose first line is the password of the coordinator's key")
-    text = "what the chain says of the network's contracts and runs"
+    text = "the network's contracts and runs on the chain"
     status = _command(actions, "status", "chain:status", text, calls=True)
     status.add_argument("--run", action="append", metavar="NAME", help="only this run. Default: all.")
     fund = _command(actions, "fund", "chain:fund", "put tokens of a wallet into a run's pool", calls=True)
     fund.add_argument("run", metavar="NAME")
-    fund.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
+    fund.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
     fund.add_argument("--key", type=Path, required=True, help="keystore file of the wallet; not the coordinator's")
     fund.add_argument("--key-password-file", type=Path, required=True, help="file whose first line is its password")
-    text = "take back what a wallet funded and a run that is over, or abandoned, has not promised"
+    text = "take back the unpaid part of what a wallet funded, from a run that is over or abandoned"
     reclaim = _command(actions, "reclaim", "chain:reclaim", text)
     add = reclaim.add_argument
     add("run", metavar="NAME")
-    add("--rpc", required=True, metavar="URL", help="of a node of the chain")
-    add("--court", required=True, metavar="ADDRESS", help="of the network, as `chain status` and its first entry say")
+    add("--rpc", required=True, metavar="URL", help="JSON-RPC node of the chain")
+    add(
+        "--court",
+        required=True,
+        metavar="ADDRESS",
+        help="the network's court, as `chain status` names it",
+    )
     add("--key", type=Path, required=True, help="keystore file of the wallet that funded")
     add("--key-password-file", type=Path, required=True, help="file whose first line is its password")
-    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="most for a unit of gas (default 200)")
+    add("--fee-gwei-max", type=int, default=200, metavar="GWEI", help="highest gas price (default 200)")
     _command(actions, "anchor", "chain:anchor", "bring the log's head to the chain now, before its epoch", calls=True)
 
 
 def _add_explorer(commands: Group) -> None:
-    text = "web pages over a copy of somebody's log, checked entry by entry; a running coordinator serves its own"
+    text = "web pages over a copy of any log, verified entry by entry; a running coordinator serves its own"
     explorer: argparse.ArgumentParser = commands.add_parser("explorer", help=text, description=text)
     explorer.set_defaults(task="tools:explorer")
     explorer.add_argument(
         "--log",
         required=True,
         metavar="URL|FOLDER",
-        help="where the log is: http://host:port/log, or a folder with a copy",
+        help="http://host:port/log, or a folder with a copy of the log",
     )
     explorer.add_argument("--key", help="the log's verifier key, as the operator published it")
     explorer.add_argument(
         "--objects",
         metavar="URL",
-        help="where files that the log names are. Default: beside the log, if that is a URL.",
+        help="where the files named in the log are. Default: beside the log, if that is a URL.",
     )
     explorer.add_argument(
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="where the index and the copy are kept. Default: in the user's cache.",
+        help="folder of the index and the copy. Default: in the user's cache.",
     )
-    explorer.add_argument("--model", type=Path, action="append", help="checkpoint folder whose tokenizer shows texts")
+    explorer.add_argument("--model", type=Path, action="append", help="model folder whose tokenizer decodes texts")
     explorer.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     explorer.add_argument("--port", type=int, default=EXPLORER_PORT, help=f"port (default {EXPLORER_PORT}; 0: any)")
 
@@ -302,6 +305,6 @@ def _add_explorer(commands: Group) -> None:
 def _add_others(commands: Group) -> None:
     _add_explorer(commands)
     for name, (program, text) in LAB_PROGRAMS.items():
-        parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; all that follows is passed on")
+        parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; everything after it is passed on")
         parser.set_defaults(task="tools:run_lab_program", program=program, words=[])
     add_completion(commands).set_defaults(task="tools:completion")

@@ -1,8 +1,6 @@
-"""`prime-coordinator chain`: make the contracts of a network, look at them, and bring the log there at once.
+"""`prime-coordinator chain`: deploy contracts, show their state, fund runs, reclaim funds, anchor the log.
 
-`prime-coordinator chain reclaim`: a funder's money back from a run that is over.
-
-It needs the chain and no coordinator: whoever ran that may be gone.
+`reclaim` needs only the chain: the coordinator of the run may be gone.
 """
 
 import asyncio
@@ -31,7 +29,7 @@ FUNDING = "the funding"
 
 
 def deploy(context: OperatorContext) -> int:
-    """Also where there is no coordinator yet: the contracts come before the network's first entry."""
+    """Needs no coordinator: the contracts come before the network's first entry."""
     from prime_coordinator.settlement.deployment import Deployer, DeploymentPlan
 
     args, folder = context.args, context.folder.absolute()
@@ -79,7 +77,7 @@ def deploy(context: OperatorContext) -> int:
 
 
 def status(context: OperatorContext) -> int:
-    """From the chain itself, and from the coordinator where it runs."""
+    """From the chain itself, and from the coordinator if it runs."""
     config = _evm_config(context)
     settlement = config.settlement
 
@@ -109,7 +107,7 @@ def status(context: OperatorContext) -> int:
 
 
 def fund(context: OperatorContext) -> int:
-    """From any wallet: into the run's pool on the chain. The coordinator books it into the pool in the log."""
+    """From any wallet into the run's pool on the chain. The coordinator credits it to the pool in the log."""
     args, config = context.args, _evm_config(context)
     run, amount_nano, url = read_run(args.run), parse_amount(args.amount), args.url or find_url(context)
     key = load_key_file(args.key, read_password_file(args.key_password_file))
@@ -119,7 +117,7 @@ def fund(context: OperatorContext) -> int:
         at = await find_contracts(chain, config.settlement.court_address)
         operator = NodeId.parse(str(await chain.read(at.registry, "operator")).lower())
         if key.node == operator:
-            raise LocalError("the running coordinator uses its own key on the chain; fund from another wallet")
+            raise LocalError("the running coordinator uses this key on the chain; fund from another wallet")
         clock = SystemClock()
         wallet = Wallet(
             chain,
@@ -137,7 +135,7 @@ def fund(context: OperatorContext) -> int:
             Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units),
             lambda: approve_and_call(chain, wallet, at, FUNDING, at.pool, units, call),
         )
-        context.screen.print_line("it is in the pool on the chain; waiting until the log knows")
+        context.screen.print_line("it is in the pool on the chain; waiting for the log")
         async with open_json_client(url, args.authority) as client:
             index = await wait_until_logged(client, await payer.reference(at.chain_id, told), clock)
         payer.mark_logged()
@@ -148,14 +146,14 @@ def fund(context: OperatorContext) -> int:
 
 
 def anchor(context: OperatorContext) -> int:
-    """The running coordinator does it: two must not use its key at once."""
+    """The running coordinator does it: two processes must not use its key at once."""
     _evm_config(context)
     client = OperatorClient(context)
     if not client.query("runs", {})["rows"]:
-        raise LocalError("heads are anchored for each run, and there is none yet: prime-coordinator run create")
+        raise LocalError("heads are anchored per run, and there is no run yet: prime-coordinator run create")
     size = client.request_anchor().size
     problem = client.query("settlement", {})["problem"]
-    when = f"when the chain is back ({problem})" if problem else "at the next look at the chain"
+    when = f"when the chain is back ({problem})" if problem else "at the next poll of the chain"
     context.screen.print_line(f"the log's {size} entries are anchored {when}")
     return 0
 
@@ -178,7 +176,7 @@ def run_with_chain(rpc: str, bearer: str | None, work: Callable[[ChainClient], A
 def _evm_config(context: OperatorContext) -> CoordinatorConfig:
     config = context.load_config()
     if not config.settlement.is_evm:
-        raise LocalError("this network's value lives in its log alone: settlement.kind is embedded")
+        raise LocalError("this network's value is in its log alone: settlement.kind is embedded")
     return config
 
 
@@ -188,7 +186,7 @@ async def _held(chain: ChainClient, contracts: Any, account: Any) -> str:
 
 
 def _settlement_lines(context: OperatorContext) -> list[tuple[str, str]]:
-    """What the running coordinator says of itself."""
+    """What the running coordinator reports."""
     try:
         told = OperatorClient(context).query("settlement", {})
     except LocalError:
@@ -202,7 +200,7 @@ async def _runs(context: OperatorContext) -> list[str]:
     try:
         rows = await asyncio.to_thread(OperatorClient(context).query, "runs", {})
     except LocalError:
-        return []  # it is not running: the chain alone is shown
+        return []  # not running: only the chain is shown
     return [row["run"] for row in rows["rows"]]
 
 
@@ -217,7 +215,7 @@ async def _run_lines(chain: ChainClient, contracts: Any, run: str) -> list[tuple
     paid = f"epoch {pool['epoch']}, {format_amount(pool['promised'] // scale)} promised in all"
     rest = f"{format_amount(pool['claimed'] // scale)} claimed, {format_amount(pool['held'] // scale)} in the pool"
     frozen = await chain.read(contracts.anchor, "frozenAt", key)
-    warning = ", FROZEN: the log told two histories" if frozen else ""
+    warning = ", FROZEN: a fork of the log was proven" if frozen else ""
     if pool["abandoned"]:
         warning += ", ABANDONED: no payout root came for so long that a funder took its money back; close the run"
     return [(f"run {run}", f"{size} entries anchored; {paid}, {rest}{warning}")]
@@ -239,7 +237,7 @@ RECLAIM_REFUSALS = {
 
 
 def reclaim(context: OperatorContext) -> int:
-    """What the run has not promised to anybody, by what each funder put in."""
+    """The unpaid rest of the pool, in proportion to what each funder put in."""
     args = context.args
     run, court = read_run(args.run), read_address(args.court)
     key = load_key_file(args.key, read_password_file(args.key_password_file))

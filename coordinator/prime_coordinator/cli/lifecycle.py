@@ -1,7 +1,4 @@
-"""Commands for the coordinator's own life: make its folder, run it.
-
-Commands that copy a coordinator and bring one back.
-"""
+"""Commands for the coordinator as a whole: create its folder, run it, back it up, restore it."""
 
 import asyncio
 import logging
@@ -26,29 +23,28 @@ from prime_runtime.settings.flags import read_flags
 from prime_runtime.settings.loader import DEFAULT, ResolvedConfig, describe_config, list_secrets
 
 log = logging.getLogger(__name__)
+EXIT_BROKEN = 3
 
 
 def init(context: OperatorContext) -> int:
     if CoordinatorHome(context.folder).config.exists():
-        raise LocalError(
-            f"{CoordinatorHome(context.folder).config} exists: there is a coordinator in this folder already"
-        )
+        raise LocalError(f"{CoordinatorHome(context.folder).config} exists: this folder already holds a coordinator")
     resolved = resolve_coordinator_config(context.folder, read_setting_flags(context), context.settings_variables())
     config = with_absolute_paths(context.with_password(with_port(resolved), confirm=True))
-    with context.screen.spinner("drawing keys"):
+    with context.screen.spinner("generating keys"):
         created = asyncio.run(initialise(config, SystemClock()))
     say = context.screen.print_line
-    say(f"made a coordinator of the network {config.network} in {config.folder}")
+    say(f"created a coordinator of the network {config.network} in {config.folder}")
     say(f"coordinator  {created.coordinator}")
     say(f"log key      {created.log_key}")
-    say("Publish the log key: with it anybody can check the books.")
-    say(f"Keep copies of these in a safe place: {', '.join(map(str, created.backup))}")
+    say("Publish the log key: anyone with it can verify that a log is yours.")
+    say(f"Keep copies of these files in a safe place: {', '.join(map(str, created.backup))}")
     say(f"start it with: prime-coordinator start --folder {config.folder}; it listens on {describe_listen(config)}")
     return 0
 
 
 def start(context: OperatorContext) -> int:
-    context.load_config()  # refuses an empty folder with words that help
+    context.load_config()  # refuses an empty folder with a helpful message
     resolved = resolve_coordinator_config(context.folder, read_setting_flags(context), context.settings_variables())
     config = context.with_password(resolved.config)
     configure_logging(config.log, stream=sys.stderr, secrets=list_secrets(config))
@@ -58,7 +54,7 @@ def start(context: OperatorContext) -> int:
 
 
 def with_port(resolved: ResolvedConfig[CoordinatorConfig]) -> CoordinatorConfig:
-    """Nodes write a coordinator's address down, so its port is chosen once and stands in its settings file."""
+    """Nodes store a coordinator's address, so its port is chosen once and written to the settings file."""
     config = resolved.config
     if resolved.sources["listen.port"] != DEFAULT:
         return config
@@ -74,7 +70,7 @@ def read_setting_flags(context: OperatorContext) -> Mapping[str, Any]:
 
 
 def with_absolute_paths(config: CoordinatorConfig) -> CoordinatorConfig:
-    """Paths in the settings file must hold wherever `start` is typed."""
+    """Paths in the settings file must be valid from any working directory."""
     listen = replace(
         config.listen,
         tls_certificate=to_absolute(config.listen.tls_certificate),
@@ -88,9 +84,6 @@ def to_absolute(path: Path | None) -> Path | None:
     return path.absolute() if path else None
 
 
-EXIT_BROKEN = 3
-
-
 def backup(context: OperatorContext) -> int:
     args, config = context.args, context.load_config()
     now_ms = SystemClock().now_ms()
@@ -100,9 +93,9 @@ def backup(context: OperatorContext) -> int:
         )
     context.screen.print_line(f"{made.entries} entries, {len(made.files)} files written to {args.target}")
     if args.keys:
-        context.print_error("the backup holds the keys: whoever has it, and the password, is this coordinator")
+        context.print_error("the backup holds the keys: anyone with it and the password can act as this coordinator")
     else:
-        context.print_error("the backup holds no keys; without key.json and log.key the log cannot go on")
+        context.print_error("the backup holds no keys: without key.json and log.key the log cannot be continued")
     return 0
 
 
@@ -112,22 +105,20 @@ def restore(context: OperatorContext) -> int:
     if args.database is not None:
         check_database_url(args.database)
     try:
-        with context.screen.spinner("checking and replaying"):
-            manifest = asyncio.run(
-                restore_backup(
-                    args.source,
-                    context.folder,
-                    keys=args.keys,
-                    database=args.database,
-                    password=Secret(secret) if secret else None,
-                    head=args.head,
-                )
+        with context.screen.spinner("verifying and replaying"):
+            manifest = restore_backup(
+                args.source,
+                context.folder,
+                keys=args.keys,
+                database=args.database,
+                password=Secret(secret) if secret else None,
+                head=args.head,
             )
     except RemoteError as error:
-        context.print_error(f"the backup does not hold: {error}")
+        context.print_error(f"the backup is not valid: {error}")
         return EXIT_BROKEN
     made = format_time(manifest.made_at_ms)
-    context.screen.print_line(f"restored {manifest.entries} entries into {context.folder}; every one was checked")
-    context.print_error(f"it is as of {made} UTC. Entries after that are lost, and anybody who saw them can prove it")
-    context.print_error("start it only if the old coordinator is gone for good: two that run tell two histories")
+    context.screen.print_line(f"restored {manifest.entries} entries into {context.folder}; all verified")
+    context.print_error(f"the backup is of {made} UTC. Later entries are lost, and anyone who saw them can prove it")
+    context.print_error("start it only if the old coordinator is gone for good: two running ones would fork the log")
     return 0

@@ -8,16 +8,14 @@ from prime_coordinator.cli.context import OperatorClient, OperatorContext
 from prime_coordinator.cli.listing import check_limit, fetch_rows, format_row
 from prime_coordinator.home import check_database, database_url
 from prime_coordinator.log.replay import describe_log, summarise_log, verify_log
-from prime_coordinator.log.store import LogStore, StoredHead, open_log_store
-from prime_coordinator.log.writer import extend_mirror
+from prime_coordinator.log.store import open_log_store
+from prime_coordinator.log.writer import build_tree, extend_mirror
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
 from prime_protocol.log.tree_head import VerifierKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
 
 FOLLOW_S = 1.0
-ENTRIES_PER_READ = 4_096
 EXIT_BROKEN = 3
 
 
@@ -29,19 +27,19 @@ def verify(context: OperatorContext) -> int:
         raise LocalError(f"--key is not a verifier key: {error}") from None
     try:
         with context.screen.spinner("replaying the log"):
-            checked = verify_log(
+            verified = verify_log(
                 read_tree_head(args.mirror),
                 lambda size: read_leaves(args.mirror, size),
                 lambda tile: read_tile(args.mirror, tile),
                 key,
             )
     except RemoteError as error:
-        context.print_error(f"the log does not hold: {error}")
+        context.print_error(f"the log is not valid: {error}")
         return EXIT_BROKEN
     if args.json:
-        context.screen.print_json(summarise_log(checked))
+        context.screen.print_json(summarise_log(verified))
     else:
-        for line in describe_log(checked):
+        for line in describe_log(verified):
             context.screen.print_line(line)
     return 0
 
@@ -49,30 +47,22 @@ def verify(context: OperatorContext) -> int:
 def export(context: OperatorContext) -> int:
     config, target = context.load_config(), context.args.target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise LocalError(f"{target} exists and is not an empty folder; choose another one")
+        raise LocalError(f"{target} is not an empty folder; choose another one")
     check_database(config)
     store = open_log_store(database_url(config), config.database_password)
     try:
         head = asyncio.run(store.last_head())
         if head is None:
-            raise LocalError("no tree head was signed yet; start the coordinator once")
+            raise LocalError("no tree head is signed yet: start the coordinator once")
         with context.screen.spinner(f"writing {head.size:,} entries"):
-            write_export(store, target, head)
+            tree = build_tree(store.read_blocking, head.size)
+            extend_mirror(target, tree, store.read_blocking, head.note, old_size=0, new_size=head.size)
     finally:
         store.close()
     context.screen.print_line(
-        f"{head.size} entries written to {target}; check them with: prime-coordinator log verify {target}"
+        f"{head.size} entries written to {target}; verify them with: prime-coordinator log verify {target}"
     )
     return 0
-
-
-def write_export(store: LogStore, target: Any, head: StoredHead) -> None:
-    tree = MerkleTree()
-    for start in range(0, head.size, ENTRIES_PER_READ):
-        tree.append_many(
-            compute_leaf_hash(leaf) for leaf in store.read_blocking(start, min(head.size, start + ENTRIES_PER_READ))
-        )
-    extend_mirror(target, tree, store.read_blocking, head.note, old_size=0, new_size=head.size)
 
 
 def tail(context: OperatorContext) -> int:

@@ -1,4 +1,4 @@
-"""`prime-coordinator`: the command an operator types, and anybody who checks a log. It parses, then imports, then runs.
+"""The `prime-coordinator` command: parses, imports the module of the command, runs it.
 
 The exit codes are in arguments.py, where --help shows them.
 """
@@ -20,7 +20,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     command = find_command(words)
     if command in LAB_PROGRAMS and words[0] == command:
-        # All words after the command belong to the lab's program, --help too.
+        # Everything after the command belongs to the other program, including --help.
         return argparse.Namespace(task="tools:run_lab_program", program=LAB_PROGRAMS[command][0], words=words[1:])
     settings, terms = choose_settings_help(words, ("init", "start")), choose_settings_help(words, ("run",))
     return build_parser(settings, terms).parse_args(words)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing more to say, and nobody to say it to.
+        # The reader of our output is gone: discard the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_REFUSED
 

@@ -69,7 +69,7 @@ def test_secrets_are_readable_by_their_owner_only_and_told_for_backup(
 async def test_nothing_is_made_over_a_coordinator_that_is_there(made: tuple[CoordinatorConfig, InitResult]) -> None:
     config, _ = made
     before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
-    with pytest.raises(LocalError, match="there is a coordinator in this folder already"):
+    with pytest.raises(LocalError, match="this folder already holds a coordinator"):
         await initialise(config, SystemClock())
     after = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
     assert before == after
@@ -136,7 +136,7 @@ def test_a_damaged_log_key_is_told(tmp_path: Path, content: str) -> None:
     path = CoordinatorHome(tmp_path).log_key
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(LocalError, match="restore it from your backup"):
+    with pytest.raises(LocalError, match="restore it from a backup"):
         load_log_key(CoordinatorConfig(folder=tmp_path))
 
 

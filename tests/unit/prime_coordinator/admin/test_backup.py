@@ -75,7 +75,7 @@ async def back_up(config: CoordinatorConfig, target: Path, **changes: Any) -> Ba
 
 async def bring_back(source: Path, folder: Path, **changes: Any) -> BackupManifest:
     how: dict[str, Any] = {"keys": None, "database": None, "password": None, "head": None}
-    return await restore_backup(source, folder, **{**how, **changes})
+    return restore_backup(source, folder, **{**how, **changes})
 
 
 async def leaves_of(folder: Path) -> list[bytes]:
