@@ -1,6 +1,6 @@
-"""The coordinator's shell: sockets, clock and disk around the decisions of core.py. Everything that waits is here.
+"""The coordinator's asyncio shell: sockets, clock and disk around the decisions of core.py. It wires everything.
 
-Nobody is answered, not even with a refusal, before all that the answer rests on is on disk.
+No caller gets a reply, not even a refusal, before every entry that the reply depends on is on disk.
 """
 
 import asyncio
@@ -81,9 +81,9 @@ from prime_runtime.rate_limits import network_group
 log = logging.getLogger(__name__)
 
 LOGGED_ONCE = (Appealed, CheckpointPublished, Inspected, LeaseEnded, Submitted, VerdictGiven)
-"""Entries that can be true only once: who sends one again, not knowing that it arrived, is told where it stands."""
+"""Entries that can be logged only once: a sender that repeats one, not knowing that it arrived, gets its position."""
 COLLECTOR_ALLOCATIONS = 20_000
-"""Objects made between two runs of the collector; Python's 700 are two heartbeats' worth."""
+"""Allocations between two runs of the garbage collector; Python's default of 700 is two heartbeats."""
 REQUEST_KINDS = (
     HEARTBEAT.kind,
     LEASE.kind,
@@ -97,7 +97,7 @@ REQUEST_KINDS = (
 
 
 class CoordinatorServer:
-    """One running coordinator. It is the Desk that other routes are given."""
+    """One running coordinator; it implements AppContext."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class CoordinatorServer:
     async def open(
         cls, config: CoordinatorConfig, key: WalletKey, log_key: Ed25519PrivateKey, store: LogStore, clock: Clock
     ) -> Self:
-        """From what is on disk."""
+        """Recover from what is on disk."""
         network, home = config.network_id, CoordinatorHome(config.folder)
         vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
         ledger, tree = await recover_ledger(
@@ -178,7 +178,7 @@ class CoordinatorServer:
         GossipMetrics(metrics, gossiping.relay, gossiping.gossip_http)
         return made
 
-    # --- The Desk ---------------------------------------------------------------------------------------------------
+    # --- AppContext -------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -193,7 +193,7 @@ class CoordinatorServer:
 
     def _add_routes(self, objects: ObjectStore) -> None:
         self.http.add(HEARTBEAT, self.beat, is_fast=True)
-        self.http.add(LEASE, self.request_lease, is_fast=True)  # everybody asks at once when a checkpoint comes
+        self.http.add(LEASE, self.request_lease, is_fast=True)  # every node asks at once for a new checkpoint
         self.http.add(STEP, self.get_step_facts)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)
@@ -208,7 +208,7 @@ class CoordinatorServer:
 
     def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
         reply = self.core.handle_heartbeat(caller.sender, get_run(caller), beat, self._clock.now_ms())
-        # What it tells of leases and audits may be a moment old and not on disk yet.
+        # The leases and audits in the reply may be so new that they are not on disk yet.
         return reply if self.writer.size >= self.core.state.size else self._when_on_disk(reply)
 
     async def _when_on_disk(self, reply: HeartbeatReply) -> HeartbeatReply:
@@ -227,7 +227,7 @@ class CoordinatorServer:
         return facts
 
     async def submit(self, caller: Caller, entry: Submitted) -> EntryReply:
-        """The file first, then the entry."""
+        """Check the file, then append the entry."""
         run, now_ms = get_run(caller), self._clock.now_ms()
         if self.core.find_repeat(caller.payload, entry) is None:
             try:
@@ -247,7 +247,7 @@ class CoordinatorServer:
         return await self.take(caller, entry)
 
     async def take(self, caller: Caller, entry: Any) -> EntryReply:
-        """Any entry that others write."""
+        """Append any entry of a node."""
         try:
             logged = self._take(caller, entry)
         except RemoteError as error:
@@ -264,7 +264,7 @@ class CoordinatorServer:
         return logged
 
     async def _find_logged(self, caller: Caller, entry: Any, error: RemoteError) -> EntryReply:
-        """Where this very entry stands already; else the error."""
+        """The position of this same entry if it is already logged; otherwise raise the error."""
         await self.commit()
         if isinstance(entry, LOGGED_ONCE):
             subject = list_subjects(caller.run, entry)[0]
@@ -276,10 +276,10 @@ class CoordinatorServer:
                     return EntryReply(index=listed.index, at_ms=listed.at_ms)
         raise error
 
-    # --- Life -------------------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------------------------------------
 
     async def serve(self, lock: ProcessLock, until: Awaitable[Any]) -> None:
-        """Listen and work until told to stop; LocalError when a part of it fails."""
+        """Serve until `until` completes; LocalError if a part fails."""
         port = await self.http.start(self.config.listen)
         lock.write_url(local_url(self.config, port))
         stop: asyncio.Future[Any] = asyncio.ensure_future(until)
@@ -315,7 +315,7 @@ class CoordinatorServer:
         ]
 
     async def _finish(self) -> None:
-        """A snapshot, and a last head, so that whoever reads the mirror while this is down sees it all."""
+        """Write a snapshot, and a last head, so that the mirror is complete while the coordinator is down."""
         await self.commit()
         if self.writer.size > self.writer.head_size:
             await self.writer.sign_head()
@@ -323,7 +323,7 @@ class CoordinatorServer:
             try:
                 write_snapshot(CoordinatorHome(self.config.folder).snapshot, self.core.state)
             except LocalError as error:
-                log.warning("no snapshot, so the next start takes longer: %s", error)
+                log.warning("no snapshot was written, so the next start takes longer: %s", error)
 
     async def _repeat(self, every_ms: int, work: Callable[[], Awaitable[Any]]) -> None:
         while True:
@@ -331,7 +331,7 @@ class CoordinatorServer:
             await work()
 
     async def tick(self) -> None:
-        """What time has made due, and what came in from outside."""
+        """Do what is due, and append what came from the chain."""
         for order in await self.settlement.collect(self.core.state):
             self.core.append_operator_entry(order, None, self._clock.now_ms())
         for run, appeal in self.settlement.appeals(self.core.state):
@@ -344,7 +344,7 @@ class CoordinatorServer:
 
 
 def local_url(config: CoordinatorConfig, port: int) -> str:
-    """How commands on this machine reach the server; one that listens everywhere does so on loopback too."""
+    """How commands on this machine reach the server; a server on all interfaces is reached on loopback."""
     scheme = "https" if config.listen.tls_key else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.listen.host, config.listen.host)
     return f"{scheme}://{host}:{port}"
@@ -352,7 +352,7 @@ def local_url(config: CoordinatorConfig, port: int) -> str:
 
 def get_run(caller: Caller) -> RunId:
     if caller.run is None:
-        raise RemoteError("Payload.run", "is missing: this is about a run")
+        raise RemoteError("Payload.run", "is missing: this request is about a run")
     return caller.run
 
 
@@ -363,14 +363,14 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 def tune_garbage_collector() -> None:
-    """What stands when work begins stays; the collector need not go through it again with every few heartbeats."""
+    """Objects that exist at start stay: exclude them from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTOR_ALLOCATIONS, 20, 20)
 
 
 async def run(config: CoordinatorConfig) -> int:
-    """Until SIGTERM or SIGINT. 0: stopped cleanly, 1: a part failed; the log says what."""
+    """Run until SIGTERM or SIGINT. 0: stopped cleanly, 1: a part failed, as logged."""
     clock, stop = SystemClock(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

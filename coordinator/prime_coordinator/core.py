@@ -1,11 +1,7 @@
-"""When a step is paid: as soon as it is over and owes nothing. Pure.
+"""The coordinator's decisions: requests and the time in, entries and replies out. Pure.
 
-A run is looked at only after something happened in it, so a quiet network costs nothing.
-
-The coordinator's decisions, all of them: requests and the clock in, entries and replies out. Pure.
-
-The server, the simulator and the tests drive this same object. It is made from a ledger, so a restart is: replay the
-log, make a new one. What it decides takes effect on disk when the server has written `scribe.drain()`.
+The app, the simulator and the tests drive this same object. It is built from a ledger, so a restart is: replay the log,
+build a new one. A decision takes effect once the app has written `entry_writer.drain()` to disk.
 """
 
 from typing import Any
@@ -75,14 +71,17 @@ from prime_protocol.wire.typed_data import compute_receipt_id
 
 
 class PayoutScheduler:
-    """Runs in which a step may have become ready to be paid."""
+    """Pays a step as soon as it is over and has no open work.
 
-    def __init__(self, scribe: EntryWriter) -> None:
-        self._entry_writer = scribe
-        self._dirty = set(scribe.state.runs)
+    Only runs marked dirty are checked, so an idle network costs nothing.
+    """
+
+    def __init__(self, entry_writer: EntryWriter) -> None:
+        self._entry_writer = entry_writer
+        self._dirty = set(entry_writer.state.runs)
 
     def mark_dirty(self, run: RunId) -> None:
-        """Something ended, or a new step began."""
+        """Check this run at the next tick: something ended, or a new step began."""
         self._dirty.add(run)
 
     def tick(self, now_ms: int) -> None:
@@ -94,7 +93,7 @@ class PayoutScheduler:
         run = self._entry_writer.state.runs[name]
         is_closed = run.status is RunStatus.CLOSED
         if is_closed and run.slashes:
-            return  # what the slashes decide is paid last
+            return  # the slashes decide the last payments
         for number, step in sorted(run.steps.items()):
             is_over = number < run.latest or is_closed
             if is_over and not step.paid and not step.pending:
@@ -102,8 +101,8 @@ class PayoutScheduler:
 
 
 OPERATOR_ENTRIES = (Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated)
-"""Entries of the coordinator that an operator asks for. All others it writes by itself, when they are due. A run is
-funded out of the coordinator's own balance, as any account may do."""
+"""Entries that the operator requests. The coordinator appends all its other entries by itself, when they are due. A run
+is funded from the coordinator's own balance, as any account may do."""
 
 COMMANDS = {
     NodeStatus.ACTIVE: NodeCommand.NONE,
@@ -133,14 +132,14 @@ class Core:
         self.admission = Admission(ledger.state)
         self.suspensions = Suspensions(self.entry_writer)
         self.leases = LeaseScheduler(self.entry_writer, self.backoff, plants, now_ms)
-        attendance = MissedVerdicts(self.suspensions, self.liveness, now_ms)
+        missed_verdicts = MissedVerdicts(self.suspensions, self.liveness, now_ms)
         reputation = ValidatorReputation(self.suspensions, self.entry_writer)
         secret = derive_secret(key, "inspection secret/1")
         self.inspections = InspectionScheduler(self.entry_writer, reputation, secret, inspect_share)
-        self.audits = AuditScheduler(self.entry_writer, attendance, reputation, plants, self.inspections, now_ms)
+        self.audits = AuditScheduler(self.entry_writer, missed_verdicts, reputation, plants, self.inspections, now_ms)
         self.payouts = PayoutScheduler(self.entry_writer)
         self.head = b""
-        """The newest signed head that is on disk, for replies; the server sets it."""
+        """The newest signed head on disk, for replies; the app sets it."""
         self.head_size = 0
         self._head_ms = 0
         self._weights_cache: dict[RunId, CheckpointRef] = {}
@@ -152,7 +151,7 @@ class Core:
     # --- Requests ---------------------------------------------------------------------------------------------------
 
     def handle_heartbeat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
-        """Note that a node is there, and tell it all it needs."""
+        """Record a heartbeat; the reply has everything that the node needs."""
         state = self.state
         now_ms = max(now_ms, state.at_ms)
         known = state.node(node)
@@ -175,42 +174,44 @@ class Core:
         )
 
     def request_lease(self, node: NodeId, run: RunId, request: LeaseRequest, now_ms: int) -> LeaseReply:
-        now_ms = self._clock(now_ms)
+        now_ms = self._log_time(now_ms)
         known = self.state.node(node)
         self._run(run)
         self.liveness.record_request(node, request.checkpoint_step, now_ms)
         self.suspensions.resume_if_expired(node, known, now_ms)
-        row = self.get_eligibility(node, run, now_ms)
-        if not row.works:
+        rule = self.get_eligibility(node, run, now_ms)
+        if not rule.is_eligible:
             wait_ms = self.backoff.wait_ms(node, now_ms)
-            return refuse_lease(f"you are {row.standing}, until {row.remedy}", wait_ms or RETRY_MS_MAX)
+            return refuse_lease(f"you are {rule.eligibility}, until {rule.remedy}", wait_ms or RETRY_MS_MAX)
         return self.leases.request(run, node, request, now_ms)
 
-    def append_entry(self, letter: Payload, entry: Any, frame: bytes, *, address_group: str, now_ms: int) -> EntryReply:
-        """Log an entry that somebody sent, and let it have its consequences. Sent again, it is answered again."""
-        now_ms = self._clock(now_ms)
-        repeat = self.find_repeat(letter, entry)
+    def append_entry(
+        self, payload: Payload, entry: Any, frame: bytes, *, address_group: str, now_ms: int
+    ) -> EntryReply:
+        """Append an entry that a node sent, and apply its consequences. A repeat gets the same reply again."""
+        now_ms = self._log_time(now_ms)
+        repeat = self.find_repeat(payload, entry)
         if repeat is not None:
             return repeat
-        sender = letter.sender
+        sender = payload.sender
         self.admission.check(sender, entry, address_group, now_ms)
         owned = entry.node if isinstance(entry, DelegationRevoked) else sender
         old_owner = self.state.owners.get(owned)
-        lease = self._ending_lease(letter.run, entry)
-        logged = self.entry_writer.append_received(letter, frame, now_ms)
+        lease = self._ending_lease(payload.run, entry)
+        logged = self.entry_writer.append_received(payload, frame, now_ms)
         self.admission.logged(owned, old_owner, address_group, now_ms)
-        if letter.run is not None:
-            self._apply_consequences(letter.run, sender, entry, lease, now_ms)
+        if payload.run is not None:
+            self._apply_consequences(payload.run, sender, entry, lease, now_ms)
         return logged
 
-    def find_repeat(self, letter: Payload, entry: Any) -> EntryReply | None:
-        """Where this very entry stands in the log already; None where it is new. Ask before a file is looked at."""
-        return find_repeat(self.state, letter, entry)
+    def find_repeat(self, payload: Payload, entry: Any) -> EntryReply | None:
+        """The position of this same entry if it is already logged; None if it is new. Call before checking a file."""
+        return find_repeat(self.state, payload, entry)
 
     def append_operator_entry(self, entry: Any, run: RunId | None, now_ms: int) -> EntryReply:
-        """Log an entry on the operator's behalf; RemoteError if a rule refuses it."""
-        assert isinstance(entry, OPERATOR_ENTRIES), f"{type(entry).__name__} is not the operator's to write"
-        logged = self.entry_writer.append_requested(entry, run, self._clock(now_ms))
+        """Append an entry for the operator; RemoteError if a rule refuses it."""
+        assert isinstance(entry, OPERATOR_ENTRIES), f"{type(entry).__name__} is not an operator entry"
+        logged = self.entry_writer.append_requested(entry, run, self._log_time(now_ms))
         if isinstance(entry, NodeStatusSet) and entry.status is NodeStatus.BANNED:
             self.leases.mark_leases_suspect(entry.node)
         if run is not None:
@@ -218,12 +219,12 @@ class Core:
         return logged
 
     def append_chain_appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
-        """Log an appeal that was made where value is kept; RemoteError if a rule refuses it."""
-        self.entry_writer.append_requested(entry, run, self._clock(now_ms))
+        """Append an appeal that was made on the chain; RemoteError if a rule refuses it."""
+        self.entry_writer.append_requested(entry, run, self._log_time(now_ms))
         self.audits.mark_ready(run, entry.submission)
 
     def _ending_lease(self, run: RunId | None, entry: Any) -> LeaseState | None:
-        """The lease that an entry ends, read before the ledger forgets it."""
+        """The lease that an entry ends, read before the ledger drops it."""
         if not isinstance(entry, LeaseEnded) or run is None or run not in self.state.runs:
             return None
         return self.state.runs[run].leases.get(entry.lease)
@@ -233,29 +234,29 @@ class Core:
     ) -> None:
         match entry:
             case CheckpointPublished():
-                self.leases.published(run, now_ms)
+                self.leases.record_checkpoint(run, now_ms)
                 self.payouts.mark_dirty(run)
             case Submitted(receipt=receipt):
                 name = compute_receipt_id(receipt)
-                self.leases.submitted(run, self.state.runs[run].submissions[name])
+                self.leases.record_submission(run, self.state.runs[run].submissions[name])
                 self.audits.mark_ready(run, name)
             case VerdictGiven(receipt=verdict):
-                self.audits.judged(sender, run, verdict.submission)
+                self.audits.record_verdict(sender, run, verdict.submission)
             case Inspected():
-                self.inspections.inspected(sender, run, entry, now_ms)
+                self.inspections.record_inspection(sender, run, entry, now_ms)
             case Appealed(submission=name) | PlantRevealed(submission=name):
                 self.audits.mark_ready(run, name)
             case LeaseEnded(lease=number):
                 assert lease is not None
-                self.leases.ended(run, number, lease, now_ms)
+                self.leases.record_end(run, number, lease, now_ms)
                 self.payouts.mark_dirty(run)
 
     # --- Files ------------------------------------------------------------------------------------------------------
 
     def get_expected_submission(self, sender: NodeId, run: RunId, entry: Submitted, now_ms: int) -> ExpectedSubmission:
-        """What the file of a submission must answer to; RemoteError where it need not even be read."""
+        """What the file of a submission must satisfy; RemoteError if it need not be read at all."""
         expected = get_expected_submission(run, self._run(run), entry.receipt)
-        late_ms = self._clock(now_ms) - self.state.runs[run].leases[entry.receipt.lease].deadline_ms
+        late_ms = self._log_time(now_ms) - self.state.runs[run].leases[entry.receipt.lease].deadline_ms
         if late_ms > 0:
             raise RemoteError("receipt.lease", f"{entry.receipt.lease} ended {late_ms} ms ago")
         if sender != expected.header.node:
@@ -264,15 +265,15 @@ class Core:
         return expected
 
     def record_refused_file(self, sender: NodeId, run: RunId, lease: int, now_ms: int) -> None:
-        """Intake found a lease's file wanting. Its node may send a better one, but not for ever."""
-        if not self.backoff.record_bad_file(sender, run, lease, self._clock(now_ms)):
+        """Intake refused the file of a lease. The node may send a better one, a limited number of times."""
+        if not self.backoff.record_bad_file(sender, run, lease, self._log_time(now_ms)):
             self.leases.mark_leases_suspect(sender)
 
-    # --- The clock --------------------------------------------------------------------------------------------------
+    # --- Time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Everything that time makes due."""
-        now_ms = self._clock(now_ms)
+        """Do everything that is due at this time."""
+        now_ms = self._log_time(now_ms)
         size = self.state.size
         for node, phase in self.liveness.tick(now_ms):
             if phase is NodePhase.LOST:
@@ -283,19 +284,19 @@ class Core:
         if self._note_head(now_ms):
             self.audits.tick(now_ms)
         for run, submission in self.audits.just_settled:
-            self.leases.settled(run, submission, now_ms)
+            self.leases.record_settlement(run, submission, now_ms)
         for run, submission in self.audits.just_credited:
-            self.leases.credited(run, submission)
+            self.leases.record_credit(run, submission)
         self.audits.just_settled.clear()
         self.audits.just_credited.clear()
         if self.state.size > size:
-            # An outcome or a lease that ran out may have been the last that a step waited for.
+            # An outcome or an expired lease may have been the last thing that a step waited for.
             for name in self.state.runs:
                 self.payouts.mark_dirty(name)
         self.payouts.tick(now_ms)
 
     def _note_head(self, now_ms: int) -> bool:
-        """Where a beacon or a draw waits for one, and not too often."""
+        """Note a head if a beacon or a draw waits for one, but not too often."""
         is_wanted = self.audits.waiting_for_head or any(run.awaiting_beacon for run in self.state.runs.values())
         if not is_wanted or now_ms - self._head_ms < self._intervals.head_ms:
             return False
@@ -304,14 +305,14 @@ class Core:
         self.audits.head_noted()
         return True
 
-    def _clock(self, now_ms: int) -> int:
-        """The log's time never runs backwards, and nothing is decided by another one."""
+    def _log_time(self, now_ms: int) -> int:
+        """The time of the log, which never runs backwards; every decision uses it."""
         return max(now_ms, self.state.at_ms)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
     def get_eligibility(self, node: NodeId, run: RunId, now_ms: int) -> EligibilityRule:
-        """What a node is to a run, and the way out of it."""
+        """Whether a node gets work in a run, why, and what would change it."""
         state, presence = self.state, self.liveness.get(node)
         facts = NodeFacts(
             node=state.node(node),
@@ -327,22 +328,22 @@ class Core:
         return get_eligibility(facts)
 
     def get_step_facts(self, name: RunId, wanted: StepRequest) -> StepReply:
-        """What the log says about the work of a step."""
+        """The terms, beacon and weights of a step."""
         run = self._run(name)
         own = run.checkpoints.get(wanted.step)
         if own is None:
             raise RemoteError("step", f"{wanted.step} has no checkpoint; the newest step is {run.latest}")
-        step, told = wanted.step, own
+        step, found = wanted.step, own
         if wanted.root not in (None, own.root):
             known = reversed(run.checkpoints.items())
-            step, told = next(((number, each) for number, each in known if each.root == wanted.root), (step, own))
-            if told is own:
-                raise RemoteError("root", f"{wanted.root} is no checkpoint of {name}")
+            step, found = next(((number, each) for number, each in known if each.root == wanted.root), (step, own))
+            if found is own:
+                raise RemoteError("root", f"{wanted.root} is not a checkpoint of {name}")
         work = run.steps.get(wanted.step)
         return StepReply(
             terms=work.terms if work else run.terms,
             beacon=own.beacon,
-            weights=CheckpointRef(step=step, root=told.root, manifest=told.manifest, beacon=told.beacon),
+            weights=CheckpointRef(step=step, root=found.root, manifest=found.manifest, beacon=found.beacon),
         )
 
     def _run(self, name: RunId) -> RunState:
@@ -351,15 +352,15 @@ class Core:
         return self.state.runs[name]
 
     def _weights(self, name: RunId, run: RunState) -> CheckpointRef | None:
-        """Of the newest checkpoint; made once, since every beat tells them."""
+        """The weights of the newest checkpoint, cached because every heartbeat returns them."""
         step = Step(run.latest)
         checkpoint = run.checkpoints.get(step)
         if checkpoint is None:
             return None
-        told = self._weights_cache.get(name)
-        if told is None or told.step != step or told.beacon is not checkpoint.beacon:
-            told = CheckpointRef(
+        found = self._weights_cache.get(name)
+        if found is None or found.step != step or found.beacon is not checkpoint.beacon:
+            found = CheckpointRef(
                 step=step, root=checkpoint.root, manifest=checkpoint.manifest, beacon=checkpoint.beacon
             )
-            self._weights_cache[name] = told
-        return told
+            self._weights_cache[name] = found
+        return found

@@ -160,8 +160,8 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 standing,
                 "get_eligibility",
-                "row.holds(facts)",
-                "row.standing is not Eligibility.UNSTAKED and row.holds(facts)",
+                "rule.matches(facts)",
+                "rule.eligibility is not Eligibility.UNSTAKED and rule.matches(facts)",
             ),
         ),
         {"flood": 60},

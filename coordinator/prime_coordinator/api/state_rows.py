@@ -157,8 +157,9 @@ def node_detail(core: Core, name: NodeId, now_ms: int) -> schemas.NodeDetail:
 
 
 def _standing(core: Core, name: NodeId, run: RunId, now_ms: int) -> schemas.EligibilityRow:
-    row = core.get_eligibility(name, run, now_ms)
-    return schemas.EligibilityRow(run=run, standing=str(row.standing), works=row.works, way_out=row.remedy)
+    rule = core.get_eligibility(name, run, now_ms)
+    standing = str(rule.eligibility)
+    return schemas.EligibilityRow(run=run, standing=standing, works=rule.is_eligible, way_out=rule.remedy)
 
 
 # --- Submissions ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""A submission and what belongs to it, gathered for one decision. Pure.
+"""A submission with everything that one decision about it needs, and the proposal and end of its slash. Pure.
 
-When a slash is proposed, and how and when it ends. Pure: the ledger has the rules, this has the next entry.
+The ledger has the rules; this module finds the next entry.
 """
 
 from dataclasses import dataclass
@@ -40,16 +40,16 @@ class AuditCase:
 
     @property
     def rounds(self) -> list[AuditRoundState]:
-        """Those that count now: all of them, or the appeal's own."""
+        """The rounds that count now: all of them, or those of the appeal."""
         return self.submission.rounds[self.slash.rounds_before if self.slash else 0 :]
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still be judged."""
+        """Whether verdicts may still come."""
         return self.submission.outcome is None or self.slash is not None
 
     def make_task(self, deadline_ms: int, readers: tuple[NodeId, ...] = ()) -> AuditTask:
-        """For the validators of the last round, or for who inspects what these readers saw."""
+        """For the validators of the last round, or for an inspector of these readers."""
         submission = self.submission
         return AuditTask(
             submission=self.name,
@@ -67,19 +67,19 @@ class AuditCase:
         )
 
 
-def propose_slash(scribe: EntryWriter, case: AuditCase, now_ms: int) -> None:
-    """What the terms say, as far as there is stake."""
+def propose_slash(entry_writer: EntryWriter, case: AuditCase, now_ms: int) -> None:
+    """Propose the slash of the terms, limited to the stake that is left."""
     position = (case.submission.owner, case.submission.node)
-    amount_nano = min(case.terms.slash_nano, scribe.state.funds.slashable_nano(position))
+    amount_nano = min(case.terms.slash_nano, entry_writer.state.funds.slashable_nano(position))
     evidence = next(iter(case.submission.evidence))
     entry = SlashProposed(submission=case.name, amount_nano=amount_nano, evidence=evidence)
-    scribe.append_own(entry, case.run_name, now_ms)
+    entry_writer.append_own(entry, case.run_name, now_ms)
 
 
 def compute_slash_end(
     state: LedgerState, case: AuditCase, now_ms: int, *, is_appealable: bool = False
 ) -> SlashExecuted | SlashOverturned | None:
-    """The entry that ends an open slash, if it is time for one; not while a court may still hear an appeal."""
+    """The entry that ends an open slash if it is due; None while the court may still get an appeal."""
     slash = case.slash
     assert slash is not None
     if slash.appealed_at_ms is None:

@@ -1,7 +1,7 @@
 """From submission to settled: draws, verdicts, credit, slashes and appeals, each step as soon as it is due. Pure.
 
-The ledger knows what is allowed; this knows what to do next, and finds that out from the ledger alone: after a restart
-every submission goes on from where the log left it, even between an outcome and what follows from it.
+The ledger decides what is allowed; this decides what comes next, from the ledger alone. After a restart every
+submission continues where the log left it, even between an outcome and its consequences.
 """
 
 import heapq
@@ -28,19 +28,19 @@ from prime_protocol.wire.messages import AuditTask
 
 
 class AuditScheduler:
-    """What is waiting to be judged, by whom, and when to look again."""
+    """Which submissions wait for verdicts, of whom, and when to check each again."""
 
     def __init__(
         self,
-        scribe: EntryWriter,
-        attendance: MissedVerdicts,
+        entry_writer: EntryWriter,
+        missed_verdicts: MissedVerdicts,
         reputation: ValidatorReputation,
         plants: Plants,
         inspections: InspectionScheduler,
         now_ms: int,
     ) -> None:
-        self._entry_writer = scribe
-        self._missed_verdicts = attendance
+        self._entry_writer = entry_writer
+        self._missed_verdicts = missed_verdicts
         self._reputation = reputation
         self._plants = plants
         self._inspections = inspections
@@ -49,40 +49,40 @@ class AuditScheduler:
         self._timers: list[tuple[int, RunId, Digest]] = []
         self._assigned: dict[NodeId, dict[SubmissionKey, AuditTask]] = {}
         self.waiting_for_head: dict[SubmissionKey, None] = {}
-        """Submissions that cannot go on before a head is noted."""
+        """Submissions that wait for the next noted head."""
         self.is_appealable: Callable[[Digest], bool] = lambda name: False
-        """Whether an appeal against a slash may still come from outside the log; the server sets it."""
+        """Whether an appeal against a slash may still come from the chain; the app sets it."""
         self.just_settled: list[tuple[RunId, SubmissionState]] = []
         self.just_credited: list[tuple[RunId, SubmissionState]] = []
-        for name, run in scribe.state.runs.items():
+        for name, run in entry_writer.state.runs.items():
             for submission in run.submissions:
-                self._recover(AuditCase.of(scribe.state, name, submission))
+                self._recover(AuditCase.of(entry_writer.state, name, submission))
 
     def _recover(self, case: AuditCase) -> None:
-        """Take up a submission where the log left it."""
+        """Continue a submission where the log left it."""
         if case.rounds and case.is_open:
             self._assign(case)
             self._set_timer(case, case.rounds[-1].drawn_at_ms + case.terms.verdict_ms)
         self.mark_ready(case.run_name, case.name)
 
     def mark_ready(self, run: RunId, name: Digest) -> None:
-        """Something happened to this submission: look at it at the next tick."""
+        """Check this submission at the next tick: something happened to it."""
         self._ready[(run, name)] = None
 
     def tasks(self, validator: NodeId, run: RunId | None = None) -> tuple[AuditTask, ...]:
-        """What a validator still has to judge, oldest first; of one run where it is named."""
+        """The open audits of a validator, oldest first; of one run if it is named."""
         assigned = self._assigned.get(validator)
         if not assigned:
             return ()
         return tuple(task for (name, _), task in assigned.items() if run in (None, name))[:AUDITS_LISTED_MAX]
 
-    def judged(self, validator: NodeId, run: RunId, name: Digest) -> None:
+    def record_verdict(self, validator: NodeId, run: RunId, name: Digest) -> None:
         self._missed_verdicts.record_verdict(validator)
         self._unassign(validator, (run, name))
         self.mark_ready(run, name)
 
     def head_noted(self) -> None:
-        """Those that waited for a head go on."""
+        """Continue the submissions that waited for a head."""
         self._ready |= self.waiting_for_head
         self.waiting_for_head = {}
 
@@ -93,7 +93,7 @@ class AuditScheduler:
             self.mark_ready(run, name)
         ready, self._ready = self._ready, {}
         for run, name in ready:
-            # A step that is over and paid is forgotten with its submissions.
+            # The ledger drops a step that is over and paid, with its submissions.
             if name in self._entry_writer.state.runs[run].submissions:
                 self._advance(AuditCase.of(self._entry_writer.state, run, name), now_ms)
 
@@ -122,7 +122,7 @@ class AuditScheduler:
             self._settle(case, Outcome.INVALID, now_ms)
 
     def _is_in_grace(self, case: AuditCase, now_ms: int) -> bool:
-        """A round ran out while we were away or have just come back: its validators get a moment to speak."""
+        """A round expired while we were down or just after a start: its validators get some more time."""
         if now_ms >= self._grace_until_ms or not case.rounds:
             return False
         last = case.rounds[-1]
@@ -144,7 +144,7 @@ class AuditScheduler:
         number, head_size = len(case.submission.rounds), case.submission.head[0]
         if number >= ROUNDS_MAX:
             return False
-        # First those who let the last round pass, because some of them leave the draw for it.
+        # Close the last round first: validators that missed it may leave the draw.
         self._close_round(case, now_ms)
         drawn = compute_draw(self._entry_writer.state, case.run, case.name, now_ms)
         if drawn is None:
@@ -156,7 +156,7 @@ class AuditScheduler:
         return True
 
     def _assign(self, case: AuditCase) -> None:
-        """Tell the validators of the last round, as far as they have not spoken."""
+        """Assign the audit to the validators of the last round that gave no verdict yet."""
         last = case.submission.rounds[-1]
         task = case.make_task(last.drawn_at_ms + case.terms.verdict_ms)
         for validator in last.validators:
@@ -176,21 +176,21 @@ class AuditScheduler:
         self._close_round(case, now_ms)
         self._entry_writer.append_own(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
-        self._inspections.settled(case, now_ms)
+        self._inspections.schedule(case, now_ms)
         is_clear = truth is not None or decide_outcome(case.rounds, case.terms.quorum) is not None
         if outcome is not Outcome.FRAUDULENT and is_clear:
-            self._reputation.judged(case.submission, now_ms)
+            self._reputation.record_outcome(case.submission, now_ms)
         self._conclude(case, now_ms)
 
     def _conclude(self, case: AuditCase, now_ms: int) -> None:
-        """Credit, slash proposal and scores, as far as they are still to come."""
+        """Append the credit, the slash proposal and the scores that are still missing."""
         submission = case.submission
         if submission.outcome is Outcome.FRAUDULENT and not submission.slashed:
             propose_slash(self._entry_writer, case, now_ms)
             assert case.slash is not None
             self._set_timer(case, case.slash.appeal_until_ms)
             return
-        # A twin of the lease may have been credited for the same slots before.
+        # A duplicate of the lease may already be credited for the same slots.
         is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)
         if submission.outcome is Outcome.ACCEPT and not submission.credited and is_creditable:
             units = compute_submission_units(case.terms, submission)
@@ -211,7 +211,7 @@ class AuditScheduler:
             self._close_round(case, now_ms)
             self._entry_writer.append_own(end, case.run_name, now_ms)
             if is_clear:
-                self._reputation.judged(case.submission, now_ms)
+                self._reputation.record_outcome(case.submission, now_ms)
             self._conclude(case, now_ms)
         elif slash.appealed_at_ms is None:
             is_early = now_ms < slash.appeal_until_ms
@@ -221,7 +221,7 @@ class AuditScheduler:
             self._advance_appeal(case, now_ms)
 
     def _advance_appeal(self, case: AuditCase, now_ms: int) -> None:
-        """The appeal's own rounds: the first at once, another when one is stuck."""
+        """Draw the rounds of an appeal: the first at once, another when one is stuck."""
         if case.rounds and not needs_new_round(case.rounds, case.terms, now_ms):
             return
         if self._is_in_grace(case, now_ms):
@@ -231,20 +231,20 @@ class AuditScheduler:
         elif not self._draw(case, now_ms):
             self._set_timer(case, now_ms + AUDIT_RETRY_MS)
 
-    # --- Small parts ------------------------------------------------------------------------------------------------
+    # --- Timers and assignments -------------------------------------------------------------------------------------
 
     def _set_timer(self, case: AuditCase, due_ms: int) -> None:
         heapq.heappush(self._timers, (due_ms, case.run_name, case.name))
 
     def _close_round(self, case: AuditCase, now_ms: int) -> None:
-        """Nobody of the rounds so far has to judge it any more; whose time is over has let it pass."""
+        """Unassign the validators of the last round. If its time is over, the silent ones missed it."""
         if not case.rounds:
             return
         last = case.rounds[-1]
         name = (case.run_name, case.name)
         silent = [node for node in last.validators if name in self._assigned.get(node, ())]
         if now_ms >= last.drawn_at_ms + case.terms.verdict_ms:
-            self._missed_verdicts.missed(silent, now_ms)
+            self._missed_verdicts.record_missed(silent, now_ms)
         for node in silent:
             self._unassign(node, name)
 

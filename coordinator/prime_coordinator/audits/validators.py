@@ -1,26 +1,7 @@
-"""Validators that are left out of the draw for a while, and how they come back. Pure.
+"""What validators answer for: suspensions, missed verdicts, overturned verdicts, and inspections of read proofs. Pure.
 
-The ledger has the status and its reason. How long a recess lasts grows each time; that is forgotten at a restart.
-
-Validators that were drawn and said nothing: when they leave the draw. Pure.
-
-A silent validator costs every submission it is drawn for the time of a round, so the coordinator sets it aside until
-it is heard of again. How often it happened is forgotten at a restart.
-
-Validators whose verdicts did not stand: when they leave the draw. Pure.
-
-Who is wrong costs every submission it judges another round. Blame comes with each verdict that fell and goes with each
-that stood, so an honest validator that was outvoted once loses nothing by it. A plain majority, where nobody was left
-to ask, blames nobody: in a small network a few liars could drive out the others. Blame is forgotten at a restart; the
-faults in the ledger are not.
-
-Secrets of the coordinator that need no file: what is drawn with them stays the same over a restart. Pure.
-
-Inspections: judged files that the run's inspectors read again, to see who of the validators had read them. Pure.
-
-Which ones is drawn with a secret, after they were judged, so nobody knows while it judges. What an inspector finds goes
-into the log, and the ledger says what follows for pay; here it costs the validator its place in the draw for a while.
-What is open is forgotten at a restart: it is a sample.
+The ledger holds a suspended node's status and its reason. Durations, counts and open inspections are forgotten at a
+restart; the faults in the ledger are not.
 """
 
 from collections import Counter
@@ -49,24 +30,24 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId, digest_fields
 from prime_protocol.wire.messages import AuditTask
 from prime_protocol.wire.signing import WalletKey
 
-REASON_SILENT = "was drawn to judge and stayed silent"
-REASON_WRONG = "gave verdicts that did not stand"
+REASON_SILENT = "was drawn and gave no verdict"
+REASON_WRONG = "gave verdicts that were overturned"
 REASON_UNREAD = "gave verdicts on files that it had not read"
-"""Reasons of a drain that its node can end by beating, when the time is over."""
+"""Reasons of a drain that ends with a heartbeat once its time is over."""
 
-REASON_RESUMED = "is heard of again"
+REASON_RESUMED = "sent a heartbeat after its suspension"
 
 
 class Suspensions:
-    """Who is out, until when, and for how long the next time."""
+    """Validators left out of the draw for a while: until when, and for how long the next time."""
 
-    def __init__(self, scribe: EntryWriter) -> None:
-        self._entry_writer = scribe
+    def __init__(self, entry_writer: EntryWriter) -> None:
+        self._entry_writer = entry_writer
         self._next_ms: dict[tuple[NodeId, str], int] = {}
         self._back_ms: dict[NodeId, int] = {}
 
-    def begin(self, node: NodeId, reason: str, now_ms: int, *, wait_ms: int = 0, wait_ms_max: int = 0) -> bool:
-        """Take a node out of the draw, for twice as long each time; False where it is out already."""
+    def suspend(self, node: NodeId, reason: str, now_ms: int, *, wait_ms: int = 0, wait_ms_max: int = 0) -> bool:
+        """Take a node out of the draw, for twice as long each time; False if it is already out."""
         if self._entry_writer.state.nodes[node].status is not NodeStatus.ACTIVE:
             return False
         if wait_ms:
@@ -77,11 +58,11 @@ class Suspensions:
         return True
 
     def reset_duration(self, node: NodeId, reason: str) -> None:
-        """The next one for this reason is as short as the first."""
+        """The next suspension for this reason is as short as the first."""
         self._next_ms.pop((node, reason), None)
 
     def resume_if_expired(self, node: NodeId, known: NodeState, now_ms: int) -> None:
-        """It beats: where nothing but a recess kept it from work, and that is over, it is back."""
+        """On a heartbeat: put the node back into the draw if only an expired suspension kept it out."""
         is_out = known.status is NodeStatus.DRAINED and known.reason in (REASON_SILENT, REASON_UNREAD, REASON_WRONG)
         if is_out and now_ms >= self._back_ms.get(node, 0):
             self._back_ms.pop(node, None)
@@ -91,24 +72,28 @@ class Suspensions:
 
 
 class MissedVerdicts:
-    """Counts what validators let pass."""
+    """Validators that were drawn and gave no verdict.
 
-    def __init__(self, recess: Suspensions, liveness: Liveness, now_ms: int) -> None:
-        self._suspensions = recess
+    A silent validator delays every submission it is drawn for by a round, so it leaves the draw until it sends a
+    heartbeat again.
+    """
+
+    def __init__(self, suspensions: Suspensions, liveness: Liveness, now_ms: int) -> None:
+        self._suspensions = suspensions
         self._liveness = liveness
         self._started_ms = now_ms
         self._misses: Counter[NodeId] = Counter()
 
-    def missed(self, validators: Iterable[NodeId], now_ms: int) -> None:
-        """A round's time is over, and these have not spoken."""
+    def record_missed(self, validators: Iterable[NodeId], now_ms: int) -> None:
+        """Count a missed verdict for each: the time of their round is over."""
         if now_ms < self._started_ms + GRACE_MS:
             return
         for node in validators:
             self._misses[node] += 1
             if self._liveness.phase(node) is NodePhase.LOST:
-                is_out = self._suspensions.begin(node, REASON_SILENT, now_ms)
+                is_out = self._suspensions.suspend(node, REASON_SILENT, now_ms)
             elif self._misses[node] >= MISSES_MAX:
-                is_out = self._suspensions.begin(
+                is_out = self._suspensions.suspend(
                     node, REASON_SILENT, now_ms, wait_ms=MISS_WAIT_MS, wait_ms_max=MISS_WAIT_MS_MAX
                 )
             else:
@@ -122,14 +107,19 @@ class MissedVerdicts:
 
 
 class ValidatorReputation:
-    """How much each validator is to blame for, of late."""
+    """Recent blame of each validator for overturned verdicts.
 
-    def __init__(self, recess: Suspensions, scribe: EntryWriter) -> None:
-        self._suspensions = recess
-        self._entry_writer = scribe
+    A wrong validator costs every submission it judges another round. An overturned verdict adds blame and a confirmed
+    one removes some, so an honest validator that is outvoted once loses nothing. A plain majority, where no validator
+    was left to ask, blames nobody: in a small network a few liars could drive out the others.
+    """
+
+    def __init__(self, suspensions: Suspensions, entry_writer: EntryWriter) -> None:
+        self._suspensions = suspensions
+        self._entry_writer = entry_writer
         self._blame: Counter[NodeId] = Counter()
 
-    def judged(self, submission: SubmissionState, now_ms: int) -> None:
+    def record_outcome(self, submission: SubmissionState, now_ms: int) -> None:
         """It is final, and clear, what stands. What the truth about a planted file refutes is no matter of opinion."""
         fall = BLAME_PER_OVERTURNED if submission.planted is None else BLAME_MAX
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
@@ -139,10 +129,12 @@ class ValidatorReputation:
             else:
                 self._record_overturned(node, fall, now_ms)
 
-    def unread(self, node: NodeId, now_ms: int) -> None:
-        """It judged what it had not read. That is never forgiven: the next recess is twice as long."""
+    def record_unread(self, node: NodeId, now_ms: int) -> None:
+        """The node gave a verdict on a file that it had not read. Never reset: the next suspension is twice as long."""
         if self._can_spare(node):
-            self._suspensions.begin(node, REASON_UNREAD, now_ms, wait_ms=UNREAD_WAIT_MS, wait_ms_max=UNREAD_WAIT_MS_MAX)
+            self._suspensions.suspend(
+                node, REASON_UNREAD, now_ms, wait_ms=UNREAD_WAIT_MS, wait_ms_max=UNREAD_WAIT_MS_MAX
+            )
 
     def _record_confirmed(self, node: NodeId) -> None:
         if self._blame[node] > 1:
@@ -154,12 +146,12 @@ class ValidatorReputation:
     def _record_overturned(self, node: NodeId, blame: int, now_ms: int) -> None:
         self._blame[node] = min(BLAME_MAX, self._blame[node] + blame)
         if self._blame[node] == BLAME_MAX and self._can_spare(node):
-            self._suspensions.begin(
+            self._suspensions.suspend(
                 node, REASON_WRONG, now_ms, wait_ms=OVERTURNED_WAIT_MS, wait_ms_max=OVERTURNED_WAIT_MS_MAX
             )
 
     def _can_spare(self, node: NodeId) -> bool:
-        """Whether every run has two quorums and one more without it: so many may be asked before work is paid."""
+        """Whether every run has more than two quorums without it: that many may be asked before work is paid."""
         owners = self._entry_writer.state.owners
         return all(
             len({owners[each] for each in run.validators if each != node}) > 2 * run.terms.quorum
@@ -169,22 +161,26 @@ class ValidatorReputation:
 
 
 def derive_secret(key: WalletKey, purpose: str) -> bytes:
-    """One that only this key can give again: a signature that is never shown."""
+    """An unpublished signature: only this key can derive it again, so it survives a restart without a file."""
     return bytes(key.sign(digest_fields(purpose)))
 
 
 class InspectionScheduler:
-    """What inspectors have still to read."""
+    """Settled files that inspectors read again, to find validators that had not read them.
 
-    def __init__(self, scribe: EntryWriter, reputation: ValidatorReputation, secret: bytes, share: int) -> None:
-        self._entry_writer = scribe
+    A secret draws the sample after the outcome, so no validator knows while it judges. The ledger decides what a
+    refuted read proof costs in pay; here the validator is suspended.
+    """
+
+    def __init__(self, entry_writer: EntryWriter, reputation: ValidatorReputation, secret: bytes, share: int) -> None:
+        self._entry_writer = entry_writer
         self._reputation = reputation
         self._secret = secret
         self._share = share
         self._open: dict[NodeId, dict[SubmissionKey, AuditTask]] = {}
 
-    def settled(self, case: AuditCase, now_ms: int) -> None:
-        """It has an outcome: perhaps somebody reads it again, who did not judge it."""
+    def schedule(self, case: AuditCase, now_ms: int) -> None:
+        """A submission has its outcome: perhaps schedule an inspection by a node that did not judge it."""
         readers = {node for each in case.submission.rounds for node in each.verdicts}
         inspectors = [node for node in case.run.terms.inspectors if node not in readers and self._is_active(node)]
         draw = self._draw(case.run_name, case.name)
@@ -196,17 +192,17 @@ class InspectionScheduler:
     def tasks(self, inspector: NodeId, run: RunId) -> tuple[AuditTask, ...]:
         return tuple(task for (name, _), task in self._open.get(inspector, {}).items() if name == run)
 
-    def inspected(self, inspector: NodeId, run: RunId, entry: Inspected, now_ms: int) -> None:
-        """The log has what it found. What nobody asked it for costs pay, as the ledger says, and no recess."""
+    def record_inspection(self, inspector: NodeId, run: RunId, entry: Inspected, now_ms: int) -> None:
+        """The log has the result. An inspection that was not scheduled costs pay by the ledger, but suspends nobody."""
         if self._open.get(inspector, {}).pop((run, entry.submission), None) is None:
             return
         refuted = self._entry_writer.state.runs[run].submissions[entry.submission].refuted
         for seen in entry.seen:
             if seen.reader in refuted:
-                self._reputation.unread(seen.reader, now_ms)
+                self._reputation.record_unread(seen.reader, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Forget what nobody has read in time."""
+        """Drop inspections that were not done in time."""
         for inspector, tasks in list(self._open.items()):
             self._open[inspector] = {name: task for name, task in tasks.items() if now_ms < task.deadline_ms}
             if not self._open[inspector]:

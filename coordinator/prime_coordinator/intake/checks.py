@@ -1,17 +1,8 @@
-"""Who may register, and how many: caps against floods, per owner and per range of addresses. Pure.
+"""What is checked before an entry is logged: registration limits, repeats, rollout files without a model. Pure.
 
-There is no whitelist. Stake, version and delegation are looked at when work is given out.
-
-Whether an entry stands in the log already, word for word: then it is answered as before and not written. Pure.
-
-A sender that got no answer sends the same body again in a new envelope. The state remembers where the newest words of
-each kind stand, so this works after a restart too, and ends when the ledger has forgotten the step.
-
-The cheap checks that every rollout file gets before its submission may be logged. Pure.
-
-They need no model: form, lease, slots, tasks, token counts and the root that the receipt promises. Prompts are compared
-with each other; whether they say what the task says takes the model's tokenizer, which validators have, but not this.
-A file that fails is its sender's error and costs it nothing but the lease.
+There is no whitelist: stake, version and delegation are checked when work is granted. A sender that got no reply sends
+the same entry again in a new envelope; `find_repeat` finds it from the state, also after a restart, until the ledger
+drops the step. A rollout file that fails its checks is its sender's error and costs it nothing but the lease.
 """
 
 from collections import Counter, deque
@@ -54,7 +45,7 @@ from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 
 
 class Admission:
-    """Counts registrations. What it remembers of addresses is lost at a restart, and that is no harm."""
+    """Limits registrations per owner and per address range. The counts per address are lost at a restart."""
 
     def __init__(self, state: LedgerState) -> None:
         self._state = state
@@ -63,31 +54,31 @@ class Admission:
         self._groups: Counter[str] = Counter()
 
     def check(self, sender: NodeId, entry: Any, address_group: str, now_ms: int) -> None:
-        """Refuse what would let a flood in. It is counted only when it was logged: see `logged`."""
-        self._forget(now_ms)
+        """Refuse entries over the limits. They are counted once they are logged: see `logged`."""
+        self._expire(now_ms)
         if isinstance(entry, NodeRegistered | Delegated) and sender not in self._state.nodes:
             self._check_newcomer(address_group)
         if isinstance(entry, Delegated):
             self._check_owner(sender, entry.delegation.owner)
         if isinstance(entry, DelegationRevoked) and not self._has_account(sender):
-            raise RemoteError("Payload.sender", f"{sender} has no node and no balance here, so nothing to revoke")
+            raise RemoteError("Payload.sender", f"{sender} has no node and no balance, so there is nothing to revoke")
 
     def _check_newcomer(self, address_group: str) -> None:
-        """One that is known may always return."""
+        """A known node may always return."""
         if self._groups[address_group] >= NODES_PER_ADDRESS_GROUP_MAX:
-            problem = f"{NODES_PER_ADDRESS_GROUP_MAX} nodes joined from your network; try in an hour"
+            problem = f"{NODES_PER_ADDRESS_GROUP_MAX} nodes joined from your network; try again in an hour"
             raise RemoteError("Payload.sender", problem)
 
     def _check_owner(self, node: NodeId, owner: NodeId) -> None:
         if self._state.owners.get(node) != owner and self._owned[owner] >= NODES_PER_OWNER_MAX:
-            raise RemoteError("delegation.owner", f"{owner} has {NODES_PER_OWNER_MAX} nodes already")
+            raise RemoteError("delegation.owner", f"{owner} already has {NODES_PER_OWNER_MAX} nodes")
 
     def _has_account(self, sender: NodeId) -> bool:
-        """An entry that costs nothing is for those who have something here, or strangers could fill the log."""
+        """Free entries need an account: otherwise strangers could fill the log."""
         return sender in self._state.nodes or self._owned[sender] > 0 or self._state.funds.balances[sender] > 0
 
     def logged(self, node: NodeId, old_owner: NodeId | None, address_group: str, now_ms: int) -> None:
-        """Keep count after an entry that may have changed whose a node is."""
+        """Update the counts after an entry that may have changed a node's owner."""
         owner = self._state.owners.get(node)
         if old_owner == owner or owner is None:
             return
@@ -100,7 +91,7 @@ class Admission:
         if not self._owned[old_owner]:
             del self._owned[old_owner]
 
-    def _forget(self, now_ms: int) -> None:
+    def _expire(self, now_ms: int) -> None:
         while self._recent and now_ms - self._recent[0][0] >= ADDRESS_GROUP_MS:
             _, group = self._recent.popleft()
             self._groups[group] -= 1
@@ -108,51 +99,51 @@ class Admission:
                 del self._groups[group]
 
 
-def find_repeat(state: LedgerState, letter: Payload, entry: Any) -> EntryReply | None:
-    """Where this very word of this sender stands."""
-    place = _find_position(state, letter, entry)
-    if place is None or place.body != Digest(sha256(letter.body).digest()):
+def find_repeat(state: LedgerState, payload: Payload, entry: Any) -> EntryReply | None:
+    """The position of this same entry of this sender in the log, if it is there."""
+    position = _find_position(state, payload, entry)
+    if position is None or position.body != Digest(sha256(payload.body).digest()):
         return None
-    return EntryReply(index=place.index, at_ms=place.at_ms)
+    return EntryReply(index=position.index, at_ms=position.at_ms)
 
 
-def _find_position(state: LedgerState, letter: Payload, entry: Any) -> LogPosition | None:
+def _find_position(state: LedgerState, payload: Payload, entry: Any) -> LogPosition | None:
     if isinstance(entry, NodeRegistered):
-        node = state.nodes.get(letter.sender)
-        return node.registered if node and node.version == letter.version else None
-    run = state.runs.get(letter.run) if letter.run is not None else None
-    return _find_in_run(run, letter, entry) if run else None
+        node = state.nodes.get(payload.sender)
+        return node.registered if node and node.version == payload.version else None
+    run = state.runs.get(payload.run) if payload.run is not None else None
+    return _find_in_run(run, payload, entry) if run else None
 
 
-def _find_in_run(run: RunState, letter: Payload, entry: Any) -> LogPosition | None:
+def _find_in_run(run: RunState, payload: Payload, entry: Any) -> LogPosition | None:
     match entry:
         case Submitted(receipt=receipt):
             submission = run.submissions.get(compute_receipt_id(receipt))
-            return submission.position if submission and submission.node == letter.sender else None
+            return submission.position if submission and submission.node == payload.sender else None
         case VerdictGiven(receipt=receipt):
             judged = run.submissions.get(receipt.submission)
             rounds = judged.rounds if judged else []
-            return next((each.positions[letter.sender] for each in rounds if letter.sender in each.positions), None)
+            return next((each.positions[payload.sender] for each in rounds if payload.sender in each.positions), None)
         case Inspected(submission=name):
             inspected = run.submissions.get(name)
-            return inspected.inspected.get(letter.sender) if inspected else None
+            return inspected.inspected.get(payload.sender) if inspected else None
         case CheckpointPublished(step=step):
             checkpoint = run.checkpoints.get(step)
-            return checkpoint.position if checkpoint and letter.sender == run.terms.trainer else None
+            return checkpoint.position if checkpoint and payload.sender == run.terms.trainer else None
         case StepMeasured(step=step):
             measured = run.checkpoints.get(step)
-            return measured.measured if measured and letter.sender == run.terms.trainer else None
+            return measured.measured if measured and payload.sender == run.terms.trainer else None
         case _:
             return None
 
 
 EncodePrompt = Callable[[str], list[int]]
-"""A task's prompt as the model's tokens; None where there is no tokenizer."""
+"""Encodes a task's prompt with the model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSubmission:
-    """What the log says a submission must answer to, taken while its lease is open."""
+    """What the log requires of a submission, read while its lease is open."""
 
     header: RolloutHeader
     limits: RolloutLimits
@@ -168,7 +159,7 @@ def get_expected_submission(name: RunId, run: RunState, receipt: SubmissionRecei
     if receipt.step != lease.step:
         raise RemoteError("receipt.step", f"is {receipt.step}, the lease is for {lease.step}")
     beacon = run.checkpoints[lease.step].beacon
-    assert beacon is not None, "nothing is leased before the beacon"
+    assert beacon is not None, "no lease is granted before the beacon"
     terms = run.steps[lease.step].terms
     return ExpectedSubmission(
         header=RolloutHeader(
@@ -187,7 +178,7 @@ def get_expected_submission(name: RunId, run: RunState, receipt: SubmissionRecei
 def verify_rollout_file(
     data: bytes, entry: Submitted, expected: ExpectedSubmission, family: TaskFamily, encode_prompt: EncodePrompt | None
 ) -> RolloutFile:
-    """Everything about a file that can be said without a model; RemoteError names what is wrong."""
+    """Every check of a file that needs no model; RemoteError names what is wrong."""
     digest = Digest(sha256(data).digest())
     if digest != entry.receipt.file_digest or len(data) != entry.file_bytes:
         raise RemoteError("receipt.file_digest", f"is {entry.receipt.file_digest}, the file has {digest}")
@@ -209,7 +200,7 @@ def verify_rollout_file(
 
 
 def verify_counts(file: RolloutFile, entry: Submitted) -> None:
-    """Credit follows from these numbers, so they are counted, not believed."""
+    """Credit depends on these numbers, so they are counted, not trusted."""
     outputs = sum(len(row.output_tokens) for row in file.rows)
     context = sum(count_context_tokens(len(row.prompt_tokens), len(row.output_tokens)) for row in file.rows)
     for field, claimed, counted in (
@@ -221,7 +212,7 @@ def verify_counts(file: RolloutFile, entry: Submitted) -> None:
 
 
 def verify_prompts(file: RolloutFile, family: TaskFamily, encode_prompt: EncodePrompt | None) -> None:
-    """Every row asks what its task asks; without a tokenizer, what the first row of the same task asks."""
+    """Every row has its task's prompt; without a tokenizer, the prompt of the first row of the same task."""
     wanted: dict[int, Any] = {}
     for number, row in enumerate(file.rows):
         if row.task not in wanted:

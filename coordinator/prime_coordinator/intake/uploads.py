@@ -1,10 +1,7 @@
-"""Files that nodes send before they name them in an entry: who may send one, where to, and what nobody claimed.
+"""Files of nodes: who may upload one, where it goes, how a submission's file is checked, and which files are deleted.
 
-A file counts for nothing until an entry names it. What is in it is looked at in submissions.py.
-
-A worker's submission on its way into the log: its file is fetched and checked before the entry may count.
-
-A file that fails goes into quarantine, with the reason, and its sender is told. The checks themselves are in intake.py.
+A node uploads a file before an entry names it; until then the file counts for nothing. A rollout file that fails its
+check goes to quarantine with the reason, and its sender is told. The checks themselves are in checks.py.
 """
 
 import logging
@@ -39,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 FILES_PREFIX = "files"
-"""Where in the object store the files of nodes lie."""
+"""Where the object store keeps files of nodes."""
 
 
 def file_key(digest: Digest) -> str:
@@ -47,7 +44,7 @@ def file_key(digest: Digest) -> str:
 
 
 def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: int) -> None:
-    """Only who is about to name such a file in an entry may send it."""
+    """Only a node that is about to name such a file in an entry may upload it."""
     if upload.size_bytes > bytes_max:
         raise RemoteError("size_bytes", f"is {upload.size_bytes}, the limit is {bytes_max}")
     if caller.run is None or caller.run not in core.state.runs:
@@ -56,7 +53,7 @@ def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: i
     if not _is_entitled(core, run, caller.sender, upload):
         reasons = {
             UploadPurpose.ROLLOUTS: f"the lease {upload.lease} is not open, or not yours",
-            UploadPurpose.EVIDENCE: "you have not been drawn to judge that submission, or have judged it",
+            UploadPurpose.EVIDENCE: "you were not drawn to audit that submission, or have given your verdict",
             UploadPurpose.MANIFEST: "you are not the run's trainer",
         }
         raise RefusalError(RefusalCode.FORBIDDEN, "purpose", reasons[upload.purpose])
@@ -74,7 +71,7 @@ def _is_entitled(core: Core, run: RunState, sender: NodeId, upload: UploadReques
 
 
 class UploadReceiver:
-    """Takes files in, or says where they go."""
+    """Receives files, or tells where to upload them."""
 
     def __init__(
         self, core: Core, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
@@ -101,7 +98,7 @@ class UploadReceiver:
         return UploadReply(stored=False, url=url or "")
 
     async def receive(self, caller: Caller, upload: UploadRequest, request: web.Request) -> UploadReply:
-        """The file itself, streamed to the store; kept only if it is what was announced."""
+        """Stream the file to the store; it is kept only if its digest and size are as announced."""
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
         if request.match_info["digest"] != str(upload.digest):
             raise RemoteError("digest", "is not the one in the path")
@@ -121,7 +118,7 @@ class UploadReceiver:
         return UploadReply(stored=True, url="")
 
     async def sweep(self) -> int:
-        """Delete files that no entry has named for a day; how many."""
+        """Delete files that no entry has named for a day; returns how many."""
         horizon_ms, deleted = self._clock.now_ms() - UNCLAIMED_MS, 0
         self._recent = {digest: at_ms for digest, at_ms in self._recent.items() if at_ms >= horizon_ms}
         async for listed in self._objects.list(FILES_PREFIX):
@@ -162,13 +159,13 @@ class UploadReceiver:
         return True
 
     def _count(self, caller: Caller, upload: UploadRequest) -> None:
-        """One word of the coordinator is good for a few files, so that nobody fills the disk with it."""
+        """A lease or an audit task entitles to a few files only, so that no node can fill the disk."""
         self._recent[upload.digest] = self._clock.now_ms()
         if upload.purpose is UploadPurpose.MANIFEST:
             return
-        word = (str(caller.run), caller.sender, upload.submission or upload.lease)
-        count = self._counts.pop(word, 0) + 1
-        self._counts[word] = count
+        grant = (str(caller.run), caller.sender, upload.submission or upload.lease)
+        count = self._counts.pop(grant, 0) + 1
+        self._counts[grant] = count
         if len(self._counts) > UPLOADS_KNOWN_MAX:
             self._counts.popitem(last=False)
         if count > UPLOADS_PER_GRANT_MAX:
@@ -177,16 +174,16 @@ class UploadReceiver:
 
 QUARANTINE_PREFIX = "quarantine"
 DATASETS_PREFIX = "datasets"
-"""Problem files, put there by the operator under their digests."""
+"""Problem files, which the operator stores under their digests."""
 DATASET_BYTES_MAX = 2**30
 
 
 class BadFile(RemoteError):
-    """The file was looked at and refused. That costs its sender something; a file that is missing does not."""
+    """The file was checked and refused. That counts against its sender; a missing file does not."""
 
 
 class SubmissionVerifier:
-    """Fetches and checks."""
+    """Fetches a submission's file and has it checked."""
 
     def __init__(
         self, checkers: CheckerPool, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
@@ -198,7 +195,7 @@ class SubmissionVerifier:
         self._config = config
 
     async def check(self, caller: Caller, entry: Submitted, expected: ExpectedSubmission) -> None:
-        """Return when the entry's file is there and good; RemoteError if it is not there, BadFile if it is not good."""
+        """Return if the entry's file is good. RemoteError: it is missing. BadFile: it is bad. LocalError: our fault."""
         key = file_key(entry.receipt.file_digest)
         await self._check_size(key, entry)
         try:
@@ -211,7 +208,7 @@ class SubmissionVerifier:
         try:
             size_bytes = await self._objects.size(key)
         except ObjectMissing:
-            raise RemoteError("receipt.file_digest", "names no file that was uploaded; send it first") from None
+            raise RemoteError("receipt.file_digest", "names no uploaded file; upload it first") from None
         if size_bytes != entry.file_bytes:
             raise RemoteError("file_bytes", f"is {entry.file_bytes}, the file has {size_bytes}")
 
@@ -225,12 +222,12 @@ class SubmissionVerifier:
                 async with self._on_disk(content_key(DATASETS_PREFIX, dataset), DATASET_BYTES_MAX) as problems:
                     await self._checkers.check(CheckJob(path, entry, expected, problems))
             except ObjectMissing:
-                problem = f"the object store has no {DATASETS_PREFIX}/{dataset}; put the run's problem file there"
+                problem = f"the object store has no {DATASETS_PREFIX}/{dataset}: store the run's problem file there"
                 raise LocalError(problem) from None
 
     @asynccontextmanager
     async def _on_disk(self, key: str, bytes_max: int) -> AsyncIterator[Path]:
-        """An object as a file: where it lies, or a copy while it is needed."""
+        """An object as a local file: its own path, or a temporary copy."""
         path = self._objects.local_path(key)
         if path is not None:
             if not path.exists():
@@ -258,7 +255,7 @@ class SubmissionVerifier:
             )
         )
         if await self._store.is_subject(digest):
-            return  # another entry stands on it
+            return  # another entry names it
         key = file_key(digest)
         if await self._count_kept() < QUARANTINE_FILES_MAX:
             chunks = self._objects.stream(key, bytes_max=self._config.upload_bytes_max)

@@ -1,18 +1,6 @@
-"""Which slots of a step are free, as ranges. Pure.
+"""What the lease scheduler knows of capacity: free slots, overdue leases, throughput of nodes, duration of steps. Pure.
 
-Kept beside the ledger's own books only to find a free range quickly; the ledger refuses whatever would not be free. A
-slot counts as covered while a lease or an unsettled submission has it, second chances included: who is given a free
-slot must not find it credited to somebody else.
-
-Which open lease is overdue first: the candidates for a second chance by another node. Pure.
-
-Leases that have closed since are dropped when they come to the top, so a call costs little however many are open.
-
-How fast each node really is: output tokens per second, from the time between a lease and its submission. Pure.
-
-A node's own figure counts only until the first lease is answered, and then no more: paying for speed invites lies.
-
-How a run goes: tokens a slot takes, milliseconds a step takes, and until when a result is of use. Pure.
+All of it only helps to decide quickly; the ledger refuses whatever it does not allow.
 """
 
 import heapq
@@ -34,10 +22,14 @@ from prime_protocol.wire.ids import NodeId, RunId, Step
 
 
 class FreeSlots:
-    """The free slots of one step, as disjoint ranges in order."""
+    """The free slots of one step, as disjoint ranges in order.
+
+    A slot is covered while a lease or an unsettled submission has it, duplicates included: a node that gets a free slot
+    must not find it credited to another.
+    """
 
     def __init__(self, total: int, covered: Iterable[range], gone: Iterable[int]) -> None:
-        """`gone`: credited, or held by work that was accepted."""
+        """`gone`: slots that are credited, or held by accepted work."""
         self._covers = Counter(slot for slots in covered for slot in slots)
         self._ranges: list[tuple[int, int]] = []
         start = 0
@@ -50,7 +42,7 @@ class FreeSlots:
         return sum(stop - start for start, stop in self._ranges)
 
     def take(self, wanted: int) -> range | None:
-        """Up to `wanted` slots from the lowest free range, covered from now on."""
+        """Take up to `wanted` slots from the lowest free range; they are covered from now on."""
         if not self._ranges:
             return None
         start, stop = self._ranges[0]
@@ -63,29 +55,29 @@ class FreeSlots:
         return range(start, end)
 
     def count(self, slot: int) -> int:
-        """How many have a slot."""
+        """How many holders a slot has."""
         return self._covers[slot]
 
     def cover(self, slots: range) -> None:
-        """One more has these slots, which somebody has already."""
+        """Add a holder to slots that are already covered."""
         assert all(self._covers[slot] for slot in slots)
         self._covers.update(slots)
 
     def uncover(self, slots: range, is_gone: Callable[[int], bool]) -> None:
-        """One less has these slots. Those that nobody has and that are not gone are free again."""
+        """Remove a holder. Slots without a holder that are not gone become free."""
         self._covers.subtract(slots)
         for slot in slots:
             if not self._covers[slot]:
                 del self._covers[slot]
-        loose = [slot for slot in slots if slot not in self._covers and not is_gone(slot)]
-        cuts = [0, *(place + 1 for place, (a, b) in enumerate(pairwise(loose)) if b != a + 1), len(loose)]
+        freed = [slot for slot in slots if slot not in self._covers and not is_gone(slot)]
+        cuts = [0, *(position + 1 for position, (a, b) in enumerate(pairwise(freed)) if b != a + 1), len(freed)]
         for start, stop in pairwise(cuts):
             if start < stop:
-                insort(self._ranges, (loose[start], loose[stop - 1] + 1))
+                insort(self._ranges, (freed[start], freed[stop - 1] + 1))
         self._merge()
 
     def close(self, slots: range) -> None:
-        """Free or not, these are gone: an appeal has credited work whose slots had been given back."""
+        """Mark slots as gone, free or not: an appeal credited work whose slots had been freed."""
         ranges, self._ranges = self._ranges, []
         for start, stop in ranges:
             parts = ((start, min(stop, slots.start)), (max(start, slots.stop), stop))
@@ -102,11 +94,14 @@ class FreeSlots:
 
 
 SKIPPED_MAX = 16
-"""Leases that do not suit the one who asks, looked at for one request."""
+"""Unsuitable leases that one request looks at."""
 
 
 class Stragglers:
-    """Open leases of each step in the order in which they become suspect."""
+    """Open leases of each step, in the order in which they become suspect.
+
+    Closed leases are dropped when they come to the top, so a call is cheap however many leases are open.
+    """
 
     def __init__(self) -> None:
         self._suspects: defaultdict[tuple[RunId, Step], list[tuple[int, int]]] = defaultdict(list)
@@ -123,42 +118,46 @@ class Stragglers:
         is_open: Callable[[int], bool],
         suits: Callable[[int], bool],
     ) -> int | None:
-        """The first suspect lease that is open and suits the one who asks. It is a candidate no more."""
+        """Take the first suspect lease that is open and suitable; it is no candidate afterwards."""
         heap = self._suspects.get((run, step), [])
-        passed: list[tuple[int, int]] = []
+        skipped: list[tuple[int, int]] = []
         found = None
-        while found is None and heap and heap[0][0] <= now_ms and len(passed) < SKIPPED_MAX:
+        while found is None and heap and heap[0][0] <= now_ms and len(skipped) < SKIPPED_MAX:
             entry = heapq.heappop(heap)
             if not is_open(entry[1]):
                 continue
             if suits(entry[1]):
                 found = entry[1]
             else:
-                passed.append(entry)
-        for entry in passed:
+                skipped.append(entry)
+        for entry in skipped:
             heapq.heappush(heap, entry)
         return found
 
     def next_ms(self, run: RunId, step: Step) -> int | None:
-        """When the first candidate becomes suspect, if there is one."""
+        """When the first candidate becomes suspect; None if there is none."""
         heap = self._suspects.get((run, step))
         return heap[0][0] if heap else None
 
     def keep(self, run: RunId, step: Step) -> None:
-        """Leases of the run's other steps are not wanted any more."""
-        for place in [place for place in self._suspects if place[0] == run and place[1] != step]:
-            del self._suspects[place]
+        """Drop the leases of the run's other steps."""
+        for position in [position for position in self._suspects if position[0] == run and position[1] != step]:
+            del self._suspects[position]
 
 
 class Throughput:
-    """Measured tokens per second of each node, newer leases weighing more."""
+    """Measured output tokens per second of each node; newer leases weigh more.
+
+    The time runs from a lease to its submission. A node's own claim counts only until its first submission: paying for
+    speed invites lies.
+    """
 
     def __init__(self) -> None:
         self._measured: dict[NodeId, float] = {}
         self._answered_ms: dict[NodeId, int] = {}
 
     def record(self, node: NodeId, *, tokens: int, leased_ms: int, now_ms: int) -> None:
-        """A lease was answered. One that waited behind another is timed from when that other was answered."""
+        """Record a submission. A lease that queued behind another is timed from the submission of that other."""
         began_ms = max(leased_ms, self._answered_ms.get(node, 0))
         self._answered_ms[node] = now_ms
         speed = 1000 * tokens / max(now_ms - began_ms, 1)
@@ -166,7 +165,7 @@ class Throughput:
         self._measured[node] = speed if known is None else THROUGHPUT_DECAY * known + (1 - THROUGHPUT_DECAY) * speed
 
     def record_loss(self, node: NodeId) -> None:
-        """A lease ran out: the node was slower than was thought, by how much is not known."""
+        """Record an expired lease: the node is slower than estimated, by an unknown factor."""
         if node in self._measured:
             self._measured[node] = max(THROUGHPUT_MIN, self._measured[node] / 2)
 
@@ -179,7 +178,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class StepEstimate:
-    """Of one run."""
+    """Tokens per slot and milliseconds per step of one run, and until when a result is useful."""
 
     tokens_per_slot: float
     published_ms: int | None = None
@@ -187,29 +186,29 @@ class StepEstimate:
 
     @classmethod
     def recover(cls, run: RunState) -> "StepEstimate":
-        """As the log tells it."""
+        """Rebuilt from the log."""
         terms = run.terms
-        pace = cls(max(1.0, TOKENS_PER_SLOT_FIRST * terms.output_tokens_max * terms.samples_per_slot))
+        estimate = cls(max(1.0, TOKENS_PER_SLOT_FIRST * terms.output_tokens_max * terms.samples_per_slot))
         for step in sorted(run.checkpoints):
-            pace.published(run.checkpoints[step].position.at_ms)
+            estimate.record_checkpoint(run.checkpoints[step].position.at_ms)
         for submission in run.submissions.values():
-            pace.submitted(submission)
-        return pace
+            estimate.record_submission(submission)
+        return estimate
 
-    def published(self, now_ms: int) -> None:
+    def record_checkpoint(self, now_ms: int) -> None:
         if self.published_ms is not None:
             took_ms = now_ms - self.published_ms
             self.step_ms = took_ms if self.step_ms is None else (self.step_ms + took_ms) / 2
         self.published_ms = now_ms
 
-    def submitted(self, submission: SubmissionState) -> None:
+    def record_submission(self, submission: SubmissionState) -> None:
         seen = submission.output_tokens / len(submission.slots)
         self.tokens_per_slot = TOKENS_PER_SLOT_DECAY * self.tokens_per_slot + (1 - TOKENS_PER_SLOT_DECAY) * seen
 
     def time_left_ms(self, run: RunState, checkpoint_step: int, now_ms: int) -> float | None:
-        """Until the trainer will be past the lag of what is generated with that checkpoint; None where nobody knows.
+        """Time until the trainer accepts no more work of that checkpoint; None if unknown.
 
-        A step that takes longer than those before it waits for work, so nothing is too late for it.
+        A step that takes longer than the previous ones is waiting for work, so nothing is too late for it.
         """
         if self.step_ms is None or self.published_ms is None:
             return None

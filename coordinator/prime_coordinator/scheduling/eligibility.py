@@ -1,16 +1,7 @@
-"""Which nodes are there: a table of phases, driven by beats and by silence. Pure.
+"""Whether a node may have work in a run: its liveness, its backoff after failures, and the table of reasons. Pure.
 
-The cost of a beat or a tick does not depend on how many nodes there are: they stand in the order of their last beat.
-
-What a node's recent failures cost it: files that intake refused, leases that ran out. Pure.
-
-Nothing here is a verdict. A node waits for a while and may then try again; its next good file clears the slate. It is
-all forgotten at a restart.
-
-Whether a node may have work in a run, and what would change that. A table, computed whenever it is asked. Pure.
-
-Nothing is stored, so nothing can get stuck: a node leaves a standing as soon as its cause is gone. Phases of silence
-are in liveness.py.
+Liveness and backoff are forgotten at a restart. Eligibility is computed whenever it is needed and never stored, so a
+node becomes eligible as soon as the cause is gone.
 """
 
 from collections import Counter, OrderedDict
@@ -29,7 +20,7 @@ from prime_protocol.wire.messages import NodeActivity
 
 
 class NodePhase(StrEnum):
-    """What silence has made of a node. A key that never beat since the coordinator started is LOST."""
+    """Liveness of a node. A node without a heartbeat since the coordinator started is LOST."""
 
     ONLINE = "online"
     LATE = "late"
@@ -53,12 +44,12 @@ PHASE_TRANSITIONS: dict[NodePhase, dict[LivenessEvent, NodePhase]] = {
     NodePhase.LATE: {LivenessEvent.BEAT: NodePhase.ONLINE, LivenessEvent.GONE: NodePhase.LOST},
     NodePhase.LOST: {LivenessEvent.BEAT: NodePhase.ONLINE},
 }
-"""Every phase has a way back to ONLINE: a node heals by beating."""
+"""Every phase leads back to ONLINE with a heartbeat."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """The last that was heard of a node."""
+    """The last heartbeat of a node."""
 
     phase: NodePhase
     beat_ms: int
@@ -67,7 +58,10 @@ class Presence:
 
 
 class Liveness:
-    """Presence of every node that beat since the start and is not lost."""
+    """Presence of every node that is online or late.
+
+    Nodes are kept in the order of their last heartbeat, so a heartbeat or a tick costs the same however many there are.
+    """
 
     def __init__(self) -> None:
         self._online: OrderedDict[NodeId, Presence] = OrderedDict()
@@ -84,12 +78,12 @@ class Liveness:
         self._online[node] = Presence(phase, now_ms, activity, checkpoint_step)
 
     def record_request(self, node: NodeId, checkpoint_step: int, now_ms: int) -> None:
-        """A signed request is as good a sign of life as a beat; what the node does is not known from it."""
+        """Count a signed request as a heartbeat; the node's activity stays as it was."""
         known = self.get(node)
         self.beat(node, known.activity if known else NodeActivity.IDLE, checkpoint_step, now_ms)
 
     def tick(self, now_ms: int) -> list[tuple[NodeId, NodePhase]]:
-        """Who has changed its phase by silence."""
+        """Nodes whose phase changed by silence."""
         changed = []
         while self._online and now_ms - next(iter(self._online.values())).beat_ms >= LATE_MS:
             node, presence = self._online.popitem(last=False)
@@ -116,40 +110,43 @@ class Liveness:
 
 
 DOUBLINGS_MAX = 32
-"""Far past the longest wait; keeps the shift small whatever the count."""
+"""Far more than the longest wait needs; keeps the shift small."""
 
 
 @dataclass(slots=True)
 class FailureStreak:
-    """Failures in a row, and until when the last one keeps the node from work."""
+    """Failures in a row, and until when the node gets no work."""
 
     failures: int = 0
     until_ms: int = 0
 
 
 class Backoff:
-    """Slates of the nodes that have failed since their last good file."""
+    """Waiting times of nodes after refused files and expired leases.
+
+    This is no verdict: the node waits and may then try again, and its next good file resets the count.
+    """
 
     def __init__(self) -> None:
         self._streaks: dict[NodeId, FailureStreak] = {}
         self._bad_files: Counter[tuple[RunId, int]] = Counter()
 
     def record_lost_lease(self, node: NodeId, now_ms: int) -> None:
-        slate = self._streaks.setdefault(node, FailureStreak())
-        slate.failures += 1
-        counted = slate.failures - FAILURES_FREE
+        streak = self._streaks.setdefault(node, FailureStreak())
+        streak.failures += 1
+        counted = streak.failures - FAILURES_FREE
         if counted > 0:
             wait_ms = FAILURE_WAIT_MS << min(counted - 1, DOUBLINGS_MAX)
-            slate.until_ms = now_ms + min(wait_ms, FAILURE_WAIT_MS_MAX)
+            streak.until_ms = now_ms + min(wait_ms, FAILURE_WAIT_MS_MAX)
 
     def record_bad_file(self, node: NodeId, run: RunId, lease: int, now_ms: int) -> bool:
-        """Intake refused a file. The node may send a better one until the deadline; whether it has a try left."""
+        """Count a refused file; returns whether the node may still send a better one before the deadline."""
         self._bad_files[(run, lease)] += 1
         self.record_lost_lease(node, now_ms)
         return self._bad_files[(run, lease)] < BAD_FILES_PER_LEASE_MAX
 
     def check_file(self, run: RunId, lease: int) -> None:
-        """Refuse to read one more file for a lease that brought too many bad ones."""
+        """Refuse another file for a lease with too many bad ones."""
         if self._bad_files[(run, lease)] >= BAD_FILES_PER_LEASE_MAX:
             raise RemoteError("receipt.lease", f"{BAD_FILES_PER_LEASE_MAX} files for {lease} were refused; no more")
 
@@ -160,13 +157,13 @@ class Backoff:
         self._bad_files.pop((run, lease), None)
 
     def wait_ms(self, node: NodeId, now_ms: int) -> int:
-        """How long the node is given no work."""
-        slate = self._streaks.get(node)
-        return max(0, slate.until_ms - now_ms) if slate else 0
+        """How long the node gets no work."""
+        streak = self._streaks.get(node)
+        return max(0, streak.until_ms - now_ms) if streak else 0
 
 
 class Eligibility(StrEnum):
-    """What a node is to a run."""
+    """Why a node gets work in a run, or does not."""
 
     BANNED = "banned"
     DRAINED = "drained"
@@ -184,7 +181,7 @@ class Eligibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known about a node."""
+    """The inputs of the decision."""
 
     node: NodeState
     terms: RunTerms
@@ -199,11 +196,11 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class EligibilityRule:
-    """One standing: when a node has it, whether it is given work, and the way out."""
+    """One reason: when it applies, whether the node gets work, and what would change it."""
 
-    standing: Eligibility
-    holds: Callable[[NodeFacts], bool]
-    works: bool
+    eligibility: Eligibility
+    matches: Callable[[NodeFacts], bool]
+    is_eligible: bool
     remedy: str
 
 
@@ -215,7 +212,7 @@ ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
         Eligibility.DRAINED,
         lambda f: f.node.status is NodeStatus.DRAINED,
         False,
-        "the operator takes it back in, or it beats again where silence was the reason",
+        "the operator lifts it, or a heartbeat does if silence was the reason",
     ),
     EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, False, "its owner signs a new delegation"),
     EligibilityRule(
@@ -227,10 +224,13 @@ ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
     EligibilityRule(
         Eligibility.UNSTAKED, lambda f: f.stake_nano < f.terms.stake_min_nano, False, "its owner stakes enough"
     ),
-    EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, False, "it beats"),
-    EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, False, "it beats"),
+    EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, False, "it sends a heartbeat"),
+    EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, False, "it sends a heartbeat"),
     EligibilityRule(
-        Eligibility.LEAVING, lambda f: f.activity is NodeActivity.DRAINING, False, "it beats with another activity"
+        Eligibility.LEAVING,
+        lambda f: f.activity is NodeActivity.DRAINING,
+        False,
+        "it stops draining",
     ),
     EligibilityRule(
         Eligibility.IDLE, lambda f: Role.WORKER not in f.node.roles, False, "it registers again as a worker"
@@ -239,10 +239,10 @@ ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
     EligibilityRule(Eligibility.PROBING, lambda f: not f.is_measured, True, "it answers its first lease"),
     EligibilityRule(Eligibility.READY, lambda f: True, True, "none is needed"),
 )
-"""The first row that holds is the node's standing."""
+"""The first rule that matches applies."""
 
-assert [row.standing for row in ELIGIBILITY_RULES] == list(Eligibility), "every standing has its row"
+assert [rule.eligibility for rule in ELIGIBILITY_RULES] == list(Eligibility), "every eligibility has its rule"
 
 
 def get_eligibility(facts: NodeFacts) -> EligibilityRule:
-    return next(row for row in ELIGIBILITY_RULES if row.holds(facts))
+    return next(rule for rule in ELIGIBILITY_RULES if rule.matches(facts))

@@ -1,7 +1,7 @@
-"""Who gets which slots, how many, and until when. Pure: the ledger keeps the leases, this decides about new ones.
+"""Decides which node gets which slots, how many, and until when. Pure: the ledger holds the leases.
 
-Everything remembered here follows from the ledger: `LeaseDesk` fills itself from a state. Whether a node may have work
-at all is decided in standing.py.
+Everything kept here follows from the ledger: `LeaseScheduler` fills itself from a state. Whether a node may have work
+at all is decided in eligibility.py.
 """
 
 import heapq
@@ -42,7 +42,7 @@ assert LEASES_UNSETTLED_MAX <= LEASES_OPEN_MAX
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """What a node is to be given: how many slots of the latest step, and how long one takes it."""
+    """What to grant to a node: how many slots of the latest step, and how long each takes it."""
 
     run: RunId
     step: Step
@@ -57,11 +57,11 @@ def refuse_lease(reason: str, retry_ms: int = RETRY_MS) -> LeaseReply:
 
 
 class LeaseScheduler:
-    """Answers requests for work, and ends leases that ran out."""
+    """Answers lease requests, and ends leases that expired."""
 
-    def __init__(self, scribe: EntryWriter, conduct: Backoff, plants: Plants, now_ms: int) -> None:
-        self._entry_writer = scribe
-        self._backoff = conduct
+    def __init__(self, entry_writer: EntryWriter, backoff: Backoff, plants: Plants, now_ms: int) -> None:
+        self._entry_writer = entry_writer
+        self._backoff = backoff
         self._plants = plants
         self._started_ms = now_ms
         self.throughput = Throughput()
@@ -71,7 +71,7 @@ class LeaseScheduler:
         self._held: dict[NodeId, dict[tuple[RunId, int], LeaseGranted]] = {}
         self._deadlines: list[tuple[int, RunId, int]] = []
         self._unsettled: Counter[NodeId] = Counter()
-        for name, run in scribe.state.runs.items():
+        for name, run in entry_writer.state.runs.items():
             self._recover(name, run)
 
     def _recover(self, name: RunId, run: RunState) -> None:
@@ -82,27 +82,27 @@ class LeaseScheduler:
             if submission.outcome is None:
                 self._unsettled[submission.node] += 1
 
-    # --- Asking -----------------------------------------------------------------------------------------------------
+    # --- Requests ---------------------------------------------------------------------------------------------------
 
     def request(self, name: RunId, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply:
-        """A lease that fits the node, or why there is none and when to ask again. The node may have work."""
+        """A lease that fits the node, or why there is none and when to ask again. The node is eligible."""
         run = self._run(name)
         refusal = self._refusal(run, node, request)
         if refusal is not None:
             return refusal
-        wish = self._plan(name, run, node, request, now_ms)
-        if wish.slots < 1:
+        plan = self._plan(name, run, node, request, now_ms)
+        if plan.slots < 1:
             return refuse_lease("the result would come too late for this step")
-        place = self._free_slots(name, wish.step).take(wish.slots)
-        if place is not None:
-            return self._grant(wish, place, False, now_ms)
-        twin = self._take_straggler(wish, now_ms)
-        if twin is not None:
-            self._free_slots(name, wish.step).cover(twin)
-            return self._grant(wish, twin, True, now_ms)
-        due_ms = self._stragglers.next_ms(name, wish.step) or 0
+        span = self._free_slots(name, plan.step).take(plan.slots)
+        if span is not None:
+            return self._grant(plan, span, False, now_ms)
+        duplicate = self._take_straggler(plan, now_ms)
+        if duplicate is not None:
+            self._free_slots(name, plan.step).cover(duplicate)
+            return self._grant(plan, duplicate, True, now_ms)
+        due_ms = self._stragglers.next_ms(name, plan.step) or 0
         retry_ms = min(max(due_ms - now_ms, RETRY_MS), RETRY_MS_MAX)
-        return refuse_lease(f"step {wish.step} is fully leased", retry_ms)
+        return refuse_lease(f"step {plan.step} is fully leased", retry_ms)
 
     def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest) -> LeaseReply | None:
         if run.status is not RunStatus.ACTIVE:
@@ -114,117 +114,117 @@ class LeaseScheduler:
             return refuse_lease(f"checkpoint {request.checkpoint_step} is too old, load {run.latest}")
         held = len(self._held.get(node, ()))
         if held and not self.throughput.is_measured(node):
-            return refuse_lease("your first lease is a probe; answer it first")
+            return refuse_lease("your first lease is a probe; submit it first")
         unsettled_max = LEASES_UNSETTLED_PROBATION_MAX if self._is_new(run, node) else LEASES_UNSETTLED_MAX
         if held + self._unsettled[node] >= unsettled_max:
             return refuse_lease(f"{unsettled_max} of your leases and submissions are not settled yet")
         return None
 
     def _is_new(self, run: RunState, node: NodeId) -> bool:
-        """On probation: too few submissions accepted in a row."""
+        """Whether a node is on probation: too few accepted submissions in a row."""
         return self._entry_writer.state.nodes[node].streak < run.terms.audit_probation
 
     def _plan(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeasePlan:
-        """One slot to a node that was never measured: its first lease is the timed probe of what it can do."""
-        step, pace = Step(run.latest), self._get_estimate(name)
-        slot_ms = 1000 * pace.tokens_per_slot / self.throughput.get(node, request.tokens_per_s)
+        """A node without a measurement gets one slot: its first lease measures its throughput."""
+        step, estimate = Step(run.latest), self._get_estimate(name)
+        slot_ms = 1000 * estimate.tokens_per_slot / self.throughput.get(node, request.tokens_per_s)
         is_probe, terms = not self.throughput.is_measured(node), get_step_terms(run, step)
         parts = PROBATION_STEP_PARTS if self._is_new(run, node) else 1
         fitting = min(int(LEASE_TARGET_MS / slot_ms), compute_slots_max(terms), terms.slots_per_step // parts)
         slots = 1 if is_probe else max(1, fitting)
-        left_ms = pace.time_left_ms(run, request.checkpoint_step, now_ms)
+        left_ms = estimate.time_left_ms(run, request.checkpoint_step, now_ms)
         if left_ms is not None:
             slots = min(slots, int(left_ms / slot_ms))
         return LeasePlan(name, step, node, slots, slot_ms, is_probe)
 
-    def _take_straggler(self, wish: LeasePlan, now_ms: int) -> range | None:
-        """The slots of the most overdue lease that this node would answer before its holder must."""
-        run, free = self._run(wish.run), self._free_slots(wish.run, wish.step)
+    def _take_straggler(self, plan: LeasePlan, now_ms: int) -> range | None:
+        """The slots of the most overdue lease that this node would finish before the holder's deadline."""
+        run, free = self._run(plan.run), self._free_slots(plan.run, plan.step)
 
         def is_open(number: int) -> bool:
             lease = run.leases.get(number)
             if lease is None or free.count(lease.first_slot) > 1:
                 return False
-            return run.steps[wish.step].credited.isdisjoint(lease.slot_range())
+            return run.steps[plan.step].credited.isdisjoint(lease.slot_range())
 
         def suits(number: int) -> bool:
             lease = run.leases[number]
-            in_time = now_ms + lease.slots * wish.slot_ms < lease.deadline_ms
-            return lease.node != wish.node and in_time and not (wish.is_probe and lease.slots > 1)
+            in_time = now_ms + lease.slots * plan.slot_ms < lease.deadline_ms
+            return lease.node != plan.node and in_time and not (plan.is_probe and lease.slots > 1)
 
-        found = self._stragglers.take(wish.run, wish.step, now_ms, is_open=is_open, suits=suits)
+        found = self._stragglers.take(plan.run, plan.step, now_ms, is_open=is_open, suits=suits)
         return None if found is None else run.leases[found].slot_range()
 
-    def _grant(self, wish: LeasePlan, place: range, is_twin: bool, now_ms: int) -> LeaseReply:
-        number = self._run(wish.run).lease_next
-        expected_ms = int(len(place) * wish.slot_ms)
+    def _grant(self, plan: LeasePlan, span: range, is_duplicate: bool, now_ms: int) -> LeaseReply:
+        number = self._run(plan.run).lease_next
+        expected_ms = int(len(span) * plan.slot_ms)
         entry = LeaseGranted(
             lease=number,
-            node=wish.node,
-            step=wish.step,
-            first_slot=Slot(place.start),
-            slots=len(place),
+            node=plan.node,
+            step=plan.step,
+            first_slot=Slot(span.start),
+            slots=len(span),
             deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
-            speculative=is_twin,
-            seal=self._plants.seal(wish.run, number, wish.node),
+            speculative=is_duplicate,
+            seal=self._plants.seal(plan.run, number, plan.node),
         )
-        self._entry_writer.append_own(entry, wish.run, now_ms)
-        self._hold(wish.run, entry, now_ms)
+        self._entry_writer.append_own(entry, plan.run, now_ms)
+        self._hold(plan.run, entry, now_ms)
         return LeaseReply(lease=entry, retry_ms=0, reason="")
 
-    # --- What happened ----------------------------------------------------------------------------------------------
+    # --- Events -----------------------------------------------------------------------------------------------------
 
     def open_leases(self, run: RunId, node: NodeId) -> tuple[LeaseGranted, ...]:
         held = self._held.get(node)
         return tuple(entry for (name, _), entry in held.items() if name == run) if held else ()
 
-    def submitted(self, name: RunId, submission: SubmissionState) -> None:
+    def record_submission(self, name: RunId, submission: SubmissionState) -> None:
         self._release(submission.node, name, submission.lease)
         self._unsettled[submission.node] += 1
         self._measure(submission)
-        # A pace that is made later has this submission, or the new checkpoint, from the log.
+        # An estimate that is created later includes this submission, from the log.
         if name in self._estimates:
-            self._estimates[name].submitted(submission)
+            self._estimates[name].record_submission(submission)
         self._backoff.record_good_file(submission.node)
 
-    def settled(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
+    def record_settlement(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
         self._unsettled[submission.node] -= 1
         if not self._unsettled[submission.node]:
             del self._unsettled[submission.node]
         self._uncover(name, submission.step, submission.slots, now_ms)
 
-    def credited(self, name: RunId, submission: SubmissionState) -> None:
-        """Nobody has to do these slots again."""
+    def record_credit(self, name: RunId, submission: SubmissionState) -> None:
+        """These slots are done for good."""
         free = self._free.get((name, submission.step))
         if free is not None:
             free.close(submission.slots)
 
-    def ended(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
+    def record_end(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
         self._release(lease.node, name, number)
         self._uncover(name, lease.step, lease.slot_range(), now_ms)
 
-    def published(self, name: RunId, now_ms: int) -> None:
+    def record_checkpoint(self, name: RunId, now_ms: int) -> None:
         step = Step(self._run(name).latest)
         if name in self._estimates:
-            self._estimates[name].published(now_ms)
+            self._estimates[name].record_checkpoint(now_ms)
         self._free = {key: free for key, free in self._free.items() if key[0] != name or key[1] == step}
         self._stragglers.keep(name, step)
 
     def mark_leases_suspect(self, node: NodeId) -> None:
-        """Nothing is to be expected of this node: others may have its slots a second time at once."""
+        """Let other nodes duplicate this node's leases at once: nothing is to be expected of it."""
         for (name, number), entry in self._held.get(node, {}).items():
             if not entry.speculative:
                 self._stragglers.add(name, entry.step, number, 0)
 
     def tick(self, now_ms: int) -> None:
-        """End the leases that ran out."""
+        """End expired leases."""
         while self._deadlines and self._deadlines[0][0] < now_ms:
             _, name, number = heapq.heappop(self._deadlines)
             lease = self._run(name).leases.get(number)
             if lease is None:
                 continue
             self._entry_writer.append_own(LeaseEnded(lease=number, reason="the deadline passed"), name, now_ms)
-            self.ended(name, number, lease, now_ms)
+            self.record_end(name, number, lease, now_ms)
             if now_ms >= self._started_ms + GRACE_MS:
                 self.throughput.record_loss(lease.node)
                 self._backoff.record_lost_lease(lease.node, now_ms)
@@ -267,14 +267,14 @@ class LeaseScheduler:
             known = run.steps.get(step)
             covered = [lease.slot_range() for lease in run.leases.values() if lease.step == step]
             if known is not None:
-                answers = (run.submissions[each] for each in known.submissions)
-                covered += [answer.slots for answer in answers if answer.outcome is None]
+                found = (run.submissions[each] for each in known.submissions)
+                covered += [answer.slots for answer in found if answer.outcome is None]
             gone = known.held.keys() | known.credited if known else set()
             self._free[key] = FreeSlots(get_step_terms(run, step).slots_per_step, covered, gone)
         return self._free[key]
 
     def _uncover(self, name: RunId, step: Step, slots: range, now_ms: int) -> None:
-        """One less has these slots. Where a slow lease is left alone with them, it may have a twin again."""
+        """One holder of these slots less. If a slow lease is left alone with them, it may be duplicated again."""
         free = self._free.get((name, step))
         if free is None:
             return
@@ -304,6 +304,6 @@ def get_step_terms(run: RunState, step: Step) -> RunTerms:
 
 
 def compute_slots_max(terms: RunTerms) -> int:
-    """Most slots of one lease: its file must pass intake even if every completion is as long as it may be."""
+    """Most slots of one lease: its file must pass intake even if every completion has the longest length."""
     slot_bytes = FILE_BYTES_PER_TOKEN * terms.samples_per_slot * (terms.output_tokens_max + terms.prompt_tokens_max)
     return min(LEASE_SLOTS_MAX, ROLLOUT_ROWS_MAX // terms.samples_per_slot, ROLLOUT_FILE_BYTES_MAX // slot_bytes)

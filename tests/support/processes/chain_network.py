@@ -141,7 +141,16 @@ async def found(folder: Path, chain: Anvil, bank: WalletKey) -> CoordinatorProce
     settlement = {"kind": "evm", "rpc": chain.rpc, "confirmations": 1, "poll-ms": 100, "epoch-ms": 1000}
     settlement |= {"slash-window-ms": 3_600_000, "payout-delay-ms": 0, "gas-patience-ms": 3_000}
     flags = [word for name, value in settlement.items() for word in (f"--settlement-{name}", str(value))]
-    flags += ["--unbonding-ms", "190000000", "--intervals-tick-ms", "100", "--intervals-head-ms", "100", "--listen-port", "0"]
+    flags += [
+        "--unbonding-ms",
+        "190000000",
+        "--intervals-tick-ms",
+        "100",
+        "--intervals-head-ms",
+        "100",
+        "--listen-port",
+        "0",
+    ]
     assert await asyncio.to_thread(coordinate, ["init", *words, *flags]) == 0
     config = resolve_coordinator_config(home, {}, {"PRIME_PASSWORD": PASSWORD}).config
     windows = {"appeal_ms": 600_000, "judgement_ms": 600_000, "verdict_ms": 600_000, "appeal_bond_nano": 0}

@@ -139,12 +139,15 @@ def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
 
 
 def standing(scene: Scene, name: str) -> Eligibility:
-    return scene.core.get_eligibility(scene.node(name), RUN, scene.world.now_ms).standing
+    return scene.core.get_eligibility(scene.node(name), RUN, scene.world.now_ms).eligibility
 
 
 def test_every_standing_has_a_way_out() -> None:
     assert all(row.remedy for row in ELIGIBILITY_RULES)
-    assert [row.standing for row in ELIGIBILITY_RULES if row.works] == [Eligibility.PROBING, Eligibility.READY]
+    assert [rule.eligibility for rule in ELIGIBILITY_RULES if rule.is_eligible] == [
+        Eligibility.PROBING,
+        Eligibility.READY,
+    ]
 
 
 def test_a_node_leaves_each_standing_when_its_cause_is_gone(scene: Scene) -> None:
