@@ -41,6 +41,7 @@ class CoordinatorHome:
     """The paths in one coordinator's folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.config = folder / CONFIG_NAME
         self.key = folder / "key.json"
         self.log_key = folder / "log.key"

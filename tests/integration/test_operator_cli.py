@@ -287,7 +287,7 @@ def test_log_goes_from_sqlite_to_postgresql_by_backup_and_restore(
             operator.do("backup", tmp_path / "back", "--keys", folder=moved)
     assert (after["root"], after["entries"]) == (before["root"], before["entries"])
     assert again.code == 1
-    assert "holds a log already" in again.err
+    assert "already holds a log" in again.err
     operator.do("restore", tmp_path / "back", folder=tmp_path / "home-again")
     with started(tmp_path / "home-again"):
         assert operator.do("run", "list", "--json", folder=tmp_path / "home-again").json[0]["status"] == "paused"

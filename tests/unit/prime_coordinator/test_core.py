@@ -91,7 +91,7 @@ def test_a_step_may_be_worked_on_with_an_older_checkpoint(scene: Scene) -> None:
 def test_what_no_trainer_published_is_not_told_of(scene: Scene) -> None:
     with pytest.raises(RemoteError, match=r"step: 9 has no checkpoint"):
         scene.core.get_step_facts(RUN, StepRequest(step=Step(9), root=None))
-    with pytest.raises(RemoteError, match=r"root: .* is no checkpoint"):
+    with pytest.raises(RemoteError, match=r"root: .* is not a checkpoint"):
         scene.core.get_step_facts(RUN, StepRequest(step=Step(0), root=digest("another")))
 
 
@@ -246,7 +246,7 @@ def test_money_sent_twice_is_moved_twice(scene: Scene) -> None:
 
 
 def test_only_orders_are_the_operators(scene: Scene) -> None:
-    with pytest.raises(AssertionError, match="not the operator's"):
+    with pytest.raises(AssertionError, match="not an operator entry"):
         scene.order(e.PaidOut(step=Step(0)))
     with pytest.raises(RemoteError):
         scene.order(e.NodeStatusSet(node=scene.node("nobody"), status=NodeStatus.BANNED, reason=""), None)

@@ -79,7 +79,7 @@ async def test_a_database_with_a_log_is_not_taken_for_a_new_one(
     made: tuple[CoordinatorConfig, InitResult], tmp_path: Path
 ) -> None:
     config = CoordinatorConfig(folder=tmp_path / "new", password=PASSWORD, database=database_url(made[0]))
-    with pytest.raises(LocalError, match="holds a log already"):
+    with pytest.raises(LocalError, match="already holds a log"):
         await initialise(config, SystemClock())
     assert not CoordinatorHome(config.folder).key.exists()
 

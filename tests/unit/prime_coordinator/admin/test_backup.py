@@ -255,7 +255,7 @@ async def test_nothing_is_written_over(original: CoordinatorConfig, tmp_path: Pa
     with pytest.raises(LocalError, match="not empty"):
         await bring_back(tmp_path / "backup", tmp_path / "home")
     taken = f"sqlite:///{CoordinatorHome(original.folder).database}"
-    with pytest.raises(LocalError, match="holds a log already"):
+    with pytest.raises(LocalError, match="already holds a log"):
         await bring_back(tmp_path / "backup", tmp_path / "new", database=taken)
     assert not (tmp_path / "new").exists()
 

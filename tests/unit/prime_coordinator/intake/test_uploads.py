@@ -124,7 +124,7 @@ async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_eviden
     await counter.place("trainer", b"manifest", UploadPurpose.MANIFEST)
     with pytest.raises(RefusalError, match="not the run's trainer"):
         await counter.place("ann", b"manifest", UploadPurpose.MANIFEST)
-    with pytest.raises(RefusalError, match="not been drawn"):
+    with pytest.raises(RefusalError, match="were not drawn"):
         await counter.place("val-1", b"proof", UploadPurpose.EVIDENCE, submission=Digest(bytes(32)))
     name = counter.world.submit(counter.world.lease("ann"))
     drawn = counter.world.draw(name)

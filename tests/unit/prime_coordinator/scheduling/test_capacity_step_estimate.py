@@ -9,16 +9,16 @@ from support.ledger_network import World
 
 def test_before_anything_was_seen_a_slot_takes_half_of_the_longest_and_nothing_is_too_late() -> None:
     world = World.started()
-    pace = StepEstimate.recover(world.run)
-    assert pace.tokens_per_slot == 32
-    assert pace.time_left_ms(world.run, 0, world.now_ms) is None
+    estimate = StepEstimate.recover(world.run)
+    assert estimate.tokens_per_slot == 32
+    assert estimate.time_left_ms(world.run, 0, world.now_ms) is None
 
 
 def test_a_step_takes_what_the_last_ones_took() -> None:
-    pace = StepEstimate(1.0)
+    estimate = StepEstimate(1.0)
     for at_ms in (0, 10_000, 30_000):
-        pace.published(at_ms)
-    assert (pace.published_ms, pace.step_ms) == (30_000, 15_000)
+        estimate.record_checkpoint(at_ms)
+    assert (estimate.published_ms, estimate.step_ms) == (30_000, 15_000)
 
 
 def test_an_older_checkpoint_leaves_less_time() -> None:
@@ -27,11 +27,11 @@ def test_an_older_checkpoint_leaves_less_time() -> None:
         scene.world.wait(9 * SECOND_MS)
         scene.publish()
     scene.lease("ann")
-    pace, run = StepEstimate.recover(scene.run), scene.run
-    assert pace.published_ms is not None
-    left = [pace.time_left_ms(run, step, pace.published_ms) for step in (3, 2, 1)]
-    assert left == pytest.approx([3 * pace.step_ms, 2 * pace.step_ms, pace.step_ms])  # type: ignore[operator]
-    assert pace.time_left_ms(run, 99, pace.published_ms) == left[0]
+    estimate, run = StepEstimate.recover(scene.run), scene.run
+    assert estimate.published_ms is not None
+    left = [estimate.time_left_ms(run, step, estimate.published_ms) for step in (3, 2, 1)]
+    assert left == pytest.approx([3 * estimate.step_ms, 2 * estimate.step_ms, estimate.step_ms])  # type: ignore[operator]
+    assert estimate.time_left_ms(run, 99, estimate.published_ms) == left[0]
 
 
 def test_the_length_of_answers_is_learned_slowly() -> None:
