@@ -192,12 +192,12 @@ class CoordinatorServer:
     # --- Routes -----------------------------------------------------------------------------------------------------
 
     def _add_routes(self, objects: ObjectStore) -> None:
-        self.http.add(HEARTBEAT, self.beat, is_fast=True)
+        self.http.add(HEARTBEAT, self.handle_heartbeat, is_fast=True)
         self.http.add(LEASE, self.request_lease, is_fast=True)  # every node asks at once for a new checkpoint
         self.http.add(STEP, self.get_step_facts)
         for endpoint in ENTRY_ENDPOINTS:
-            self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.take)
-        self.http.add(UPLOAD, self._uploads.place)
+            self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.append_entry)
+        self.http.add(UPLOAD, self._uploads.get_target)
         handle_ms = self.config.intake.upload_ms
         self.http.add_upload("/objects/{digest}", UPLOAD, self._uploads.receive, handle_ms=handle_ms)
         add_file_routes(self.http, mirror=CoordinatorHome(self.config.folder).mirror, objects=objects, store=self.log)
@@ -206,8 +206,8 @@ class CoordinatorServer:
         if self._explorer is not None:
             self._explorer.add_routes(self.http.app)
 
-    def beat(self, caller: Caller, beat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
-        reply = self.core.handle_heartbeat(caller.sender, get_run(caller), beat, self._clock.now_ms())
+    def handle_heartbeat(self, caller: Caller, heartbeat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
+        reply = self.core.handle_heartbeat(caller.sender, get_run(caller), heartbeat, self._clock.now_ms())
         # The leases and audits in the reply may be so new that they are not on disk yet.
         return reply if self.writer.size >= self.core.state.size else self._when_on_disk(reply)
 
@@ -244,18 +244,18 @@ class CoordinatorServer:
                 log.error("cannot check the file of lease %d in run %s: %s", entry.receipt.lease, run, error)
                 problem = "files of this run cannot be checked now"
                 raise RefusalError(RefusalCode.OVERLOADED, "", problem, retry_after_ms=RETRY_MS_MAX) from None
-        return await self.take(caller, entry)
+        return await self.append_entry(caller, entry)
 
-    async def take(self, caller: Caller, entry: Any) -> EntryReply:
+    async def append_entry(self, caller: Caller, entry: Any) -> EntryReply:
         """Append any entry of a node."""
         try:
-            logged = self._take(caller, entry)
+            logged = self._append(caller, entry)
         except RemoteError as error:
             return await self._find_logged(caller, entry, error)
         await self.commit()
         return logged
 
-    def _take(self, caller: Caller, entry: Any) -> EntryReply:
+    def _append(self, caller: Caller, entry: Any) -> EntryReply:
         now_ms, group = self._clock.now_ms(), network_group(caller.address)
         logged = self.core.append_entry(caller.payload, entry, caller.frame, address_group=group, now_ms=now_ms)
         if isinstance(entry, NodeRegistered):
@@ -271,8 +271,8 @@ class CoordinatorServer:
             kinds = [caller.payload.kind]
             found = await self.log.list_entries(kinds=kinds, author=caller.sender, subject=subject, limit=10)
             for listed in found:
-                _, letter = decode_leaf(listed.leaf)
-                if (letter.run, letter.body) == (caller.run, caller.payload.body):
+                _, payload = decode_leaf(listed.leaf)
+                if (payload.run, payload.body) == (caller.run, caller.payload.body):
                     return EntryReply(index=listed.index, at_ms=listed.at_ms)
         raise error
 

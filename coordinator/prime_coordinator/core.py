@@ -150,20 +150,20 @@ class Core:
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
-    def handle_heartbeat(self, node: NodeId, run: RunId, beat: Heartbeat, now_ms: int) -> HeartbeatReply:
+    def handle_heartbeat(self, node: NodeId, run: RunId, heartbeat: Heartbeat, now_ms: int) -> HeartbeatReply:
         """Record a heartbeat; the reply has everything that the node needs."""
         state = self.state
         now_ms = max(now_ms, state.at_ms)
         known = state.node(node)
         run_state = self._run(run)
         terms = run_state.terms
-        self.liveness.beat(node, beat.activity, beat.checkpoint_step, now_ms)
+        self.liveness.beat(node, heartbeat.activity, heartbeat.checkpoint_step, now_ms)
         self.suspensions.resume_if_expired(node, known, now_ms)
         is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
             next_heartbeat_ms=self._intervals.heartbeat_ms,
-            head=self.head if self.head_size > beat.head_size else b"",
+            head=self.head if self.head_size > heartbeat.head_size else b"",
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
             leases=self.leases.open_leases(run, node),

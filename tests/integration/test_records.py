@@ -139,14 +139,14 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
 
 
 async def scrape(process: CoordinatorProcess) -> dict[str, float]:
-    """The numbers about records."""
+    """The metrics of the gossip relay."""
     async with aiohttp.ClientSession(process.server.url) as session, session.get("/metrics") as response:
         lines = (await response.text()).splitlines()
-    prefix = "prime_coordinator_records"
+    prefix = "prime_coordinator_relay"
     return {line.split()[0].removeprefix(prefix): float(line.split()[1]) for line in lines if line.startswith(prefix)}
 
 
-async def test_metrics_tell_what_is_on_the_board_who_waits_and_what_was_handed_in(process: CoordinatorProcess) -> None:
+async def test_metrics_count_relayed_messages_polls_and_posts(process: CoordinatorProcess) -> None:
     async with party(process, "counted") as node:
         await register(node)
         before = await scrape(process)
@@ -164,11 +164,11 @@ async def test_metrics_tell_what_is_on_the_board_who_waits_and_what_was_handed_i
     assert grown == {
         '{kind="gossip.announced"}': 0,
         '{kind="gossip.serving"}': 1,
-        '_shared_total{outcome="new"}': 1,
-        '_shared_total{outcome="known"}': 2,
-        '_shared_total{outcome="refused"}': 1,
-        "_answers_total": 1,
-        "_told_total": len(heard.frames),
+        '_posted_total{outcome="new"}': 1,
+        '_posted_total{outcome="known"}': 2,
+        '_posted_total{outcome="refused"}': 1,
+        "_replies_total": 1,
+        "_sent_total": len(heard.frames),
         "_waiting": 1,
     }
 

@@ -237,8 +237,8 @@ def _copy_log(config: CoordinatorConfig, store: LogStore, folder: Path, size: in
     head = TreeHead(ORIGIN_PREFIX + config.network, size, tree.root())
     note = sign_tree_head(head, load_log_key(config))
     extend_mirror(folder, tree, store.read_blocking, note, old_size=0, new_size=size)
-    _, letter = decode_leaf(store.read_blocking(0, 1)[0])
-    return head, str(letter.sender)
+    _, payload = decode_leaf(store.read_blocking(0, 1)[0])
+    return head, str(payload.sender)
 
 
 def _copy_files(config: CoordinatorConfig, draft: Path, with_keys: bool) -> None:
@@ -361,11 +361,11 @@ def _write_settings(
     return config
 
 
-def _write_keys(place: Path, manifest: BackupManifest, draft: Path, *, is_backup: bool) -> None:
+def _write_keys(folder: Path, manifest: BackupManifest, draft: Path, *, is_backup: bool) -> None:
     if is_backup and not manifest.has_keys:
         raise LocalError("the backup holds no keys: give --keys FOLDER with key.json and log.key")
     for name in (CoordinatorHome(draft).key.name, CoordinatorHome(draft).log_key.name):
-        copy_synced((place / KEYS_FOLDER if is_backup else place) / name, draft / name)
+        copy_synced((folder / KEYS_FOLDER if is_backup else folder) / name, draft / name)
 
 
 def _restore_objects(source: Path, manifest: BackupManifest, config: CoordinatorConfig, draft: Path) -> None:

@@ -1,7 +1,6 @@
-"""The terms of a run as an operator writes them: flags over a TOML file over defaults, each with its bound.
+"""The terms of a run as an operator writes them: flags override a TOML file, which overrides defaults.
 
-What a term means to the network is in prime_protocol.ledger.terms. A model's own config file can fill in what
-follows from
+What a term means to the network is in prime_protocol.ledger.terms. A model's config file can supply what follows from
 its shape.
 """
 
@@ -69,7 +68,7 @@ class TermsConfig:
     trainer: str
     """Address of the key that publishes the run's checkpoints."""
     model: str
-    """Name of the model, for people."""
+    """Name of the model, to show."""
     model_files: str = str(ANY_MODEL_FILES)
     """Digest of the files beside the tensors: shape, tokenizer, end tokens, prompt. A model folder gives it; zeros:
     any will do."""
@@ -77,56 +76,56 @@ class TermsConfig:
     task_set: str
     """Task set as in docs/protocol/tasks.md."""
     vocabulary: Annotated[int, Between(1, 2**20)]
-    """Tokens the model knows. A model config gives it."""
+    """Size of the model's vocabulary. A model config supplies it."""
     units_per_token: Annotated[int, Between(0, FLOP_PER_TOKEN_MAX)]
-    """FLOP of one output token. A model config gives it."""
+    """FLOP of one output token. A model config supplies it."""
     units_per_context_token: Annotated[int, Between(0, FLOP_PER_CONTEXT_TOKEN_MAX)] = 0
-    """FLOP of attending to one earlier token. A model config gives it."""
+    """FLOP of attending to one earlier token. A model config supplies it."""
     slots_per_step: Annotated[int, Between(1, 2**20)] = 64
     """Tasks of one training step."""
     samples_per_slot: Annotated[int, Between(1, 1024)] = 8
-    """Answers to each task: the group of GRPO."""
+    """Completions of each task: the group of GRPO."""
     prompt_tokens_max: Annotated[int, Between(1, 2**20)] = 1024
     """Longest prompt."""
     output_tokens_max: Annotated[int, Between(1, 2**20)] = 1024
-    """Longest answer."""
+    """Longest completion."""
     temperature: Annotated[float, Between(0.0, TEMPERATURE_MAX)] = 1.0
-    """Of the sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     lag_max: Annotated[int, Between(0, 64)] = 2
-    """Oldest checkpoint, in steps before the wanted one, whose rollouts are taken."""
+    """How many steps older than the current checkpoint a rollout's checkpoint may be."""
     version_min: Annotated[int, Between(0, PROTOCOL_VERSION)] = PROTOCOL_VERSION
     """Lowest protocol version that may take part."""
     version_next: Annotated[int, Between(0, 2**32)] = 0
-    """Lowest version from upgrade_by_ms on; 0: none is planned."""
+    """Lowest version from upgrade_by_ms on; 0: no upgrade is planned."""
     upgrade_by_ms: Annotated[int, Between(0, 2**53)] = 0
-    """When the next lowest version comes into force, in Unix milliseconds."""
+    """When version_next takes effect, in Unix milliseconds."""
     quorum: Annotated[int, Between(1, QUORUM_MAX)] | None = None
-    """Validators for each audit; nothing: 1 on a devnet, 3 elsewhere."""
+    """Validators for each audit; unset: 1 on a devnet, 3 elsewhere."""
     inspectors: tuple[str, ...] = ()
-    """Addresses of the operator's own nodes that read judged files again, to see that validators had read them."""
+    """Addresses of the operator's own nodes that inspect whether validators read the files they judged."""
     audit_probation: Annotated[int, Between(0, 2**20)] = 20
-    """A node's first accepted submissions, all audited."""
+    """How many of a node's first accepted submissions are all audited."""
     audit_floor: Annotated[int, Between(1, BASIS_POINTS)] = 500
     """Least share of submissions that is audited, in basis points: 500 is 5 %."""
     verdict_ms: Annotated[int, Between(1_000, 24 * HOUR_MS)] = 10 * MINUTE_MS
-    """Time for a drawn validator to judge, before others are drawn."""
+    """Time for a drawn validator to give its verdict, before others are drawn."""
     appeal_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
     """Time to appeal against a slash."""
     judgement_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
-    """Time to decide an appeal; after it the stake goes back."""
+    """Time to decide an appeal; after that the stake is returned."""
     stake_min_nano: Annotated[int, Between(0, 2**63 - 1)] = 100 * NANO_PER_PRIME
     """Least stake behind a node that gets work."""
     slash_nano: Annotated[int, Between(0, 2**63 - 1)] = 50 * NANO_PER_PRIME
-    """What a dishonest submission costs; at most the least stake."""
+    """What a fraudulent submission costs; at most stake_min_nano."""
     appeal_bond_nano: Annotated[int, Between(0, 2**63 - 1)] = 5 * NANO_PER_PRIME
-    """What an appeal puts at risk."""
+    """Bond of an appeal, lost if it fails."""
     slash_to: SlashDestination = SlashDestination.BURN
     """Where slashed stake goes."""
     step_budget_nano: Annotated[int, Between(0, 2**63 - 1)] = 2 * NANO_PER_PRIME
-    """What a step pays to all who were credited, while the pool lasts. A node may get all of it, so it is less than a
-    slash at the audit floor can deter: docs/verification.md."""
+    """What a step pays to all credited nodes, while the pool lasts. One node may earn all of it, so it must be less
+    than what a slash deters at the audit floor: docs/verification.md."""
     audit_share: Annotated[int, Between(0, BASIS_POINTS)] = 1_000
-    """Part of the budget for validators whose verdicts stood, in basis points."""
+    """Share of the budget for validators whose verdicts were confirmed, in basis points."""
 
 
 def read_terms(
@@ -143,7 +142,7 @@ def read_terms(
 
 
 def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -> RunTerms:
-    """The run's present terms with those replaced that the operator names; nothing slips in from the environment."""
+    """The run's present terms with the operator's changes; the environment is not read."""
     known = {each.name: getattr(terms, each.name) for each in fields(terms)}
     known |= {"trainer": str(terms.trainer), "model_files": str(terms.model_files)}
     known |= {"inspectors": tuple(map(str, terms.inspectors))}
@@ -164,7 +163,7 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
     except RemoteError as error:
         raise ConfigError(f"model_files is {config.model_files!r}; {error.problem}") from None
     try:
-        # Written and read again, so that what the operator gave passes the same bounds as a stranger's message.
+        # Encoded and decoded, so that the operator's terms pass the same limits as a stranger's message.
         return decode(RunTerms, encode(RunTerms(**values)))
     except RemoteError as error:
         raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
@@ -178,9 +177,7 @@ def _parse_node(name: str, text: str) -> NodeId:
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """What follows from a model's config.json: vocabulary and the two FLOP factors. From its folder also what binds
-    the run to the files in it.
-    """
+    """What follows from a model's config.json: vocabulary, FLOP factors; from its folder also the digest of its files."""
     if path.is_dir():
         return {**read_model_config(path / CONFIG_FILE), "model_files": str(digest_model_files(path))}
     try:
@@ -216,7 +213,7 @@ def _take_numbers(path: Path, found: dict[str, Any], keys: dict[str, str]) -> di
 
 
 def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:
-    """From the JSON that a coordinator shows."""
+    """From the JSON of the API."""
     known = {each.name: plain[each.name] for each in fields(RunTerms)}
     tolerance = plain["tolerance"]
     typed = {

@@ -47,31 +47,31 @@ class OpenedEntry:
 
     index: int
     at_ms: int
-    letter: Payload
+    payload: Payload
     entry: Entry
     leaf: bytes
 
     @property
     def run(self) -> RunId:
-        assert self.letter.run is not None, f"{self.letter.kind} is about the network"
-        return self.letter.run
+        assert self.payload.run is not None, f"{self.payload.kind} is about the network"
+        return self.payload.run
 
 
 SubmissionHistory = Sequence[OpenedEntry]
 
 
 def open_leaf(index: int, leaf: bytes) -> OpenedEntry:
-    at_ms, letter = decode_leaf(leaf)
-    return OpenedEntry(index, at_ms, letter, decode(ENTRY_TYPES[letter.kind], letter.body), leaf)
+    at_ms, payload = decode_leaf(leaf)
+    return OpenedEntry(index, at_ms, payload, decode(ENTRY_TYPES[payload.kind], payload.body), leaf)
 
 
 def entry_row(opened: OpenedEntry) -> schemas.EntryRow:
     return schemas.EntryRow(
         index=opened.index,
         at_ms=opened.at_ms,
-        kind=opened.letter.kind,
-        author=str(opened.letter.sender),
-        run=opened.letter.run,
+        kind=opened.payload.kind,
+        author=str(opened.payload.sender),
+        run=opened.payload.run,
         body=schemas.to_json_value(opened.entry),
         leaf_hash=str(compute_leaf_hash(opened.leaf)),
     )
@@ -158,7 +158,7 @@ def appeal_row(history: SubmissionHistory) -> schemas.AppealRow:
         at_ms=opened.at_ms,
         run=opened.run,
         submission=str(opened.entry.submission),
-        author=str(opened.letter.sender),
+        author=str(opened.payload.sender),
         reason=opened.entry.reason,
         progress=progress,
     )

@@ -68,7 +68,7 @@ class GossipMetrics(Collector):
     """Messages in the relay, nodes that long-poll, and how many messages were posted and delivered."""
 
     def __init__(self, metrics: Metrics, relay: GossipRelay, gossip_http: GossipHttp) -> None:
-        self._prefix = f"{metrics.prefix}_records"
+        self._prefix = f"{metrics.prefix}_relay"
         self._relay = relay
         self._gossip_http = gossip_http
         metrics.registry.register(self)
@@ -79,11 +79,11 @@ class GossipMetrics(Collector):
         for kind, count in self._relay.count().items():
             pinned.add_metric([kind], count)
         yield pinned
-        shared = CounterMetricFamily(f"{self._prefix}_shared", "Messages posted over HTTP.", labels=["outcome"])
+        shared = CounterMetricFamily(f"{self._prefix}_posted", "Messages posted over HTTP.", labels=["outcome"])
         for outcome, count in self._gossip_http.shared.items():
             shared.add_metric([outcome], count)
         yield shared
-        yield CounterMetricFamily(f"{self._prefix}_answers", "Polls answered.", self._gossip_http.answers)
-        yield CounterMetricFamily(f"{self._prefix}_told", "Messages in those answers.", self._gossip_http.frames_told)
+        yield CounterMetricFamily(f"{self._prefix}_replies", "Polls answered.", self._gossip_http.replies)
+        yield CounterMetricFamily(f"{self._prefix}_sent", "Messages in those answers.", self._gossip_http.messages_sent)
         waiting = self._gossip_http.count_waiting()
         yield GaugeMetricFamily(f"{self._prefix}_waiting", "Nodes that long-poll.", waiting)

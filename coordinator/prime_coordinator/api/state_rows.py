@@ -138,7 +138,7 @@ def node_row(core: Core, name: NodeId) -> schemas.NodeRow:
 def node_detail(core: Core, name: NodeId, now_ms: int) -> schemas.NodeDetail:
     state, node = core.state, core.state.node(name)
     position = (state.owners[name], name)
-    speeds = core.leases.throughput
+    throughput = core.leases.throughput
     leases = [row for run_name, run in state.runs.items() for row in lease_rows(run_name, run) if row.node == str(name)]
     return schemas.NodeDetail(
         summary=node_row(core, name),
@@ -149,7 +149,7 @@ def node_detail(core: Core, name: NodeId, now_ms: int) -> schemas.NodeDetail:
         delegated_until_ms=node.delegated_until_ms,
         owner_balance_nano=state.funds.balances[position[0]],
         unbonding_nano=sum(part.amount_nano for part in state.funds.unbonding.get(position, ())),
-        tokens_per_s=round(speeds.get(name, 0), 3) if speeds.is_measured(name) else None,
+        tokens_per_s=round(throughput.get(name, 0), 3) if throughput.is_measured(name) else None,
         standings=tuple(_standing(core, name, run, now_ms) for run in state.runs),
         leases=tuple(leases),
         audits=tuple(str(task.submission) for task in core.audits.tasks(name)),

@@ -54,7 +54,7 @@ def build_parser(
     """`settings` are those of the coordinator, `terms` those of a run."""
     parser = argparse.ArgumentParser(
         prog="prime-coordinator",
-        description="Order a run's work and keep its books.",
+        description="Schedule the work of training runs, and keep their log and accounts.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -175,8 +175,8 @@ def _add_nodes(commands: Group) -> None:
     actions = nodes.add_subparsers(dest="action", metavar="ACTION")
     _detail(actions, "show", "node", "node", "all that is known of a node")
     for name, text in (
-        ("drain", "let a node finish what it has and give it nothing more"),
-        ("ban", "tell a node to stop, and give it nothing more"),
+        ("drain", "let a node finish its leases, and give it no more work"),
+        ("ban", "tell a node to stop, and give it no more work"),
         ("unban", "let a drained or banned node work again"),
     ):
         action = _command(actions, name, f"admin:{name}_node", text, calls=True)
@@ -211,7 +211,7 @@ def _add_log(commands: Group) -> None:
     verify.add_argument("mirror", type=Path, help="folder with `checkpoint` and `tile/`, as a coordinator serves them")
     verify.add_argument("--key", help="the log's verifier key, as the operator published it")
     verify.add_argument("--json", action="store_true", help="print the result as JSON")
-    export = _command(actions, "export", "log:export", "write the log as a folder that anybody can verify and serve")
+    export = _command(actions, "export", "log:export", "write the log to a folder that anyone can verify and serve")
     export.add_argument("target", type=Path, help="folder to write; it must not exist or be empty")
     tail = _command(actions, "tail", "log:tail", "the newest entries", calls=True)
     tail.add_argument("--json", action="store_true", help="print one JSON object for each line")

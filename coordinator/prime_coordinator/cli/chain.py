@@ -82,16 +82,16 @@ def status(context: OperatorContext) -> int:
     settlement = config.settlement
 
     async def work(chain: ChainClient) -> None:
-        told = await asyncio.to_thread(_settlement_lines, context)
+        found = await asyncio.to_thread(_settlement_lines, context)
         try:
             contracts = await find_contracts(chain, settlement.court_address)
         except ChainUnavailable:
-            context.screen.show(context.screen.key_value_table(told))
+            context.screen.show(context.screen.key_value_table(found))
             raise
         head = await chain.newest()
         operator = str(await chain.read(contracts.registry, "operator"))
         lines = [
-            *told,
+            *found,
             ("chain", f"{contracts.chain_id}, block {head.number}"),
             ("court", str(contracts.court.address)),
             ("vault", f"{contracts.vault.address}, holds {await _held(chain, contracts, contracts.vault.address)}"),
@@ -131,13 +131,13 @@ def fund(context: OperatorContext) -> int:
         units, key_of_run = amount_nano * at.scale, run_key(run)
         call = ("fund", key_of_run, units)
         payer = Payer(chain, wallet, at.pool, book.with_name(f"{key.node}-funding.json"))
-        told = await payer.pay(
+        found = await payer.pay(
             Payment(FUNDING, "Funded", f"0x{key_of_run.hex()}", units),
             lambda: approve_and_call(chain, wallet, at, FUNDING, at.pool, units, call),
         )
         context.screen.print_line("it is in the pool on the chain; waiting for the log")
         async with open_json_client(url, args.authority) as client:
-            index = await wait_until_logged(client, await payer.reference(at.chain_id, told), clock)
+            index = await wait_until_logged(client, await payer.reference(at.chain_id, found), clock)
         payer.mark_logged()
         context.screen.print_line(f"{args.amount} tokens are in the pool of run {run} (entry {index})")
 
@@ -188,12 +188,12 @@ async def _held(chain: ChainClient, contracts: Any, account: Any) -> str:
 def _settlement_lines(context: OperatorContext) -> list[tuple[str, str]]:
     """What the running coordinator reports."""
     try:
-        told = OperatorClient(context).query("settlement", {})
+        found = OperatorClient(context).query("settlement", {})
     except LocalError:
         return [("coordinator", "is not running")]
-    state = f"waits: {told['problem']}" if told["problem"] else f"has followed the chain to block {told['followed']}"
-    waiting = [("pending", purpose) for purpose in told["pending"]]
-    return [("coordinator", state), *waiting, *(("refused", refused) for refused in told["refused"])]
+    state = f"waits: {found['problem']}" if found["problem"] else f"has followed the chain to block {found['followed']}"
+    waiting = [("pending", purpose) for purpose in found["pending"]]
+    return [("coordinator", state), *waiting, *(("refused", refused) for refused in found["refused"])]
 
 
 async def _runs(context: OperatorContext) -> list[str]:
@@ -229,10 +229,10 @@ def read_network(text: str) -> NetworkId:
 
 
 RECLAIM_REFUSALS = {
-    "RunNotOver": "the run goes on: its money comes back once it was closed for one unbonding delay, its log was shown"
-    " to tell two histories, or nothing was promised for four unbonding delays",
-    "NothingFunded": "this wallet has nothing in the run's pool, or has taken it back",
-    "RunUnknown": "the chain has no such run: look at the name and at --court",
+    "RunNotOver": "the run is not over: funds come back once it was closed for one unbonding delay, its log was proven"
+    " to have forked, or no payout root came for four unbonding delays",
+    "NothingFunded": "this wallet has nothing in the run's pool, or has already reclaimed it",
+    "RunUnknown": "the chain has no such run: check the name and --court",
 }
 
 
@@ -250,8 +250,8 @@ def reclaim(context: OperatorContext) -> int:
         except ContractReverted as error:
             raise LocalError(RECLAIM_REFUSALS.get(error.name, str(error))) from None
         events = await chain.events([at.pool], mined.block, mined.block)
-        told = [each for each in events if each.transaction == mined.transaction and each.name == "Reclaimed"]
-        amount = int(told[0].values["amount"])
+        found = [each for each in events if each.transaction == mined.transaction and each.name == "Reclaimed"]
+        amount = int(found[0].values["amount"])
         context.screen.print_line(f"{format_amount(amount // at.scale)} tokens of {run} are in the wallet {key.node}")
 
     return run_with_chain(args.rpc, None, work)

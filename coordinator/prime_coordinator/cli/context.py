@@ -74,7 +74,7 @@ class OperatorContext:
         return {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
 
     def with_password(self, config: CoordinatorConfig, *, confirm: bool = False) -> CoordinatorConfig:
-        """Ask for the key's password where no setting says it and somebody is there to answer."""
+        """Prompt for the key's password if no setting has it and there is a terminal."""
         if config.password is not None or config.password_file is not None:
             return config
         text = self.ask_password(confirm)

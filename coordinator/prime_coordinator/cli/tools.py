@@ -31,7 +31,7 @@ def explorer(context: OperatorContext) -> int:
 
 
 def read_explorer_config(args: Any) -> StandaloneConfig:
-    """What was asked for, refused where it cannot be meant."""
+    """The explorer's settings from the flags; LocalError if they make no sense."""
     is_url = args.log.startswith(("http://", "https://"))
     if not is_url and not (Path(args.log) / CHECKPOINT_PATH).is_file():
         raise LocalError(

@@ -108,16 +108,16 @@ class GossipHttp:
         self._is_closed = False
         self.shared = Counter({NEW: 0, KNOWN: 0, REFUSED: 0})
         """Posted messages, by what became of them."""
-        self.answers = 0
-        self.frames_told = 0
+        self.replies = 0
+        self.messages_sent = 0
         self.pass_on: ForwardGossip | None = None
         """Set by the gossip service."""
         self.list_peers: Callable[[], tuple[str, ...]] = tuple
         """Addresses of the coordinator on libp2p. Set by the gossip service, too."""
 
     def add_routes(self, http: HttpServer) -> None:
-        http.add(RELAY_PUBLISH, self.share)
-        http.add(RELAY_POLL, self.answer, waits=True)
+        http.add(RELAY_PUBLISH, self.post)
+        http.add(RELAY_POLL, self.poll, waits=True)
 
     def close(self) -> None:
         """Answer every waiting poll and accept no new ones."""
@@ -127,7 +127,7 @@ class GossipHttp:
 
     # --- Posts ------------------------------------------------------------------------------------------------------
 
-    async def share(self, caller: Caller, message: RelayPublish) -> RelayPublishReply:
+    async def post(self, caller: Caller, message: RelayPublish) -> RelayPublishReply:
         try:
             shared = await self._take(caller, message)
         except (RemoteError, RefusalError):
@@ -162,13 +162,13 @@ class GossipHttp:
 
     # --- Polls ------------------------------------------------------------------------------------------------------
 
-    async def answer(self, caller: Caller, wanted: RelayPoll) -> RelayPollReply:
+    async def poll(self, caller: Caller, wanted: RelayPoll) -> RelayPollReply:
         run = self._run_of(caller)
         if self._members.is_member(run, caller.sender):
             await self._wait(run, caller.sender, wanted)
         cursor, frames = self._relay.read(run, wanted.seen, self._clock.now_ms())
-        self.answers += 1
-        self.frames_told += len(frames)
+        self.replies += 1
+        self.messages_sent += len(frames)
         return RelayPollReply(
             cursor=cursor,
             trainer=self._members.core.state.runs[run].terms.trainer,

@@ -71,7 +71,7 @@ def _is_entitled(core: Core, run: RunState, sender: NodeId, upload: UploadReques
 
 
 class UploadReceiver:
-    """Receives files, or tells where to upload them."""
+    """Receives files, or names the URL to upload them to."""
 
     def __init__(
         self, core: Core, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
@@ -86,7 +86,7 @@ class UploadReceiver:
         self._verified: OrderedDict[Digest, None] = OrderedDict()
         """Objects in a bucket whose bytes were compared with their digest."""
 
-    async def place(self, caller: Caller, upload: UploadRequest) -> UploadReply:
+    async def get_target(self, caller: Caller, upload: UploadRequest) -> UploadReply:
         """Where to send this file; nowhere if the store has it. A key that exists is never presigned."""
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
         if await self._is_stored(upload):

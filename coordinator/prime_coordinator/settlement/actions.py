@@ -33,8 +33,8 @@ class ChainTerms:
     slashToPool: bool
 
     @classmethod
-    def read(cls, answer: Mapping[str, Any]) -> "ChainTerms":
-        return cls(**{field.name: answer[field.name] for field in fields(cls)})
+    def read(cls, values: Mapping[str, Any]) -> "ChainTerms":
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def words(self) -> tuple[Any, ...]:
         return astuple(self)

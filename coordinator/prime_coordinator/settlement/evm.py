@@ -216,8 +216,8 @@ class EvmSettlement:
                 raise ChainUnavailable(f"transaction {event.transaction} is gone again")
             at = self._contracts
             source = at.vault if event.contract == "StakeVault" else at.pool
-            place = event.index - mined.first_event
-            reference = deposit_reference(at.chain_id, source.address, event.transaction, place)
+            offset = event.index - mined.first_event
+            reference = deposit_reference(at.chain_id, source.address, event.transaction, offset)
             found.append(read_deposit(event, reference, at.scale, at.court.address))
         return found
 

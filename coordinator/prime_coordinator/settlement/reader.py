@@ -114,15 +114,15 @@ class SettlementReader:
     async def read_run(self, ledger: LedgerView, name: RunId, slashed: Sequence[Digest] = ()) -> RunOnChain:
         """One request, and a second one if there is a new head."""
         at, run = self._contracts, run_key(name)
-        asked: list[ViewCall] = [
+        calls: list[ViewCall] = [
             (at.registry, "runOf", (run,)),
             (at.registry, "termsAt", (run, FAR_FUTURE_S)),
             (at.anchor, "latestSize", (run,)),
             (at.anchor, "frozenAt", (run,)),
             (at.pool, "poolOf", (run,)),
         ]
-        asked += [(at.court, "slashOf", (submission,)) for submission in slashed]
-        known, *rest = await self._chain.read_all(asked)
+        calls += [(at.court, "slashOf", (submission,)) for submission in slashed]
+        known, *rest = await self._chain.read_all(calls)
         if isinstance(known, ContractReverted) and known.name == "RunUnknown":
             return RunOnChain()
         refused = [each for each in (known, *rest) if isinstance(each, ContractReverted)]

@@ -43,8 +43,8 @@ class SlashCase:
 
     def add_entry(self, index: int, leaf: bytes) -> None:
         """Add an entry of the submission; call in the order of the log."""
-        _, letter = decode_leaf(leaf)
-        entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
+        _, payload = decode_leaf(leaf)
+        entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
         match entry:
             case Submitted():
                 self.submitted = entry
@@ -97,10 +97,10 @@ def encode_logged_entry(
     leaf: bytes, index: int, size: int, proof: MerkleProof, submission: Digest, evidence: Digest | None
 ) -> AbiTuple:
     """A LoggedEntry: the leaf, the offset of the entry's last fields in it, and its inclusion proof."""
-    _, letter = decode_leaf(leaf)
+    _, payload = decode_leaf(leaf)
     name = b"\xaasubmission\xc4\x20" + submission
     sought = b"\x81" + name if evidence is None else b"\xa8evidence\xc4\x20" + evidence + name
     offset = leaf.find(sought)
     assert offset >= 0, "the entry is about this submission"
-    times = (letter.issued_at_ms, letter.expires_at_ms)
+    times = (payload.issued_at_ms, payload.expires_at_ms)
     return (leaf, offset, *times, index, size, [bytes(each) for each in proof])

@@ -35,7 +35,7 @@ def test_amounts_are_shown_to_the_last_digit(nano: int, shown: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1e-10", "NaN", "Infinity", "ten", "", "9223372037"])
 def test_wrong_amount_is_refused(text: str) -> None:
-    with pytest.raises(LocalError, match="is not a(n| valid) amount"):
+    with pytest.raises(LocalError, match=r"is not an? (valid )?amount"):
         parse_amount(text)
 
 

@@ -71,8 +71,10 @@ class Counter:
         envelope = open_envelope(frame, network=NETWORK)
         return Caller(envelope.payload, frame, envelope.digest, "192.0.2.1")
 
-    async def place(self, name: str, data: bytes, purpose: UploadPurpose, **about: int | Digest | None) -> UploadReply:
-        return await self.uploads.place(self.caller(name), announce(data, purpose, **about))
+    async def get_target(
+        self, name: str, data: bytes, purpose: UploadPurpose, **about: int | Digest | None
+    ) -> UploadReply:
+        return await self.uploads.get_target(self.caller(name), announce(data, purpose, **about))
 
 
 def announce(
@@ -114,51 +116,57 @@ async def counter(tmp_path: Path) -> AsyncIterator[Counter]:
 
 async def test_a_lease_entitles_its_holder_and_nobody_else(counter: Counter) -> None:
     lease = counter.world.lease("ann")
-    assert await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease) == UploadReply(stored=False, url="")
+    assert await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease) == UploadReply(
+        stored=False, url=""
+    )
     for name, number in (("bob", lease), ("ann", lease + 1)):
         with pytest.raises(RefusalError, match="not open, or not yours"):
-            await counter.place(name, b"rows", UploadPurpose.ROLLOUTS, lease=number)
+            await counter.get_target(name, b"rows", UploadPurpose.ROLLOUTS, lease=number)
 
 
 async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_evidence(counter: Counter) -> None:
-    await counter.place("trainer", b"manifest", UploadPurpose.MANIFEST)
+    await counter.get_target("trainer", b"manifest", UploadPurpose.MANIFEST)
     with pytest.raises(RefusalError, match="not the run's trainer"):
-        await counter.place("ann", b"manifest", UploadPurpose.MANIFEST)
+        await counter.get_target("ann", b"manifest", UploadPurpose.MANIFEST)
     with pytest.raises(RefusalError, match="were not drawn"):
-        await counter.place("val-1", b"proof", UploadPurpose.EVIDENCE, submission=Digest(bytes(32)))
+        await counter.get_target("val-1", b"proof", UploadPurpose.EVIDENCE, submission=Digest(bytes(32)))
     name = counter.world.submit(counter.world.lease("ann"))
     drawn = counter.world.draw(name)
     core = Core(counter.world.key("coordinator"), counter.world.ledger, now_ms=counter.world.now_ms)
     uploads = UploadReceiver(core, counter.objects, counter.store, clock=None, config=IntakeConfig())  # type: ignore[arg-type]
-    reply = await uploads.place(counter.caller(drawn[0]), announce(b"proof", UploadPurpose.EVIDENCE, submission=name))
+    reply = await uploads.get_target(
+        counter.caller(drawn[0]), announce(b"proof", UploadPurpose.EVIDENCE, submission=name)
+    )
     assert not reply.stored
 
 
 async def test_what_is_too_long_or_for_no_run_is_refused(counter: Counter) -> None:
     lease = counter.world.lease("ann")
     with pytest.raises(RemoteError, match=f"the limit is {LIMIT}"):
-        await counter.place("ann", bytes(LIMIT + 1), UploadPurpose.ROLLOUTS, lease=lease)
+        await counter.get_target("ann", bytes(LIMIT + 1), UploadPurpose.ROLLOUTS, lease=lease)
     for run in (None, RunId("no-such-run")):
         with pytest.raises(RemoteError, match="was not created here"):
-            await counter.uploads.place(counter.caller("ann", run), announce(b"", UploadPurpose.ROLLOUTS, lease=lease))
+            await counter.uploads.get_target(
+                counter.caller("ann", run), announce(b"", UploadPurpose.ROLLOUTS, lease=lease)
+            )
 
 
 async def test_one_lease_is_good_for_a_few_files_only(tmp_path: Path) -> None:
     counter = make_counter(tmp_path, is_bucket=True)
     lease, other = counter.world.lease("ann"), counter.world.lease("ann", 1)
     for number in range(UPLOADS_PER_GRANT_MAX):
-        reply = await counter.place("ann", b"%d" % number, UploadPurpose.ROLLOUTS, lease=lease)
+        reply = await counter.get_target("ann", b"%d" % number, UploadPurpose.ROLLOUTS, lease=lease)
         assert reply.url.startswith("https://bucket.example.org/files/")
     with pytest.raises(RefusalError, match="for one lease or audit"):
-        await counter.place("ann", b"one more", UploadPurpose.ROLLOUTS, lease=lease)
-    await counter.place("ann", b"one more", UploadPurpose.ROLLOUTS, lease=other)
+        await counter.get_target("ann", b"one more", UploadPurpose.ROLLOUTS, lease=lease)
+    await counter.get_target("ann", b"one more", UploadPurpose.ROLLOUTS, lease=other)
     counter.store.close()
 
 
 async def test_a_file_that_is_there_is_not_sent_again(counter: Counter) -> None:
     lease = counter.world.lease("ann")
     await counter.objects.put(file_key(Digest(sha256(b"rows").digest())), b"rows", bytes_max=LIMIT)
-    assert (await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
+    assert (await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
 
 
 async def test_a_file_in_a_bucket_counts_only_if_its_bytes_are_what_the_digest_says(tmp_path: Path) -> None:
@@ -166,13 +174,13 @@ async def test_a_file_in_a_bucket_counts_only_if_its_bytes_are_what_the_digest_s
     lease, key = counter.world.lease("ann"), file_key(Digest(sha256(b"rows").digest()))
     for wrong in (b"rags", b"of another length"):
         await counter.objects.put(key, wrong, bytes_max=LIMIT)
-        reply = await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)
+        reply = await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)
         assert not reply.stored
         assert f"checksum={Digest(sha256(b'rows').digest())}" in reply.url
         assert not await counter.objects.exists(key)
     await counter.objects.put(key, b"rows", bytes_max=LIMIT)
     for _ in range(2):
-        assert (await counter.place("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
+        assert (await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
     counter.store.close()
 
 
