@@ -177,7 +177,7 @@ def _parse_node(name: str, text: str) -> NodeId:
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """What follows from a model's config.json: vocabulary, FLOP factors; from its folder also the digest of its files."""
+    """What a model's config.json says: vocabulary and FLOP factors. Its folder also gives the digest of its files."""
     if path.is_dir():
         return {**read_model_config(path / CONFIG_FILE), "model_files": str(digest_model_files(path))}
     try:
