@@ -19,7 +19,7 @@ EXIT_CODES = """exit codes:
   130  interrupted"""
 FOLDER = Path("~/prime-node")
 FOLDER_VARIABLE = "PRIME_FOLDER"
-WITH_SETTINGS = ("start", "doctor", "config", "calibrate")
+WITH_SETTINGS = ("init", "start", "doctor", "config", "calibrate")
 """Commands that take the flag of every setting."""
 Group = Any
 """argparse gives no public name to what add_subparsers returns."""
@@ -84,6 +84,9 @@ def _with_settings(commands: Group, name: str, task: str, text: str, settings: S
 
 
 def _add_lifecycle(commands: Group, settings: SettingsHelp) -> None:
+    _with_settings(
+        commands, "init", "setup:init", "make the folder and a config.toml that explains every setting", settings
+    )
     start = _with_settings(
         commands,
         "start",

@@ -24,7 +24,7 @@ from prime_node.app import run
 from prime_node.cli.arguments import FOLDER_VARIABLE, build_parser
 from prime_node.cli.context import NodeCliContext, with_pins
 from prime_node.config import NodeConfig
-from prime_node.storage.node_folder import PINNED, NodeFolder, make_folder, read_pins
+from prime_node.storage.node_folder import PINNED, NodeFolder, make_folder, read_pins, save_first_config
 from prime_protocol.errors import LocalError
 from prime_runtime.cli import SettingsHelp, build_completion_script
 from prime_runtime.logs import LogLevel, configure_logging
@@ -74,6 +74,18 @@ def _escape(text: str) -> str:
     if not text.isprintable():
         raise LocalError(f"{text!r} cannot stand in a unit; choose another folder")
     return text.replace("%", "%%").replace("$", "$$")
+
+
+def init(context: NodeCliContext) -> int:
+    """Write the settings without starting: for people who want to read and change them first."""
+    config = with_absolute_paths(context.resolve().config)
+    make_folder(config.folder)
+    path = NodeFolder(config.folder).config
+    if not save_first_config(config):
+        raise LocalError(f"{path} exists: change it, or choose another --folder")
+    context.screen.print_line(f"wrote {path}: every setting with its default")
+    context.screen.print_line(f"start the node with: prime-node start --folder {config.folder}")
+    return 0
 
 
 def start(context: NodeCliContext) -> int:

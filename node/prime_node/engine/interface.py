@@ -198,7 +198,9 @@ def verify_requests(
         if not len(request.prompt):
             raise LocalError(f"request {request.number} has no prompt; it needs at least one token")
         if request.prompt.min() < 0 or request.prompt.max() >= vocabulary:
-            raise LocalError(f"the prompt of request {request.number} has tokens outside the vocabulary of {vocabulary}")
+            raise LocalError(
+                f"the prompt of request {request.number} has tokens outside the vocabulary of {vocabulary}"
+            )
         if len(request.prompt) + sampling.tokens_max > context_max:
             raise LocalError(
                 f"request {request.number} has {len(request.prompt)} prompt tokens and may generate {sampling.tokens_max}; "

@@ -5,6 +5,7 @@ Flags only carry text; loader.py reads and checks it. `--help` shows the flags t
 """
 
 import argparse
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
@@ -13,6 +14,7 @@ from prime_runtime.cli import HELP_ALL
 from prime_runtime.settings.loader import get_value, show_value
 from prime_runtime.settings.schema import UNIT_EXAMPLES, Setting, list_settings
 
+COMMENT_COLUMNS = 100
 Groups = Mapping[str, Sequence[str]]
 """Title of a group of flags to the keys of its settings."""
 
@@ -89,7 +91,9 @@ def render_config(config: Any, *, always: Collection[str] = (), never: Collectio
 
 
 def _render_setting(setting: Setting, value: Any, *, is_written: bool) -> Iterator[str]:
-    yield f"# {setting.help} ({setting.allowed()})"
+    yield from textwrap.wrap(
+        f"{setting.help} ({setting.allowed()})", COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# "
+    )
     is_default = setting.default is not MISSING and value == setting.default
     if value is None:
         yield f"# {setting.path[-1]} ="

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prime_node.cli.arguments import EXIT_CODES, build_parser
-from prime_node.cli.main import parse_args
+from prime_node.cli.main import main, parse_args
 from prime_runtime.cli import SettingsHelp, build_completion_script, walk_parser
 
 
@@ -62,3 +62,13 @@ def test_version_names_the_release_and_the_protocol(capsys: pytest.CaptureFixtur
         parse_args(["--version"])
     assert ended.value.code == 0
     assert re.fullmatch(r"prime-node [0-9.]+ \(protocol [0-9]+\)\n", capsys.readouterr().out)
+
+
+def test_init_writes_settings_once_and_explains_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["init", "--folder", str(tmp_path / "node"), "--weights-disk-bytes-max", "40GB"]
+    assert main(words) == 0
+    text = (tmp_path / "node/config.toml").read_text()
+    assert "\ndisk_bytes_max = 40000000000\n" in text
+    assert "\n# Most bytes in the folder of weights" in text
+    assert main(words) == 1
+    assert "exists: change it, or choose another --folder" in capsys.readouterr().err
