@@ -203,6 +203,6 @@ def verify_requests(
             )
         if len(request.prompt) + sampling.tokens_max > context_max:
             raise LocalError(
-                f"request {request.number} has {len(request.prompt)} prompt tokens and may generate {sampling.tokens_max}; "
-                f"the model's context is {context_max} tokens"
+                f"request {request.number} has {len(request.prompt)} prompt tokens and may generate"
+                f" {sampling.tokens_max}; the model's context is {context_max} tokens"
             )

@@ -111,7 +111,8 @@ def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
     assert journal.find("3").lease == 3
     assert journal.find(str(digest("submission 2"))[:12]).lease == 2
     assert journal.find(digest("file 2").hex()[:10].upper()).lease == 2
-    for text, problem in (("99", "has no rollouts"), ("0xzz", "has no rollouts"), ("0x", "ambiguous"), ("%", "ambiguous")):
+    unknown, ambiguous = "has no rollouts", "ambiguous"
+    for text, problem in (("99", unknown), ("0xzz", unknown), ("0x", ambiguous), ("%", ambiguous)):
         with pytest.raises(LocalError, match=problem):
             journal.find(text)
 
