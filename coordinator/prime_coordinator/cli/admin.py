@@ -21,6 +21,18 @@ from prime_protocol.wire.signing import checksum_address
 from prime_runtime.formatting import parse_amount
 from prime_runtime.settings.flags import read_flags
 
+RUN_ACTIONS = {
+    "pause": (RunStatus.PAUSED, "grants no more leases"),
+    "resume": (RunStatus.ACTIVE, "grants leases again"),
+    "close": (RunStatus.CLOSED, "is closed for good"),
+}
+NODE_ACTIONS = {
+    "drain": (NodeStatus.DRAINED, "finishes its leases and gets no more"),
+    "ban": (NodeStatus.BANNED, "must stop"),
+    "unban": (NodeStatus.ACTIVE, "may work again"),
+}
+"""Status and effect of each action of the command line."""
+
 
 def create_run(context: OperatorContext) -> int:
     args, run = context.args, read_run(context.args.run)
@@ -47,24 +59,13 @@ def update_run(context: OperatorContext) -> int:
     )
 
 
-def pause_run(context: OperatorContext) -> int:
-    return set_run_status(context, RunStatus.PAUSED, "grants no more leases")
-
-
-def resume_run(context: OperatorContext) -> int:
-    return set_run_status(context, RunStatus.ACTIVE, "grants leases again")
-
-
-def close_run(context: OperatorContext) -> int:
-    if not context.args.yes:
+def set_run_status(context: OperatorContext) -> int:
+    args, (status, effect) = context.args, RUN_ACTIONS[context.args.action]
+    if status is RunStatus.CLOSED and not args.yes:
         raise LocalError("a closed run cannot be reopened; confirm with --yes, or pause it instead")
-    return set_run_status(context, RunStatus.CLOSED, "is closed for good")
-
-
-def set_run_status(context: OperatorContext, status: RunStatus, what: str) -> int:
-    run = read_run(context.args.run)
-    logged = OperatorClient(context).append_entry(RunStatusSet(status=status, reason=context.args.reason), run)
-    return report_logged(context, logged, f"run {run} {what}")
+    run = read_run(args.run)
+    logged = OperatorClient(context).append_entry(RunStatusSet(status=status, reason=args.reason), run)
+    return report_logged(context, logged, f"run {run} {effect}")
 
 
 def fund_run(context: OperatorContext) -> int:
@@ -73,22 +74,10 @@ def fund_run(context: OperatorContext) -> int:
     return report_logged(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
 
 
-def drain_node(context: OperatorContext) -> int:
-    return set_node_status(context, NodeStatus.DRAINED, "finishes its leases and gets no more")
-
-
-def ban_node(context: OperatorContext) -> int:
-    return set_node_status(context, NodeStatus.BANNED, "is told to stop")
-
-
-def unban_node(context: OperatorContext) -> int:
-    return set_node_status(context, NodeStatus.ACTIVE, "may work again")
-
-
-def set_node_status(context: OperatorContext, status: NodeStatus, what: str) -> int:
-    node = read_address(context.args.node)
-    entry = NodeStatusSet(node=node, status=status, reason=context.args.reason)
-    return report_logged(context, OperatorClient(context).append_entry(entry, None), f"node {node} {what}")
+def set_node_status(context: OperatorContext) -> int:
+    status, effect = NODE_ACTIONS[context.args.action]
+    entry = NodeStatusSet(node=read_address(context.args.node), status=status, reason=context.args.reason)
+    return report_logged(context, OperatorClient(context).append_entry(entry, None), f"node {entry.node} {effect}")
 
 
 def deposit(context: OperatorContext) -> int:

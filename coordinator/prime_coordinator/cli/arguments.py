@@ -154,7 +154,7 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
         ("resume", "give out leases again"),
         ("close", "end a run for good"),
     ):
-        action = _command(actions, name, f"admin:{name}_run", text, calls=True)
+        action = _command(actions, name, "admin:set_run_status", text, calls=True)
         action.add_argument("run", metavar="NAME")
         action.add_argument("--reason", default="", help="text for the log, which is public")
         if name == "close":
@@ -179,7 +179,7 @@ def _add_nodes(commands: Group) -> None:
         ("ban", "tell a node to stop, and give it no more work"),
         ("unban", "let a drained or banned node work again"),
     ):
-        action = _command(actions, name, f"admin:{name}_node", text, calls=True)
+        action = _command(actions, name, "admin:set_node_status", text, calls=True)
         action.add_argument("node", metavar="NODE")
         action.add_argument("--reason", default="", help="text for the log, which is public")
     deposit = _command(commands, "deposit", "admin:deposit", "book value that came in from outside", calls=True)
