@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from prime_coordinator.api.routes import add_json_routes, describe_api
 from prime_coordinator.config import ReadApiConfig
 from prime_protocol.ledger.entries import Outcome
-from support.app_context import SmallDesk
+from support.app_context import FakeAppContext
 from support.ledger_network import World
 
 EXAMPLES = 12
@@ -44,10 +44,10 @@ async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None
     world = World.started(lag_max=0)
     world.credit(world.settled("ann", Outcome.ACCEPT, 0))
     world.convicted("bob", 1)
-    desk = await SmallDesk.open(world, folder)
-    desk.config = replace(desk.config, reading=ReadApiConfig(per_second=1e6, burst=10**6))
+    context = await FakeAppContext.open(world, folder)
+    context.config = replace(context.config, reading=ReadApiConfig(per_second=1e6, burst=10**6))
     app, stop = web.Application(), asyncio.Event()
-    add_json_routes(app, desk)
+    add_json_routes(app, context)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -55,7 +55,7 @@ async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None
     told.set_result((f"http://127.0.0.1:{runner.addresses[0][1]}", stop))
     await stop.wait()
     await runner.cleanup()
-    desk.log.close()
+    context.log.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A desk over a World: the real decisions, a real SQLite log and mirror in a folder, and a clock that tests move."""
+"""A context over a World: the real decisions, a real SQLite log and mirror in a folder, and a clock that tests move."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from support.mirrors import write_mirror
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 
 
-class SmallDesk:
+class FakeAppContext:
     """What routes see of a coordinator."""
 
     def __init__(self, world: World, folder: Path) -> None:
@@ -29,11 +29,11 @@ class SmallDesk:
         self.commits = 0
 
     @classmethod
-    async def open(cls, world: World, folder: Path) -> "SmallDesk":
+    async def open(cls, world: World, folder: Path) -> "FakeAppContext":
         """With everything that the world has written on disk."""
-        desk = cls(world, folder)
-        await desk.save()
-        return desk
+        context = cls(world, folder)
+        await context.save()
+        return context
 
     def now_ms(self) -> int:
         return self.world.now_ms

@@ -117,14 +117,14 @@ async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms
     store = open_log_store(database_url(config), config.database_password)
     try:
         size = await store.size()
-        scribe = EntryWriter(key, replay(NETWORK, await store.read(0, size)))
+        writer = EntryWriter(key, replay(NETWORK, await store.read(0, size)))
         now_ms = SystemClock().now_ms()
         sponsor = key_of("sponsor").node
-        scribe.append_own(e.RunCreated(terms=wanted), RUN, now_ms)
+        writer.append_own(e.RunCreated(terms=wanted), RUN, now_ms)
         if fund_nano:
             deposit = e.Deposited(account=sponsor, amount_nano=fund_nano, reference=Digest(bytes(32)))
-            scribe.append_own(deposit, None, now_ms)
-        leaves = scribe.drain()
+            writer.append_own(deposit, None, now_ms)
+        leaves = writer.drain()
         await store.append(size, leaves, [compute_entry_keys(leaf) for leaf in leaves])
     finally:
         store.close()

@@ -27,7 +27,7 @@ def scene() -> Scene:
 # --- Heartbeats -----------------------------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_tells_all_a_node_needs(scene: Scene) -> None:
+def test_a_heartbeat_reply_has_everything_a_node_needs(scene: Scene) -> None:
     lease = scene.lease("ann")
     reply = scene.beat("ann")
     checkpoint = scene.run.checkpoints[Step(0)]
@@ -39,7 +39,7 @@ def test_a_heartbeat_tells_all_a_node_needs(scene: Scene) -> None:
     assert reply.now_ms == scene.world.now_ms
 
 
-def test_a_head_is_told_to_those_who_have_an_older_one(scene: Scene) -> None:
+def test_a_head_is_sent_to_nodes_with_an_older_one(scene: Scene) -> None:
     scene.core.head, scene.core.head_size = b"note", 5
     for size, told in ((4, b"note"), (5, b"")):
         beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=-1, head_size=size)
@@ -88,14 +88,14 @@ def test_a_step_may_be_worked_on_with_an_older_checkpoint(scene: Scene) -> None:
     assert (facts.weights.step, facts.weights.manifest) == (0, older.manifest)
 
 
-def test_what_no_trainer_published_is_not_told_of(scene: Scene) -> None:
+def test_an_unpublished_checkpoint_is_not_described(scene: Scene) -> None:
     with pytest.raises(RemoteError, match=r"step: 9 has no checkpoint"):
         scene.core.get_step_facts(RUN, StepRequest(step=Step(9), root=None))
     with pytest.raises(RemoteError, match=r"root: .* is not a checkpoint"):
         scene.core.get_step_facts(RUN, StepRequest(step=Step(0), root=digest("another")))
 
 
-def test_the_operators_word_becomes_a_command(scene: Scene) -> None:
+def test_a_node_status_becomes_a_command_in_the_reply(scene: Scene) -> None:
     for status, command in (
         (NodeStatus.DRAINED, NodeCommand.DRAIN),
         (NodeStatus.BANNED, NodeCommand.STOP),
@@ -106,7 +106,7 @@ def test_the_operators_word_becomes_a_command(scene: Scene) -> None:
     scene.lease("ann")
 
 
-def test_a_planned_upgrade_is_told_until_its_date_and_then_demanded(scene: Scene) -> None:
+def test_a_planned_upgrade_is_announced_until_its_date_and_then_required(scene: Scene) -> None:
     date_ms = scene.world.now_ms + DAY_MS
     scene.order(e.RunUpdated(terms=scene.world.terms(version_next=2, upgrade_by_ms=date_ms)))
     reply = scene.beat("ann")
@@ -124,7 +124,7 @@ def test_before_the_first_checkpoint_there_are_no_weights() -> None:
     assert scene.core.handle_heartbeat(scene.node("ann"), RunId("run-2"), beat, scene.world.now_ms).weights is None
 
 
-def test_a_run_tells_of_its_own_leases_and_audits_only(scene: Scene) -> None:
+def test_a_reply_has_only_the_leases_and_audits_of_its_run(scene: Scene) -> None:
     scene.order(e.RunCreated(terms=scene.world.terms()), RunId("run-2"))
     scene.lease("ann")
     name = scene.work("bob")
@@ -142,7 +142,7 @@ def standing(scene: Scene, name: str) -> Eligibility:
     return scene.core.get_eligibility(scene.node(name), RUN, scene.world.now_ms).eligibility
 
 
-def test_every_standing_has_a_way_out() -> None:
+def test_every_eligibility_has_a_remedy() -> None:
     assert all(row.remedy for row in ELIGIBILITY_RULES)
     assert [rule.eligibility for rule in ELIGIBILITY_RULES if rule.is_eligible] == [
         Eligibility.PROBING,
@@ -150,7 +150,7 @@ def test_every_standing_has_a_way_out() -> None:
     ]
 
 
-def test_a_node_leaves_each_standing_when_its_cause_is_gone(scene: Scene) -> None:
+def test_a_node_becomes_eligible_when_the_cause_is_gone(scene: Scene) -> None:
     world = scene.world
     assert standing(scene, "ann") is Eligibility.LOST
     scene.beat("ann", NodeActivity.DRAINING)
@@ -173,7 +173,7 @@ def test_a_node_leaves_each_standing_when_its_cause_is_gone(scene: Scene) -> Non
     assert standing(scene, "ann") is Eligibility.READY
 
 
-def test_a_delegation_that_has_run_out_is_a_standing_too(scene: Scene) -> None:
+def test_an_expired_delegation_makes_a_node_ineligible(scene: Scene) -> None:
     scene.send("key", scene.world.delegation("ann", "key", life_ms=1000))
     scene.beat("key")
     scene.world.wait(1000)
@@ -183,7 +183,7 @@ def test_a_delegation_that_has_run_out_is_a_standing_too(scene: Scene) -> None:
 # --- Entries and their repetition -----------------------------------------------------------------------------------
 
 
-def test_the_same_submission_again_gets_the_same_answer_and_is_not_logged_twice(scene: Scene) -> None:
+def test_a_repeated_submission_gets_the_same_reply_and_is_logged_once(scene: Scene) -> None:
     entry = scene.world.answer(scene.lease("ann").lease)
     first = scene.send("ann", entry)
     size = scene.state.size
@@ -204,7 +204,7 @@ def test_other_bytes_for_the_same_lease_are_refused(scene: Scene) -> None:
         assert caught.value.field == "receipt.lease"
 
 
-def test_nobody_else_gets_a_submissions_answer(scene: Scene) -> None:
+def test_only_its_sender_gets_the_reply_of_a_repeated_submission(scene: Scene) -> None:
     entry = scene.world.answer(scene.lease("ann").lease)
     scene.send("ann", entry)
     with pytest.raises(RemoteError):
@@ -245,7 +245,7 @@ def test_money_sent_twice_is_moved_twice(scene: Scene) -> None:
     assert scene.world.balance("ann") == before - 2
 
 
-def test_only_orders_are_the_operators(scene: Scene) -> None:
+def test_only_operator_entries_are_appended_for_the_operator(scene: Scene) -> None:
     with pytest.raises(AssertionError, match="not an operator entry"):
         scene.order(e.PaidOut(step=Step(0)))
     with pytest.raises(RemoteError):
@@ -340,7 +340,7 @@ def test_an_open_lease_holds_up_the_payout_until_it_ends(scene: Scene) -> None:
     assert scene.written(e.PaidOut)
 
 
-def test_a_closed_run_takes_the_last_answers_pays_and_gives_the_pool_back(scene: Scene) -> None:
+def test_a_closed_run_accepts_the_last_submissions_pays_and_returns_the_pool(scene: Scene) -> None:
     lease = scene.lease("ann")
     bad = scene.work("bob")
     scene.judge(bad, lambda validator, name: HARD)

@@ -118,7 +118,7 @@ def without_draws(summary: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def test_the_story_ends_as_it_should(told: Story) -> None:
+def test_the_scenario_ends_as_expected(told: Story) -> None:
     summary = told.summary()
     assert summary["open"] == (0, 0)
     assert summary["paid"] == {Step(0): True, Step(1): True}

@@ -20,39 +20,39 @@ def gift(world: World, number: int) -> e.Deposited:
 
 
 def test_what_is_written_is_drained_once_and_a_stranger_can_replay_it() -> None:
-    world, scribe = make()
-    scribe.append_own(gift(world, 1), None, world.now_ms)
-    scribe.append_own(gift(world, 2), None, world.now_ms)
-    fresh = scribe.drain()
+    world, writer = make()
+    writer.append_own(gift(world, 1), None, world.now_ms)
+    writer.append_own(gift(world, 2), None, world.now_ms)
+    fresh = writer.drain()
     assert len(fresh) == 2
-    assert scribe.drain() == []
+    assert writer.drain() == []
     assert replay(NETWORK, [*world.leaves, *fresh]).state == world.state
 
 
-def test_an_order_that_is_refused_leaves_nothing_behind() -> None:
-    world, scribe = make()
-    scribe.append_requested(gift(world, 1), None, world.now_ms)
+def test_a_refused_entry_leaves_nothing_behind() -> None:
+    world, writer = make()
+    writer.append_requested(gift(world, 1), None, world.now_ms)
     size = world.state.size
     with pytest.raises(RemoteError):
-        scribe.append_requested(gift(world, 1), None, world.now_ms)
+        writer.append_requested(gift(world, 1), None, world.now_ms)
     assert world.state.size == size
-    assert len(scribe.drain()) == 1
+    assert len(writer.drain()) == 1
 
 
-def test_our_own_entry_refused_is_our_bug() -> None:
-    world, scribe = make()
+def test_a_refusal_of_our_own_entry_is_our_bug() -> None:
+    world, writer = make()
     with pytest.raises(AssertionError, match="PaidOut"):
-        scribe.append_own(e.PaidOut(step=Step(7)), RUN, world.now_ms)
+        writer.append_own(e.PaidOut(step=Step(7)), RUN, world.now_ms)
 
 
 def test_the_logs_time_does_not_run_backwards_when_the_clock_does() -> None:
-    world, scribe = make()
+    world, writer = make()
     at_ms = world.state.at_ms
-    logged = scribe.append_requested(gift(world, 1), None, at_ms - 10_000)
+    logged = writer.append_requested(gift(world, 1), None, at_ms - 10_000)
     assert logged.at_ms == at_ms
 
 
 def test_another_key_of_ours_writes_under_its_own_name() -> None:
-    world, scribe = make()
-    scribe.append_own(e.RunFunded(amount_nano=1), RUN, world.now_ms, key=world.key("ann"))
+    world, writer = make()
+    writer.append_own(e.RunFunded(amount_nano=1), RUN, world.now_ms, key=world.key("ann"))
     assert world.run.funded[world.id("ann")] == 1

@@ -55,7 +55,7 @@ async def test_a_new_folder_holds_a_log_that_names_its_keys(made: tuple[Coordina
     assert ledger.state.unbonding_ms == 5
 
 
-def test_secrets_are_readable_by_their_owner_only_and_told_for_backup(
+def test_secrets_are_readable_by_their_owner_only_and_listed_for_backup(
     made: tuple[CoordinatorConfig, InitResult],
 ) -> None:
     config, created = made
@@ -84,7 +84,7 @@ async def test_a_database_with_a_log_is_not_taken_for_a_new_one(
     assert not CoordinatorHome(config.folder).key.exists()
 
 
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_holds_the_folder(tmp_path: Path) -> None:
     with lock_home(tmp_path) as lock:
         lock.write_url("http://127.0.0.1:5")
         assert read_lock(tmp_path)["url"] == "http://127.0.0.1:5"
@@ -132,7 +132,7 @@ def test_planted_workers_keys_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "zz", "00" * 31])
-def test_a_damaged_log_key_is_told(tmp_path: Path, content: str) -> None:
+def test_a_damaged_log_key_is_refused(tmp_path: Path, content: str) -> None:
     path = CoordinatorHome(tmp_path).log_key
     path.write_text(content)
     path.chmod(0o600)
@@ -182,6 +182,6 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(tmp_pa
         ({"database": "postgresql://prime:secret@host/db"}, "put it into database_password"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, str], words: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, settings: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         CoordinatorConfig(folder=tmp_path, **settings)

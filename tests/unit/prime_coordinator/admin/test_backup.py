@@ -58,13 +58,13 @@ async def _fill(config: CoordinatorConfig) -> None:
 async def _write(config: CoordinatorConfig, count: int) -> None:
     store = open_log_store(database_url(config))
     leaves = await store.read(0, 10**6)
-    scribe = EntryWriter(load_key(config), replay(config.network_id, leaves))
+    writer = EntryWriter(load_key(config), replay(config.network_id, leaves))
     for number in range(count):
         reference = Digest((len(leaves) + number).to_bytes(32, "big"))
-        account = scribe.state.coordinator
+        account = writer.state.coordinator
         assert account is not None
-        scribe.append_own(Deposited(account=account, amount_nano=1, reference=reference), None, SystemClock().now_ms())
-    fresh = scribe.drain()
+        writer.append_own(Deposited(account=account, amount_nano=1, reference=reference), None, SystemClock().now_ms())
+    fresh = writer.drain()
     await store.append(len(leaves), fresh, [compute_entry_keys(leaf) for leaf in fresh])
     store.close()
 
@@ -203,7 +203,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("point", ["_copy_log", "_copy_files", "hash_files", "write_manifest", "publish_folder"])
-async def test_interrupted_backup_leaves_nothing_that_looks_like_one(
+async def test_interrupted_backup_leaves_no_folder(
     original: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     stop_at(monkeypatch, backup_module, point)
@@ -217,7 +217,7 @@ async def test_interrupted_backup_leaves_nothing_that_looks_like_one(
 @pytest.mark.parametrize(
     "point", ["_write_settings", "_check_keys", "_restore_objects", "_fill_database", "publish_folder"]
 )
-async def test_interrupted_restore_leaves_nothing_that_looks_like_a_coordinator(
+async def test_interrupted_restore_leaves_no_folder(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     stop_at(monkeypatch, restore_module, point)
@@ -260,7 +260,7 @@ async def test_nothing_is_written_over(original: CoordinatorConfig, tmp_path: Pa
     assert not (tmp_path / "new").exists()
 
 
-async def test_backup_older_than_a_head_that_was_shown_is_refused(tmp_path: Path) -> None:
+async def test_backup_older_than_a_published_head_is_refused(tmp_path: Path) -> None:
     config = CoordinatorConfig(folder=tmp_path / "home", network="testnet", password=Secret("correct horse"))
     await initialise(config, SystemClock())
     await _write(config, 4)

@@ -24,7 +24,7 @@ from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
 from prime_runtime.http.server import HttpServer
-from support.app_context import SmallDesk
+from support.app_context import FakeAppContext
 from support.ledger_network import NETWORK, RUN, World, digest
 from support.processes.signed_http import TestClock
 
@@ -32,30 +32,30 @@ from support.processes.signed_http import TestClock
 @asynccontextmanager
 async def called_by(
     name: str, world: World, folder: Path
-) -> AsyncIterator[tuple[HttpClient, ServerAddress, SmallDesk]]:
+) -> AsyncIterator[tuple[HttpClient, ServerAddress, FakeAppContext]]:
     """A client with this party's key, and a server with the operator's routes."""
-    desk, clock, key = await SmallDesk.open(world, folder), TestClock(), world.key("coordinator")
+    context, clock, key = await FakeAppContext.open(world, folder), TestClock(), world.key("coordinator")
     http = HttpServer(key, NETWORK, clock=clock, limits=ServerLimits(drain_ms=100))
-    add_operator_routes(http, desk)
+    add_operator_routes(http, context)
     port = await http.start(ListenConfig())
     limits = ClientLimits(attempts_max=1)
     async with open_client(key=world.key(name), network=NETWORK, clock=clock, limits=limits) as client:
-        yield client, ServerAddress(f"http://127.0.0.1:{port}", key.node), desk
+        yield client, ServerAddress(f"http://127.0.0.1:{port}", key.node), context
     await http.stop()
-    desk.log.close()
+    context.log.close()
 
 
-def test_every_order_has_its_endpoint() -> None:
+def test_every_operator_entry_has_its_endpoint() -> None:
     assert set(OPERATOR_ENTRY_ENDPOINTS) == set(OPERATOR_ENTRIES)
     assert len({endpoint.path for endpoint in OPERATOR_ENDPOINTS}) == len(OPERATOR_ENTRIES) + 2
 
 
-async def test_order_is_in_the_log_and_on_disk_when_it_is_answered(tmp_path: Path) -> None:
+async def test_an_operator_entry_is_on_disk_when_it_is_answered(tmp_path: Path) -> None:
     world = World.started()
-    async with called_by("coordinator", world, tmp_path) as (client, server, desk):
+    async with called_by("coordinator", world, tmp_path) as (client, server, context):
         entry = NodeStatusSet(node=world.id("bob"), status=NodeStatus.DRAINED, reason="the disk is full")
         answer = await client.call(server, OPERATOR_ENTRY_ENDPOINTS[NodeStatusSet], entry)
-        stored = await desk.log.list_entries(limit=1)
+        stored = await context.log.list_entries(limit=1)
         paused = RunStatusSet(status=RunStatus.PAUSED, reason="")
         await client.call(server, OPERATOR_ENTRY_ENDPOINTS[RunStatusSet], paused, run=RUN)
     assert stored[0].index == answer.message.index
@@ -65,10 +65,10 @@ async def test_order_is_in_the_log_and_on_disk_when_it_is_answered(tmp_path: Pat
 
 
 @pytest.mark.parametrize("stranger", ["ann", "trainer", "nobody"])
-async def test_nobody_else_may_order_or_ask(tmp_path: Path, stranger: str) -> None:
+async def test_only_the_operator_may_append_or_query(tmp_path: Path, stranger: str) -> None:
     world = World.started()
     before = world.snapshot()
-    async with called_by(stranger, world, tmp_path) as (client, server, desk):
+    async with called_by(stranger, world, tmp_path) as (client, server, context):
         for entry, run in (
             (Deposited(account=world.id(stranger), amount_nano=1, reference=digest("x")), None),
             (NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason=""), None),
@@ -80,11 +80,11 @@ async def test_nobody_else_may_order_or_ask(tmp_path: Path, stranger: str) -> No
         with pytest.raises(CallRefused) as refused:
             await client.call(server, QUERY, OperatorQuery(route="status", params=()))
         assert refused.value.refusal.code is RefusalCode.FORBIDDEN
-        assert desk.commits == 0
+        assert context.commits == 0
     assert world.snapshot() == before
 
 
-async def test_order_that_a_rule_refuses_changes_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_refused_operator_entry_changes_nothing_and_says_why(tmp_path: Path) -> None:
     world = World.started()
     size = len(world.leaves)
     async with called_by("coordinator", world, tmp_path) as (client, server, _):
@@ -102,7 +102,7 @@ async def test_order_that_a_rule_refuses_changes_nothing_and_says_why(tmp_path: 
     assert set(world.state.runs) == {RUN, "run-2"}
 
 
-async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
+async def test_operator_queries_return_what_the_api_returns(tmp_path: Path) -> None:
     world = World.started()
     async with called_by("coordinator", world, tmp_path) as (client, server, _):
         given = (QueryArgument(name="role", value="worker"), QueryArgument(name="limit", value="1"))
@@ -121,13 +121,13 @@ async def test_operator_is_told_what_the_api_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "is_heard"), [("coordinator", True), ("ann", False)])
-async def test_the_operator_may_hasten_settlement_and_nobody_else(
+async def test_only_the_operator_may_request_an_anchor(
     tmp_path: Path, name: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World.started()
     hastened: list[int] = []
-    async with called_by(name, world, tmp_path) as (client, server, desk):
-        monkeypatch.setattr(desk.settlement, "request_anchor", lambda: hastened.append(world.state.size))
+    async with called_by(name, world, tmp_path) as (client, server, context):
+        monkeypatch.setattr(context.settlement, "request_anchor", lambda: hastened.append(world.state.size))
         for size in (0, world.state.size + 1):
             try:
                 answer = await client.call(server, ANCHOR_NOW, AnchorNow(size=size))

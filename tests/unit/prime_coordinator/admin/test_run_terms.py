@@ -49,7 +49,7 @@ def test_quorum_is_one_on_a_devnet_and_three_elsewhere_unless_said() -> None:
     assert read(**LEAST, quorum="5").quorum == 5
 
 
-def test_inspectors_are_nobody_unless_said_and_stay_when_other_terms_change() -> None:
+def test_inspectors_default_to_none_and_stay_when_other_terms_change() -> None:
     assert read(**LEAST).inspectors == ()
     named = read(**LEAST, inspectors=",".join("0x" + each * 20 for each in ("33", "22")))
     assert named.inspectors == (NodeId(b"\x33" * 20), NodeId(b"\x22" * 20))
@@ -85,7 +85,7 @@ def test_wrong_term_is_named(key: str, value: str) -> None:
         read(**{**LEAST, key: value})
 
 
-def test_everything_that_is_missing_is_told_at_once() -> None:
+def test_all_missing_terms_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         read()
     assert [line.partition(" ")[0] for line in str(error.value).splitlines()] == list(LEAST)
@@ -153,7 +153,7 @@ def test_a_calibrated_tolerance_comes_from_the_file_and_the_rest_keeps_its_place
     assert changed.tolerance == replace(terms.tolerance, logprob_error_max=0.5)
 
 
-def test_wrong_words_about_model_and_noise_are_named() -> None:
+def test_invalid_model_and_tolerance_terms_are_named() -> None:
     with pytest.raises(ConfigError, match=r"tolerance\.margin_max is 500"):
         read_terms(LEAST | {"tolerance.margin_max": "500"}, {}, None, None, is_devnet=True)
     with pytest.raises(ConfigError, match="model_files is 'abc'"):

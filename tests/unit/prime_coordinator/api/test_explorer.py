@@ -17,23 +17,23 @@ from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import NodeActivity
 from prime_runtime.clock import SystemClock
 from prime_runtime.objects.store import open_object_store
-from support.app_context import SmallDesk
+from support.app_context import FakeAppContext
 from support.gossip_examples import NOW_MS as GOSSIP_MS
 from support.gossip_examples import said, serving
 from support.ledger_network import RUN, World
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[SmallDesk]:
-    opened = await SmallDesk.open(World.started(), tmp_path)
+async def context(tmp_path: Path) -> AsyncIterator[FakeAppContext]:
+    opened = await FakeAppContext.open(World.started(), tmp_path)
     yield opened
     opened.log.close()
 
 
-async def test_presence_is_what_was_last_heard(desk: SmallDesk) -> None:
-    ann, bob = desk.world.id("ann"), desk.world.id("bob")
-    desk.core.liveness.beat(ann, NodeActivity.WORKING, 3, desk.now_ms())
-    live = CoordinatorLive(desk, GossipRelay(Random(1), now_ms=0))
+async def test_presence_comes_from_the_last_heartbeat(context: FakeAppContext) -> None:
+    ann, bob = context.world.id("ann"), context.world.id("bob")
+    context.core.liveness.beat(ann, NodeActivity.WORKING, 3, context.now_ms())
+    live = CoordinatorLive(context, GossipRelay(Random(1), now_ms=0))
     assert live.count() == OnlineCounts(online=1, late=0)
     found = live.get_presence([ann, bob])
     assert found is not None
@@ -45,34 +45,36 @@ async def test_presence_is_what_was_last_heard(desk: SmallDesk) -> None:
     assert (found[str(bob)].phase, found[str(bob)].last_beat_ms) == ("lost", None)
 
 
-async def test_serving_nodes_are_those_on_the_board(desk: SmallDesk) -> None:
+async def test_serving_nodes_come_from_the_relay(context: FakeAppContext) -> None:
     board = GossipRelay(Random(1), now_ms=0)
-    desk.world.now_ms = GOSSIP_MS
-    ann = desk.world.id("ann")
+    context.world.now_ms = GOSSIP_MS
+    ann = context.world.id("ann")
     gossip = said("relay", serving(0, 1, depth=2, parents=(ann,), sent_bytes=77))
     board.put(RUN, gossip, GOSSIP_MS)
-    live, relay = CoordinatorLive(desk, board), gossip.payload.sender
+    live, relay = CoordinatorLive(context, board), gossip.payload.sender
     (node,) = live.list_serving(RUN) or []
     assert (node.node, node.depth, node.urls, len(node.manifests)) == (str(relay), 2, 1, 2)
     assert (node.parents, node.sent_bytes) == ((str(ann),), 77)
     assert (live.get_sent_bytes(relay), live.get_sent_bytes(ann)) == (77, None)
 
 
-async def test_refused_files_are_shown_to_whom_they_concern(desk: SmallDesk) -> None:
-    ann, bob = desk.world.id("ann"), desk.world.id("bob")
+async def test_refused_files_are_listed_by_node(context: FakeAppContext) -> None:
+    ann, bob = context.world.id("ann"), context.world.id("bob")
     for place, node in enumerate((ann, bob, ann)):
-        refused = QuarantinedFile(f"0x{place}", desk.now_ms() + place, str(node), RUN, place, "rows", "are wrong")
-        await desk.log.add_refused(refused)
-    live = CoordinatorLive(desk, GossipRelay(Random(1), now_ms=0))
+        refused = QuarantinedFile(f"0x{place}", context.now_ms() + place, str(node), RUN, place, "rows", "are wrong")
+        await context.log.add_refused(refused)
+    live = CoordinatorLive(context, GossipRelay(Random(1), now_ms=0))
     assert [each.lease for each in await live.list_refused(ann) or []] == [2, 0]
 
 
-async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(desk: SmallDesk, tmp_path: Path) -> None:
+async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(
+    context: FakeAppContext, tmp_path: Path
+) -> None:
     objects = open_object_store(str(tmp_path / "objects"))
-    named, other = desk.world.run.checkpoints[0].manifest, Digest(sha256(b"other").digest())  # type: ignore[index]
+    named, other = context.world.run.checkpoints[0].manifest, Digest(sha256(b"other").digest())  # type: ignore[index]
     for digest in (named, other):
         await objects.put(file_key(digest), b"12345", bytes_max=10)
-    files = StoredFiles(desk, objects)
+    files = StoredFiles(context, objects)
     assert await files.read(named, 5) == b"12345"
     assert await files.read(named, 4) is None
     assert await files.read(other, 5) is None
@@ -80,19 +82,21 @@ async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(d
     assert await files.read(named, 5) is None
 
 
-async def test_a_model_without_its_files_is_named_at_the_start(desk: SmallDesk, tmp_path: Path) -> None:
+async def test_a_model_without_its_files_is_named_at_the_start(context: FakeAppContext, tmp_path: Path) -> None:
     with pytest.raises(LocalError, match=r"explorer\.models: .*config\.json"):
         open_models((tmp_path,))
     explorer = make_explorer(
-        desk, GossipRelay(Random(1), now_ms=0), open_object_store(str(tmp_path / "objects")), SystemClock()
+        context, GossipRelay(Random(1), now_ms=0), open_object_store(str(tmp_path / "objects")), SystemClock()
     )
     explorer.close()
 
 
-async def test_anchors_are_those_that_settlement_has_followed(desk: SmallDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = CoordinatorLive(desk, GossipRelay(Random(1), now_ms=0))
+async def test_anchors_are_those_that_settlement_has_followed(
+    context: FakeAppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = CoordinatorLive(context, GossipRelay(Random(1), now_ms=0))
     assert live.list_anchors() == []
     row = {"run": "0x01", "size": 7, "root": "0x02", "block": 9, "transaction": "0x03"}
-    monkeypatch.setattr(desk.settlement, "describe", lambda: {"kind": "evm", "anchors": [row]})
+    monkeypatch.setattr(context.settlement, "describe", lambda: {"kind": "evm", "anchors": [row]})
     (anchor,) = live.list_anchors() or []
     assert (anchor.size, anchor.block) == (7, 9)

@@ -18,23 +18,23 @@ from prime_coordinator.constants import PAGE_ROWS_MAX, READER_BURST
 from prime_coordinator.settlement.files import ChainFiles
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Appealed, Outcome
-from support.app_context import SmallDesk
+from support.app_context import FakeAppContext
 from support.ledger_network import RUN, World
 
 Client = TestClient[web.Request, web.Application]
 
 
 @asynccontextmanager
-async def serving(desk: SmallDesk) -> AsyncIterator[Client]:
+async def serving(context: FakeAppContext) -> AsyncIterator[Client]:
     app = web.Application()
-    add_json_routes(app, desk)
+    add_json_routes(app, context)
     async with TestClient(TestServer(app)) as client:
         yield client
-    desk.log.close()
+    context.log.close()
 
 
-async def busy_desk(folder: Path) -> tuple[SmallDesk, dict[str, str]]:
-    """A desk with a row of everything, and a value for each parameter of a path."""
+async def busy_context(folder: Path) -> tuple[FakeAppContext, dict[str, str]]:
+    """A context with a row of everything, and a value for each parameter of a path."""
     world = World.started(lag_max=0)
     past = world.settled("ann", Outcome.ACCEPT, 0)
     world.credit(past)
@@ -46,7 +46,7 @@ async def busy_desk(folder: Path) -> tuple[SmallDesk, dict[str, str]]:
     names = {"run": RUN, "node": str(world.id("ann")), "submission": str(slashed), "index": "3"}
     names["epoch"] = "1"
     ChainFiles(folder).write_payout(RUN, 1, 5, {world.id("ann"): 7})
-    return await SmallDesk.open(world, folder), names
+    return await FakeAppContext.open(world, folder), names
 
 
 def fill(path: str, names: dict[str, str]) -> str:
@@ -55,8 +55,8 @@ def fill(path: str, names: dict[str, str]) -> str:
 
 async def test_description_matches_every_route_and_every_field(tmp_path: Path) -> None:
     """Each answer is checked against the schema of its path, which allows no field more or less."""
-    desk, names = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, names = await busy_context(tmp_path)
+    async with serving(context) as client:
         document = await (await client.get(f"{API_ROOT}/openapi.json")).json()
         routes = {resource.canonical for resource in client.app.router.resources()}
         for path, operation in document["paths"].items():
@@ -73,8 +73,8 @@ async def test_description_matches_every_route_and_every_field(tmp_path: Path) -
 
 
 async def test_description_names_every_parameter_that_is_read(tmp_path: Path) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         document = await (await client.get(f"{API_ROOT}/openapi.json")).json()
     for question in ROUTES.values():
         told = document["paths"][API_ROOT + question.path]["get"]["parameters"]
@@ -125,9 +125,9 @@ async def test_description_names_every_parameter_that_is_read(tmp_path: Path) ->
         ("/no/such/thing", 404, "path"),
     ],
 )
-async def test_wrong_question_gets_one_clear_error(tmp_path: Path, path: str, status: int, field: str) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+async def test_wrong_request_gets_one_clear_error(tmp_path: Path, path: str, status: int, field: str) -> None:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         response = await client.get(API_ROOT + path)
         body = await response.json()
     assert (response.status, body["error"]["field"]) == (status, field), body
@@ -137,37 +137,37 @@ async def test_wrong_question_gets_one_clear_error(tmp_path: Path, path: str, st
 
 @pytest.mark.parametrize("path", ["/runs", "/nodes", "/leases", "/submissions", "/log/entries"])
 async def test_the_largest_cursor_is_read_without_an_error(tmp_path: Path, path: str) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         assert (await client.get(f"{API_ROOT}{path}?cursor={2**63 - 1}")).status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 async def test_nothing_can_be_written(tmp_path: Path, method: str) -> None:
-    desk, names = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, names = await busy_context(tmp_path)
+    async with serving(context) as client:
         for question in ROUTES.values():
             response = await client.request(method, API_ROOT + fill(question.path, names), data=b"{}")
             assert response.status == 405
             assert response.headers["Allow"] == "GET, HEAD"
-    assert desk.commits == 0
+    assert context.commits == 0
 
 
-async def test_unchanged_answer_is_not_sent_again(tmp_path: Path) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+async def test_unchanged_result_is_not_sent_again(tmp_path: Path) -> None:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         first = await client.get(f"{API_ROOT}/leases")
         tag = first.headers["ETag"]
         again = await client.get(f"{API_ROOT}/leases", headers={"If-None-Match": f'"other", W/{tag}'})
-        desk.world.lease("ann", 6)
+        context.world.lease("ann", 6)
         changed = await client.get(f"{API_ROOT}/leases", headers={"If-None-Match": tag})
     assert (first.status, again.status, changed.status) == (200, 304, 200)
     assert first.headers["Cache-Control"] == "no-cache"
 
 
 async def test_only_what_can_never_change_may_be_kept(tmp_path: Path) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         settled = await client.get(f"{API_ROOT}/log/consistency?old=3&new=9")
         newest = await client.get(f"{API_ROOT}/log/consistency?old=3")
     assert "immutable" in settled.headers["Cache-Control"]
@@ -175,14 +175,14 @@ async def test_only_what_can_never_change_may_be_kept(tmp_path: Path) -> None:
 
 
 async def test_status_is_counted_at_most_twice_a_second(tmp_path: Path) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         first = await (await client.get(f"{API_ROOT}/status")).json()
-        desk.world.lease("ann", 6)
+        context.world.lease("ann", 6)
         kept = await (await client.get(f"{API_ROOT}/status")).json()
-        desk.world.wait(500)
+        context.world.wait(500)
         fresh = await (await client.get(f"{API_ROOT}/status")).json()
-        desk.world.wait(-10_000)
+        context.world.wait(-10_000)
         set_back = await (await client.get(f"{API_ROOT}/status")).json()
     assert first == kept
     assert fresh["leases_open"] == first["leases_open"] + 1
@@ -190,8 +190,8 @@ async def test_status_is_counted_at_most_twice_a_second(tmp_path: Path) -> None:
 
 
 async def test_one_address_cannot_ask_without_end(tmp_path: Path) -> None:
-    desk, _ = await busy_desk(tmp_path)
-    async with serving(desk) as client:
+    context, _ = await busy_context(tmp_path)
+    async with serving(context) as client:
         found = [(await client.get(f"{API_ROOT}/runs")).status for _ in range(READER_BURST + 40)]
         last = await client.get(f"{API_ROOT}/runs")
     assert found[:READER_BURST] == [200] * READER_BURST
@@ -202,13 +202,13 @@ async def test_one_address_cannot_ask_without_end(tmp_path: Path) -> None:
 async def test_failure_of_the_disk_or_the_program_shows_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk, _ = await busy_desk(tmp_path)
+    context, _ = await busy_context(tmp_path)
 
     async def break_down(**_: Any) -> Any:
         raise failure
 
-    monkeypatch.setattr(desk.log, "list_entries", break_down)
-    async with serving(desk) as client:
+    monkeypatch.setattr(context.log, "list_entries", break_down)
+    async with serving(context) as client:
         failure: Exception = LocalError("the database postgresql://secret refused")
         down = await client.get(f"{API_ROOT}/verdicts")
         failure = ZeroDivisionError("secret")
@@ -221,13 +221,13 @@ async def test_failure_of_the_disk_or_the_program_shows_nothing_of_it(
     assert incident[1] in caplog.text
 
 
-async def test_text_of_strangers_stays_text(tmp_path: Path) -> None:
+async def test_hostile_text_stays_text(tmp_path: Path) -> None:
     """JSON is never taken for a page, whatever a reason says."""
     world = World.started()
     name = world.convicted("bob")
     world.write("bob", Appealed(submission=name, reason="<script>alert(1)</script>"))
-    desk = await SmallDesk.open(world, tmp_path)
-    async with serving(desk) as client:
+    context = await FakeAppContext.open(world, tmp_path)
+    async with serving(context) as client:
         response = await client.get(f"{API_ROOT}/appeals")
         body = json.loads(await response.read())
     assert body["rows"][0]["reason"] == "<script>alert(1)</script>"

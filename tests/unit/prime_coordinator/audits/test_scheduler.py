@@ -36,7 +36,7 @@ def wait_out(scene: Scene) -> None:
     scene.tick(SECOND_MS)
 
 
-def test_a_submission_is_drawn_told_judged_and_credited(scene: Scene) -> None:
+def test_a_submission_is_drawn_assigned_judged_and_credited(scene: Scene) -> None:
     name = scene.work("ann")
     asked: list[str] = []
     while not scene.submission(name).credited:
@@ -216,7 +216,7 @@ def test_an_appeal_can_be_lost(scene: Scene) -> None:
     assert not scene.run.slashes
 
 
-def test_an_appeal_that_nobody_judges_gives_the_stake_back_and_no_credit() -> None:
+def test_an_undecided_appeal_returns_the_stake_without_credit() -> None:
     scene = Scene.started(validators=3)
     name = convicted(scene)
     scene.send("ann", e.Appealed(submission=name, reason="look again"))
@@ -247,7 +247,7 @@ def test_an_appeal_that_stays_undecided_draws_no_more_than_the_rounds_there_are(
 # --- Silent validators ----------------------------------------------------------------------------------------------
 
 
-def test_a_validator_that_is_gone_and_silent_leaves_the_draw_until_it_beats(scene: Scene) -> None:
+def test_a_lost_silent_validator_leaves_the_draw_until_its_next_heartbeat(scene: Scene) -> None:
     scene.tick(GRACE_MS)
     name = scene.work("ann")
     scene.tick(SECOND_MS)
@@ -259,7 +259,7 @@ def test_a_validator_that_is_gone_and_silent_leaves_the_draw_until_it_beats(scen
     assert scene.state.nodes[scene.node(gone[0])].status is NodeStatus.ACTIVE
 
 
-def test_a_validator_that_beats_but_says_nothing_leaves_for_a_while_that_grows() -> None:
+def test_a_validator_with_heartbeats_but_no_verdicts_is_suspended_for_growing_times() -> None:
     scene = Scene.started(validators=1, quorum=1, slots_per_step=64)
     validator = scene.world.names[scene.run.validators[0]]
     scene.tick(GRACE_MS)
@@ -289,12 +289,12 @@ def test_one_verdict_clears_what_was_missed() -> None:
     assert scene.state.nodes[scene.node(validator)].status is NodeStatus.ACTIVE
 
 
-def test_what_the_operator_drained_is_not_healed_by_a_beat(scene: Scene) -> None:
+def test_a_heartbeat_does_not_resume_what_the_operator_drained(scene: Scene) -> None:
     scene.order(e.NodeStatusSet(node=scene.node("val-0"), status=NodeStatus.DRAINED, reason="repairs"), None)
     assert scene.beat("val-0").command is NodeCommand.DRAIN
 
 
-def test_nobody_is_blamed_for_a_silence_that_was_ours(scene: Scene) -> None:
+def test_no_node_is_blamed_for_the_coordinators_downtime(scene: Scene) -> None:
     name = scene.work("ann")
     scene.tick(SECOND_MS)
     drawn = scene.drawn(name)
@@ -310,7 +310,7 @@ def test_nobody_is_blamed_for_a_silence_that_was_ours(scene: Scene) -> None:
     assert all(scene.state.nodes[scene.node(each)].status is NodeStatus.ACTIVE for each in drawn)
 
 
-def test_who_is_not_heard_of_again_so_soon_after_a_start_is_not_set_aside(scene: Scene) -> None:
+def test_silence_just_after_a_start_suspends_no_node(scene: Scene) -> None:
     name = scene.work("ann")
     scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
     scene.tick(SECOND_MS)
@@ -334,7 +334,7 @@ def test_a_round_that_ran_out_while_we_were_away_is_given_up_after_a_moment(scen
     assert len(scene.submission(name).rounds) == 2
 
 
-def test_who_was_drained_before_its_time_was_over_is_not_drained_again(scene: Scene) -> None:
+def test_a_node_that_is_already_drained_is_not_drained_again(scene: Scene) -> None:
     scene.tick(GRACE_MS)
     name = scene.work("ann")
     scene.tick(SECOND_MS)

@@ -43,7 +43,7 @@ def report(scene: Scene, name: Digest, *unread: str) -> None:
     scene.send("inspector", scene.world.inspection(name, found))
 
 
-def test_an_inspector_is_told_who_judged_a_file_once_that_is_over(scene: Scene) -> None:
+def test_an_inspector_learns_who_judged_a_file_after_its_outcome(scene: Scene) -> None:
     name = scene.work("ann")
     scene.tick(2 * SECOND_MS)
     for validator in scene.drawn(name):
@@ -57,7 +57,7 @@ def test_an_inspector_is_told_who_judged_a_file_once_that_is_over(scene: Scene) 
     assert task.deadline_ms <= scene.world.now_ms + TERMS.verdict_ms
 
 
-def test_an_answer_ends_the_task_and_costs_those_nothing_who_had_read(scene: Scene) -> None:
+def test_an_inspection_ends_the_task_and_costs_honest_readers_nothing(scene: Scene) -> None:
     name = judged(scene)
     report(scene, name)
     assert asked(scene) == []
@@ -65,7 +65,7 @@ def test_an_answer_ends_the_task_and_costs_those_nothing_who_had_read(scene: Sce
     assert scene.written(NodeStatusSet) == []
 
 
-def test_who_had_not_read_is_out_of_the_draw_and_for_twice_as_long_the_next_time(scene: Scene) -> None:
+def test_a_validator_that_had_not_read_is_suspended_for_twice_as_long_each_time(scene: Scene) -> None:
     waits_ms = []
     for _ in range(2):
         name = judged(scene)
@@ -94,7 +94,7 @@ def test_a_small_network_keeps_whom_it_cannot_spare() -> None:
     assert scene.run.debts[(scene.node(reader), scene.node(reader))] > 0, "but it is not paid"
 
 
-def test_what_nobody_asked_for_costs_pay_and_no_recess() -> None:
+def test_an_unscheduled_inspection_costs_pay_but_suspends_nobody() -> None:
     scene = make_scene(0)
     name = judged(scene)
     assert asked(scene) == []
@@ -104,7 +104,7 @@ def test_what_nobody_asked_for_costs_pay_and_no_recess() -> None:
     assert scene.state.nodes[scene.node(reader)].status is NodeStatus.ACTIVE
 
 
-def test_the_same_answer_again_is_answered_again_and_counts_once(scene: Scene) -> None:
+def test_a_repeated_inspection_gets_a_reply_and_counts_once(scene: Scene) -> None:
     name = judged(scene)
     reader = scene.world.readers(name)[0]
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_about_the_share_that_the_operator_wants_is_inspected() -> None:
     assert 1 <= len(tasks) <= 15
 
 
-def test_nobody_inspects_what_it_judged_or_when_it_is_away() -> None:
+def test_no_node_inspects_what_it_judged_or_while_it_is_drained() -> None:
     scene = make_scene()
     scene.order(NodeStatusSet(node=scene.node("inspector"), status=NodeStatus.DRAINED, reason="rest"), None)
     judged(scene)

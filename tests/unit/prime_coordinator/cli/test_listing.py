@@ -121,7 +121,7 @@ def test_row_of_every_listing_becomes_cells() -> None:
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
-def test_help_tells_the_exit_codes() -> None:
+def test_help_lists_the_exit_codes() -> None:
     assert EXIT_CODES in build_parser().format_help()
 
 

@@ -24,7 +24,7 @@ def read(board: GossipRelay, seen: int = 0, now_ms: int = NOW_MS) -> tuple[bytes
     return board.read(RUN, seen, now_ms)[1]
 
 
-def test_an_empty_board_answers_with_nothing_and_a_cursor_that_misses_nothing(board: GossipRelay) -> None:
+def test_an_empty_relay_returns_a_cursor_that_misses_nothing(board: GossipRelay) -> None:
     cursor, frames = board.read(RUN, 0, NOW_MS)
     assert (frames, board.has_news(RUN, 0), board.has_urgent(RUN, 0), board.count_nodes(RUN)) == ((), False, False, 0)
     gossip = said("trainer", announced(0))
@@ -65,7 +65,7 @@ def test_a_new_announcement_is_urgent_and_its_repetition_is_not(board: GossipRel
     assert len(board) == 2
 
 
-def test_the_first_who_serves_the_newest_weights_is_urgent_and_the_second_is_not(board: GossipRelay) -> None:
+def test_the_first_server_of_the_newest_weights_is_urgent_and_the_second_is_not(board: GossipRelay) -> None:
     put(board, said("trainer", announced(0)))
     assert put(board, said("origin", serving(0)))
     assert not put(board, said("a", serving(0)))
@@ -73,7 +73,7 @@ def test_the_first_who_serves_the_newest_weights_is_urgent_and_the_second_is_not
     assert not put(board, said("origin", serving(0), now_ms=NOW_MS + 1))
 
 
-def test_what_a_board_before_this_one_counted_is_no_news_to_nobody(board: GossipRelay) -> None:
+def test_a_cursor_of_an_earlier_process_misses_nothing(board: GossipRelay) -> None:
     put(board, said("trainer", announced(0)))
     later = NOW_MS + 10**9
     assert board.has_news(RUN, later)
@@ -84,7 +84,7 @@ def test_what_a_board_before_this_one_counted_is_no_news_to_nobody(board: Gossip
     assert len(after_restart.read(RUN, NOW_MS + 3, NOW_MS)[1]) == 1
 
 
-def test_a_node_that_serves_nobody_is_not_shown_and_one_that_stops_is_taken_down(board: GossipRelay) -> None:
+def test_a_node_without_urls_is_not_listed_and_one_that_stops_is_removed(board: GossipRelay) -> None:
     put(board, said("a", serving(0, urls=())))
     assert (read(board), board.count_nodes(RUN)) == ((), 0)
     put(board, said("a", serving(0), now_ms=NOW_MS + 1))
@@ -101,7 +101,7 @@ def test_announcements_come_first_newest_step_first_then_servers_then_heads(boar
     assert read(board) == (newer.frame, older.frame, server.frame, head.frame)
 
 
-def test_an_answer_is_bounded_and_keeps_room_for_those_with_the_newest_weights(board: GossipRelay) -> None:
+def test_a_reply_is_bounded_and_reserves_half_for_the_newest_weights(board: GossipRelay) -> None:
     for step in range(100):
         put(board, said("trainer", announced(step)))
     for number in range(100):
@@ -118,7 +118,7 @@ def test_an_answer_is_bounded_and_keeps_room_for_those_with_the_newest_weights(b
     assert read(board) != frames, "another draw"
 
 
-def test_who_has_the_newest_weights_fills_the_places_that_others_leave(board: GossipRelay) -> None:
+def test_servers_of_the_newest_weights_fill_what_others_leave(board: GossipRelay) -> None:
     put(board, said("trainer", announced(0)))
     for number in range(40):
         put(board, said(f"node {number}", serving(0)))
@@ -158,7 +158,7 @@ def test_runs_do_not_see_each_other(board: GossipRelay) -> None:
     assert not board.has_news(RunId("other"), 0)
 
 
-def test_those_who_serve_are_listed_while_their_word_holds(board: GossipRelay) -> None:
+def test_serving_nodes_are_listed_until_their_message_expires(board: GossipRelay) -> None:
     assert board.list_serving(RUN, NOW_MS) == []
     for name, depth in (("a", 1), ("b", 2), ("a", 3)):
         put(board, said(name, serving(0, depth=depth)))

@@ -154,7 +154,7 @@ def test_garbage_is_its_senders_error(data: bytes) -> None:
         answer.check(data, replace(entry, file_bytes=len(data)))
 
 
-def test_a_receipt_answers_an_open_lease_and_its_step() -> None:
+def test_a_receipt_matches_an_open_lease_and_its_step() -> None:
     answer = Answer()
     _, entry = answer.make()
     with pytest.raises(RemoteError) as caught:

@@ -114,7 +114,7 @@ async def counter(tmp_path: Path) -> AsyncIterator[Counter]:
     made.store.close()
 
 
-async def test_a_lease_entitles_its_holder_and_nobody_else(counter: Counter) -> None:
+async def test_a_lease_entitles_only_its_holder(counter: Counter) -> None:
     lease = counter.world.lease("ann")
     assert await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease) == UploadReply(
         stored=False, url=""
@@ -140,7 +140,7 @@ async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_eviden
     assert not reply.stored
 
 
-async def test_what_is_too_long_or_for_no_run_is_refused(counter: Counter) -> None:
+async def test_a_file_that_is_too_large_or_for_no_run_is_refused(counter: Counter) -> None:
     lease = counter.world.lease("ann")
     with pytest.raises(RemoteError, match=f"the limit is {LIMIT}"):
         await counter.get_target("ann", bytes(LIMIT + 1), UploadPurpose.ROLLOUTS, lease=lease)

@@ -40,7 +40,7 @@ async def fill(store: LogStore, leaves: list[bytes], first: int = 0) -> None:
     await store.append(first, leaves, [compute_entry_keys(leaf) for leaf in leaves])
 
 
-async def test_what_is_appended_is_read_again_in_order(store: LogStore) -> None:
+async def test_appended_entries_are_read_in_order(store: LogStore) -> None:
     world, _ = written_world()
     await fill(store, world.leaves[:5])
     await fill(store, world.leaves[5:], 5)

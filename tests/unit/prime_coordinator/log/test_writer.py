@@ -65,7 +65,7 @@ async def test_entries_that_come_together_are_one_transaction_up_to_a_bound(rig:
     assert batches == [4, 4, 2]
 
 
-async def test_when_the_disk_refuses_everybody_hears_of_it_and_nobody_waits_for_ever(rig: Rig) -> None:
+async def test_a_failed_write_reaches_every_waiter(rig: Rig) -> None:
     async def refuse(*_: object) -> None:
         raise LocalError("the disk is full")
 
@@ -112,7 +112,7 @@ async def test_many_entries_bring_a_head_before_its_time(rig: Rig) -> None:
     signing.cancel()
 
 
-async def test_whatever_is_wrong_with_the_mirror_is_mended_at_start(rig: Rig) -> None:
+async def test_the_mirror_is_repaired_at_start(rig: Rig) -> None:
     rig.writer.enqueue(make_leaves(300))
     await rig.writer.flush()
     await rig.writer.sign_head()
@@ -158,7 +158,7 @@ async def test_a_log_of_another_key_is_refused(rig: Rig) -> None:
         await recovered(rig, NodeId(bytes(20)))
 
 
-async def test_a_database_older_than_a_head_that_was_shown_is_refused(rig: Rig) -> None:
+async def test_a_database_older_than_a_published_head_is_refused(rig: Rig) -> None:
     """As after a restore from an old backup: to go on would tell two histories."""
     leaves = make_leaves(20)
     rig.writer.enqueue(leaves)

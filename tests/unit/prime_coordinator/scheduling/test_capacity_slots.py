@@ -47,7 +47,7 @@ def test_slots_can_be_closed_whether_they_are_free_or_not() -> None:
     assert [free.take(9), free.take(9), free.take(9)] == [range(4, 6), range(7, 10), None]
 
 
-def test_only_what_somebody_has_is_covered_again() -> None:
+def test_only_covered_slots_get_another_holder() -> None:
     with pytest.raises(AssertionError):
         FreeSlots(4, [], ()).cover(range(1))
 

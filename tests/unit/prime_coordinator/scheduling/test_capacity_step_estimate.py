@@ -34,7 +34,7 @@ def test_an_older_checkpoint_leaves_less_time() -> None:
     assert estimate.time_left_ms(run, 99, estimate.published_ms) == left[0]
 
 
-def test_the_length_of_answers_is_learned_slowly() -> None:
+def test_tokens_per_slot_adapt_slowly() -> None:
     scene = Scene.started()
     scene.work("ann", tokens=2)
     assert StepEstimate.recover(scene.run).tokens_per_slot == pytest.approx(0.9 * 32 + 0.1 * 2)

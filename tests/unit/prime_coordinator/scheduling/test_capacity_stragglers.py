@@ -14,7 +14,7 @@ def take(stragglers: Stragglers, now_ms: int, **tests: object) -> int | None:
     return stragglers.take(RUN, STEP, now_ms, **{"is_open": yes, "suits": yes} | tests)  # type: ignore[arg-type]
 
 
-def test_nobody_is_suspect_before_the_time() -> None:
+def test_no_lease_is_suspect_before_its_time() -> None:
     stragglers = Stragglers()
     assert stragglers.next_ms(RUN, STEP) is None
     stragglers.add(RUN, STEP, 1, 100)
@@ -33,14 +33,14 @@ def test_the_most_overdue_comes_first_and_closed_ones_are_dropped() -> None:
     assert take(stragglers, 60) is None
 
 
-def test_who_does_not_suit_one_stays_for_another() -> None:
+def test_a_lease_that_suits_one_node_not_stays_for_another() -> None:
     stragglers = Stragglers()
     stragglers.add(RUN, STEP, 1, 0)
     assert take(stragglers, 5, suits=lambda number: False) is None
     assert take(stragglers, 5) == 1
 
 
-def test_one_request_looks_at_few() -> None:
+def test_one_request_scans_few_leases() -> None:
     stragglers, looked = Stragglers(), []
     for lease in range(1000):
         stragglers.add(RUN, STEP, lease, 0)

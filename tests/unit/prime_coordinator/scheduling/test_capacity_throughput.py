@@ -44,7 +44,7 @@ def test_a_lost_lease_halves_what_was_thought_but_not_below_the_slowest() -> Non
     assert speeds.get(ANN, 0) == THROUGHPUT_MIN
 
 
-def test_an_answer_in_no_time_is_no_division_by_zero() -> None:
+def test_an_instant_submission_is_no_division_by_zero() -> None:
     speeds = Throughput()
     speeds.record(ANN, tokens=7, leased_ms=5, now_ms=5)
     assert speeds.get(ANN, 0) == 7000

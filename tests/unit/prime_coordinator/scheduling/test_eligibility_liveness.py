@@ -12,12 +12,12 @@ def beat(liveness: Liveness, node: NodeId, now_ms: int, activity: NodeActivity =
     liveness.beat(node, activity, 0, now_ms)
 
 
-def test_one_beat_heals_every_phase() -> None:
+def test_one_heartbeat_brings_every_phase_back_online() -> None:
     assert all(row[LivenessEvent.BEAT] is NodePhase.ONLINE for row in PHASE_TRANSITIONS.values())
     assert set(PHASE_TRANSITIONS) == set(NodePhase)
 
 
-def test_silence_makes_late_then_lost_and_a_beat_heals() -> None:
+def test_silence_leads_to_late_then_lost_and_a_heartbeat_back_to_online() -> None:
     liveness = Liveness()
     assert liveness.phase(ANN) is NodePhase.LOST
     beat(liveness, ANN, 0)

@@ -34,7 +34,7 @@ def test_the_first_lease_is_a_probe_of_one_slot_whatever_the_node_claims(scene: 
     assert scene.beat("ann").leases[0].lease == 0
 
 
-def test_a_lease_is_sized_to_the_measured_speed_and_takes_the_target_time() -> None:
+def test_a_lease_is_sized_to_the_measured_throughput_and_takes_the_target_time() -> None:
     scene = Scene.started(slots_per_step=1000)
     scene.measure("ann", 8)
     lease = scene.lease("ann")
@@ -43,7 +43,7 @@ def test_a_lease_is_sized_to_the_measured_speed_and_takes_the_target_time() -> N
     assert lease.deadline_ms == scene.world.now_ms + LEASE_SLACK * expected_ms
 
 
-def test_the_speed_is_learned_from_the_answers() -> None:
+def test_throughput_is_measured_from_submissions() -> None:
     scene = Scene.started(slots_per_step=1000)
     scene.work("ann", took_ms=2000, tokens=64)
     assert scene.core.leases.throughput.get(scene.node("ann"), 0) == 32
@@ -131,7 +131,7 @@ def test_leases_that_keep_running_out_cost_a_wait_that_ends(scene: Scene) -> Non
     scene.lease("ann")
 
 
-def test_a_straggler_gets_a_twin_when_nothing_else_is_free_and_only_one() -> None:
+def test_a_straggler_is_duplicated_once_when_no_slot_is_free() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann")
     life_ms = slow.deadline_ms - scene.world.now_ms
@@ -144,7 +144,7 @@ def test_a_straggler_gets_a_twin_when_nothing_else_is_free_and_only_one() -> Non
     assert scene.ask("cat").lease is None
 
 
-def test_a_straggler_that_has_a_twin_gets_no_other_even_when_its_node_is_banned() -> None:
+def test_a_duplicated_straggler_is_not_duplicated_again_even_if_its_node_is_banned() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann")
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) // 2)
@@ -153,7 +153,7 @@ def test_a_straggler_that_has_a_twin_gets_no_other_even_when_its_node_is_banned(
     assert scene.ask("cat").lease is None
 
 
-def test_a_twin_is_for_whoever_is_done_before_the_straggler_must_be() -> None:
+def test_a_duplicate_goes_to_a_node_that_finishes_before_the_stragglers_deadline() -> None:
     scene = Scene.started(workers=("ann", "bob"), slots_per_step=100, audit_probation=0)
     scene.measure("ann", 100)
     slow = scene.lease("ann")
@@ -163,7 +163,7 @@ def test_a_twin_is_for_whoever_is_done_before_the_straggler_must_be() -> None:
     assert scene.ask("bob").lease is None
 
 
-def test_an_unknown_node_gets_no_twin_larger_than_a_probe() -> None:
+def test_an_unmeasured_node_gets_no_duplicate_larger_than_a_probe() -> None:
     scene = Scene.started(workers=("ann", "bob"), slots_per_step=4, audit_probation=0)
     scene.measure("ann", 100)
     slow = scene.lease("ann")
@@ -171,7 +171,7 @@ def test_an_unknown_node_gets_no_twin_larger_than_a_probe() -> None:
     assert scene.ask("bob", tokens_per_s=1000).lease is None
 
 
-def test_slots_are_not_free_while_a_twin_has_them() -> None:
+def test_slots_are_not_free_while_a_duplicate_has_them() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann")
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) * 3 // 4)
@@ -186,7 +186,7 @@ def test_slots_are_not_free_while_a_twin_has_them() -> None:
     assert scene.ask("cat").lease is None
 
 
-def test_a_twin_that_fails_makes_room_for_another() -> None:
+def test_a_failed_duplicate_allows_another() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann", tokens_per_s=1)
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) // 2)
@@ -196,7 +196,7 @@ def test_a_twin_that_fails_makes_room_for_another() -> None:
     assert scene.lease("cat").speculative
 
 
-def test_of_two_answers_to_the_same_slots_one_is_credited() -> None:
+def test_of_two_submissions_for_the_same_slots_one_is_credited() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann", tokens_per_s=1)
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) // 2)
@@ -209,7 +209,7 @@ def test_of_two_answers_to_the_same_slots_one_is_credited() -> None:
     assert scene.run.steps[slow.step].paid
 
 
-def test_a_credited_straggler_gets_no_twin() -> None:
+def test_a_credited_straggler_is_not_duplicated() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1)
     slow = scene.lease("ann", tokens_per_s=1)
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) // 2)
@@ -229,7 +229,7 @@ def test_leases_of_a_lost_or_banned_node_may_be_doubled_at_once() -> None:
         assert scene.lease("bob").speculative
 
 
-def test_a_twin_of_a_banned_node_gets_no_twin_of_its_own() -> None:
+def test_a_duplicate_is_not_duplicated_when_its_node_is_banned() -> None:
     scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=1, output_tokens_max=512)
     slow = scene.lease("ann", tokens_per_s=1)
     scene.world.wait((slow.deadline_ms - scene.world.now_ms) // 2)
@@ -249,7 +249,7 @@ def test_a_lease_that_ran_out_while_we_were_away_costs_its_node_nothing() -> Non
     scene.lease("ann")
 
 
-def test_a_result_that_would_come_too_late_is_refused_before_it_is_made() -> None:
+def test_a_lease_that_would_end_too_late_is_not_granted() -> None:
     scene = Scene.started(workers=("ann", "bob"), lag_max=0, slots_per_step=64)
     for _ in range(3):
         scene.world.wait(9 * SECOND_MS)
@@ -301,7 +301,7 @@ def test_before_the_beacon_there_is_nothing_to_lease(scene: Scene) -> None:
     assert scene.lease("ann").step == 1
 
 
-def test_a_paused_run_gives_no_leases_but_takes_answers_to_open_ones(scene: Scene) -> None:
+def test_a_paused_run_grants_no_leases_but_accepts_submissions(scene: Scene) -> None:
     lease = scene.lease("ann")
     scene.order(e.RunStatusSet(status=RunStatus.PAUSED, reason="upgrade"))
     assert "paused" in scene.ask("bob").reason
@@ -311,7 +311,7 @@ def test_a_paused_run_gives_no_leases_but_takes_answers_to_open_ones(scene: Scen
     scene.lease("bob")
 
 
-def test_after_a_restart_leases_speeds_and_pace_are_what_they_were(scene: Scene) -> None:
+def test_leases_throughput_and_estimates_survive_a_restart(scene: Scene) -> None:
     scene.work("ann", took_ms=2000, tokens=64)
     scene.publish()
     scene.lease("bob")

@@ -96,7 +96,7 @@ def test_a_root_needs_the_anchored_head_it_was_computed_from() -> None:
     ],
     ids=["insolvent", "too soon", "promised before"],
 )
-def test_a_root_that_the_pool_would_refuse_waits(pool: PoolOnChain) -> None:
+def test_a_root_that_the_pool_would_refuse_is_not_sent(pool: PoolOnChain) -> None:
     assert due(replace(LOG, payable=Payable(50, {ANN: 7}), paid_total=7), replace(CHAIN, pool=pool)) == []
 
 

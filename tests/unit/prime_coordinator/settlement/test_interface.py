@@ -88,7 +88,7 @@ async def test_what_came_in_counts_once_whatever_is_started_again(kind: str, tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_comes_in_that_nobody_brought(kind: str, tmp_path: Path) -> None:
+async def test_without_a_deposit_nothing_is_credited(kind: str, tmp_path: Path) -> None:
     async with open_place(kind, tmp_path) as place:
         await place.settle()
         assert await place.settlement.collect(place.world.state) == []
@@ -96,7 +96,7 @@ async def test_nothing_comes_in_that_nobody_brought(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_books_of_one_story_are_the_same_and_conserved(kind: str, tmp_path: Path) -> None:
+async def test_the_ledger_of_one_scenario_is_the_same_and_conserved(kind: str, tmp_path: Path) -> None:
     """Stake, work, a slash that stands and one that is overturned: value is where the log's rules put it."""
     async with open_place(kind, tmp_path) as place:
         world = place.world
@@ -161,7 +161,7 @@ def test_the_faucet_runs_dry_after_so_many_nodes_also_after_a_restart() -> None:
     assert welcome(world, make(world), "dan") == 0
 
 
-def test_a_faucet_that_is_off_or_larger_than_the_books_gives_nothing() -> None:
+def test_a_faucet_that_is_off_or_exceeds_the_ledger_gives_nothing() -> None:
     world = founded()
     assert welcome(world, make(world, faucet_nano=0), "ann") == 0
     world.deposit("sponsor", 1)
