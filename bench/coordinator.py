@@ -29,7 +29,7 @@ from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.messages import HEARTBEAT, Heartbeat, NodeActivity, UploadPurpose
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.config import ServerAddress
 from support.processes.coordinator import NETWORK, RUN, Party, key_of, party, publish, terms, until_beacon
 
 FEW = 100

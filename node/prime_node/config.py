@@ -21,8 +21,7 @@ from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 from prime_runtime.gossip.config import P2PConfig
-from prime_runtime.http.client import ServerAddress
-from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config

@@ -18,7 +18,8 @@ from prime_protocol.wire.messages import ENTRY_ENDPOINTS, HEARTBEAT, LEASE, Uplo
 from prime_protocol.wire.rpc import Endpoint
 from prime_runtime.clock import Clock
 from prime_runtime.http import client as http_errors
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import upload_file
 
 log = logging.getLogger(__name__)

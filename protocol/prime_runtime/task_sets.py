@@ -17,7 +17,8 @@ from prime_protocol.tasks.family import Grade, SandboxJob, Task, TaskFamily, Tas
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest
 from prime_runtime.files import write_atomic
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.sandbox.sandbox import Sandbox
 

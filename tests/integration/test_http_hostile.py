@@ -12,7 +12,7 @@ from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId
 from prime_protocol.wire.rpc import Refusal, RefusalCode, open_reply
-from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.messages import ENVELOPE_TYPE, REFUSAL_TYPE
 from support.processes.signed_http import (
     DOUBLE,

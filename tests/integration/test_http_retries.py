@@ -16,7 +16,8 @@ from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.rpc import Refusal, RefusalCode, seal_reply
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable
+from prime_runtime.http.client import CallRefused, Unreachable
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.messages import ENVELOPE_TYPE, REFUSAL_TYPE, RefusalError
 from prime_runtime.http.server import Caller
 from support.processes.signed_http import (

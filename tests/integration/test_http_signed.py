@@ -13,8 +13,8 @@ from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import NetworkId, RunId
 from prime_protocol.wire.rpc import RefusalCode, open_reply
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable
-from prime_runtime.http.config import ListenConfig, ServerLimits
+from prime_runtime.http.client import CallRefused, Unreachable
+from prime_runtime.http.config import ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
 from prime_runtime.metrics import Metrics, RequestMetrics

@@ -30,8 +30,8 @@ from prime_protocol.wire.keystore import decrypt_key, encrypt_key
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits
+from prime_runtime.http.client import open_client
+from prime_runtime.http.config import ClientLimits, ServerAddress
 from support.processes.postgres import create_database, running_postgres
 
 BIN = Path(sys.executable).parent / "prime-coordinator"

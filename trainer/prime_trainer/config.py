@@ -15,8 +15,8 @@ from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.config import P2PConfig
-from prime_runtime.http.client import HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
+from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.keys import load_key_file, resolve_password
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret

@@ -29,8 +29,8 @@ from prime_protocol.wire.messages import EntryReply
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.console import CommandOutput
-from prime_runtime.http.client import CallRefused, ServerAddress, Unreachable, open_client
-from prime_runtime.http.config import ClientLimits
+from prime_runtime.http.client import CallRefused, Unreachable, open_client
+from prime_runtime.http.config import ClientLimits, ServerAddress
 from prime_runtime.keys import PASSWORD_CHARS_MIN
 from prime_runtime.redaction import Secret
 

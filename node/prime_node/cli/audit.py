@@ -46,7 +46,8 @@ from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Domain, SubmissionReceipt
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import HttpClient, ServerAddress, open_client
+from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import JsonClient, NotFound, fetch_file, open_json_client
 
 PAGE_ROWS = 200

@@ -33,7 +33,8 @@ from prime_protocol.wire.messages import AuditTask
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import SubmissionReceipt
 from prime_runtime.clock import Clock
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.sandbox.sandbox import Sandbox
 from prime_runtime.task_sets import grade_answers

@@ -24,7 +24,8 @@ from prime_protocol.rollouts.rollout import RolloutFile, RolloutHeader, RolloutL
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from prime_protocol.wire.messages import STEP, StepReply, StepRequest
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.task_sets import TaskSetCache
 

@@ -36,7 +36,8 @@ from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
 from prime_runtime.clock import Clock
 from prime_runtime.files import write_atomic
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,8 @@ from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.config import BOOTSTRAP_MAX, P2PConfig, P2PStatus
-from prime_runtime.http.client import HttpClient, ServerAddress
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.keys import SequenceCounter
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from yarl import URL
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import seal_envelope
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import Digest, NetworkId, RunId
 from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, open_reply
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits
+from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits, ServerAddress
 from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_TYPE
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.objects.store import make_checksum_header
@@ -110,24 +110,6 @@ def _connect_problem(error: OSError) -> str:
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return "no route to it; is this machine online?"
     return error.strerror or str(error)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The URL of a server, and the key that must sign its replies."""
-
-    url: str
-    node: NodeId
-
-    def __post_init__(self) -> None:
-        try:
-            parsed = URL(self.url)
-        except ValueError:
-            raise LocalError(f"{self.url!r} is not a URL; write http://host:port or https://host") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise LocalError(f"{self.url!r} is not the URL of a server; write http://host:port or https://host")
-        if parsed.user or parsed.password or parsed.query_string or parsed.fragment:
-            raise LocalError("the URL of a server must have no user name, password, query or fragment")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,36 @@
 """The config sections of HTTP servers and clients: address, limits, deadlines."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from yarl import URL
+
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, FRAME_BYTES_MAX
+from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import NodeId
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 CLIENT_IDLE_MS = 15_000
 """How long a client keeps an idle connection: shorter than a server, or a request could meet a closing connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The URL of a server, and the key that must sign its replies."""
+
+    url: str
+    node: NodeId
+
+    def __post_init__(self) -> None:
+        try:
+            parsed = URL(self.url)
+        except ValueError:
+            raise LocalError(f"{self.url!r} is not a URL; write http://host:port or https://host") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise LocalError(f"{self.url!r} is not the URL of a server; write http://host:port or https://host")
+        if parsed.user or parsed.password or parsed.query_string or parsed.fragment:
+            raise LocalError("the URL of a server must have no user name, password, query or fragment")
 
 
 @settings_class

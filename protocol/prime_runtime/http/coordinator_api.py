@@ -21,7 +21,6 @@ from prime_protocol.wire.messages import UPLOAD, UploadRequest
 from prime_protocol.wire.strict_json import Json, parse_json
 from prime_runtime.http.client import (
     HttpClient,
-    ServerAddress,
     Unreachable,
     UploadBody,
     explain_transport_error,
@@ -29,6 +28,7 @@ from prime_runtime.http.client import (
     open_session,
     read_response,
 )
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.redaction import escape, truncate
 
 API_ROOT = "/api/v1"

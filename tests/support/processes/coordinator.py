@@ -60,8 +60,8 @@ from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refu
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, SubmissionReceipt, VerdictReceipt, sign_document
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits
+from prime_runtime.http.client import CallRefused, HttpClient, open_client
+from prime_runtime.http.config import ClientLimits, ServerAddress
 from prime_runtime.http.messages import ENVELOPE_HEADER
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.redaction import Secret

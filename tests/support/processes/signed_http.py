@@ -13,8 +13,8 @@ from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import NetworkId
 from prime_protocol.wire.rpc import Endpoint
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime.http.client import HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
+from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.http.server import Caller, HttpServer
 
 NETWORK = NetworkId("testnet")

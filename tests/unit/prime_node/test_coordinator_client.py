@@ -16,7 +16,8 @@ from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import SubmissionReceipt, VerdictReceipt
 from prime_runtime.clock import SystemClock
 from prime_runtime.http import client as http_errors
-from prime_runtime.http.client import ServerAddress, SignedReply, Unreachable
+from prime_runtime.http.client import SignedReply, Unreachable
+from prime_runtime.http.config import ServerAddress
 from support.job_setup import KEY, NETWORK, RUN, digest
 
 LOGGED = EntryReply(index=3, at_ms=4)

@@ -21,8 +21,8 @@ from prime_coordinator.core import OPERATOR_ENTRIES
 from prime_protocol.ledger.entries import Deposited, NodeStatus, NodeStatusSet, RunCreated, RunStatus, RunStatusSet
 from prime_protocol.wire.ids import RunId
 from prime_protocol.wire.rpc import RefusalCode
-from prime_runtime.http.client import CallRefused, HttpClient, ServerAddress, open_client
-from prime_runtime.http.config import ClientLimits, ListenConfig, ServerLimits
+from prime_runtime.http.client import CallRefused, HttpClient, open_client
+from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.http.server import HttpServer
 from support.app_context import FakeAppContext
 from support.ledger_network import NETWORK, RUN, World, digest

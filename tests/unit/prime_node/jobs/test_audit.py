@@ -31,7 +31,7 @@ from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, sign_document
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.sandbox.sandbox import Sandbox
 from support.job_setup import KEY, NETWORK, RUN, JobSetup, digest, grant, wanted
 

@@ -21,7 +21,8 @@ from prime_protocol.tasks.examples import MATH
 from prime_protocol.tasks.family import Grade, GradeReason, SandboxJob, SandboxOutcome, Task
 from prime_protocol.wire.ids import Digest, Sample, Slot, Step
 from prime_protocol.wire.messages import CheckpointRef, StepReply, StepRequest
-from prime_runtime.http.client import ServerAddress, SignedReply
+from prime_runtime.http.client import SignedReply
+from prime_runtime.http.config import ServerAddress
 from support.job_setup import BEACON, KEY, ROOT, RUN, SETUP_TERMS, JobSetup, digest
 from support.shard_hosts import change, make_tensors
 

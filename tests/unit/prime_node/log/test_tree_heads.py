@@ -29,7 +29,7 @@ from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import ServerAddress
+from prime_runtime.http.config import ServerAddress
 from support.gossip_examples import NETWORK, NOW_MS, key_of
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)

@@ -14,7 +14,8 @@ from prime_protocol.gossip.messages import (
     RelayPublishReply,
 )
 from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher
-from prime_runtime.http.client import ServerAddress, SignedReply, Unreachable
+from prime_runtime.http.client import SignedReply, Unreachable
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.keys import SequenceCounter
 from support.gossip_examples import NETWORK, NOW_MS, RUN, announced, head_seen, key_of, sealed, serving
 

@@ -7,7 +7,8 @@ import pytest
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.rpc import open_reply
-from prime_runtime.http.client import ServerAddress, Unreachable
+from prime_runtime.http.client import Unreachable
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.listener import HEAD_BYTES_MAX, IS_AIOHTTP_SUPPORTED, parse_plain_request
 from prime_runtime.http.server import Caller
 from support.processes.signed_http import (
