@@ -1,25 +1,21 @@
-"""How noisy an honest completion is against the reader's own reading, and how far that spreads: the second test of an
-audit. Pure.
+"""Derives the tolerance of a run from the noise between honest machines, for a stated chance of a false reject. Pure.
 
-Noise has one part that evens out over the chunks of a completion and one that does not. The spread is widened until a
-completion of any pairing of machines multiplies the evidence against its author by no more than 1 on average, for sure
-enough: few completions, or some that are further out than a normal distribution has them, widen it more.
-
-From the noise of honest machines to the bounds of an audit, for a stated chance of refusing an honest node. Pure.
-
-A number is never bounded by the largest one seen: with a million honest chunks to come, a larger one will. What is seen
-is fitted, and the fit is followed out to that chance:
+No number is bounded by the largest one measured: among a million honest chunks to come, one will be larger. The
+measured values are fitted, and the fit is extrapolated to the stated chance:
 
 - Counts (exponents, signs, the sum of mantissa errors) are sums of rare events whose rate differs from chunk to chunk:
   a negative binomial distribution.
 - The largest margin and log-prob error of a chunk are extremes: a generalised Pareto tail over the largest tenth, never
-  lighter than an exponential one. Chunks of one completion go together, so it is as sure as its completions are many.
-  Where they are few the default is the limit.
+  lighter than an exponential one. Chunks of one completion are correlated, so the confidence depends on the number of
+  completions. Where they are few, the default is the limit.
 - Means over a file follow Bernstein's inequality, from their variance between completions.
-- What is usual in a chunk needs no fit: it is what all but one honest chunk in 300 are below.
-- How noisy a completion is as a whole, and how far honest ones spread there, is in calibration_noise.py.
+- What is usual in a chunk needs no fit: all but one honest chunk in 300 are below it.
+- The noise of a whole completion, measured in units of the reader's own noise, has one part that averages out over its
+  chunks and one that does not. Its spread is widened until, for every pair of machines, a completion multiplies the
+  evidence against its author by at most 1 on average. That makes the evidence a fair bet against an honest author; few
+  completions, or outliers beyond a normal distribution, widen it more.
 
-Each estimate is taken at its upper confidence limit, and the worst pairing of machines decides.
+Each estimate is taken at its upper confidence limit, and the worst pair of machines decides.
 """
 
 import math
@@ -46,91 +42,6 @@ from prime_protocol.proofs.evidence import compute_noise
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.proofs.toploc_verify import MANTISSA_ERROR_NONE
 
-NoiseArray = NDArray[np.float64]
-WIDEN_FACTOR = 1.02
-SPREAD_FLOOR = 0.01
-"""Least spread. A narrower one would make a hundredth of the noise, which is nobody's fault, a standard deviation."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompletionNoise:
-    """Noise of the completions of one pairing that have whole chunks and were read twice."""
-
-    noise: NoiseArray
-    chunks: NoiseArray
-    """Whole ones in each."""
-    within: float
-    """Variance that a single chunk has in its completion."""
-
-    @property
-    def between(self) -> float:
-        """Variance of completions beyond that of their chunks; long ones tell most of it."""
-        excess = (self.noise - self.noise.mean()) ** 2 - self.within / self.chunks
-        return max(0.0, float((excess * self.chunks).sum() / self.chunks.sum()))
-
-
-def collect_completion_noise(rows: Sequence[RowMeasurement], tolerance: Tolerance) -> CompletionNoise:
-    """`tolerance` says what is usual, beyond which a chunk counts no more."""
-    noise, chunks, squares = [], [], 0.0
-    for row in rows:
-        whole = [(span, report) for span, report in zip(row.spans, row.chunks, strict=True) if span.is_whole]
-        if any(span.is_read_twice for span, _ in whole):
-            mean = compute_noise(whole, tolerance)
-            squares += sum((compute_noise([chunk], tolerance) - mean) ** 2 for chunk in whole)
-            noise.append(mean)
-            chunks.append(len(whole))
-    spare = max(1, sum(chunks) - len(chunks))
-    return CompletionNoise(np.array(noise, float), np.array(chunks, float), squares / spare)
-
-
-def fit_noise(pairings: Sequence[CompletionNoise], *, z: float) -> dict[str, Any]:
-    """The three bounds; none where nobody read twice, and then the run's defaults hold."""
-    known = [each for each in pairings if len(each.noise)]
-    if not known:
-        return {}
-    typical = max(bound_sample_mean(each.noise, z) for each in known)
-    spread, spread_chunk = widen_spread(known, typical, z)
-    return {
-        "noise_typical": round_up_three(typical),
-        "noise_spread": round_up_three(spread),
-        "noise_spread_chunk": round_up_three(spread_chunk),
-    }
-
-
-def bound_sample_mean(values: NoiseArray, z: float) -> float:
-    return float(values.mean() + z * values.std() / math.sqrt(len(values)))
-
-
-def measure_spread(pairings: Sequence[CompletionNoise]) -> tuple[float, float]:
-    """Standard deviations in the noisiest pairing: of completions, and of chunks in them."""
-    worst = max(pairings, key=lambda each: float(each.noise.mean()))
-    return math.sqrt(worst.between), math.sqrt(worst.within)
-
-
-def widen_spread(pairings: Sequence[CompletionNoise], typical: float, z: float) -> tuple[float, float]:
-    """From the noisiest pairing's own spread, at its upper confidence limit, up to one that all of them keep."""
-    sure = math.sqrt(1 + z * math.sqrt(2 / min(len(each.noise) for each in pairings)))
-    spread, spread_chunk = (max(sure * part, SPREAD_FLOOR) for part in measure_spread(pairings))
-    while any(bound_evidence_factor(each, typical, spread, spread_chunk, z) > 1 for each in pairings):
-        spread, spread_chunk = spread * WIDEN_FACTOR, spread_chunk * WIDEN_FACTOR
-    return spread, spread_chunk
-
-
-def bound_evidence_factor(
-    completions: CompletionNoise, typical: float, spread: float, spread_chunk: float, z: float
-) -> float:
-    """What a completion multiplies the evidence by, on average: the upper confidence limit."""
-    deviations = (completions.noise - typical) / np.sqrt(spread**2 + spread_chunk**2 / completions.chunks)
-    most = EVIDENCE_NOISE_MAX / 10 * math.log(10)
-    return bound_sample_mean(np.exp(np.clip(NOISE_SHIFT * (deviations - NOISE_SHIFT / 2), -most, most)), z)
-
-
-def round_up_three(value: float) -> float:
-    """Up, to three digits: typical noise is known better than to two."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.4g}")
-
-
 FloatArray = NDArray[np.float64]
 
 CHUNKS_MIN = 1_000
@@ -138,30 +49,33 @@ ROWS_MIN = 100
 """Fewer say nothing about rare events."""
 TAIL_SHARE = 10
 TAIL_MIN, TAIL_MAX = 10, 1_000
-"""A tail is fitted to the largest tenth of the chunks, and to so many of them at least and at most."""
+"""A tail is fitted to the largest tenth of the chunks, within these numbers."""
 SHAPE_MAX = 0.25
-"""Heaviest tail that is believed. Rounding errors have far lighter ones; a heavier fit is a broken machine."""
+"""Heaviest plausible tail. Rounding errors have far lighter ones; a heavier fit means a broken machine."""
 RESAMPLES = 200
 ERROR_FLOOR = 1e-4
-"""Least bound of an error of log-probs: a hundred times what float32 can tell apart near 10."""
+"""Smallest limit of a log-prob error: a hundred times the resolution of float32 near 10."""
 MANTISSA_FLOOR = 0.05
-"""Least bound of what is a usual mantissa error: six units in 128 values."""
+"""Smallest limit of a usual mantissa error: six units in 128 values."""
 USUAL_ONE_IN = 300
-"""Honest chunks of which one may be unusual in one number. There are six numbers, and 2 % in all are allowed for."""
+"""One honest chunk in this many may be unusual in one number. There are six numbers, and 2 % in all are allowed."""
 CHANCE_MATCH = MANTISSA_ERROR_NONE - 1
 """A value of another index may have the right exponent by chance, and then any mantissa."""
+WIDEN_FACTOR = 1.02
+SPREAD_FLOOR = 0.01
+"""Smallest spread. With a narrower one, a hundredth of the noise would count as a standard deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationTarget:
-    """What the bounds are to keep."""
+    """What the limits have to guarantee."""
 
     false_rejects: float = 1e-9
-    """Chance that one number of one honest chunk, completion or file is above its bound."""
+    """Chance that one number of one honest chunk, completion or file is above its limit."""
     confidence: float = 0.95
-    """That the chance is no larger."""
+    """Confidence that the chance is no larger."""
     file_tokens: int = 512
-    """Fewest output tokens of a file. The fewer, the further a mean strays."""
+    """Fewest output tokens of a file. The fewer there are, the more a mean varies."""
 
     def __post_init__(self) -> None:
         if not 1e-12 <= self.false_rejects <= 1e-2:
@@ -179,7 +93,7 @@ class CalibrationTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairNoise:
-    """What one pairing of machines gave: one wrote completions, the other read them."""
+    """The measurements of one pair of machines: one generated completions, the other checked them."""
 
     pair: str
     exponents: FloatArray
@@ -193,18 +107,18 @@ class PairNoise:
     chunk_logprob_means: FloatArray
     is_whole: NDArray[np.bool_]
     owners: NDArray[np.int64]
-    """Which completion it belongs to. One for each chunk, so far."""
+    """The completion of each chunk. The arrays up to here have one value per chunk."""
     tokens: FloatArray
     margin_maxima: FloatArray
     margin_sums: FloatArray
     logprob_maxima: FloatArray
     logprob_sums: FloatArray
     rows: tuple[RowMeasurement, ...]
-    """One for each completion."""
+    """One per completion, like the arrays above."""
 
 
 def collect_noise(pairing: str, rows: Sequence[RowMeasurement]) -> PairNoise:
-    """LocalError where a row's proofs cannot even be read: that is not noise."""
+    """LocalError: a row's proofs cannot be parsed, which is not noise."""
     for row in rows:
         if row.proof_problem:
             raise LocalError(f"{pairing}: an honest row has proofs that cannot be read: {row.proof_problem}")
@@ -235,7 +149,7 @@ def collect_noise(pairing: str, rows: Sequence[RowMeasurement]) -> PairNoise:
 def fit_tolerance(
     noises: Sequence[PairNoise], target: CalibrationTarget, *, precision: Precision, hidden: int
 ) -> Tolerance:
-    """Bounds that every pairing keeps."""
+    """Limits that every pair keeps."""
     for noise in noises:
         if len(noise.exponents) < CHUNKS_MIN or len(noise.tokens) < ROWS_MIN:
             raise LocalError(
@@ -271,7 +185,7 @@ def fit_tolerance(
 
 
 def fit_usual(noises: Sequence[PairNoise], target: CalibrationTarget) -> dict[str, Any]:
-    """What all but a few honest chunks are below, in every pairing. Short chunks stray, so whole ones are looked at."""
+    """Values above all but a few honest chunks, in every pair. Only whole chunks count: short ones vary more."""
 
     def find(name: str, floor: float) -> float:
         return max(floor, *(bound_usual(getattr(noise, name)[noise.is_whole], target) for noise in noises))
@@ -290,19 +204,19 @@ def scale_count(count: int, scale: float) -> int:
     return min(math.ceil(count * scale), TOPLOC_K - 1)
 
 
-def round_up(value: float) -> float:
-    """To two digits, as more say nothing."""
+def round_up(value: float, digits: int = 2) -> float:
+    """More digits would claim a precision that the fit does not have."""
     if value == 0:
         return 0.0
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.3g}")
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{min(math.ceil(value / unit - 1e-9) * unit, TOLERANCE_NUMBER_MAX):.{digits + 1}g}")
 
 
 # --- Counts ---------------------------------------------------------------------------------------------------------
 
 
 def bound_count(counts: FloatArray, target: CalibrationTarget) -> int:
-    """The count that a chunk exceeds with the chance that is wanted."""
+    """The count that a chunk exceeds with the target's chance."""
     n, total = len(counts), float(counts.sum())
     dispersion = max(1.0, float(counts.var()) / max(counts.mean(), 1 / n)) * (1 + target.z * math.sqrt(2 / n))
     # One more than was seen, so that nothing seen does not stand for nothing possible.
@@ -311,7 +225,7 @@ def bound_count(counts: FloatArray, target: CalibrationTarget) -> int:
 
 
 def count_quantile(mean: float, variance: float, chance: float) -> int:
-    """Smallest count with at most that chance of a larger one: negative binomial, Poisson where nothing varies."""
+    """Smallest count with at most that chance of a larger one: negative binomial, or Poisson without overdispersion."""
     top = math.ceil(mean + 200 * math.sqrt(variance) + 200)
     counts = np.arange(top + 1, dtype=float)
     factorials = np.cumsum(np.log(np.maximum(counts, 1)))
@@ -346,7 +260,7 @@ def bound_usual(values: FloatArray, target: CalibrationTarget) -> float:
 
 
 def bound_extreme(maxima: FloatArray, owners: NDArray[np.int64], target: CalibrationTarget) -> float:
-    """The value that a chunk's largest exceeds with the chance that is wanted; the largest seen if most are 0.
+    """The value that a chunk's largest exceeds with the target's chance; the largest measured one if most are 0.
 
     `owners` names the completion of each chunk.
     """
@@ -358,19 +272,19 @@ def bound_extreme(maxima: FloatArray, owners: NDArray[np.int64], target: Calibra
     excess, independent = maxima[places[-k:]] - start, len(np.unique(owners[places[-k:]]))
     depth = k / len(maxima) / target.false_rejects
     shape, scale = fit_tail(excess)
-    # How far the fit itself can be off is seen by fitting what it would have given.
-    dice = np.random.default_rng(len(maxima))
+    # Parametric bootstrap: refitting samples of the fitted tail shows how far the fit itself can be off.
+    rng = np.random.default_rng(len(maxima))
     reaches = [
-        tail_quantile(*fit_tail(sample_tail(shape, scale, dice.random(independent))), depth) for _ in range(RESAMPLES)
+        tail_quantile(*fit_tail(sample_tail(shape, scale, rng.random(independent))), depth) for _ in range(RESAMPLES)
     ]
     return start + max(tail_quantile(shape, scale, depth), float(np.quantile(reaches, target.confidence)))
 
 
 def clamp_limit(limit: float, seen: float, *, known: float) -> float:
-    """No wider than the default, unless what was seen comes near it.
+    """No wider than the default, unless measured values come near it.
 
-    Few values cannot rule out a heavy tail, and one in 1e9 of that is anything: limits of 15 came of errors below 0.4.
-    The default is known to hold for honest machines, and a chunk that is beyond a limit convicts nobody by itself.
+    Few values cannot rule out a heavy tail, whose 1e-9 quantile is arbitrary: errors below 0.4 led to limits of 15. The
+    default is known to hold for honest machines, and one chunk beyond a limit does not lead to a slash by itself.
     """
     return min(limit, max(known, FAR_BEYOND_FACTOR * seen))
 
@@ -394,7 +308,7 @@ def sample_tail(shape: float, scale: float, uniform: FloatArray) -> FloatArray:
 
 
 def tail_quantile(shape: float, scale: float, depth: float) -> float:
-    """How far above its start a tail reaches with a chance of one in `depth`."""
+    """How far above its start a tail reaches, with a chance of one in `depth`."""
     return scale * math.log(depth) if shape == 0 else scale / shape * (depth**shape - 1)
 
 
@@ -402,7 +316,7 @@ def tail_quantile(shape: float, scale: float, depth: float) -> float:
 
 
 def bound_mean(tokens: FloatArray, sums: FloatArray, largest: float, target: CalibrationTarget) -> float:
-    """The mean over a file's tokens that is exceeded with the chance that is wanted.
+    """The mean over a file's tokens that is exceeded with the target's chance.
 
     The tokens of a completion are noisy together, so the variance of a token is taken from that of whole completions.
     """
@@ -411,3 +325,79 @@ def bound_mean(tokens: FloatArray, sums: FloatArray, largest: float, target: Cal
     sure = mean + target.z * math.sqrt(variance / tokens.sum())
     strength = -math.log(target.false_rejects) / target.file_tokens
     return min(sure + math.sqrt(2 * variance * strength) + 2 / 3 * largest * strength, largest)
+
+
+# --- Noise of whole completions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletionNoise:
+    """Noise of the completions of one pair that have whole chunks and were measured in two precisions."""
+
+    noise: FloatArray
+    chunks: FloatArray
+    """Whole chunks of each."""
+    within: float
+    """Variance of a chunk within its completion."""
+
+    @property
+    def between(self) -> float:
+        """Variance between completions beyond that of their chunks, weighted by length."""
+        excess = (self.noise - self.noise.mean()) ** 2 - self.within / self.chunks
+        return max(0.0, float((excess * self.chunks).sum() / self.chunks.sum()))
+
+
+def collect_completion_noise(rows: Sequence[RowMeasurement], tolerance: Tolerance) -> CompletionNoise:
+    """`tolerance` says what is usual; beyond that a chunk's noise is capped."""
+    noise, chunks, squares = [], [], 0.0
+    for row in rows:
+        whole = [(span, report) for span, report in zip(row.spans, row.chunks, strict=True) if span.is_whole]
+        if any(span.is_read_twice for span, _ in whole):
+            mean = compute_noise(whole, tolerance)
+            squares += sum((compute_noise([chunk], tolerance) - mean) ** 2 for chunk in whole)
+            noise.append(mean)
+            chunks.append(len(whole))
+    spare = max(1, sum(chunks) - len(chunks))
+    return CompletionNoise(np.array(noise, float), np.array(chunks, float), squares / spare)
+
+
+def fit_noise(pairings: Sequence[CompletionNoise], *, z: float) -> dict[str, Any]:
+    """The three limits; empty where no reader measured in two precisions, and then the run's defaults hold."""
+    known = [each for each in pairings if len(each.noise)]
+    if not known:
+        return {}
+    typical = max(bound_sample_mean(each.noise, z) for each in known)
+    spread, spread_chunk = widen_spread(known, typical, z)
+    return {
+        "noise_typical": round_up(typical, digits=3),
+        "noise_spread": round_up(spread, digits=3),
+        "noise_spread_chunk": round_up(spread_chunk, digits=3),
+    }
+
+
+def bound_sample_mean(values: FloatArray, z: float) -> float:
+    return float(values.mean() + z * values.std() / math.sqrt(len(values)))
+
+
+def measure_spread(pairings: Sequence[CompletionNoise]) -> tuple[float, float]:
+    """Standard deviations in the noisiest pair: between completions, and between chunks of a completion."""
+    worst = max(pairings, key=lambda each: float(each.noise.mean()))
+    return math.sqrt(worst.between), math.sqrt(worst.within)
+
+
+def widen_spread(pairings: Sequence[CompletionNoise], typical: float, z: float) -> tuple[float, float]:
+    """The noisiest pair's own spread, at its upper confidence limit, widened until all pairs keep it."""
+    sure = math.sqrt(1 + z * math.sqrt(2 / min(len(each.noise) for each in pairings)))
+    spread, spread_chunk = (max(sure * part, SPREAD_FLOOR) for part in measure_spread(pairings))
+    while any(bound_evidence_factor(each, typical, spread, spread_chunk, z) > 1 for each in pairings):
+        spread, spread_chunk = spread * WIDEN_FACTOR, spread_chunk * WIDEN_FACTOR
+    return spread, spread_chunk
+
+
+def bound_evidence_factor(
+    completions: CompletionNoise, typical: float, spread: float, spread_chunk: float, z: float
+) -> float:
+    """The factor by which a completion multiplies the evidence on average, at its upper confidence limit."""
+    deviations = (completions.noise - typical) / np.sqrt(spread**2 + spread_chunk**2 / completions.chunks)
+    most = EVIDENCE_NOISE_MAX / 10 * math.log(10)
+    return bound_sample_mean(np.exp(np.clip(NOISE_SHIFT * (deviations - NOISE_SHIFT / 2), -most, most)), z)

@@ -1,4 +1,4 @@
-"""What calibration found, for people and for a run's terms: a table of the noise, and a [tolerance] section. Pure."""
+"""The result of a calibration: tables of the noise for people, and a [tolerance] section for a run's terms. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -38,7 +38,7 @@ class CalibratedTerms:
 
 
 def list_noise(noises: Sequence[PairNoise]) -> list[list[str]]:
-    """A row for each pairing, under COLUMNS: the largest of each number, and what one in a thousand exceeds."""
+    """A row per pair, under COLUMNS: the largest of each number, and its 99.9 % quantile."""
     return [
         [
             noise.pair,
@@ -58,7 +58,7 @@ def format_max_and_tail(values: FloatArray, form: str) -> tuple[str, str]:
 
 
 def list_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> list[list[str]]:
-    """Each bound beside the largest that was seen of what it bounds."""
+    """Each limit, and the largest measured value of what it limits."""
     seen = {
         "exponent_mismatches_max": max(noise.exponents.max() for noise in noises),
         "sign_mismatches_max": max(noise.signs.max() for noise in noises),
@@ -80,7 +80,7 @@ def list_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> list[list[
 
 
 def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> dict[str, float]:
-    """What was seen of the noise of whole completions; nothing where no pairing was read twice."""
+    """The measured noise of whole completions; empty where no reader measured in two precisions."""
     known = [each for each in (collect_completion_noise(noise.rows, tolerance) for noise in noises) if len(each.noise)]
     if not known:
         return {}
@@ -93,7 +93,7 @@ def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) ->
 
 
 def render_toml(tolerance: Tolerance, target: CalibrationTarget, noises: Sequence[PairNoise], *, model: str) -> str:
-    """A file that `prime-coordinator run create --terms` takes."""
+    """For `prime-coordinator run create --terms`."""
     chunks = sum(len(noise.exponents) for noise in noises)
     head = (
         f"# Measured by prime-node calibrate on {model}\n"

@@ -1,4 +1,4 @@
-"""The command line of prime-node: commands, their arguments, and which module carries each out.
+"""The command line of prime-node: commands, their arguments, and the function that carries out each.
 
 Nothing heavy is imported here. The flags of settings are added only where they are needed, since making them means
 importing what they configure.
@@ -91,47 +91,51 @@ def _add_lifecycle(commands: Group, settings: SettingsHelp) -> None:
         commands,
         "start",
         "setup:start",
-        "run the node until it is stopped; the first start needs --coordinator and makes the rest",
+        "run the node until it is stopped; the first start needs only --coordinator",
         settings,
     )
     start.epilog = "--help-all lists every setting. Each is also a line in config.toml and an environment variable."
     for name, text in (
-        ("pause", "take no more work until it is resumed; what is begun is finished"),
+        ("pause", "finish the current jobs and take no more until `resume`"),
         ("resume", "take work again"),
     ):
         parser = _command(commands, name, f"status:{name}", text)
         parser.add_argument("--gpu", metavar="GPU", help="only on this GPU, by number or UUID as `doctor` shows it")
-    _command(commands, "drain", "status:drain", "finish what is begun, then stop")
-    _command(commands, "stop", "status:stop", "stop now, giving back what is in hand, and wait until it has")
+    _command(commands, "drain", "status:drain", "finish the current jobs, then stop")
+    _command(commands, "stop", "status:stop", "return the leases and stop; wait until it has stopped")
 
 
 def _add_inspection(commands: Group, settings: SettingsHelp) -> None:
-    status = _command(commands, "status", "status:show_status", "what the running node does and holds", has_json=True)
-    status.add_argument("--watch", action="store_true", help="the whole screen, every second, until interrupted")
+    status = _command(commands, "status", "status:show_status", "show what the running node is doing", has_json=True)
+    status.add_argument("--watch", action="store_true", help="refresh the whole screen every second, until interrupted")
     rollouts = _command(
         commands,
         "rollouts",
         "status:show_rollouts",
-        "what became of the node's work, newest first; or of one",
+        "list the node's jobs and what became of them, newest first; or show one",
         has_json=True,
     )
-    rollouts.add_argument("id", nargs="?", metavar="ID", help="a submission or lease, for all that is known of it")
-    rollouts.add_argument("--limit", type=int, default=20, metavar="N", help="most rows (default 20)")
+    rollouts.add_argument("id", nargs="?", metavar="ID", help="a submission or lease, to show all that is known of it")
+    rollouts.add_argument("--limit", type=int, default=20, metavar="N", help="rows to show (default 20)")
     doctor = _with_settings(
-        commands, "doctor", "diagnose:run_doctor", "check this machine, line by line, and say what to do", settings
+        commands,
+        "doctor",
+        "diagnose:run_doctor",
+        "check whether this machine can take part, and say what to fix",
+        settings,
     )
     _add(doctor, "--json", action="store_true", help="print JSON instead of text")
-    logs = _command(commands, "logs", "status:show_logs", "the node's log", has_json=True)
-    logs.add_argument("--follow", action="store_true", help="keep printing, until interrupted")
-    logs.add_argument("--lines", type=int, default=50, metavar="N", help="how many to begin with (default 50)")
+    logs = _command(commands, "logs", "status:show_logs", "show the node's log", has_json=True)
+    logs.add_argument("--follow", action="store_true", help="keep printing new lines, until interrupted")
+    logs.add_argument("--lines", type=int, default=50, metavar="N", help="lines to start with (default 50)")
 
 
 def _add_audit(commands: Group) -> None:
-    text = "run a verdict again, or read any submission again, and say whether this machine finds the same"
+    text = "replay a verdict, or check any submission, and say whether this machine gets the same result"
     audit = _command(commands, "audit", "audit:audit", text, has_json=True)
-    audit.add_argument("verdict", nargs="?", help="name of the submission, or digest of the evidence")
-    audit.add_argument("--coordinator", help="where to get it. Default: that of the node in the folder.")
-    audit.add_argument("--bundle", type=Path, help="evidence bundle, instead of fetching it")
+    audit.add_argument("verdict", nargs="?", help="id of the submission, or digest of the evidence")
+    audit.add_argument("--coordinator", help="coordinator to fetch from. Default: that of the node in the folder.")
+    audit.add_argument("--bundle", type=Path, help="evidence bundle to use instead of fetching it")
     audit.add_argument("--weights", type=Path, help="checkpoint folder. Default: the node's own copy.")
     audit.add_argument("--file", type=Path, help="rollout file, where it is too large for its bundle")
     audit.add_argument("--dataset", type=Path, help="problem file of the run's task set, where it has one")
@@ -140,24 +144,28 @@ def _add_audit(commands: Group) -> None:
 def _add_keys(commands: Group) -> None:
     keys: argparse.ArgumentParser = commands.add_parser("keys", help="the wallet key that is this node's identity")
     actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = _command(actions, "new", "keys:new", "draw a key and write it, encrypted, to a file")
-    new.add_argument("--out", type=Path, help="keystore file to write, never over another. Default: in the folder.")
+    new = _command(actions, "new", "keys:new", "create a key and write it, encrypted, to a file")
+    new.add_argument("--out", type=Path, help="keystore file to write; never overwritten. Default: in the folder.")
     show = _command(actions, "show", "keys:show", "print the address, name and peer id of a key", has_json=True)
     show.add_argument("file", type=Path, nargs="?", help="keystore file. Default: the node's.")
-    backup = _command(actions, "backup", "keys:backup", "write an encrypted copy of the node's key, and open it again")
-    backup.add_argument("target", type=Path, help="keystore file to write, never over another")
+    backup = _command(
+        actions, "backup", "keys:backup", "write an encrypted copy of the node's key, and verify that it opens"
+    )
+    backup.add_argument("target", type=Path, help="keystore file to write; never overwritten")
     backup.add_argument("--new-password-file", type=Path, help="the copy's own password. Default: the node's.")
-    recover = _command(actions, "recover", "keys:recover", "make a copy, or a private key, the key of this folder")
+    recover = _command(
+        actions, "recover", "keys:recover", "restore the key of this folder from a copy or a private key"
+    )
     recover.add_argument("source", help="keystore file, or a file with 64 hex digits; - reads standard input")
-    recover.add_argument("--replace", action="store_true", help="put the present key aside, under another name")
-    delegate = _command(actions, "delegate", "keys:delegate", "as an owner: let a node work with the stake behind it")
+    recover.add_argument("--replace", action="store_true", help="rename the current key instead of refusing")
+    delegate = _command(actions, "delegate", "keys:delegate", "as an owner: let a node work with your stake")
     delegate.add_argument("node", metavar="NODE", help="address of the node's key")
     delegate.add_argument("--key", type=Path, required=True, help="keystore file of the owner")
     delegate.add_argument("--network", help="name of the network. Default: that of the node in the folder.")
     delegate.add_argument(
         "--domain", metavar="CHAIN:COURT", help="where the network settles. Default: as for --network."
     )
-    delegate.add_argument("--days", type=int, default=365, help="how long it holds (default 365)")
+    delegate.add_argument("--days", type=int, default=365, help="validity (default 365)")
     delegate.add_argument("--out", type=Path, required=True, help="file to write, for `start --delegation`")
     for action in (new, show, backup, recover, delegate):
         _add_password(action)
@@ -170,27 +178,29 @@ def _add_password(parser: argparse.ArgumentParser) -> None:
 
 def _add_stake(commands: Group) -> None:
     stake = _command(
-        commands, "stake", "stake:show", "stake, what the run asks for, balance; or change it", has_json=True
+        commands,
+        "stake",
+        "stake:show",
+        "show the stake, the run's minimum and the balance; or change the stake",
+        has_json=True,
     )
     actions = stake.add_subparsers(dest="action", metavar="ACTION")
-    add = _command(actions, "add", "stake:add", "put tokens of the balance behind the node")
-    remove = _command(actions, "remove", "stake:remove", "ask tokens back; they stay slashable until the delay is over")
+    add = _command(actions, "add", "stake:add", "stake an amount of the balance for the node")
+    remove = _command(
+        actions, "remove", "stake:remove", "unstake an amount; it stays slashable until the delay is over"
+    )
     release = _command(
-        actions, "release", "stake:release", "put what was asked back, and has matured, into the balance"
+        actions, "release", "stake:release", "move unstaked amounts whose delay is over into the balance"
     )
     for action in (add, remove):
-        action.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
-    unstake = _command(commands, "unstake", "stake:remove", "as `stake remove`")
-    unstake.add_argument("amount", metavar="TOKENS", help="amount in tokens, such as 100 or 0.5")
-    withdraw = _command(commands, "withdraw", "stake:release", "as `stake release`; from a chain, into the wallet")
-    claim = _command(
-        commands, "claim", "stake:claim", "take what the run has paid, where the network settles on a chain"
-    )
-    appeal = _command(
-        commands, "appeal", "stake:appeal", "have others look again at a slash, for the bond of its terms"
-    )
-    appeal.add_argument("submission", metavar="SUBMISSION", help="name of the slashed submission")
-    appeal.add_argument("--reason", default="", help="for the log, where everybody can read it")
+        action.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
+    unstake = _command(commands, "unstake", "stake:remove", "same as `stake remove`")
+    unstake.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
+    withdraw = _command(commands, "withdraw", "stake:release", "same as `stake release`; on a chain: into the wallet")
+    claim = _command(commands, "claim", "stake:claim", "collect rewards, where the network settles on a chain")
+    appeal = _command(commands, "appeal", "stake:appeal", "appeal a slash, with the bond that the run's terms require")
+    appeal.add_argument("submission", metavar="SUBMISSION", help="id of the slashed submission")
+    appeal.add_argument("--reason", default="", help="text for the public log")
     for action in (stake, add, remove, release, unstake, withdraw, claim, appeal):
         _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
         _add(
@@ -198,28 +208,32 @@ def _add_stake(commands: Group) -> None:
             "--rpc",
             dest="rpc_url",
             metavar="URL",
-            help="of a node of the chain, where the network settles on one",
+            help="RPC URL of the chain, where the network settles on one",
         )
         _add_password(action)
 
 
 def _add_calibrate(commands: Group, settings: SettingsHelp) -> None:
     calibrate = _with_settings(
-        commands, "calibrate", "calibrate:calibrate", "measure the noise of honest engines on a model", settings
+        commands,
+        "calibrate",
+        "calibrate:calibrate",
+        "measure the noise between honest engines, and write a tolerance",
+        settings,
     )
     add = calibrate.add_argument
     add("checkpoint", type=Path, help="checkpoint folder")
     add("--out", type=Path, required=True, help="file to write: a [tolerance] for the terms of a run")
-    add("--precision", choices=("float32", "bfloat16"), required=True, help="what the run's engines compute in")
+    add("--precision", choices=("float32", "bfloat16"), required=True, help="precision of the run's engines")
     add("--vllm-python", type=Path, help="interpreter that has vLLM. Default: vLLM is left out if this one has none.")
-    add("--task-set", help="prompts from here. Default: random tokens.")
-    add("--completions", type=int, default=4_000, help="written by all ways together (default 4000)")
+    add("--task-set", help="task set to take prompts from. Default: random tokens.")
+    add("--completions", type=int, default=4_000, help="generated by all setups together (default 4000)")
     add("--tokens", type=int, default=128, help="longest completion (default 128)")
     add("--temperature", type=float, default=1.0, help="of the sampling (default 1)")
     add("--batch-sizes", default="4,64", help="completions at once (default 4,64)")
     add("--thread-counts", default="1,2", help="CPU threads (default 1,2)")
-    add("--false-rejects", type=float, default=1e-9, help="chance that a bound refuses an honest chunk (default 1e-9)")
-    add("--confidence", type=float, default=0.95, help="that it is no larger (default 0.95)")
+    add("--false-rejects", type=float, default=1e-9, help="chance that a limit rejects an honest chunk (default 1e-9)")
+    add("--confidence", type=float, default=0.95, help="confidence in that chance (default 0.95)")
     add("--file-tokens", type=int, default=512, help="fewest output tokens of a file (default 512)")
     add("--seed", type=int, default=0, help="of prompts and sampling (default 0)")
 
@@ -229,7 +243,7 @@ def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:
         commands,
         "diagnose",
         "diagnose:write_diagnosis",
-        "write what helps to find a fault, without secrets, signed, to a file",
+        "write a signed file that helps to find a fault; it contains no secrets",
     )
     diagnose.add_argument("--out", type=Path, help="file to write. Default: prime-node-diagnosis-TIME.tar.gz here.")
     service: argparse.ArgumentParser = commands.add_parser("service", help="start the node with the machine (systemd)")
@@ -240,7 +254,7 @@ def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:
     ):
         action = _command(actions, name, f"setup:{name}_service", text)
         action.add_argument("--name", default="prime-node", help="of the unit (default prime-node)")
-    config: argparse.ArgumentParser = commands.add_parser("config", help="the settings in force")
+    config: argparse.ArgumentParser = commands.add_parser("config", help="show the settings in force")
     shown = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = _with_settings(
         shown, "show", "setup:show_settings", "every setting, its value and where that came from", settings

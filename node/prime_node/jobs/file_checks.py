@@ -1,10 +1,9 @@
-"""From numbers to an outcome: what is wrong with a rollout file, by the run's terms. Pure.
+"""Turns the measurements of a rollout file into an outcome, by the run's terms. Pure.
 
-A file that is not in order is nobody's dishonesty: soft. Tokens, proofs or log-probs that the model cannot have given
-are the work of another program than the run asks for: hard. Numbers that noise might explain are weighed together over
-the whole file (prime_protocol.proofs.evidence), so that one unlucky chunk convicts nobody. Every honest node runs
-these same
-checks on its own file before it sends it. Where the numbers come from is in audit.py and engine/measuring.py.
+A malformed file is invalid, without fault. Tokens, proofs or log-probs that the run's model cannot have produced are
+fraudulent. Numbers that noise might explain are added up over the whole file (prime_protocol.proofs.evidence), so that
+one unlucky chunk never costs an honest worker its stake. Every worker runs the same checks on its own file before it
+sends it. The measurements come from engine/measurement.py; examination.py gets them from the engine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,14 +39,14 @@ from prime_protocol.rollouts.rollout import FinishReason, Rollout, RolloutFile
 from prime_protocol.wire.codec import UNPRINTABLE
 
 WEIGHTS_PER_DECADE = 10
-"""Weights are tenths; verdicts tell powers of ten."""
+"""Evidence is counted in tenths of a decade; verdicts state decades."""
 FLAWS_KEPT = 64
-"""A forged file has thousands; the first ones tell what it is."""
+"""A forged file has thousands; the heaviest ones are enough to say what it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """One thing that an honest file does not have."""
+    """One deviation that an honest file does not have."""
 
     check: str
     row: int
@@ -56,23 +55,23 @@ class Flaw:
     value: float
     limit: float
     text: str
-    """The same in words."""
+    """The same for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSummary:
-    """What the answers of a file are worth, graded here."""
+    """The rewards of a file's answers, as graded on this machine."""
 
     mean: float
     right: int
     """Rows with the full reward."""
     machine_dependent: int
-    """Rows whose program crashed or ran out of time, which another machine may see otherwise."""
+    """Rows whose program crashed or timed out, which may differ on another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a file comes to."""
+    """The result of checking a file."""
 
     outcome: Outcome
     reason: str
@@ -82,14 +81,14 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRules:
-    """What the rows of a file are held to."""
+    """What the rows of a file are compared with."""
 
     prompts: Mapping[int, NDArray[np.int32]]
     """Tokens of each task's prompt."""
     eos: frozenset[int]
     tokens_max: int
     vocabulary: int
-    """Tokens that the model has."""
+    """Number of tokens of the model."""
     tolerance: Tolerance
 
 
@@ -97,7 +96,7 @@ class FileRules:
 
 
 def find_token_flaws(file: RolloutFile, rules: FileRules) -> list[Flaw]:
-    """What needs no model. A file with such a flaw is not read again: there may be nothing that could be read."""
+    """The checks that need no model. A file that fails them never reaches the engine, which might not survive it."""
     found = [flaw for number, row in enumerate(file.rows) for flaw in _row_flaws(number, row, rules)]
     return found[:FLAWS_KEPT]
 
@@ -140,19 +139,19 @@ def _termination_problem(row: Rollout, rules: FileRules) -> str:
     ends = np.flatnonzero(np.isin(row.output_tokens, list(rules.eos)))
     length = len(row.output_tokens)
     if len(ends) and ends[0] != length - 1:
-        return f"goes on after the end token at {ends[0]}"
+        return f"continues after the end token at {ends[0]}"
     if row.finish is FinishReason.EOS and not len(ends):
-        return "says that it ends with an end token, and does not"
+        return "claims to end with an end token, and does not"
     if row.finish is FinishReason.LENGTH and length != rules.tokens_max:
-        return f"stops after {length} tokens for length, the limit is {rules.tokens_max}"
+        return f"claims to end at the length limit with {length} tokens, the limit is {rules.tokens_max}"
     return ""
 
 
 def weigh_rows(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> tuple[EvidenceSum, list[Flaw]]:
-    """What the model says otherwise, and what all of it together comes to: chunk by chunk, then the file's means; and
-    in a test of its own completion by completion, how noisy each is.
+    """The evidence of fraud in a file, and the flaws that it rests on.
 
-    Where it is not enough to convict anybody, there are no flaws.
+    Two tests: the first adds up unusual chunks and the file's means, the second the noise of whole completions. Without
+    enough evidence there are no flaws, so that one unlucky chunk never costs an honest worker its stake.
     """
     chunks = [(row.row, place, marks) for row in numbers for place, marks in _mark_row(row, tolerance)]
     means = list(_mark_means(numbers, tolerance))
@@ -164,7 +163,7 @@ def weigh_rows(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> tuple
     found = [(mark.weight, _mark_flaw(row, place, mark)) for row, place, marks in chunks for mark in marks]
     found += [(mark.weight, _mark_flaw(0, 0, mark, where="over all tokens")) for mark in means]
     found += [(mark.weight, _noise_flaw(row, mark)) for row, mark in noises if mark.weight > 0]
-    # The heaviest first; among equals the one that comes first.
+    # The heaviest first. The sort is stable: equal ones stay in file order.
     found.sort(key=lambda pair: -pair[0])
     return weighed, [flaw for _, flaw in found[:FLAWS_KEPT]]
 
@@ -174,7 +173,7 @@ def find_model_flaws(numbers: Sequence[RowMeasurement], tolerance: Tolerance) ->
 
 
 def _mark_row(row: RowMeasurement, tolerance: Tolerance) -> Iterator[tuple[int, list[Deviation]]]:
-    """Chunk by chunk: its number, and what is not usual about it."""
+    """The number of each chunk, and what is unusual about it."""
     for place, span in enumerate(row.spans):
         marks = list(find_replay_deviations(span, tolerance))
         if row.proof_problem:
@@ -185,7 +184,7 @@ def _mark_row(row: RowMeasurement, tolerance: Tolerance) -> Iterator[tuple[int, 
 
 
 def _mark_means(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Iterator[Deviation]:
-    """Over all tokens of the file. Where they are as they may be, they weigh nothing."""
+    """Means over all tokens of the file. Within their limits they are no evidence either way."""
     tokens = sum(row.tokens for row in numbers)
     for check, total, limit in (
         ("margin_mean", sum(row.margin_sum for row in numbers), tolerance.margin_mean_max),
@@ -197,7 +196,7 @@ def _mark_means(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Iter
 
 
 def _mark_noises(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Iterator[tuple[int, Deviation]]:
-    """Completion by completion. One whose proofs cannot be read has no numbers, and convicts its author without."""
+    """The noise of each completion. One whose proofs cannot be parsed has no numbers, and is evidence without them."""
     for row in numbers:
         mark = None if row.proof_problem else compute_noise_deviation(row.spans, row.chunks, tolerance)
         if mark is not None:
@@ -205,7 +204,7 @@ def _mark_noises(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> Ite
 
 
 def _noise_flaw(row: int, mark: Deviation) -> Flaw:
-    text = f"{mark.check} of row {row} is {mark.value:.4g} times this machine's own, from {mark.bound:.4g} on it counts"
+    text = f"{mark.check} of row {row} is {mark.value:.4g} times this machine's own, the limit is {mark.bound:.4g}"
     return Flaw(check=mark.check, row=row, place=0, value=mark.value, limit=mark.bound, text=text)
 
 
@@ -221,7 +220,7 @@ def _mark_flaw(row: int, place: int, mark: Deviation, where: str = "") -> Flaw:
 
 
 def judge_malformed(error: RemoteError) -> Judgement:
-    """A file that cannot be read, or does not answer to its lease. Intake should have refused it."""
+    """A file that cannot be parsed, or does not match its lease. The intake should have refused it."""
     return Judgement(
         outcome=Outcome.INVALID, reason=sanitize_reason(f"the file is not in order: {error}"), metrics=(), flaws=()
     )
@@ -234,7 +233,7 @@ def judge_file(
     rewards: RewardSummary | None,
     weighed: EvidenceSum | None = None,
 ) -> Judgement:
-    """`numbers` is empty where the tokens alone settled it; `rewards` are known for files that are taken."""
+    """`numbers` is empty where the tokens alone decide; `rewards` are given for files that pass."""
     metrics = [("rows", float(len(file.rows))), ("tokens", float(sum(len(row.output_tokens) for row in file.rows)))]
     metrics += list(_number_metrics(numbers)) if numbers else []
     if weighed is not None:
@@ -263,7 +262,7 @@ def judge_file(
 
 
 def _number_metrics(numbers: Sequence[RowMeasurement]) -> Iterator[tuple[str, float]]:
-    """The largest of each number, which is what the limits are compared with."""
+    """The largest of each number, since the limits apply to that."""
     tokens = sum(row.tokens for row in numbers)
     yield "margin_max", max(row.margin_max for row in numbers)
     yield "margin_mean", sum(row.margin_sum for row in numbers) / tokens
@@ -280,5 +279,5 @@ def _number_metrics(numbers: Sequence[RowMeasurement]) -> Iterator[tuple[str, fl
 
 
 def sanitize_reason(text: str) -> str:
-    """As a verdict's reason may be."""
+    """As the reason of a verdict has to be."""
     return UNPRINTABLE.sub("?", text)[:REASON_CHARS_MAX]

@@ -88,9 +88,13 @@ def test_an_honest_file_has_no_flaw_and_its_numbers_are_told() -> None:
 @pytest.mark.parametrize(
     ("bad", "check", "words"),
     [
-        (row([4, EOS, 5, EOS]), "termination", "goes on after the end token at 1"),
-        (row([4, 5]), "termination", "says that it ends with an end token"),
-        (row([4, 5], FinishReason.LENGTH), "termination", "stops after 2 tokens for length, the limit is 8"),
+        (row([4, EOS, 5, EOS]), "termination", "continues after the end token at 1"),
+        (row([4, 5]), "termination", "claims to end with an end token"),
+        (
+            row([4, 5], FinishReason.LENGTH),
+            "termination",
+            "claims to end at the length limit with 2 tokens, the limit is 8",
+        ),
         (row([4, 16, EOS]), "vocabulary", "token 16, the model has 16"),
         (row([4, EOS], prompt=np.array([1, 2, 4], np.int32)), "prompt", "not that of task 7, from token 2 on"),
         (row([4, EOS], prompt=np.array([1, 2], np.int32)), "prompt", "from token 2 on"),
@@ -194,7 +198,7 @@ def test_completions_that_are_all_a_little_noisier_are_another_computation() -> 
     weighed, flaws = weigh_rows([replace(noisy, row=number) for number in range(8)], calibrated)
     assert (weighed.most, weighed.noise, weighed.convicts) == (0, 176, True)
     assert [(flaw.check, flaw.row) for flaw in flaws] == [("noise", number) for number in range(8)]
-    assert flaws[0].text == "noise of row 0 is 1.25 times this machine's own, from 1.071 on it counts"
+    assert flaws[0].text == "noise of row 0 is 1.25 times this machine's own, the limit is 1.071"
     broken = replace(noisy, proof_problem="modulus", chunks=())
     assert weigh_rows([broken], calibrated)[0].noise == 0
 
