@@ -175,7 +175,7 @@ async def test_the_log_is_read_back_and_followed(owner: Owner, tmp_path: Path) -
     command = [str(BIN), "logs", "--follow", "--lines", "0", "--folder", str(owner.folder)]
     with followed.open("w") as file:
         follower = subprocess.Popen(command, stdout=file)
-    while "the owner's policy" not in followed.read_text():
+    while "owner's policy" not in followed.read_text():
         assert follower.poll() is None
         await owner.do("pause")
         await owner.do("resume")
@@ -343,7 +343,7 @@ async def test_a_wrong_first_start_is_told_what_to_do(owner: Owner, tmp_path: Pa
     listen = {"announce": ("http://a.example:1",), "listen": ListenConfig(port=taken)}
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"run": "nope"}, f"there is no run nope on testnet; there are: {RUN} (active)"),
-        ({"network": "mainnet"}, "is of the network testnet"),
+        ({"network": "mainnet"}, "belongs to the network testnet"),
         ({"coordinator_id": "0x" + "22" * 20}, "that is another coordinator"),
         ({"page": PageConfig(port=taken)}, "the port is in use; choose another --page-port"),
         (listen, "choose another --listen-port"),
@@ -420,6 +420,6 @@ async def test_a_node_whose_coordinator_is_gone_says_since_when_and_drains_all_t
     while (await owner.status())["coordinator"]["is_reachable"]:
         assert time.monotonic() < end_s
         await asyncio.sleep(0.2)
-    assert (await owner.do("status")).out.startswith("!!! the coordinator was last heard ")
+    assert (await owner.do("status")).out.startswith("!!! the coordinator has not answered for ")
     assert "stops then" in (await owner.do("drain")).out
     assert await owner.node.finish() == 0, owner.node.tail
