@@ -14,9 +14,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
+from functools import partial
+from hashlib import file_digest
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -48,6 +48,7 @@ from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tiles import make_node_reader
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, open_tree_head, sign_tree_head
 from prime_protocol.wire.ids import Digest, NetworkId
+from prime_runtime.files import write_atomic
 from prime_runtime.log_files import read_bounded, read_leaves, read_tile, read_tree_head
 from prime_runtime.objects.store import open_object_store
 from prime_runtime.redaction import Secret
@@ -80,7 +81,7 @@ class BackupManifest:
 
 
 def write_manifest(folder: Path, manifest: BackupManifest) -> None:
-    write_synced(folder / MANIFEST_NAME, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+    write_atomic(folder / MANIFEST_NAME, (json.dumps(asdict(manifest), indent=1) + "\n").encode(), mode=0o600)
 
 
 def read_manifest(folder: Path) -> BackupManifest:
@@ -124,42 +125,23 @@ def check_files(folder: Path, manifest: BackupManifest) -> None:
 
 
 def hash_file(path: Path) -> str:
-    digest = sha256()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+            return file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise LocalError(f"cannot read {path}: {error.strerror}") from None
-    return digest.hexdigest()
 
 
-def copy_synced(source: Path, target: Path, *, mode: int = 0o600) -> None:
-    """Copy a file; it is on disk when this returns."""
+def copy_synced(source: Path, target: Path) -> None:
+    """Copy a file, readable by its owner only; it is on disk when this returns."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with source.open("rb") as reader, open(target, "wb", opener=_opener(mode)) as writer:
-            while chunk := reader.read(CHUNK_BYTES):
-                writer.write(chunk)
+        with source.open("rb") as reader, open(target, "wb", opener=partial(os.open, mode=0o600)) as writer:
+            shutil.copyfileobj(reader, writer, CHUNK_BYTES)
             writer.flush()
             os.fsync(writer.fileno())
     except OSError as error:
         raise LocalError(f"cannot copy {source} to {target}: {error.strerror}") from None
-
-
-def write_synced(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(path, "wb", opener=_opener(mode)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _opener(mode: int) -> Callable[[str, int], int]:
-    return lambda path, flags: os.open(path, flags, mode)
 
 
 def hash_files(folder: Path) -> dict[str, str]:
@@ -357,7 +339,7 @@ def _write_settings(
     copy_synced(source / CONFIG_NAME, draft / CONFIG_NAME)
     found = resolve_coordinator_config(draft, {}, {}).config
     config = replace(found, folder=folder.absolute(), database=database, database_password=password)
-    write_synced(draft / CONFIG_NAME, render_config(config).encode())
+    write_atomic(draft / CONFIG_NAME, render_config(config).encode(), mode=0o600)
     return config
 
 

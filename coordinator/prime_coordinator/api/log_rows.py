@@ -5,6 +5,7 @@ A history is every entry that refers to one submission, oldest first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prime_coordinator.api import schemas
 from prime_coordinator.api.schemas import SlashProgress, SubmissionProgress
@@ -52,6 +53,11 @@ class OpenedEntry:
     leaf: bytes
 
     @property
+    def position(self) -> dict[str, Any]:
+        """The fields of a LoggedRow."""
+        return {"index": self.index, "at_ms": self.at_ms, "run": self.run}
+
+    @property
     def run(self) -> RunId:
         assert self.payload.run is not None, f"{self.payload.kind} is about the network"
         return self.payload.run
@@ -82,9 +88,7 @@ def checkpoint_row(state: LedgerState, opened: OpenedEntry) -> schemas.Checkpoin
     assert isinstance(entry, CheckpointPublished)
     beacon = state.runs[opened.run].checkpoints[entry.step].beacon
     return schemas.CheckpointRow(
-        index=opened.index,
-        at_ms=opened.at_ms,
-        run=opened.run,
+        **opened.position,
         step=entry.step,
         root=str(entry.root),
         manifest=str(entry.manifest),
@@ -97,9 +101,7 @@ def verdict_row(opened: OpenedEntry) -> schemas.VerdictRow:
     entry = opened.entry
     assert isinstance(entry, VerdictGiven)
     return schemas.VerdictRow(
-        index=opened.index,
-        at_ms=opened.at_ms,
-        run=opened.run,
+        **opened.position,
         submission=str(entry.receipt.submission),
         validator=str(entry.receipt.validator),
         outcome=str(entry.outcome),
@@ -134,9 +136,7 @@ def slash_row(state: LedgerState, history: SubmissionHistory) -> schemas.SlashRo
     progress = slash_progress(history)
     assert progress is not None
     return schemas.SlashRow(
-        index=opened.index,
-        at_ms=opened.at_ms,
-        run=opened.run,
+        **opened.position,
         submission=str(opened.entry.submission),
         node=authors[0],
         amount_nano=opened.entry.amount_nano,
@@ -154,9 +154,7 @@ def appeal_row(history: SubmissionHistory) -> schemas.AppealRow:
     progress = slash_progress(history)
     assert progress is not None
     return schemas.AppealRow(
-        index=opened.index,
-        at_ms=opened.at_ms,
-        run=opened.run,
+        **opened.position,
         submission=str(opened.entry.submission),
         author=str(opened.payload.sender),
         reason=opened.entry.reason,
@@ -174,9 +172,7 @@ def ended_submission_detail(run: RunState, history: SubmissionHistory) -> schema
     entry, receipt = opened.entry, opened.entry.receipt
     rounds = _rounds(history)
     summary = schemas.SubmissionRow(
-        index=opened.index,
-        at_ms=opened.at_ms,
-        run=opened.run,
+        **opened.position,
         submission=str(compute_receipt_id(receipt)),
         step=receipt.step,
         node=str(receipt.node),

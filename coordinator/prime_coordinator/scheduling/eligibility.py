@@ -196,48 +196,39 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class EligibilityRule:
-    """One reason: when it applies, whether the node gets work, and what would change it."""
+    """One reason: when it applies, and what would change it."""
 
     eligibility: Eligibility
     matches: Callable[[NodeFacts], bool]
-    is_eligible: bool
     remedy: str
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether the node gets work."""
+        return self.eligibility in (Eligibility.PROBING, Eligibility.READY)
 
 
 ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
-    EligibilityRule(
-        Eligibility.BANNED, lambda f: f.node.status is NodeStatus.BANNED, False, "the operator lifts the ban"
-    ),
+    EligibilityRule(Eligibility.BANNED, lambda f: f.node.status is NodeStatus.BANNED, "the operator lifts the ban"),
     EligibilityRule(
         Eligibility.DRAINED,
         lambda f: f.node.status is NodeStatus.DRAINED,
-        False,
         "the operator lifts it, or a heartbeat does if silence was the reason",
     ),
-    EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, False, "its owner signs a new delegation"),
+    EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, "its owner signs a new delegation"),
     EligibilityRule(
         Eligibility.OUTDATED,
         lambda f: f.node.version < f.terms.get_version_min(f.now_ms),
-        False,
         "it registers again with a newer version",
     ),
-    EligibilityRule(
-        Eligibility.UNSTAKED, lambda f: f.stake_nano < f.terms.stake_min_nano, False, "its owner stakes enough"
-    ),
-    EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, False, "it sends a heartbeat"),
-    EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, False, "it sends a heartbeat"),
-    EligibilityRule(
-        Eligibility.LEAVING,
-        lambda f: f.activity is NodeActivity.DRAINING,
-        False,
-        "it stops draining",
-    ),
-    EligibilityRule(
-        Eligibility.IDLE, lambda f: Role.WORKER not in f.node.roles, False, "it registers again as a worker"
-    ),
-    EligibilityRule(Eligibility.SUSPENDED, lambda f: f.wait_ms > 0, False, "time passes"),
-    EligibilityRule(Eligibility.PROBING, lambda f: not f.is_measured, True, "it answers its first lease"),
-    EligibilityRule(Eligibility.READY, lambda f: True, True, "none is needed"),
+    EligibilityRule(Eligibility.UNSTAKED, lambda f: f.stake_nano < f.terms.stake_min_nano, "its owner stakes enough"),
+    EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, "it sends a heartbeat"),
+    EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, "it sends a heartbeat"),
+    EligibilityRule(Eligibility.LEAVING, lambda f: f.activity is NodeActivity.DRAINING, "it stops draining"),
+    EligibilityRule(Eligibility.IDLE, lambda f: Role.WORKER not in f.node.roles, "it registers again as a worker"),
+    EligibilityRule(Eligibility.SUSPENDED, lambda f: f.wait_ms > 0, "time passes"),
+    EligibilityRule(Eligibility.PROBING, lambda f: not f.is_measured, "it submits its first lease"),
+    EligibilityRule(Eligibility.READY, lambda f: True, "none is needed"),
 )
 """The first rule that matches applies."""
 
