@@ -45,7 +45,7 @@ async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None
     world.credit(world.settled("ann", Outcome.ACCEPT, 0))
     world.convicted("bob", 1)
     context = await FakeAppContext.open(world, folder)
-    context.config = replace(context.config, reading=ReadApiConfig(per_second=1e6, burst=10**6))
+    context.config = replace(context.config, read_api=ReadApiConfig(per_second=1e6, burst=10**6))
     app, stop = web.Application(), asyncio.Event()
     add_json_routes(app, context)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

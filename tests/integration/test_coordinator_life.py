@@ -125,12 +125,12 @@ async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess
     verify_with_command(process.config, books.key)
 
 
-async def test_a_clean_stop_spares_the_next_start_the_folding(process: CoordinatorProcess) -> None:
+async def test_a_clean_stop_spares_the_next_start_the_replay(process: CoordinatorProcess) -> None:
     async with party(process, "worker") as worker:
         await worker.join(Role.WORKER)
         assert await process.stop() == 0
         await process.start()
-        assert any("folding 0 of" in line for line in process.lines)
+        assert any("replaying 0 of" in line for line in process.lines)
         await worker.beat()  # it knows the node
 
 
@@ -191,7 +191,7 @@ async def test_files_are_taken_only_from_those_they_are_due_from(process: Coordi
         assert (reply.stored, reply.url) == (False, "")
         with pytest.raises(CallRefused, match="has digest"):
             await cast.worker.put(announced, bytes(len(data)), digest)
-        with pytest.raises(CallRefused, match="announced were"):
+        with pytest.raises(CallRefused, match="announced as"):
             await cast.worker.put(announced, data[:-1], digest)
         await cast.worker.put(announced, data, digest)
         assert (await cast.worker.call(UPLOAD, announced)).stored

@@ -61,7 +61,7 @@ def test_sound_log_verifies_and_its_books_come_out_as_json(tmp_path: Path) -> No
     assert books["nodes"][str(world.id("ann"))]["settled"] == {"accept": 1, "soft": 0, "hard": 0}
     shown = verify(tmp_path).stdout
     assert "every signature, author, rule and tile is valid" in shown
-    assert "the key the log names itself" in shown
+    assert "the key that the log itself names" in shown
 
 
 def flip(name: str) -> Callable[[Path, World], None]:
@@ -115,4 +115,4 @@ def test_missing_file_and_wrong_key_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "tile/entries/000").unlink()
     done = verify(tmp_path)
     assert done.returncode == 1
-    assert "complete copy" in done.stderr
+    assert "is the copy of the log complete" in done.stderr

@@ -122,7 +122,7 @@ async def test_strangers_liars_and_nonsense_are_refused_with_a_reason(process: C
             "is not the trainer": frame_of("node", announced(0)),
             "is not known": frame_of("stranger", serving(0)),
             "this is about": frame_of("node", serving(0), run=RunId("other")),
-            "Letter": b"x" * 100,
+            "Payload": b"x" * 100,
         }
         for problem, frame in cases.items():
             with pytest.raises(CallRefused) as refused:
