@@ -131,7 +131,7 @@ async def test_a_new_user_gives_a_url_once_and_then_nothing(tmp_path: Path) -> N
         folder = tmp_path / "node"
         alone = ("prime-node", "start", "--folder", str(folder))
         code, text = await run_command(*alone)
-        assert (code, "which coordinator?" in text) == (1, True), text
+        assert (code, "no coordinator is set" in text) == (1, True), text
         command = Command((*alone, "--role", "relay", "--coordinator", swarm.coordinator.server.url))
         command.variables["PRIME_PASSWORD"] = ""
         await command.start()

@@ -1,12 +1,8 @@
-"""`prime-node audit` of a submission that nobody rejected, or nobody was asked about: read again from the public log.
+"""`prime-node audit`: recompute a verdict, or check any submission, and say whether this machine agrees.
 
-There is no bundle for it, so everything comes from the coordinator: the worker's signed receipt, the lease, the step's
-facts, the file, and what validators said of it, with their looks.
-
-`prime-node audit`: run a verdict again from its evidence, and say whether this machine finds the same.
-
-Offline with --bundle and --weights. Else the evidence comes from the coordinator, by the name of the submission or by
-the digest of the evidence. A submission that nobody rejected has none; it is read again from the log (audit_any.py).
+Works offline with --bundle and --weights. Otherwise the evidence comes from the coordinator, by the id of the
+submission or the digest of the evidence. A submission without a rejection has no evidence; then the coordinator
+provides all inputs: the worker's signed receipt, the lease, the step's facts, the file, and the verdicts.
 """
 
 import asyncio
@@ -65,7 +61,7 @@ class LoggedVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionToAudit:
-    """All that is needed to read a submission again."""
+    """What is needed to check a submission, with the verdicts about it."""
 
     receipt: SubmissionReceipt
     task: AuditTask
@@ -74,7 +70,7 @@ class SubmissionToAudit:
 
 
 async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudit | None:
-    """From the coordinator; None where no submission has this name."""
+    """From the coordinator; None if no submission has this id."""
     async with open_json_client(config.coordinator, config.authority) as api:
         try:
             await api.get(f"/submissions/{name}")
@@ -89,7 +85,7 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
     task = AuditTask(
         submission=name,
         round=0,
-        # Decoys of our own: whoever made the file could not know them either.
+        # A random seed for the decoy evaluations, which the file's author cannot have known.
         seed=Digest(secrets.token_bytes(Digest.SIZE)),
         file_digest=receipt.file_digest,
         lease=receipt.lease,
@@ -108,7 +104,7 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
 
 
 async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int, int]:
-    """Which tasks its lease was for."""
+    """First slot and number of slots of its lease."""
     query = {"kind": "LeaseGranted", "subject": str(receipt.node), "limit": str(PAGE_ROWS)}
     for _ in range(PAGES_MAX):
         page = await api.get("/log/entries", **query)
@@ -122,7 +118,7 @@ async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int,
 
 
 def open_anonymous_client(config: NodeConfig, network: str) -> AbstractAsyncContextManager[HttpClient]:
-    """Anybody may read what an audit needs, so no key of the node's is: the one here is new and nobody's."""
+    """A client with a fresh random key: an audit reads only public data, so the node's key is not needed."""
     return open_client(
         key=WalletKey.from_secret(secrets.token_bytes(32)),
         network=NetworkId(network),
@@ -151,29 +147,32 @@ def parse_leases(page: Mapping[str, Any]) -> tuple[dict[tuple[str, int], tuple[i
 def parse_verdicts(page: Mapping[str, Any]) -> dict[NodeId, LoggedVerdict]:
     return {
         NodeId.parse(row["body"]["receipt"]["validator"]): LoggedVerdict(
-            outcome=str(row["body"]["outcome"]), read_proof=bytes.fromhex(row["body"]["looks"].removeprefix("0x"))
+            outcome=str(row["body"]["outcome"]), read_proof=bytes.fromhex(row["body"]["read_proof"].removeprefix("0x"))
         )
         for row in page["rows"]
     }
 
 
 def describe_read_proof(said: bytes, found: bytes) -> str:
-    """What a validator's looks say, in words."""
+    """Whether a validator ran the model on the file, in words."""
     if not found:
         return "the file needs no model"
     if not said:
-        return "did not read it: its verdict has no looks"
+        return "did not run the model: its verdict has no read proof"
     error = compute_read_proof_error(said, found)
     return (
-        f"did not read it: off by {error:.2f}" if is_read_proof_refuted(said, found) else f"read it: off by {error:.4f}"
+        f"did not run the model: error {error:.2f}"
+        if is_read_proof_refuted(said, found)
+        else f"ran the model: error {error:.4f}"
     )
 
 
 def print_submission(
-    context: NodeCliContext, asked: SubmissionToAudit, judged: Judgement, looks: Mapping[NodeId, bytes]
+    context: NodeCliContext, asked: SubmissionToAudit, judged: Judgement, read_proofs: Mapping[NodeId, bytes]
 ) -> None:
     readers = [
-        (node, said.outcome, said.read_proof, looks.get(node, b"")) for node, said in sorted(asked.verdicts.items())
+        (node, verdict.outcome, verdict.read_proof, read_proofs.get(node, b""))
+        for node, verdict in sorted(asked.verdicts.items())
     ]
     if context.args.json:
         context.screen.print_json(
@@ -193,19 +192,19 @@ def print_submission(
         )
         return
     say, task = context.screen.print_line, asked.task
-    say(f"submission  {task.submission} of {task.node}, whose signature under it is good")
+    say(f"submission  {task.submission} of {task.node}, signature valid")
     last = task.first_slot + task.slots - 1
     say(f"            lease {task.lease}, step {task.step}, slots {task.first_slot} to {last}")
     say(f"here        {judged.outcome}: {judged.reason or 'every check passes'}")
     say("")
-    rows = [(metric.name, f"{metric.value:.6g}") for metric in judged.metrics]
-    context.screen.show(context.screen.table(["check", "here"], rows))
+    checks = [(metric.name, f"{metric.value:.6g}") for metric in judged.metrics]
+    context.screen.show(context.screen.table(["check", "here"], checks))
     say("")
     if not readers:
-        say("nobody was drawn to judge it")
+        say("no validator has judged it")
         return
-    told = [(str(node), outcome, describe_read_proof(said, found)) for node, outcome, said, found in readers]
-    context.screen.show(context.screen.table(["validator", "found", "by its looks"], told))
+    rows = [(str(node), outcome, describe_read_proof(said, found)) for node, outcome, said, found in readers]
+    context.screen.show(context.screen.table(["validator", "verdict", "read proof"], rows))
 
 
 EXIT_DISAGREES = 3
@@ -225,11 +224,11 @@ async def _audit(context: NodeCliContext) -> int:
 
 
 async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes) -> int:
-    """A verdict, from its bundle."""
+    """Recompute a verdict from its evidence bundle."""
     try:
         evidence = decode_evidence(raw)
     except RemoteError as error:
-        raise LocalError(f"that is no evidence bundle, or a damaged one: {error}") from None
+        raise LocalError(f"this is not an evidence bundle, or it is damaged: {error}") from None
     if not context.args.json:
         _print_evidence(context, evidence, raw, config.signing_domain)
     examined = await _recompute(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
@@ -240,7 +239,7 @@ async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes)
 
 
 async def _audit_submission(context: NodeCliContext, config: NodeConfig, asked: SubmissionToAudit) -> int:
-    """A submission that nobody rejected: what this machine finds in it, and who had read it."""
+    """Check a submission without a rejection, and whether its validators ran the model on it."""
     examined = await _recompute(context, config, asked.receipt.run, asked.task, asked.facts, b"")
     judged = examined.judge()
     print_submission(context, asked, judged, examined.read_proofs)
@@ -250,7 +249,7 @@ async def _audit_submission(context: NodeCliContext, config: NodeConfig, asked: 
 async def _recompute(
     context: NodeCliContext, config: NodeConfig, run: RunId, task: AuditTask, facts: StepReply, file: bytes
 ) -> Examination:
-    """With this machine's engine. What is not at hand is fetched."""
+    """Check the file with this machine's engine. What is missing is fetched."""
     file = file or await _load(context.args.file, config, f"/objects/{task.file_digest}", task.file_digest, "--file")
     dataset = get_dataset_digest(facts)
     problems = b"" if dataset is None else await _load_dataset(context, config, dataset)
@@ -269,18 +268,18 @@ async def _recompute(
         )
 
 
-# --- What is needed ---------------------------------------------------------------------------------------------------
+# --- Inputs -----------------------------------------------------------------------------------------------------------
 
 
 async def _find_subject(context: NodeCliContext, config: NodeConfig) -> bytes | SubmissionToAudit:
-    """A bundle; or a submission that has none, since nobody rejected it."""
+    """An evidence bundle; or the submission, if it has no rejection and thus no evidence."""
     if context.args.bundle is not None:
         return _read_file(context.args.bundle, BUNDLE_BYTES_MAX)
     if context.args.verdict is None:
         raise LocalError("name a submission or an evidence digest, or give --bundle FILE")
     name = parse_verdict_id(context.args.verdict)
     if not config.coordinator:
-        raise LocalError("there is no node in the folder that knows a coordinator; give --coordinator URL, or --bundle")
+        raise LocalError("the folder has no node with a coordinator; give --coordinator URL, or --bundle")
     evidence = await _find_evidence(config, name)
     if evidence is None:
         asked = await fetch_submission(config, name)
@@ -290,8 +289,8 @@ async def _find_subject(context: NodeCliContext, config: NodeConfig) -> bytes | 
         return await _fetch(config, f"/objects/{evidence or name}", evidence or name, BUNDLE_BYTES_MAX)
     except NotFound:
         raise LocalError(
-            f"nothing that was submitted, and no evidence, is called {name} at {config.coordinator}, or it is not kept"
-            " any more. `prime-node rollouts ID` shows the names of yours; a file that you have is given with --bundle"
+            f"{config.coordinator} has no submission or evidence {name}, or no longer keeps it. "
+            "`prime-node rollouts ID` shows the ids of yours; pass an evidence file with --bundle"
         ) from None
 
 
@@ -301,12 +300,12 @@ def parse_verdict_id(text: str) -> Digest:
     except RemoteError as error:
         raise LocalError(
             f"{text!r} names no verdict: a digest {error.problem}. `prime-node rollouts ID` shows a submission's, the "
-            "explorer a verdict's; a file that you have is given with --bundle"
+            "explorer a verdict's; pass an evidence file with --bundle"
         ) from None
 
 
 async def _find_evidence(config: NodeConfig, name: Digest) -> Digest | None:
-    """Of the first rejection of a submission with this name, if there is one."""
+    """The evidence of the first rejection of the submission, if there is one."""
     async with open_json_client(config.coordinator, config.authority) as api:
         try:
             page = await api.get("/verdicts", submission=str(name))
@@ -316,7 +315,7 @@ async def _find_evidence(config: NodeConfig, name: Digest) -> Digest | None:
 
 
 def _find_weights(context: NodeCliContext, config: NodeConfig, task: AuditTask, facts: StepReply) -> Path:
-    """The folder that was given, else the checkpoint where a node of this folder keeps it."""
+    """--weights, else the checkpoint of the node in the folder."""
     if context.args.weights is not None:
         return Path(context.args.weights)
     store = config.weights.folder or NodeFolder(config.folder).weights
@@ -371,7 +370,7 @@ async def _fetch(config: NodeConfig, path: str, digest: Digest, bytes_max: int) 
         return await fetch_file(client, server, path, digest, bytes_max=bytes_max)
 
 
-# --- What is said -----------------------------------------------------------------------------------------------------
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def _print_evidence(context: NodeCliContext, evidence: EvidenceBundle, raw: bytes, domain: Domain) -> None:
@@ -380,17 +379,12 @@ def _print_evidence(context: NodeCliContext, evidence: EvidenceBundle, raw: byte
     say(f"submission  {task.submission} of {task.node}")
     last = task.first_slot + task.slots - 1
     say(f"            lease {task.lease}, step {task.step}, slots {task.first_slot} to {last}")
-    signed = (
-        "its author's signature under it is good"
-        if verify_evidence_signature(evidence, domain)
-        else "no signature is here"
-    )
-    say(f"            {signed}")
+    say(f"            {'signature valid' if verify_evidence_signature(evidence, domain) else 'not signed'}")
     say(f"checkpoint  {task.checkpoint_root}, step {evidence.facts.weights.step}")
     engine = evidence.engine
     how = f"{engine.engine} on {engine.device} in {engine.precision}" if engine else "no engine was needed"
     say(f"then        {evidence.outcome}: {evidence.reason}")
-    say(f"            {how}; {', '.join(evidence.software) or 'software not named'}")
+    say(f"            {how}; {', '.join(evidence.software) or 'unknown software'}")
 
 
 def _print_comparison(context: NodeCliContext, evidence: EvidenceBundle, judged: Judgement, agrees: bool) -> None:

@@ -1,4 +1,4 @@
-"""`prime-node calibrate`: measure the noise of honest engines on a model, and write the bounds a run should have."""
+"""`prime-node calibrate`: measure the numerical noise of engines on a model, and write a run's tolerance."""
 
 import asyncio
 import tempfile
@@ -28,7 +28,7 @@ from prime_runtime.model_files import ModelFiles
 from prime_runtime.task_sets import open_task_set
 
 TASKS = 256
-"""Prompts taken from a task set."""
+"""Prompts used from a task set."""
 
 
 def calibrate(context: NodeCliContext) -> int:
@@ -78,7 +78,7 @@ def make_plan(context: NodeCliContext, base: EngineConfig, model: ModelFiles) ->
 
 
 def find_engines(base: EngineConfig, vllm_python: Path | None) -> list[tuple[EngineKind, Path | None]]:
-    """torch in any case, and vLLM where there is one."""
+    """torch always, and vLLM if it is installed."""
     engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None)]
     python = vllm_python or (base.python if base.engine is EngineKind.VLLM else None)
     if python is not None:
@@ -89,7 +89,7 @@ def find_engines(base: EngineConfig, vllm_python: Path | None) -> list[tuple[Eng
 
 
 def find_precisions(base: EngineConfig, wanted: str) -> list[str]:
-    """In a run with bfloat16 there are machines without it, too."""
+    """A bfloat16 run also has machines without bfloat16, so both precisions are measured."""
     if wanted == FLOAT32:
         return [FLOAT32]
     from prime_node.engine.torch.device import choose_device, has_bf16
@@ -117,7 +117,7 @@ def parse_numbers(flag: str, text: str) -> list[int]:
 
 
 def check_output_path(path: Path) -> None:
-    """Before an hour of measuring, not after it."""
+    """Fail before an hour of measuring, not after it."""
     if path.exists():
         raise LocalError(f"{path} exists already; name another file with --out")
     if not path.absolute().parent.is_dir():

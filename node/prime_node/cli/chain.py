@@ -1,7 +1,7 @@
-"""Value on a chain, moved for a node's owner: stake, ask back, withdraw, claim, appeal. The log hears what it must.
+"""Moves value on a chain for a node's owner: stake, unbond, withdraw, claim, appeal; and writes the entries to the log.
 
-Whatever stops it half way, the same command again does what is left: a deposit or a claim that was begun is gone on
-with, and a withdrawal of nothing is no harm.
+Each command can be repeated after an interruption: a started deposit or claim is resumed, and a withdrawal of nothing
+changes nothing.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ DEPOSIT, CLAIM = "the deposit", "the claim"
 
 
 class ChainStaking:
-    """One owner's dealings."""
+    """Moves one owner's value between wallet, vault and log."""
 
     def __init__(
         self, config: NodeConfig, node_key: WalletKey, owner: WalletKey, rpc: str, say: Callable[[str], None]
     ) -> None:
         if not rpc:
-            raise LocalError("this network settles on a chain: give --rpc URL of a node of it, or set rpc")
+            raise LocalError("this network settles on a chain: give its RPC URL with --rpc, or set rpc")
         self._config = config
         self._node_key = node_key
         self._owner = owner
@@ -50,7 +50,7 @@ class ChainStaking:
     def _node(self) -> NodeId:
         return self._node_key.node
 
-    # --- The commands -----------------------------------------------------------------------------------------------
+    # --- Commands ---------------------------------------------------------------------------------------------------
 
     def add(self, amount_nano: int) -> int:
         return self._run(lambda purse: self._add(purse, amount_nano))
@@ -67,33 +67,33 @@ class ChainStaking:
     def appeal(self, submission: Digest, reason: str) -> int:
         return self._run(lambda purse: self._appeal(purse, submission, reason))
 
-    # --- How --------------------------------------------------------------------------------------------------------
+    # --- Implementation ---------------------------------------------------------------------------------------------
 
     async def _add(self, purse: ChainSession, amount_nano: int) -> None:
-        """Into the vault; when the log has heard of it, behind the node there too."""
+        """Deposit into the vault; once the deposit is in the log, stake it there."""
         at, units = purse.contracts, amount_nano * purse.contracts.scale
         await self._bind(purse.chain, purse.wallet, at)
         payer = self._payer(purse, at.vault, "deposit")
         wanted = Payment(DEPOSIT, "Deposited", str(self._node), units)
         told = await payer.pay(wanted, lambda: purse.pay(DEPOSIT, at.vault, units, "deposit", self._node, units))
-        self._say(f"{format_amount(amount_nano)} tokens are in the vault, by block {told.block}")
+        self._say(f"deposited {format_amount(amount_nano)} in the vault, block {told.block}")
         await self._wait_until_logged(await payer.reference(at.chain_id, told))
         await self._stake(amount_nano)
         payer.mark_logged()
 
     async def _stake(self, amount_nano: int) -> None:
-        """In the log. A node that runs stakes its own balance by itself, and may have been quicker."""
+        """Stake in the log. A running node stakes its balance by itself and may have been faster."""
         try:
             index = await send_entry(self._config, self._owner, Staked(node=self._node, amount_nano=amount_nano))
         except CallRefused as error:
             if (await fetch_stake(self._config, self._node))["stake_nano"] < amount_nano:
                 raise LocalError(f"the log refuses the stake: {error.refusal.problem}. See: prime-node stake") from None
-            self._say("the node has staked them itself")
+            self._say("the node has staked the deposit itself")
             return
-        self._say(f"they are staked (entry {index} of the log)")
+        self._say(f"the deposit is staked (entry {index} of the log)")
 
     async def _bind(self, chain: ChainClient, wallet: Wallet, at: NetworkContracts) -> None:
-        """An owner's first stake behind another key needs that key's consent."""
+        """An owner's first stake for another key needs that key's signed consent."""
         position = await chain.read(at.vault, "positionOf", self._node)
         if self._owner.node == self._node or position["owner"].lower() == str(self._owner.node):
             return
@@ -103,36 +103,34 @@ class ChainStaking:
         await wallet.send_and_wait("the binding", at.vault, "bind", self._node, bytes(consent))
 
     async def _remove(self, purse: ChainSession, amount_nano: int) -> None:
-        """The log first: a node must never work on stake that has left the vault."""
+        """The log comes first: a node must never work on stake that has left the vault."""
         at = purse.contracts
         try:
             index = await send_entry(self._config, self._owner, Unbonded(node=self._node, amount_nano=amount_nano))
-            self._say(f"the log knows (entry {index} of the log)")
+            self._say(f"the unbonding is in the log (entry {index} of the log)")
         except CallRefused as error:
             if await self._get_unbonded_nano(purse) < amount_nano:
                 raise LocalError(f"the log refuses: {error.refusal.field} {error.refusal.problem}") from None
-            self._say("the log knows already")
+            self._say("the unbonding is in the log already")
         try:
             await purse.wallet.send_and_wait("the unbonding", at.vault, "unbond", self._node, amount_nano * at.scale)
         except ChainUnavailable as error:
             raise ChainUnavailable(
                 f"the log knows, the chain does not yet: {error}. Then type the same again"
             ) from None
-        self._say(
-            f"{format_amount(amount_nano)} tokens are on their way back; when the delay is over: prime-node withdraw"
-        )
+        self._say(f"unbonding {format_amount(amount_nano)}; when the delay is over: prime-node withdraw")
 
     async def _get_unbonded_nano(self, purse: ChainSession) -> int:
-        """What the vault holds as stake and the log does not any more."""
+        """Stake that the log has unbonded and the vault has not."""
         position = await purse.chain.read(purse.contracts.vault, "positionOf", self._node)
         known = await fetch_stake(self._config, self._node)
         return int(position["stake"]) // purse.contracts.scale - int(known["stake_nano"])
 
     async def _withdraw(self, chain: ChainClient, wallet: Wallet, at: NetworkContracts) -> None:
-        """The vault and the log mature by their own clocks; each gives what it has."""
+        """Vault and log mature by their own clocks; each pays out what has matured there."""
         taken_nano = await self._withdraw_matured(chain, wallet, at)
         if taken_nano:
-            self._say(f"{format_amount(taken_nano)} tokens are in the wallet {self._owner.node}")
+            self._say(f"withdrew {format_amount(taken_nano)} to the wallet {self._owner.node}")
         before_nano = await self._balance_nano()
         try:
             await send_entry(self._config, self._owner, Released(node=self._node))
@@ -144,7 +142,7 @@ class ChainStaking:
         await self._log(Withdrawn(amount_nano=await self._balance_nano() - before_nano), "the log knows")
 
     async def _withdraw_matured(self, chain: ChainClient, wallet: Wallet, at: NetworkContracts) -> int:
-        """What the vault gave; 0 where nothing has matured there."""
+        """The amount that the vault paid out; 0 if nothing has matured there."""
         try:
             mined = await wallet.send_and_wait("the withdrawal", at.vault, "withdraw", self._node)
         except ContractReverted as error:
@@ -154,11 +152,11 @@ class ChainStaking:
         return await self._amount(chain, at.vault, "Withdrawn", mined) // at.scale
 
     async def _balance_nano(self) -> int:
-        """The owner's, in the log."""
+        """The owner's balance in the log."""
         return int((await fetch_stake(self._config, self._node))["balance_nano"])
 
     async def _claim(self, purse: ChainSession) -> None:
-        """From the newest root that has matured; its table is believed because its tree has that root."""
+        """Claim from the newest matured root. The coordinator's table is trusted because its tree has that root."""
         chain, at, run, account = purse.chain, purse.contracts, self._config.run_id, self._owner.node
         payer = self._payer(purse, at.pool, "claim")
         begun = await payer.resume()
@@ -167,13 +165,13 @@ class ChainStaking:
         epoch, root = await self._find_matured(chain, at)
         tree = await self._fetch_tree(run, epoch, at.scale)
         if tree.root != root:
-            raise LocalError(f"the coordinator's table of epoch {epoch} is not the one on the chain: tell its operator")
+            raise LocalError(f"the coordinator's table of epoch {epoch} differs from the chain's: inform its operator")
         if account not in tree.cumulative:
             raise LocalError(f"nothing was paid to {account} up to epoch {epoch} of {run}")
         total = tree.cumulative[account]
         units = total - int(await chain.read(at.pool, "claimedBy", run_key(run), account))
         if units <= 0:
-            self._say(f"all that {run} has paid to {account} up to epoch {epoch} is claimed")
+            self._say(f"everything that {run} paid to {account} up to epoch {epoch} is claimed already")
             return
         wanted = Payment(CLAIM, "Claimed", f"0x{run_key(run).hex()}", units, since_entry=await self._log_size())
         call = ("claim", run_key(run), epoch, account, total, tree.proof(account))
@@ -181,7 +179,7 @@ class ChainStaking:
         await self._log_claim(payer, wanted, at.scale)
 
     async def _find_matured(self, chain: ChainClient, at: NetworkContracts) -> tuple[int, bytes]:
-        """The newest epoch whose payout can be claimed, and its root."""
+        """The newest epoch with a claimable payout, and its root."""
         key, head = run_key(self._config.run_id), await chain.newest()
         for epoch in range(int((await chain.read(at.pool, "poolOf", key))["epoch"]), 0, -1):
             promise = await chain.read(at.pool, "promiseOf", key, epoch)
@@ -190,9 +188,9 @@ class ChainStaking:
         raise LocalError(f"no payout of {self._config.run_id} can be claimed yet")
 
     async def _log_claim(self, payer: Payer, claimed: Payment, scale: int) -> None:
-        """The log hears of it once, also where the command was stopped after it had."""
+        """Write the claim to the log once, even if an earlier command was stopped after doing so."""
         amount_nano = claimed.units // scale
-        self._say(f"{format_amount(amount_nano)} tokens of {self._config.run_id} are in the wallet {self._owner.node}")
+        self._say(f"claimed {format_amount(amount_nano)} of {self._config.run_id} to the wallet {self._owner.node}")
         if not await self._is_withdrawn(amount_nano, claimed.since_entry):
             await self._log(Withdrawn(amount_nano=amount_nano), "the log knows")
         payer.mark_logged()
@@ -208,25 +206,26 @@ class ChainStaking:
             return int(newest["index"]) + 1
 
     async def _appeal(self, purse: ChainSession, submission: Digest, reason: str) -> None:
-        """The bond goes to the court; the log's validators decide. The coordinator tells the log, where we cannot."""
+        """Pay the bond to the court; the log's validators decide. If our entry is refused, the coordinator writes the
+        appeal to the log from the chain."""
         slash = await purse.read_slash(submission)
         if slash.status == 0:
-            raise LocalError(f"the slash of {submission} is not before the court yet; try again in a while")
+            raise LocalError(f"the slash of {submission} has not reached the court yet; try again later")
         if slash.status == 1:
             block = await purse.appeal(submission, slash.bond)
             bond = format_amount(slash.bond // purse.contracts.scale)
-            self._say(f"a bond of {bond} tokens is with the court, by block {block}")
+            self._say(f"paid a bond of {bond} to the court, block {block}")
         try:
             index = await send_entry(
                 self._config, self._owner, Appealed(submission=submission, reason=reason), self._config.run_id
             )
         except CallRefused as error:
-            # The node may have told the log before, or its window was over: then the coordinator does, from the chain.
-            self._say(f"the log takes no appeal from here ({error.refusal.problem}); it hears of it from the chain")
+            # The node may have appealed before, or the log's window is over: the coordinator reports it from the chain.
+            self._say(f"the log refuses this appeal ({error.refusal.problem}); the coordinator adds it from the chain")
             return
         self._say(f"the slash is appealed (entry {index} of the log)")
 
-    # --- Small parts ------------------------------------------------------------------------------------------------
+    # --- Helpers ----------------------------------------------------------------------------------------------------
 
     def _payer(self, purse: ChainSession, contract: Contract, what: str) -> Payer:
         note = NodeFolder(self._config.folder).chain / f"{self._owner.node}-{what}.json"
@@ -241,13 +240,13 @@ class ChainStaking:
         return 0
 
     async def _amount(self, chain: ChainClient, contract: Contract, name: str, mined: MinedTransaction) -> int:
-        """What the transaction's own event says; 0 where it has none."""
+        """The amount in the transaction's own event; 0 without such an event."""
         events = await chain.events([contract], mined.block, mined.block)
         own = [each for each in events if each.transaction == mined.transaction and each.name == name]
         return int(own[0].values["amount"]) if own else 0
 
     async def _wait_until_logged(self, reference: Digest) -> None:
-        self._say("waiting until the coordinator has seen the deposit deep enough in the chain")
+        self._say("waiting until the coordinator has confirmed the deposit")
         async with open_json_client(self._config.coordinator, self._config.authority) as client:
             await wait_until_logged(client, reference, self._clock)
 
@@ -257,13 +256,13 @@ class ChainStaking:
         try:
             paid = {NodeId.parse(row["account"]): int(row["paid_nano"]) * scale for row in answer["paid"]}
         except (KeyError, TypeError, ValueError) as error:
-            raise LocalError(f"the coordinator's answer is not as it should be: {error!r}") from None
+            raise LocalError(f"the coordinator's answer is malformed: {error!r}") from None
         if not paid:
             raise LocalError(f"the coordinator's table of epoch {epoch} is empty")
         return PayoutTree(paid)
 
     async def _log(self, entry: Any, what: str, run: RunId | None = None) -> None:
-        """Tell the log; what it refuses is said, and the chain keeps what was done there."""
+        """Send an entry to the log. LocalError if it is refused; what was done on the chain remains."""
         try:
             index = await send_entry(self._config, self._owner, entry, run)
         except CallRefused as error:

@@ -1,6 +1,5 @@
-"""How a command reaches the running node of a folder: over its door on loopback, with the token of its lock file.
-
-What every command is handed: its arguments, the environment, the screen, and a way to ask for a password.
+"""What every command gets, and how it reaches the running node of a folder: over the control API on loopback, with the
+token of the lock file.
 """
 
 from argparse import Namespace
@@ -22,21 +21,21 @@ from prime_runtime.settings.loader import ResolvedConfig
 
 
 async def call_node(folder: Path, method: str, path: str, given: dict[str, str] | None = None) -> dict[str, Any]:
-    """One question or order to the node in the folder."""
+    """One request to the running node of the folder."""
     start = f"prime-node start --folder {folder}"
     return await call_control_api(NodeFolder(folder).lock, "node", method, path, start=start, given=given)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCliContext:
-    """One call of the command line."""
+    """What every command gets: its arguments, the environment, the output, and a way to ask for a password."""
 
     args: Namespace
     variables: Mapping[str, str]
-    """The environment, as cli.py read it."""
+    """The environment, as main.py read it."""
     screen: CommandOutput
     ask_password: Callable[[str, bool], str | None]
-    """Asks on the terminal, twice if True; None where there is no terminal."""
+    """Asks on the terminal, twice if True; None without a terminal."""
 
     @property
     def folder(self) -> Path:
@@ -47,22 +46,22 @@ class NodeCliContext:
             raise LocalError("there is no home folder; give --folder") from None
 
     def resolve(self, flags: Mapping[str, Any] | None = None) -> ResolvedConfig[NodeConfig]:
-        """The settings by flags, environment and file, with where each came from."""
+        """The settings from flags, environment and file, with the source of each."""
         given = read_flags(self.args, NodeConfig) if flags is None else flags
         others = {name: value for name, value in given.items() if name != "folder"}
         variables = {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
         return resolve_node_config(self.folder, others, variables)
 
     def load_config(self, *, with_password_flag: bool = True) -> NodeConfig:
-        """The settings of the node that is in the folder, with what it has learnt of its coordinator."""
+        """The settings of the node in the folder, with what it has learned from its coordinator."""
         if not self.folder.exists():
-            raise LocalError(f"there is no node in {self.folder}; prime-node start makes one")
+            raise LocalError(f"there is no node in {self.folder}; prime-node start creates one")
         config = with_pins(self.resolve({}).config)
         file = self.args.key_password_file
         return replace(config, password=None, password_file=file) if file and with_password_flag else config
 
     def with_password(self, config: NodeConfig, question: str = "password of the node's key") -> NodeConfig:
-        """Ask for the key's password where nothing says it and somebody is there to answer."""
+        """Ask for the key's password if no setting has it and there is a terminal."""
         if config.password or config.password_file or NodeFolder(config.folder).password.exists():
             return config
         text = self.ask_password(question, False)
@@ -70,7 +69,7 @@ class NodeCliContext:
 
 
 def with_pins(config: NodeConfig) -> NodeConfig:
-    """What is not set is what was learnt before."""
+    """Fill empty settings with what earlier starts learned from the coordinator."""
     missing: dict[str, Any] = {name: value for name, value in read_pins(config).items() if not getattr(config, name)}
     return replace(config, **missing)
 

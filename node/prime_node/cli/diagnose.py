@@ -1,10 +1,7 @@
-"""A bundle that helps somebody else to find a fault: plain files, without secrets, signed by the node it is about.
+"""`prime-node doctor` and `prime-node diagnose`: check this machine, and write a bundle for troubleshooting.
 
-Every text goes through the redactor, whatever made it. Keys, passwords and the door's token are never read into it.
-
-`prime-node doctor`: a checklist of this machine and its line, with what to do about each thing that is missing.
-
-`prime-node diagnose`: collects what helps to find a fault, writes it to one file, and says what is inside.
+The bundle consists of plain files without secrets, signed by the node. Every text passes the redactor. Keys, passwords
+and the control API's token are never read into it.
 """
 
 import asyncio
@@ -45,7 +42,7 @@ SIGNATURE = "SIGNATURE.txt"
 
 
 def redact(files: Mapping[str, str], secrets: Iterable[Secret]) -> dict[str, bytes]:
-    """The same files, line by line without secrets and without anything that looks like a private key."""
+    """The files without secrets and without anything that looks like a private key, line by line."""
     redactor = Redactor(secrets)
     clean = {}
     for name, text in files.items():
@@ -55,7 +52,7 @@ def redact(files: Mapping[str, str], secrets: Iterable[Secret]) -> dict[str, byt
 
 
 def write_bundle(path: Path, files: Mapping[str, bytes], key: WalletKey | None) -> list[str]:
-    """One tar.gz, never over another file. The signature covers the list of digests, and so every file."""
+    """Write one tar.gz; an existing file is never overwritten. The signature covers the list of digests."""
     listing = json.dumps({name: sha256(data).hexdigest() for name, data in sorted(files.items())}, indent=2).encode()
     signed = {**files, CONTENTS: listing}
     if key is not None:
@@ -71,7 +68,7 @@ def write_bundle(path: Path, files: Mapping[str, bytes], key: WalletKey | None) 
         with path.open("xb") as file:
             file.write(packed.getvalue())
     except FileExistsError:
-        raise LocalError(f"{path} exists and is kept; choose another name with --out") from None
+        raise LocalError(f"{path} exists and is not overwritten; choose another name with --out") from None
     except OSError as error:
         raise LocalError(f"cannot write {path}: {error.strerror}") from None
     return list(signed)
@@ -83,7 +80,7 @@ MARKS = {CheckGrade.GOOD: "ok", CheckGrade.NOTE: "note", CheckGrade.MISSING: "MI
 
 def run_doctor(context: NodeCliContext) -> int:
     config = with_pins(context.resolve().config)
-    with context.screen.spinner("looking at this machine and its line"):
+    with context.screen.spinner("checking this machine and its network"):
         lines = run_checks(config)
     if context.args.json:
         context.screen.print_json([asdict(line) for line in lines])
@@ -93,12 +90,10 @@ def run_doctor(context: NodeCliContext) -> int:
 
 
 def run_checks(config: NodeConfig) -> list[CheckResult]:
-    """Also for `diagnose`."""
     with tempfile.TemporaryDirectory(prefix="prime-node-doctor-") as scratch:
-        examined = asyncio.run(
-            probe_machine(config, Path(scratch), SystemClock(), is_running=bool(read_lock(config.folder)))
-        )
-    return build_checklist(examined, str(config.role))
+        is_running = bool(read_lock(config.folder))
+        report = asyncio.run(probe_machine(config, Path(scratch), SystemClock(), is_running=is_running))
+    return build_checklist(report, str(config.role))
 
 
 def print_checklist(context: NodeCliContext, lines: list[CheckResult]) -> None:
@@ -107,11 +102,11 @@ def print_checklist(context: NodeCliContext, lines: list[CheckResult]) -> None:
     screen.show(screen.table(["", "what", "found", "needed"], rows))
     advice = [f"{line.what}: {line.advice}" for line in lines if line.advice]
     if advice:
-        screen.print_line("\nwhat to do:")
+        screen.print_line("\nadvice:")
         for text in advice:
             screen.print_line(f"  {text}")
     else:
-        screen.print_line("\nall fine")
+        screen.print_line("\nno problems found")
 
 
 LOG_LINES = 2_000
@@ -122,7 +117,7 @@ def write_diagnosis(context: NodeCliContext) -> int:
     resolved = context.resolve({})
     config = with_pins(resolved.config)
     out = context.args.out or Path(f"prime-node-diagnosis-{SystemClock().now_ms()}.tar.gz")
-    with context.screen.spinner("collecting, and looking at this machine and its line"):
+    with context.screen.spinner("collecting, and checking this machine and its network"):
         files = {
             "settings.txt": "\n".join(describe_config(resolved)),
             "status.json": _to_unredacted_json(_fetch_status(config)),
@@ -135,10 +130,10 @@ def write_diagnosis(context: NodeCliContext) -> int:
         key, problem = _open_key(config)
         names = write_bundle(out, redact(files, [*list_secrets(config), *_find_passwords(config)]), key)
     screen = context.screen
-    screen.print_line(f"wrote {out}. Inside, for whoever you send it to:")
+    screen.print_line(f"wrote {out}. It contains:")
     for name in names:
         screen.print_line(f"  {name}")
-    screen.print_line("No keys, no passwords. Look into it before you send it: tar -xzf it and read.")
+    screen.print_line("It has no keys or passwords. Unpack it with tar -xzf and read it before you send it.")
     if key is None:
         screen.print_line(f"It is not signed: {problem}")
     return 0
@@ -167,7 +162,7 @@ def _to_json(value: Any) -> str:
 
 
 def _to_unredacted_json(value: Any) -> str:
-    """Digests of the node's own report are public, and whoever looks for a fault needs them whole."""
+    """Digests in the node's own report are public and needed for troubleshooting, so the redactor must keep them."""
     return _to_json(value).replace('"0x', f'"{PUBLIC_MARK}0x')
 
 
@@ -193,7 +188,7 @@ def _open_key(config: NodeConfig) -> tuple[WalletKey | None, str]:
 
 
 def _find_passwords(config: NodeConfig) -> list[Secret]:
-    """So that it is blotted out wherever it may have got to."""
+    """The key's password, so that the redactor removes it wherever it may occur."""
     try:
         return [Secret(get_password(config))]
     except LocalError:

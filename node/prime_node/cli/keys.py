@@ -1,4 +1,4 @@
-"""`prime-node keys`: the wallet key that is a node's identity, or an owner's. Secrets never stand on a command line."""
+"""`prime-node keys`: the wallet key of a node or of an owner. Secrets never appear on a command line."""
 
 import secrets
 import stat
@@ -47,14 +47,14 @@ def _create_in_folder(context: NodeCliContext) -> int:
     config = context.load_config()
     home = NodeFolder(config.folder)
     if home.key.exists():
-        raise LocalError(f"{home.key} exists and is kept; another node has another --folder")
+        raise LocalError(f"{home.key} exists and is not overwritten; use another --folder for another node")
     _print_key(context, create_key_file(home.key, _get_folder_password(config), secrets.token_bytes))
     context.screen.print_line(f"written to {home.key}. Keep a copy elsewhere: prime-node keys backup COPY")
     return 0
 
 
 def _get_folder_password(config: NodeConfig) -> str:
-    """For a key that is about to be written into the folder."""
+    """The password for a new key file in the folder."""
     home = NodeFolder(config.folder)
     if config.password is None and config.password_file is None and not home.password.exists():
         create_password(home.password)
@@ -107,10 +107,10 @@ def recover(context: NodeCliContext) -> int:
     home = NodeFolder(config.folder)
     if home.key.exists():
         if not context.args.replace:
-            raise LocalError(f"{home.key} exists and is kept; say --replace to put it aside")
+            raise LocalError(f"{home.key} exists and is not overwritten; --replace renames it first")
         aside = home.key.with_name(f"key-{SystemClock().now_ms()}.json")
         home.key.rename(aside)
-        context.screen.print_line(f"the key that was here is {aside} now")
+        context.screen.print_line(f"the previous key is now {aside}")
     write_key_file(home.key, key, _get_folder_password(config), secrets.token_bytes)
     _print_key(context, key)
     context.screen.print_line(f"written to {home.key}: the node in {config.folder} is this one from its next start on")
@@ -118,7 +118,7 @@ def recover(context: NodeCliContext) -> int:
 
 
 def _read_source(context: NodeCliContext) -> WalletKey:
-    """A keystore, or a private key in hex, from a file or standard input."""
+    """Read a keystore, or a private key in hex, from a file or standard input."""
     source = context.args.source
     try:
         text = sys.stdin.read(SOURCE_CHARS_MAX) if source == "-" else _read_file(Path(source))
@@ -168,7 +168,7 @@ def delegate(context: NodeCliContext) -> int:
 
 
 def _find_domain(context: NodeCliContext) -> Domain:
-    """Where the owner's word has to count: as it was given, else where the node of the folder signs."""
+    """The signing domain of the delegation: --domain, else that of the node in the folder."""
     if context.args.domain:
         try:
             return Domain.parse(context.args.domain)

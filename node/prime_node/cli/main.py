@@ -1,4 +1,4 @@
-"""`prime-node`: the command a contributor types. It parses, then imports, then runs.
+"""`prime-node`: parses the command line, then imports the command's module, then runs it.
 
 The exit codes are in arguments.py, where --help shows them.
 """
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing more to say, and nobody to say it to.
+        # The reader of our output has gone. Point stdout at /dev/null, so that the flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_REFUSED
 
@@ -58,7 +58,7 @@ def print_error(text: str) -> None:
 
 
 def ask_password(question: str, confirm: bool) -> str | None:
-    """None where there is no terminal."""
+    """None without a terminal."""
     if not sys.stdin.isatty():
         return None
     from prime_protocol.errors import LocalError

@@ -1,12 +1,7 @@
-"""The systemd user unit of a node, as text. Pure.
+"""`prime-node start`, `service`, `config show` and `completion`.
 
-`prime-node start`: settings from flags, environment and file, then the daemon until it is stopped.
-
-`prime-node service`: a systemd user unit, so that the node starts with the machine and after a crash.
-
-`prime-node config show`: every setting that `start` would use, and where it came from. Secrets stay hidden.
-
-`prime-node completion`: a script for the owner's shell.
+`start` takes settings from flags, environment and file and runs the daemon until it is stopped. `service` installs a
+systemd user unit, so that the node starts with the machine and after a crash.
 """
 
 import asyncio
@@ -43,8 +38,8 @@ def unit_name(name: str) -> str:
 
 
 def render_unit(program: Path, folder: Path) -> str:
-    """Restarted when it fails, for as long as it takes: a disk that was full for an hour must need no human afterwards.
-    Killed only after it had time to give back its work.
+    """systemd restarts it without a limit, so that after an hour with a full disk no operator is needed, and kills it
+    only after it had time to return its leases.
     """
     command = " ".join(_quote(word) for word in (str(program), "start", "--folder", str(folder)))
     return f"""[Unit]
@@ -65,14 +60,14 @@ WantedBy=default.target
 
 
 def _quote(word: str) -> str:
-    """As systemd reads words: quoted where needed, and % doubled."""
+    """Quote a word for systemd where needed, and double %."""
     escaped = _escape(word)
     return escaped if escaped == shlex.quote(escaped) else '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _escape(text: str) -> str:
     if not text.isprintable():
-        raise LocalError(f"{text!r} cannot stand in a unit; choose another folder")
+        raise LocalError(f"{text!r} cannot be written into a systemd unit; choose another folder")
     return text.replace("%", "%%").replace("$", "$$")
 
 
@@ -93,13 +88,14 @@ def start(context: NodeCliContext) -> int:
     config = with_absolute_paths(with_pins(resolved.config))
     if not config.coordinator:
         raise LocalError(
-            "which coordinator? Whoever runs a network publishes its URL: prime-node start --coordinator http://host:port"
+            "no coordinator is set. The operator of a network publishes its URL: "
+            "prime-node start --coordinator http://host:port"
         )
     if NodeFolder(config.folder).key.exists():
         config = context.with_password(config)
-    make_folder(config.folder)  # before the log does, and with other rights
+    make_folder(config.folder)  # before the log file creates it with wider permissions
     logs = config.log if config.log.file else replace(config.log, file=NodeFolder(config.folder).log)
-    # On a terminal the few lines for people are not drowned; the file has everything.
+    # On a terminal, log lines below WARNING go only to the file, so that the few lines for the user stay visible.
     is_quiet = sys.stderr.isatty() and resolved.sources["log.level"] == DEFAULT
     configure_logging(
         logs, stream=sys.stderr, secrets=list_secrets(config), stream_level=LogLevel.WARNING if is_quiet else None
@@ -110,7 +106,7 @@ def start(context: NodeCliContext) -> int:
 
 
 def with_absolute_paths(config: NodeConfig) -> NodeConfig:
-    """Paths in the settings file must hold wherever `start` is typed the next time."""
+    """Paths saved to config.toml must be valid from any working directory."""
     return replace(
         config,
         password_file=make_absolute(config.password_file),
@@ -141,12 +137,12 @@ def install_service(context: NodeCliContext) -> int:
         raise LocalError(f"cannot write {path}: {error.strerror}") from None
     run_systemctl("daemon-reload")
     run_systemctl("enable", "--now", name)
-    say = context.screen.print_line
-    say(f"wrote {path}; the node is started, and is from now on with your session")
-    say(f"look: prime-node status, systemctl --user status {name}, prime-node logs --follow")
+    print_line = context.screen.print_line
+    print_line(f"wrote {path}; the node is started, and starts with your session from now on")
+    print_line(f"see: prime-node status, systemctl --user status {name}, prime-node logs --follow")
     user = getpass.getuser()
     if not (LINGER / user).exists():
-        say(f"it ends when you log out, unless: sudo loginctl enable-linger {user}")
+        print_line(f"it stops when you log out, unless: sudo loginctl enable-linger {user}")
     return 0
 
 
@@ -159,12 +155,12 @@ def uninstall_service(context: NodeCliContext) -> int:
     run_systemctl("disable", "--now", name)
     path.unlink()
     run_systemctl("daemon-reload")
-    context.screen.print_line(f"stopped it and removed {path}; the node's folder is untouched")
+    context.screen.print_line(f"stopped the node and removed {path}; the node's folder is unchanged")
     return 0
 
 
 def find_unit_folder(context: NodeCliContext) -> Path:
-    """Where systemd looks for the units of a user."""
+    """The folder of the user's systemd units."""
     given = context.variables.get("XDG_CONFIG_HOME")
     home = context.variables.get("HOME")
     if not given and not home:
@@ -173,15 +169,15 @@ def find_unit_folder(context: NodeCliContext) -> Path:
 
 
 def check_systemd(unit: str) -> None:
-    """Refuse where no systemd answers to this user, with what can be done instead."""
+    """LocalError, with an alternative, if no systemd manages this user's units."""
     problem = "there is no systemctl on this machine"
     if shutil.which("systemctl"):
         done = _systemctl("show-environment")
         if done.returncode == 0:
             return
-        problem = f"systemd does not answer to this user: {done.stderr.strip() or 'no reason given'}"
+        problem = f"systemd does not answer this user: {done.stderr.strip() or 'no reason given'}"
     shown = f" The unit would have been:\n\n{unit}" if unit else ""
-    raise LocalError(f"{problem}. Have whatever starts programs here run: prime-node start.{shown}")
+    raise LocalError(f"{problem}. Start `prime-node start` with this machine's own service manager.{shown}")
 
 
 def run_systemctl(*words: str) -> None:

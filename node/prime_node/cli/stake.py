@@ -1,6 +1,6 @@
-"""`prime-node stake`: what stands behind the node, what its run asks for, and moving value to and fro.
+"""`prime-node stake`, `unstake`, `withdraw`, `claim` and `appeal`: the node's stake and balance.
 
-On a network that settles on a chain, value moves there first or last, and the log is told: see chain.py beside this.
+On a network that settles on a chain, ChainStaking moves the value there; see chain.py.
 """
 
 import asyncio
@@ -39,17 +39,16 @@ def show(context: NodeCliContext) -> int:
         ("node", facts["node"]),
         ("owner", "itself" if facts["owner"] == facts["node"] else facts["owner"]),
         ("stake", format_amount(facts["stake_nano"])),
-        ("needed", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
-        ("on its way back", format_amount(facts["unbonding_nano"])),
+        ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
+        ("unbonding", format_amount(facts["unbonding_nano"])),
         ("balance", f"{format_amount(facts['balance_nano'])} of the owner"),
         ("standing", f"{facts['standing']}" + (f": {facts['way_out']}" if not facts["works"] else "")),
     ]
     context.screen.show(context.screen.key_value_table(lines))
     missing = facts["stake_min_nano"] - facts["stake_nano"]
     if missing > 0:
-        context.screen.print_line(
-            f"\n{format_amount(missing)} are missing: prime-node stake add {format_amount(missing)}"
-        )
+        amount = format_amount(missing)
+        context.screen.print_line(f"\nthe stake is {amount} below the minimum: prime-node stake add {amount}")
     return 0
 
 
@@ -58,7 +57,7 @@ def add(context: NodeCliContext) -> int:
     if settles_on_chain(context):
         return open_chain_staking(context).add(amount_nano)
     return write_owner_entry(
-        context, lambda node: Staked(node=node, amount_nano=amount_nano), f"{context.args.amount} tokens are staked"
+        context, lambda node: Staked(node=node, amount_nano=amount_nano), f"staked {context.args.amount}"
     )
 
 
@@ -66,19 +65,19 @@ def remove(context: NodeCliContext) -> int:
     amount_nano = parse_amount(context.args.amount)
     if settles_on_chain(context):
         return open_chain_staking(context).remove(amount_nano)
-    what = f"{context.args.amount} tokens are on their way back; when the delay is over: prime-node stake release"
+    what = f"unbonding {context.args.amount}; when the delay is over: prime-node stake release"
     return write_owner_entry(context, lambda node: Unbonded(node=node, amount_nano=amount_nano), what)
 
 
 def release(context: NodeCliContext) -> int:
     if settles_on_chain(context):
         return open_chain_staking(context).withdraw()
-    return write_owner_entry(context, lambda node: Released(node=node), "what had matured is in the balance")
+    return write_owner_entry(context, lambda node: Released(node=node), "matured stake is in the balance")
 
 
 def claim(context: NodeCliContext) -> int:
     if not settles_on_chain(context):
-        raise LocalError("what this network pays is in the balance already: see prime-node stake")
+        raise LocalError("this network uses no chain; its payments are in the balance already: see prime-node stake")
     return open_chain_staking(context).claim()
 
 
@@ -86,7 +85,7 @@ def appeal(context: NodeCliContext) -> int:
     try:
         submission = Digest.parse(context.args.submission)
     except RemoteError as error:
-        raise LocalError(f"{context.args.submission!r} is not the name of a submission: it {error.problem}") from None
+        raise LocalError(f"{context.args.submission!r} is not the id of a submission: it {error.problem}") from None
     if settles_on_chain(context):
         return open_chain_staking(context).appeal(submission, context.args.reason)
     config = load_joined_config(context)
@@ -99,7 +98,7 @@ def settles_on_chain(context: NodeCliContext) -> bool:
 
 
 def open_chain_staking(context: NodeCliContext) -> "ChainStaking":
-    """What moves value on the chain; web3 is imported only here."""
+    """The commands' implementation on a chain; web3 is imported only here."""
     from prime_node.cli.chain import ChainStaking
 
     config = load_joined_config(context)
@@ -116,13 +115,13 @@ def load_joined_config(context: NodeCliContext) -> NodeConfig:
 
 
 def with_node_password(context: NodeCliContext, config: NodeConfig) -> NodeConfig:
-    """--password-file is about --key where that is given."""
+    """With --key, --password-file is for that key and not for the node's."""
     own = context.load_config() if context.args.key is None else config
     return context.with_password(own)
 
 
 def write_owner_entry(context: NodeCliContext, make: Any, what: str, run: RunId | None = None) -> int:
-    """Have the owner's entry written to the log."""
+    """Send an entry signed by the owner to the log."""
     config = load_joined_config(context)
     node_key = load_key(with_node_password(context, config))
     owner = node_key if context.args.key is None else load_owner_key(context)
@@ -178,4 +177,4 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
             "way_out": str(standing["way_out"]),
         }
     except (KeyError, TypeError, ValueError, StopIteration) as error:
-        raise LocalError(f"the coordinator's answer is not as it should be: {error!r}") from None
+        raise LocalError(f"the coordinator's answer is malformed: {error!r}") from None

@@ -1,8 +1,7 @@
-"""`prime-node status`, `pause`, `resume`, `drain`, `stop`: what the running node is asked and told over its door.
+"""`prime-node status`, `pause`, `resume`, `drain`, `stop`, `logs`, `rollouts`: watch and control the node of a folder.
 
-`prime-node logs`: the node's log file, for people or as it is.
-
-`prime-node rollouts`: what became of the node's work, by its journal; and of one piece, by the coordinator too.
+The first five talk to the running node's control API; `logs` reads its log file, `rollouts` its journal and, for one
+submission, the coordinator.
 """
 
 import asyncio
@@ -67,7 +66,7 @@ async def _show_once(context: NodeCliContext) -> int:
 
 
 async def _watch(context: NodeCliContext) -> int:
-    """On a terminal the whole screen; in a pipe one report after the other."""
+    """On a terminal full screen; in a pipe one report after the other."""
     if context.args.json or not context.screen.is_terminal:
         while True:
             _print_report(context, await call_node(context.folder, "GET", "/status"), in_one_line=True)
@@ -79,7 +78,7 @@ async def _watch(context: NodeCliContext) -> int:
 
 
 async def _draw(context: NodeCliContext) -> RenderableType:
-    """A node that is away for a moment, or is started again, does not end the view."""
+    """A node that does not answer for a moment, or restarts, does not end the view."""
     try:
         report = await call_node(context.folder, "GET", "/status")
         return render_report(report, render_screen)
@@ -95,13 +94,13 @@ def _print_report(context: NodeCliContext, report: dict[str, Any], *, in_one_lin
 
 
 def render_report(report: dict[str, Any], show: Callable[[dict[str, Any]], T]) -> T:
-    """LocalError where the node that runs is of another version, and its report is not what this one shows."""
+    """LocalError if the running node has another version, whose report this one cannot show."""
     try:
         return show(report)
     except (KeyError, TypeError):
         theirs = report.get("program_version", "unknown")
         raise LocalError(
-            f"the node that runs is of another version ({theirs}) than this command; start it again, or read --json"
+            f"the running node has another version ({theirs}) than this command; restart it, or use --json"
         ) from None
 
 
@@ -120,7 +119,7 @@ def show_logs(context: NodeCliContext) -> int:
         raise LocalError(f"--lines is {context.args.lines}, the least is 0")
     path = find_log(context)
     if not path.exists():
-        raise LocalError(f"there is no log yet: {path} is made by prime-node start")
+        raise LocalError(f"there is no log yet: prime-node start creates {path}")
     follower = LogFileFollower(path) if context.args.follow else None
     for line in read_last(path, context.args.lines):
         _print_log_line(context, line)
@@ -141,13 +140,13 @@ def _print_log_line(context: NodeCliContext, line: str) -> None:
 
 
 WAITS_FOR = {
-    JobState.PRODUCED: "received: it is sent again and again until the coordinator has it or its deadline is over",
+    JobState.PRODUCED: "received: the node retries until the coordinator has it or the deadline is over",
     JobState.RECEIVED: "checked: by validators if it is drawn; if not, it is accepted unchecked after a while",
-    JobState.CHECKED: "accepted: other validators have not said what they found",
-    JobState.ACCEPTED: "credited: the books have not counted it",
-    JobState.CREDITED: "paid: everybody who worked on a step is paid when it ends",
+    JobState.CHECKED: "accepted: verdicts of other validators are missing",
+    JobState.ACCEPTED: "credited: the ledger has not credited it yet",
+    JobState.CREDITED: "paid: all contributors of a step are paid when it ends",
 }
-"""What comes next for a piece, and what that hangs on."""
+"""The next state of a submission, and what it depends on."""
 
 
 def show_rollouts(context: NodeCliContext) -> int:
@@ -157,7 +156,7 @@ def show_rollouts(context: NodeCliContext) -> int:
     config = context.load_config()
     path = NodeFolder(config.folder).journal
     if not path.exists():
-        raise LocalError(f"the node in {config.folder} has made nothing yet: there is no {path.name}")
+        raise LocalError(f"the node in {config.folder} has done no work yet: there is no {path.name}")
     journal = Journal(path)
     try:
         return _show_one(context, config, journal.find(args.id)) if args.id else _show_all(context, journal)
@@ -198,32 +197,32 @@ def _show_one(context: NodeCliContext, config: NodeConfig, piece: JobRecord) -> 
 
 
 def describe_progress(piece: JobRecord, verdicts_ms: Sequence[int]) -> list[str]:
-    """Every state with its time, the good ones that nobody looked at in time too, and what the next one waits for."""
+    """Every state with its time, in order of time, and what the next state waits for."""
     times = dict(piece.history)
     if verdicts_ms:
         times.setdefault(JobState.CHECKED, min(verdicts_ms))
     lines = [(at_ms, f"{format_time(at_ms)} UTC  {state.replace('_', ' ')}") for state, at_ms in times.items()]
-    told = [line for _, line in sorted(lines, key=lambda line: line[0])]
+    ordered = [line for _, line in sorted(lines, key=lambda line: line[0])]
     if piece.is_open and piece.state in WAITS_FOR:
-        told.append(f"{'not yet':>23}  {WAITS_FOR[piece.state]}")
-    return told
+        ordered.append(f"{'not yet':>23}  {WAITS_FOR[piece.state]}")
+    return ordered
 
 
 def _list_facts(row: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     return [
         ("lease", f"{row['lease']} of {row['run']}, step {row['step']}"),
         ("slots", f"{row['slots']} from {row['first_slot']}, {row['rows']} rollouts"),
-        ("begun", f"{format_time(row['started_ms'])} UTC ({format_relative_time(row['started_ms'], now_ms)})"),
+        ("started", f"{format_time(row['started_ms'])} UTC ({format_relative_time(row['started_ms'], now_ms)})"),
         ("deadline", f"{format_time(row['deadline_ms'])} UTC"),
         ("submission", row["submission"] or "-"),
-        ("file", f"{row['file']}, {format_bytes(row['file_bytes'])}" if row["file"] else "none was made"),
+        ("file", f"{row['file']}, {format_bytes(row['file_bytes'])}" if row["file"] else "none"),
         ("checkpoint", row["checkpoint_root"] or "-"),
         ("tokens", f"{row['output_tokens']:,} generated"),
     ]
 
 
 async def _fetch_verdicts(config: NodeConfig, piece: JobRecord) -> tuple[list[dict[str, Any]], str]:
-    """What validators said of it, as far as the coordinator tells; and why not, where it does not."""
+    """Its verdicts as the coordinator has them, and why they could not be fetched, else empty."""
     if piece.submission is None or not config.coordinator:
         return [], ""
     try:
@@ -238,13 +237,13 @@ async def _fetch_verdicts(config: NodeConfig, piece: JobRecord) -> tuple[list[di
     except LocalError as error:
         return [], str(error)
     except (KeyError, TypeError, ValueError) as error:
-        return [], f"the coordinator's answer is not as it should be: {error!r}"
+        return [], f"the coordinator's answer is malformed: {error!r}"
 
 
 def _show_verdicts(context: NodeCliContext, verdicts: list[dict[str, Any]], problem: str) -> None:
     screen = context.screen
     if problem:
-        screen.print_line(f"\nverdicts are not known just now: {problem}")
+        screen.print_line(f"\ncannot fetch its verdicts: {problem}")
     for verdict in verdicts:
         screen.print_line(f"\n{verdict['outcome']} by {verdict['validator']}, {format_time(verdict['at_ms'])} UTC")
         if verdict["reason"]:

@@ -1,10 +1,7 @@
-"""What a role asks of a machine, from the size of the run's model. Pure.
+"""Turns the facts of the probes into a checklist: what was checked, what was found, what is needed, what to do. Pure.
 
-The factors are generous on purpose: a machine that is told it can work must not run out of memory an hour later.
-
-From what was found to a checklist: what, found, needed, what to do. Pure.
-
-A line is good, worth a note, or missing something. Only the last kind keeps a node from working.
+A result is good, worth a note, or missing something; only the last keeps a node from working. The memory and disk
+factors are generous on purpose: a machine that is told it can work must not run out of memory an hour later.
 """
 
 from collections.abc import Iterator
@@ -18,25 +15,25 @@ from prime_runtime.formatting import format_bytes
 GB = 10**9
 
 RUNTIME_BYTES = 2 * GB
-"""Torch, its kernels and the node itself, before any weights."""
+"""Memory of torch, its kernels and the node, without weights."""
 CACHE_SHARE = 0.25
-"""Keys and values of a small batch, beside the weights; the engine makes its batch smaller when there is less."""
+"""KV cache of a small batch, relative to the weights; the engine shrinks its batch if there is less."""
 FLOAT32_FACTOR = 2
-"""On a CPU without bf16 instructions the weights are computed in float32: twice their published size."""
+"""A CPU without bf16 instructions holds the weights in float32, twice their published size."""
 COPIES_ON_DISK = 3
-"""The shards as they came, the checkpoint made of them, and the next one while it is built."""
+"""The shards, the checkpoint built from them, and the next one during its build."""
 RELAY_BYTES = GB // 2
-"""Memory of a relay: shards go from disk to socket without passing through it."""
+"""Memory of a relay: sendfile moves shards from disk to socket without copying them into the process."""
 RATE_BYTES_PER_S_MIN = 1_000_000
-"""Below this a checkpoint of a few gigabytes takes an hour, and the work made with it comes too late."""
+"""Below this rate a checkpoint of a few gigabytes takes an hour, and work with it comes too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleNeeds:
-    """Bytes that a role takes."""
+    """Memory and disk that a role needs."""
 
     memory_bytes: int
-    """Of the machine, or of the GPU where the engine works on one."""
+    """Of the machine, or of the GPU if the engine runs on one."""
     disk_bytes: int
 
 
@@ -50,13 +47,13 @@ def compute_need(role: str, model_bytes: int | None, *, is_wide: bool) -> RoleNe
 
 
 CLOCK_NOTED_MS = 2_000
-"""A machine with NTP is a hundred times better than this; one without drifts past it in a week."""
+"""A machine with NTP is a hundred times more accurate; one without drifts this far in a week."""
 WRITE_BYTES_PER_S_MIN = 20_000_000
-"""A disk slower than this holds up the building of checkpoints."""
+"""A slower disk delays the building of checkpoints."""
 
 
 class CheckGrade(StrEnum):
-    """How good a line is."""
+    """How serious a result is."""
 
     GOOD = "good"
     NOTE = "note"
@@ -65,18 +62,18 @@ class CheckGrade(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One thing that was looked at."""
+    """One line of the checklist."""
 
     what: str
     found: str
     needed: str = ""
     advice: str = ""
-    """What to do; empty where nothing has to be done."""
+    """What to do; empty if nothing has to be done."""
     grade: CheckGrade = CheckGrade.GOOD
 
 
 def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
-    """Every line for a node of this role."""
+    """All results for a node of this role."""
     return [
         *check_machine(examined, role),
         *check_devices(examined, role),
@@ -95,21 +92,21 @@ def check_machine(examined: MachineReport, role: str) -> Iterator[CheckResult]:
     features = ", ".join(cpu.features) or "no vector instructions that help"
     yield CheckResult(what="processor", found=f"{cpu.cores} cores of {cpu.model} ({features})", needed="1 core")
     need = compute_need(role, _get_model_bytes(examined), is_wide=not cpu.has_bf16)
-    # On a GPU the weights are there, and the machine's own memory only passes them on.
+    # With a GPU the weights live there, and pass through the machine's memory only.
     least = min(need.memory_bytes, RUNTIME_BYTES) if _list_usable_gpu_bytes(examined) else need.memory_bytes
     yield make_result(
         what="memory",
         found=f"{format_bytes(memory.free_bytes)} free of {format_bytes(memory.total_bytes)}",
         needed=format_bytes(least),
         is_good=memory.free_bytes >= least,
-        advice="close other programs, or take part as a relay: --role relay",
+        advice="close other programs, or run a relay: --role relay",
     )
     if disk.problem:
         yield CheckResult(
             what="disk",
             found=f"cannot write to {disk.folder}: {disk.problem}",
             needed="a folder that can be written to",
-            advice="make room or rights there, or choose another --folder",
+            advice="free space or fix permissions there, or choose another --folder",
             grade=CheckGrade.MISSING,
         )
         return
@@ -138,7 +135,7 @@ def check_devices(examined: MachineReport, role: str) -> Iterator[CheckResult]:
             what=f"GPU {gpu.number}",
             found=gpu.problem or f"{gpu.name}, {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)}",
             is_good=not gpu.problem,
-            advice="restart the machine, or the driver: the GPU does not answer it",
+            advice="restart the machine or the driver: the GPU does not answer",
         )
     if not listing.gpus:
         yield CheckResult(what="GPU", found=listing.problem or "none", needed="none, but it is many times faster")
@@ -160,9 +157,9 @@ def check_devices(examined: MachineReport, role: str) -> Iterator[CheckResult]:
         yield make_result(
             what=f"device {device.device}",
             found=device.problem or f"multiplied in {device.took_ms} ms{f' on {device.name}' if device.name else ''}",
-            needed="a right product",
+            needed="a correct product",
             is_good=device.is_good,
-            advice="update the driver and torch so that they fit each other, or leave it out",
+            advice="install matching versions of driver and torch, or do not use this device",
         )
     if listing.gpus and not any(device.device.startswith("cuda") for device in engine.devices):
         yield CheckResult(
@@ -179,7 +176,7 @@ def check_devices(examined: MachineReport, role: str) -> Iterator[CheckResult]:
 
 def check_coordinator(line: CoordinatorFacts | None) -> Iterator[CheckResult]:
     if line is None:
-        advice = "ask whoever runs the network for its URL: prime-node doctor --coordinator URL"
+        advice = "ask the operator of the network for its URL: prime-node doctor --coordinator URL"
         yield CheckResult(
             what="coordinator", found="none given", needed="its URL", advice=advice, grade=CheckGrade.NOTE
         )
@@ -236,8 +233,8 @@ def check_sources(sources: SourceFacts | None) -> Iterator[CheckResult]:
         yield CheckResult(
             what="weights",
             found="; ".join(part for part in (reached, sources.problem) if part),
-            needed="somebody to fetch from",
-            advice="none is needed if the run has just begun; else look whether a firewall stops outgoing connections",
+            needed="a node to fetch from",
+            advice="normal if the run has just started; else check whether a firewall blocks outgoing connections",
             grade=CheckGrade.NOTE,
         )
         return
@@ -248,7 +245,7 @@ def check_sources(sources: SourceFacts | None) -> Iterator[CheckResult]:
         found=f"{format_bytes(rate)}/s ({took})",
         needed=f"{format_bytes(RATE_BYTES_PER_S_MIN)}/s",
         is_good=rate >= RATE_BYTES_PER_S_MIN,
-        advice="a faster line; work with large models would come too late",
+        advice="use a faster connection; work with large models would come too late",
         worst=CheckGrade.NOTE,
     )
 
@@ -258,16 +255,16 @@ def check_port(examined: MachineReport) -> Iterator[CheckResult]:
     if not port.announce:
         yield CheckResult(
             what="reached from outside",
-            found="announce is empty: this node calls out only, and serves nobody",
-            needed="nothing; but a node that serves helps the others",
+            found="announce is empty: this node only connects out and serves no weights",
+            needed="nothing; but a node that serves weights helps the others",
         )
         return
     where = ", ".join(port.announce)
     yield make_result(
         what="reached from outside",
         found=port.problem
-        or f"{port.listen} is {'held by our node' if port.is_ours else 'free'}, told others: {where}",
-        needed="a port that is free here and forwarded to this machine",
+        or f"{port.listen} is {'held by our node' if port.is_ours else 'free'}, announced as {where}",
+        needed="a port that is free and forwarded to this machine",
         is_good=not port.problem,
         advice="choose another --listen-port, and --announce with it",
     )
@@ -277,7 +274,7 @@ def check_port(examined: MachineReport) -> Iterator[CheckResult]:
 
 
 def check_roles(examined: MachineReport) -> Iterator[CheckResult]:
-    """Which roles this machine can take for the run's model, where that is known."""
+    """The roles that this machine can take for the run's model, if its size is known."""
     model_bytes = _get_model_bytes(examined)
     if model_bytes is None:
         return
@@ -306,7 +303,7 @@ def _can_take_role(examined: MachineReport, role: str, model_bytes: int) -> bool
 
 
 def _list_usable_gpu_bytes(examined: MachineReport) -> list[int]:
-    """Free bytes of each GPU that multiplied rightly."""
+    """Free bytes of each GPU that passed its test."""
     devices = examined.engine.devices if examined.engine else ()
     return [each.free_bytes for each in devices if each.is_good and each.device != "cpu"]
 
@@ -318,7 +315,7 @@ def _get_model_bytes(examined: MachineReport) -> int | None:
 def make_result(
     *, what: str, found: str, needed: str = "", is_good: bool, advice: str, worst: CheckGrade = CheckGrade.MISSING
 ) -> CheckResult:
-    """A line that is good, or has this advice and grade."""
+    """A good result, or one with this advice and grade."""
     if is_good:
         return CheckResult(what=what, found=found, needed=needed)
     return CheckResult(what=what, found=found, needed=needed, advice=advice, grade=worst)

@@ -1,9 +1,9 @@
-"""One multiplication on one device, in a process of its own: what crashes or hangs here takes nobody along.
+"""One multiplication on one device, in a process of its own: a crash or a hang here affects nothing else.
 
     python -m prime_node.doctor.device_check cpu
     python -m prime_node.doctor.device_check cuda:1
 
-It may run in another interpreter than the node's, so it imports nothing but torch. One line of JSON comes out.
+It may run in another interpreter than the node's, so it imports nothing but torch. It prints one line of JSON.
 """
 
 import json
@@ -16,23 +16,23 @@ SIZE = 512
 
 
 def check_device(device: str) -> dict[str, Any]:
-    """What is installed, which GPUs torch sees, and how this device multiplies."""
+    """Installed versions, the GPUs that torch sees, and the result of a multiplication on this device."""
     found: dict[str, Any] = {"torch": "", "vllm": _version("vllm"), "gpus": [], "problem": ""}
     try:
         import torch
-    except Exception as error:  # boundary: a broken installation of a foreign library raises whatever it likes
+    except Exception as error:  # boundary: a broken installation of torch can raise anything
         return {**found, "problem": f"torch cannot be imported: {type(error).__name__}: {error}"}
     found["torch"] = torch.__version__
     try:
         found["gpus"] = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         found.update(_multiply(torch, device))
-    except Exception as error:  # boundary: drivers raise whatever they like, and that is what is asked for here
+    except Exception as error:  # boundary: drivers can raise anything, and the error is the result here
         found["problem"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     return found
 
 
 def _multiply(torch: Any, device: str) -> dict[str, Any]:
-    """Ones times ones: every element of the product is the size, exactly, in any precision that is right."""
+    """Ones times ones: every element of the product is SIZE, exactly, in any precision."""
     began = time.monotonic()
     for dtype in (torch.float32, torch.bfloat16):
         ones = torch.ones((SIZE, SIZE), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What the doctor found out about a machine: plain values, between the probes that look and judge.py that judges."""
+"""Facts about a machine: plain values between the probes that collect them and checklist.py, which evaluates them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class CpuFacts:
     model: str
     cores: int
     features: tuple[str, ...]
-    """Of avx2, avx512f, avx512_bf16 and amx_bf16, those it has."""
+    """The supported ones of avx2, avx512f, avx512_bf16 and amx_bf16."""
 
     @property
     def has_bf16(self) -> bool:
@@ -21,7 +21,7 @@ class CpuFacts:
 class MemoryFacts:
     total_bytes: int
     free_bytes: int
-    """What programs could take without others being swapped out."""
+    """Memory available without swapping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class DiskFacts:
     folder: str
     free_bytes: int
     write_bytes_per_s: int | None
-    """None where nothing could be written."""
+    """None if nothing could be written."""
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One GPU, as its driver lists it."""
+    """One GPU as its driver lists it."""
 
     number: int
     uuid: str
@@ -43,22 +43,22 @@ class GpuFacts:
     memory_bytes: int
     free_bytes: int
     problem: str = ""
-    """Why nothing more is known of it: it may be lost."""
+    """Why the driver cannot describe it: it may have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuListing:
-    """What the driver says."""
+    """The GPUs that the driver lists."""
 
     gpus: tuple[GpuFacts, ...]
     driver: str
     problem: str
-    """Why there is no list; empty where there is one, even of none."""
+    """Why there is no list; empty if there is one, even an empty one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """A device on which a real multiplication was done, or was not."""
+    """A device, and whether a test multiplication succeeded on it."""
 
     device: str
     """As the engine names it: cpu, cuda:0."""
@@ -72,11 +72,11 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineInstallFacts:
-    """What the interpreter of the engine has installed, and how its devices fared."""
+    """What the engine's interpreter has installed, and the test results of its devices."""
 
     python: str
     torch: str
-    """Version; empty where there is none."""
+    """Version; empty if not installed."""
     vllm: str
     devices: tuple[DeviceFacts, ...]
     problem: str
@@ -84,13 +84,13 @@ class EngineInstallFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorFacts:
-    """The coordinator, asked."""
+    """What the coordinator answered."""
 
     url: str
     problem: str = ""
     network: str = ""
     run: str = ""
-    """The one this node would work for; empty where that is not clear."""
+    """The run this node would work for; empty if that is not clear."""
     run_problem: str = ""
     model: str = ""
     version_min: int | None = None
@@ -101,12 +101,12 @@ class CoordinatorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """Those who serve the run's weights, tried."""
+    """Results of test downloads from the servers of the run's weights."""
 
     servers: int
     reached: int
     model_bytes: int | None
-    """Of the newest keyframe; None where nothing was published."""
+    """Size of the newest keyframe; None if none was published."""
     received_bytes: int = 0
     took_ms: int = 0
     problem: str = ""
@@ -118,18 +118,18 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortFacts:
-    """Where others could reach this node."""
+    """The addresses and port at which others could reach this node."""
 
     announce: tuple[str, ...]
     listen: str
     problem: str
-    """Why the port cannot be bound; empty where it can, or where our own node has it."""
+    """Why the port cannot be bound; empty if it can, or if our own node holds it."""
     is_ours: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
-    """Everything; None where it was not asked for."""
+    """All facts; None where a probe did not apply."""
 
     cpu: CpuFacts
     memory: MemoryFacts

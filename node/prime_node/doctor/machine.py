@@ -1,10 +1,7 @@
-"""Looks at the processor, the memory and the disk of this machine.
+"""Probes of this machine: processor, memory, disk, NVIDIA GPUs and the listening port.
 
-NVIDIA GPUs as their driver lists them, and what other programs do on them. Needs nvidia-ml-py; others are for torch.
-
-The library is asked anew each time: a list that was made once does not learn of a GPU that came or fell off the bus.
-
-Whether the node could listen where its settings say.
+GPUs are read through nvidia-ml-py; others are left to torch. NVML is initialised anew for each call: a list made once
+does not notice a GPU that was added or has failed.
 """
 
 import os
@@ -23,7 +20,7 @@ from prime_node.policy.policy import GpuUsage
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 WRITE_BYTES = 32 * 2**20
-"""Enough to see past the disk's own cache of a few megabytes, little enough to be done in a second or two."""
+"""More than the disk's own cache of a few megabytes, yet written in a second or two."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -38,7 +35,7 @@ def read_cpu(info: Path = Path("/proc/cpuinfo")) -> CpuFacts:
 
 
 def read_memory(info: Path = Path("/proc/meminfo"), limit: Path = CGROUP_LIMIT) -> MemoryFacts:
-    """Of the machine, or of the container that this process lives in."""
+    """Of the machine, or of this process's container."""
     fields = _read_fields(info)
     total, free = (int(fields.get(name, "0").split()[0]) * 1024 for name in ("memtotal", "memavailable"))
     try:
@@ -62,7 +59,7 @@ def _read_fields(path: Path) -> dict[str, str]:
 
 
 def probe_disk(folder: Path, write_bytes: int = WRITE_BYTES) -> DiskFacts:
-    """Free room, and how fast bytes get to the disk for good. Leaves nothing behind."""
+    """Free space, and the speed of a synced write. The test file is removed."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         free_bytes = shutil.disk_usage(place).free
@@ -97,11 +94,11 @@ NOT_INSTALLED = "nvidia-ml-py is not installed"
 
 
 class NoDriver(Exception):
-    """There is nothing to ask; the text says what is missing."""
+    """NVML is not available; the text says what is missing."""
 
 
 def load_nvml() -> Any | None:
-    """The module, where it is installed."""
+    """The module, if it is installed."""
     try:
         return import_module("pynvml")
     except ImportError:
@@ -121,7 +118,7 @@ def list_gpus(nvml: Any | None) -> GpuListing:
 
 
 def observe_gpus(nvml: Any | None, own_pids: Collection[int]) -> tuple[GpuUsage, ...]:
-    """Every GPU that answers, with the share of it that others use."""
+    """Every GPU that answers, with the share that other processes use."""
     try:
         with _open_nvml(nvml):
             assert nvml is not None
@@ -172,11 +169,11 @@ def _observe_gpu(nvml: Any, number: int, own_pids: Collection[int]) -> GpuUsage 
 
 
 def _measure_others(nvml: Any, handle: Any, own_pids: Collection[int]) -> float | None:
-    """Percent by processes that are not ours; None where the driver cannot tell."""
+    """Percent used by other processes; None if the driver cannot tell."""
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
     except nvml.NVMLError_NotFound:
-        return 0.0  # so it answers where no process used the GPU
+        return 0.0  # NVML's answer if no process used the GPU
     except nvml.NVMLError:
         return None
     newest: dict[int, Any] = {}
@@ -187,12 +184,12 @@ def _measure_others(nvml: Any, handle: Any, own_pids: Collection[int]) -> float 
 
 
 def _decode_text(value: str | bytes) -> str:
-    """Older drivers answer bytes."""
+    """Older drivers return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def probe_port(config: NodeConfig, *, is_running: bool) -> PortFacts:
-    """`is_running`: our own node holds the port, so it is taken rightly."""
+    """`is_running`: our own node holds the port, so it is not tested."""
     listen = config.listen
     problem = "" if is_running or not config.announce else find_bind_problem(listen.host, listen.port)
     return PortFacts(
@@ -204,7 +201,7 @@ def probe_port(config: NodeConfig, *, is_running: bool) -> PortFacts:
 
 
 def find_bind_problem(host: str, port: int) -> str:
-    """Why it cannot be bound; empty where it can."""
+    """Why the port cannot be bound; empty if it can."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with closing(socket.socket(*found[0][:3])) as probe:

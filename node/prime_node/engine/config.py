@@ -1,4 +1,4 @@
-"""The section [engine]: what generates and judges on this machine, and what it may use."""
+"""The settings section [engine]: which engine runs the model, on which device, and within which limits."""
 
 import re
 from enum import StrEnum
@@ -12,7 +12,7 @@ DEVICE = re.compile(r"[a-z]+(:[0-9]+)?")
 
 
 class EngineKind(StrEnum):
-    """Which engine runs the model."""
+    """Engines that can run the model."""
 
     AUTO = "auto"
     TORCH = "torch"

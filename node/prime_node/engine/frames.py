@@ -1,10 +1,8 @@
-"""What the node and its engine's process say to each other over a pipe: one frame a message, bounded, strictly read.
+"""Messages between the node and its engine's process: one frame per message, bounded and strictly parsed. Pure.
 
 A frame is the number of its kind (1 byte), its length (4 bytes, big-endian) and the canonical msgpack of one message.
-Arrays travel as their bytes; see frame_values.py. The engine reads strangers' text, so what it answers is parsed like a
-stranger's.
-
-The values of the engine's seam as the messages of frames.py, there and back. Arrays are little-endian bytes.
+Arrays travel as little-endian bytes. The engine processes untrusted text, so its replies are parsed as strictly as
+those of a peer.
 """
 
 from dataclasses import dataclass

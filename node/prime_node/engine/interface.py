@@ -1,11 +1,7 @@
-"""What an engine is to the node: the values that go in and come out, and the few things it can be asked to do.
+"""The interface of an engine: requests and sequences in, completions and forward results out. Pure.
 
-An engine runs in a child process (see child.py), so nothing here knows of the daemon. Tokens are int32, log-probs
-float32, hidden states bf16 patterns; the sampling is prime_protocol.proofs.sampling's, position 0 being the first
-output
-token.
-
-A completion while it is being written: what it answers to and what it has so far. Pure.
+An engine runs in a child process (see child.py), so nothing here knows the daemon. Tokens are int32, log-probs float32,
+hidden states bf16 bit patterns. The sampling is prime_protocol.proofs.sampling's; position 0 is the first output token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +18,17 @@ from prime_protocol.rollouts.rollout import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a loaded engine is."""
+    """Properties of a loaded engine."""
 
     engine: str
     """`torch` or `vllm`."""
     device: str
     precision: str
-    """What it computes in: float32 or bfloat16. Hidden states are cast to bf16 for proofs only."""
+    """float32 or bfloat16. In float32, hidden states are cast to bf16 for proofs only."""
     hidden: int
     vocabulary: int
     context_max: int
-    """Most tokens of prompt and output together."""
+    """Maximum tokens of prompt and output together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +38,9 @@ class Sampling:
     temperature: float
     """0 is greedy."""
     eos: frozenset[int]
-    """A completion ends with the first of these; it is part of the completion."""
+    """A completion ends with the first of these tokens, which is part of the completion."""
     tokens_max: int
-    """Most output tokens."""
+    """Maximum output tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +48,7 @@ class GenerateRequest:
     """One completion to generate."""
 
     number: int
-    """The caller's; it comes back with the completion."""
+    """Chosen by the caller; the completion carries it."""
     prompt: NDArray[np.int32]
     seed: int
     """Unsigned 64 bits."""
@@ -60,20 +56,20 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What was generated for an order."""
+    """The output for one request."""
 
     number: int
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    """Log-softmax of logits / temperature at each token (of the logits themselves where greedy); never above 0."""
+    """Log-softmax of logits / temperature at each token (of the plain logits if greedy); never above 0."""
     finish: FinishReason
     proofs: bytes
-    """TOPLOC proofs of the hidden states that gave each output token."""
+    """TOPLOC proofs of the hidden states that produced each output token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenSequence:
-    """A finished sequence to read again."""
+    """A finished prompt and output, to be checked with one forward pass."""
 
     number: int
     prompt: NDArray[np.int32]
@@ -83,19 +79,20 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardResult:
-    """What one pass over a text says of each of its output tokens."""
+    """What one forward pass over a sequence gives for each output token."""
 
     number: int
     hidden_bits: NDArray[np.uint16]
-    """bf16 patterns (tokens, hidden) of the states that gave each output token."""
+    """bf16 bit patterns (tokens, hidden) of the states that produced each output token."""
     margins: NDArray[np.float32]
-    """By how much each token loses against the replayed winner."""
+    """By how much each token's score is below that of the replayed winner."""
     logprobs: NDArray[np.float32]
     eos_logprobs: NDArray[np.float32]
-    """Log-prob of the likeliest end token at each place; the lowest finite number where there is no end token."""
+    """Log-prob of the likeliest end token at each position; the lowest finite number if there is no end token."""
     bf16_hidden_bits: NDArray[np.uint16] | None = None
     bf16_logprobs: NDArray[np.float32] | None = None
-    """The same as bfloat16 rounds it here, in a run in bfloat16: what an honest worker's may be noisy by."""
+    """In a bfloat16 run: the same values as this machine computes them in bfloat16. Their difference from the values
+    above is the rounding noise that an honest worker may have."""
 
 
 class Engine(Protocol):
@@ -105,32 +102,32 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
-        """Take the weights of a checkpoint folder. Again with another one: swapped in place, nothing is restarted.
+        """Load the weights of a checkpoint folder. A second call swaps the weights in place, without a restart.
 
-        `changed` names the tensors that differ from what is loaded, where a delta said so; None: all may.
-        LocalError where the folder does not fit this machine or this engine.
+        `changed` names the tensors that differ from the loaded ones, if a delta says so; None: all may.
+        LocalError if the checkpoint does not fit this machine or this engine.
         """
         ...
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        """Completions in the order they get done. Ends early once `is_wanted` says no."""
+        """Completions in the order in which they finish. Ends early once `is_wanted` returns False."""
         ...
 
     def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
-        """One prefill for each text, batched, in any order."""
+        """One forward pass over each sequence, batched, in any order."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One order on its way. It can leave a batch and join another one at any token."""
+    """One request while its output is generated. It can leave a batch and join another one at any token."""
 
     request: GenerateRequest
     prompt: list[int]
     proof_page: int | None = None
-    """Where its hidden states wait for their proof, once it has joined a batch."""
+    """The page that holds its hidden states until they become a proof, once it has joined a batch."""
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -147,7 +144,7 @@ class Generation:
         self.logprobs.append(logprob)
 
     def get_finish(self, sampling: Sampling) -> FinishReason:
-        """Why it ends here."""
+        """The reason why it ends at its last token."""
         return FinishReason.EOS if self.output[-1] in sampling.eos else FinishReason.LENGTH
 
     def complete(self, finish: FinishReason, proofs: bytes) -> Completion:
@@ -162,17 +159,17 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class BatchArrays:
-    """The rows of a batch as arrays, so that a step needs no loop over them. Good until somebody joins or leaves."""
+    """The rows of a batch as arrays, so that a step needs no loop over them. Valid until a row joins or leaves."""
 
     generations: Sequence[Generation]
     seeds: NDArray[np.uint64]
     pages: NDArray[np.int64]
     written: NDArray[np.int64]
-    """Tokens that each has so far."""
+    """Output tokens of each row so far."""
 
     @classmethod
     def of(cls, generations: Sequence[Generation]) -> "BatchArrays":
-        """Everybody in a batch has a page."""
+        """Each of these is in a batch, so it has a page."""
         return cls(
             generations,
             np.array([generation.request.seed for generation in generations], np.uint64),
@@ -181,7 +178,7 @@ class BatchArrays:
         )
 
     def find_ended(self, tokens: Sequence[int], sampling: Sampling) -> list[int]:
-        """Rows that end with the tokens they have just got."""
+        """Rows that end with these new tokens."""
         if self.written.max() >= sampling.tokens_max:
             is_long = (self.written >= sampling.tokens_max).tolist()
             return [row for row, token in enumerate(tokens) if is_long[row] or token in sampling.eos]
@@ -191,18 +188,16 @@ class BatchArrays:
 def verify_requests(
     requests: Sequence[GenerateRequest], sampling: Sampling, *, vocabulary: int, context_max: int
 ) -> None:
-    """LocalError where the model cannot answer: a completion cut short by the context would look like a lie."""
+    """LocalError if the model cannot answer. A completion cut short by the context would look like fraud."""
     if sampling.tokens_max < 1:
         raise LocalError(f"tokens_max is {sampling.tokens_max}, it must be at least 1")
     for request in requests:
         if not len(request.prompt):
             raise LocalError(f"request {request.number} has no prompt; it needs at least one token")
         if request.prompt.min() < 0 or request.prompt.max() >= vocabulary:
-            raise LocalError(
-                f"the prompt of request {request.number} has tokens outside the vocabulary of {vocabulary}"
-            )
+            raise LocalError(f"request {request.number} has prompt tokens outside the vocabulary of {vocabulary}")
         if len(request.prompt) + sampling.tokens_max > context_max:
             raise LocalError(
-                f"request {request.number} has {len(request.prompt)} prompt tokens and may generate"
-                f" {sampling.tokens_max}; the model's context is {context_max} tokens"
+                f"request {request.number} has {len(request.prompt)} prompt tokens and may generate "
+                f"{sampling.tokens_max} more; the model's context is {context_max} tokens"
             )

@@ -1,7 +1,7 @@
-"""Keeps one engine at hand: started when first needed, one caller at a time, begun again when it died.
+"""Manages the node's one engine: starts it when first needed, lends it to one caller at a time, restarts it.
 
-A process that dies is started again after a pause that doubles; one that keeps dying is left alone until the pause is
-over, and says why. Which checkpoint it holds is remembered, so that only a change is loaded.
+A process that dies is restarted after a pause that doubles with each death. After DEATHS_MAX deaths without a success,
+callers get EngineBroken until the pause is over. The loaded checkpoint is remembered, so only changes are loaded.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 RESTART_PAUSE_MS = 500
 RESTART_PAUSE_MS_MAX = 600_000
-"""Before a process that died is started again, doubling with each death that followed no success."""
+"""Pause before a restart, doubled with each death since the last success."""
 DEATHS_MAX = 3
-"""After so many deaths without a success between them the engine is taken for broken: nobody waits for it any more."""
+"""After this many deaths without a success the engine counts as broken, and callers no longer wait for it."""
 
 BuildCommand = Callable[[EngineConfig, Precision], Sequence[str]]
 FindChangedTensors = Callable[[Digest, Digest], frozenset[str] | None]
-"""Which tensors differ between two checkpoints; None where that is not known."""
+"""The tensors that differ between two checkpoints; None if unknown."""
 
 
 class EngineState(StrEnum):
-    """What the engine is doing."""
+    """State of the engine's process."""
 
     OFF = "off"
     STARTING = "starting"
@@ -45,12 +45,12 @@ class EngineState(StrEnum):
 
 
 class EngineBroken(LocalError):
-    """The engine keeps dying; nothing is asked of it until the pause is over."""
+    """The engine keeps dying; it gets no jobs until the pause is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """The engine, for as long as the caller has its turn."""
+    """Exclusive use of the engine, with a checkpoint loaded."""
 
     process: EngineProcess
     facts: EngineFacts
@@ -61,7 +61,7 @@ class EngineSession:
 
 
 class EngineManager:
-    """One node's engine."""
+    """Owns the node's engine process."""
 
     def __init__(
         self,
@@ -87,19 +87,20 @@ class EngineManager:
         self.facts: EngineFacts | None = None
         self.restarts = 0
         self.last_error = ""
-        """Why the engine last died, or could not be started."""
+        """Why the engine last died or failed to start."""
 
     @property
     def is_broken(self) -> bool:
         return self._deaths >= DEATHS_MAX
 
     def get_retry_wait_ms(self) -> int:
-        """How long until a broken engine may be tried again."""
+        """Time until a restart is allowed."""
         return max(0, self._retry_at_ms - self._clock.monotonic_ms())
 
     @asynccontextmanager
     async def acquire(self, root: Digest, checkpoint: Path, precision: Precision) -> AsyncIterator[EngineSession]:
-        """The engine with this checkpoint, alone. EngineDied where it dies in your hands, else LocalError."""
+        """Exclusive use of the engine with this checkpoint. EngineDied if it dies meanwhile; other failures are
+        LocalErrors."""
         async with self._lock:
             try:
                 process = await self._open(precision)
@@ -114,7 +115,7 @@ class EngineManager:
                     self._clear_process()
 
     async def _open(self, precision: Precision) -> EngineProcess:
-        """The process that runs, or another one."""
+        """The running process, or a new one."""
         if self._process is not None and not self._process.is_alive:
             self.restarts += 1
             await self._end(self._process)
@@ -139,24 +140,22 @@ class EngineManager:
             self._record_death(error)
             raise
         self._precision = precision
-        log.info("the engine runs, process %d", self._process.pid)
+        log.info("engine started, process %d", self._process.pid)
         return self._process
 
     async def _load(self, process: EngineProcess, root: Digest, checkpoint: Path) -> EngineFacts:
         if self.loaded == root and self.facts is not None:
             return self.facts
         changed = self._find_changed_tensors(self.loaded, root) if self.loaded is not None else None
-        # Whatever comes of it, the old weights are gone.
+        # Even if loading fails, the old weights are gone.
         self.loaded, self.state = None, EngineState.LOADING
         self.facts = await process.load(checkpoint, changed)
         self.loaded, self.state = root, EngineState.READY
-        log.info(
-            "the engine holds %s: %s on %s in %s", root, self.facts.engine, self.facts.device, self.facts.precision
-        )
+        log.info("engine loaded %s: %s on %s in %s", root, self.facts.engine, self.facts.device, self.facts.precision)
         return self.facts
 
     def _record_death(self, error: LocalError) -> None:
-        """Nothing is tried again at once: what killed it may still be there."""
+        """Set the pause before the next start: what killed the process may still be there."""
         self._clear_process()
         pause_ms = min(RESTART_PAUSE_MS_MAX, RESTART_PAUSE_MS << min(self._deaths, 10))
         self._deaths += 1
@@ -164,7 +163,7 @@ class EngineManager:
         self.last_error = str(error)
         self._retry_at_ms = self._clock.monotonic_ms() + pause_ms
         self.state = EngineState.BROKEN if self.is_broken else EngineState.OFF
-        log.warning("%s; it may be started again in %.1f s", error, pause_ms / 1000)
+        log.warning("%s; it may be restarted in %.1f s", error, pause_ms / 1000)
 
     def _clear_process(self) -> None:
         self._process = self.loaded = self.facts = None
@@ -175,24 +174,24 @@ class EngineManager:
         self._clear_process()
 
     async def invalidate_weights(self) -> None:
-        """Have the next caller load all of them."""
+        """Make the next caller load all weights."""
         async with self._lock:
             self.loaded = None
 
     async def stop_process(self) -> None:
-        """Have the next caller start another process: the devices of this machine have changed."""
+        """Stop the process, so that the next caller starts a new one: this machine's devices have changed."""
         async with self._lock:
             if self._process is not None:
                 await self._end(self._process)
 
     async def close(self) -> None:
-        """End it, also in the middle of a job."""
+        """Kill the process, even in the middle of a job."""
         if self._process is not None:
             await self._process.kill()
             self._clear_process()
 
     def get_status(self) -> dict[str, Any]:
-        """For people and scripts."""
+        """For the status report."""
         facts = self.facts
         return {
             "state": str(self.state),

@@ -1,6 +1,6 @@
-"""What reading a row again comes to, in numbers: proofs against hidden states, tokens against the replayed draw. Pure.
+"""Compares a claimed row with a forward pass: proofs with hidden states, tokens with the replayed sampling. Pure.
 
-It runs in the engine's process, so that logits and hidden states stay there. What the numbers mean is for checks.py.
+It runs in the engine's process, so that logits and hidden states stay there. The verdict is jobs/file_checks.py's.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from prime_protocol.wire.ids import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClaimedRow:
-    """A row of a rollout file, as its author says it was made."""
+    """A row of a rollout file, as its author claims to have generated it."""
 
     sequence: TokenSequence
     logprobs: NDArray[np.float32]
@@ -29,29 +29,29 @@ class ClaimedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMeasurement:
-    """What one row gave when it was read again."""
+    """The deviations of one row from this machine's forward pass."""
 
     row: int
     tokens: int
     chunks: tuple[ChunkReport, ...]
-    """One for each proof; none where the proofs cannot be read."""
+    """One for each proof; empty if the proofs cannot be parsed."""
     proof_problem: str
-    """Why the proofs cannot be read, else empty. No honest program writes such a proof."""
+    """Why the proofs cannot be parsed, else empty. No honest program writes such a proof."""
     spans: tuple[ReplayedChunk, ...]
-    """What the tokens of each chunk gave."""
+    """Margins and log-prob errors of each chunk's tokens."""
     margin_max: float
     margin_at: int
-    """Which output token has the largest margin."""
+    """Position of the output token with the largest margin."""
     margin_sum: float
     logprob_error_max: float
     logprob_error_at: int
     logprob_error_sum: float
     eos_logprob: float
-    """Log-prob of the likeliest end token where the row ends."""
+    """Log-prob of the likeliest end token at the end of the row."""
 
 
 def measure_row(claim: ClaimedRow, result: ForwardResult, *, seed: Digest) -> RowMeasurement:
-    """Compare what a row says with what this machine's model says of its tokens."""
+    """Compare a claimed row with this machine's forward pass over the same tokens."""
     tokens, hidden = result.hidden_bits.shape
     if tokens != len(claim.sequence.output):
         raise LocalError(f"the engine read {tokens} of {len(claim.sequence.output)} tokens")
@@ -95,7 +95,7 @@ def split_spans(margins: NDArray[np.float64], errors: NDArray[np.float64]) -> It
 
 
 def add_bf16_noise(spans: list[ReplayedChunk], result: ForwardResult, seed: Digest) -> Iterator[ReplayedChunk]:
-    """How noisy this machine's own reading in the run's precision is, measured as if a worker had claimed it."""
+    """Add this machine's own bfloat16 noise to each span, measured as if a worker had claimed those values."""
     if result.bf16_hidden_bits is None or result.bf16_logprobs is None:
         yield from spans
         return
@@ -107,8 +107,8 @@ def add_bf16_noise(spans: list[ReplayedChunk], result: ForwardResult, seed: Dige
 
 
 def require_finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The values are our own engine's: a hole in them is our fault, and says nothing about the row."""
+    """The values are our own engine's: a NaN in them is our fault, and no evidence about the row."""
     wide = values.astype(np.float64)
     if not np.isfinite(wide).all():
-        raise LocalError(f"the engine gave {name} that are not finite: check its weights and precision")
+        raise LocalError(f"the engine computed {name} that are not finite: check its weights and precision")
     return wide

@@ -1,7 +1,7 @@
-"""The engine's process as the node sees it: started with little, asked one thing at a time, watched, ended.
+"""The node's side of the engine's process: start it in a minimal environment, run one job at a time, watch it, end it.
 
-Whatever happens to it is an EngineDied for the job it had, with its last words, and never an end of the node. Whether
-it is started again is decided in keeper.py.
+If the process fails, its job raises EngineDied with the last lines of its standard error; the node goes on. manager.py
+decides whether the process is started again.
 """
 
 import asyncio
@@ -50,18 +50,17 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 400
-"""What is kept of the engine's last words."""
+"""What is kept of the engine's standard error."""
 CANCEL_MS = 5_000
-"""How long an engine may take to let go of a job, or to leave when told to."""
-
+"""How long an engine may take to cancel a job, or to exit when told to."""
 READ_BYTES = 2**20
-"""Buffered of what the engine writes, so that a long frame comes in few pieces."""
+"""Buffer for the engine's output, so that a long frame arrives in few pieces."""
 
 OnProgress = Callable[[EngineProgress], None]
 
 
 class EngineDied(LocalError):
-    """The engine's process ended, or was ended, before its job was done."""
+    """The engine's process exited or was killed before its job was done."""
 
 
 def build_command(config: EngineConfig, precision: Precision) -> list[str]:
@@ -75,7 +74,7 @@ def build_command(config: EngineConfig, precision: Precision) -> list[str]:
 
 
 def build_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
-    """Nothing of the node's own: its password may be there. Caches go into the node's folder."""
+    """Nothing is inherited from the node's environment, which may hold its password. Caches go into `folder`."""
     return {
         "PATH": os.defpath,
         "HOME": str(folder),
@@ -91,7 +90,7 @@ def build_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
 
 
 def link_packages(folder: Path) -> str:
-    """A folder with our packages and nothing else: another interpreter has its own libraries, and keeps them."""
+    """A folder of links to our packages only, so that another interpreter imports its own libraries."""
     place = folder / "packages"
     place.mkdir(parents=True, exist_ok=True)
     for package in (prime_protocol, prime_runtime, prime_node):
@@ -103,7 +102,7 @@ def link_packages(folder: Path) -> str:
 
 
 class EngineProcess:
-    """One process. Ask it one thing at a time."""
+    """One process. It runs one job at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process, *, stall_ms: int, load_ms: int) -> None:
         assert process.stdin is not None
@@ -123,7 +122,7 @@ class EngineProcess:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, start_ms: int, stall_ms: int
     ) -> "EngineProcess":
-        """Until it can be asked. LocalError: it cannot be started at all, or says why it does not."""
+        """Start it and wait until it is ready. LocalError if it cannot be started."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             process = await asyncio.create_subprocess_exec(
@@ -141,7 +140,7 @@ class EngineProcess:
         engine = cls(process, stall_ms=stall_ms, load_ms=start_ms)
         try:
             reply = await engine._read(start_ms)
-        except BaseException:  # boundary: whatever ends the start must end the process too
+        except BaseException:  # boundary: if the start fails or is cancelled, the process must not survive
             await engine.kill()
             raise
         if not isinstance(reply, EngineReady):
@@ -151,10 +150,10 @@ class EngineProcess:
         engine.software = reply.software
         return engine
 
-    # --- Asking -----------------------------------------------------------------------------------------------------
+    # --- Jobs -------------------------------------------------------------------------------------------------------
 
     async def load(self, folder: Path, changed: frozenset[str] | None = None) -> EngineFacts:
-        """LocalError where the engine cannot take this checkpoint."""
+        """LocalError if the engine cannot load this checkpoint."""
         names = None if changed is None else tuple(sorted(changed))
         found: list[EngineFacts] = []
 
@@ -170,7 +169,7 @@ class EngineProcess:
     async def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, on_progress: OnProgress = lambda progress: None
     ) -> list[Completion]:
-        """All completions, in their order. When the caller is cancelled the engine is made to stop first."""
+        """All completions, in the order of the requests. If the caller is cancelled, the engine's job is too."""
         wanted = GenerateJob(
             job=self._next(),
             sampling=values.encode_sampling(sampling),
@@ -190,7 +189,7 @@ class EngineProcess:
         return [found[request.number] for request in requests]
 
     async def check(self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest) -> list[RowMeasurement]:
-        """The numbers of every claim, in its order."""
+        """The measurement of every claim, in their order."""
         numbers, _ = await self.check_with_read_proofs(claims, sampling, seed, NO_READ_PROOFS)
         return numbers
 
@@ -229,7 +228,7 @@ class EngineProcess:
         return self._job
 
     async def _run_job(self, request: EngineCommand, stall_ms: int, take: Callable[[EngineReply], None]) -> None:
-        """Hand over replies up to the end of the job. Nothing for `stall_ms` is a stall: the process is ended."""
+        """Pass replies to `take` until the job ends. Without a reply for `stall_ms` the process is killed."""
         try:
             self._input.write(encode_frame(request))
             async with asyncio.timeout(stall_ms / 1000):
@@ -257,7 +256,7 @@ class EngineProcess:
         except (asyncio.IncompleteReadError, OSError):
             raise await self._kill_and_describe("it ended") from None
 
-    # --- Ending -----------------------------------------------------------------------------------------------------
+    # --- End of the process -----------------------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
@@ -268,7 +267,7 @@ class EngineProcess:
         return self._process.pid
 
     async def _cancel_job(self, job: int) -> None:
-        """Make it let go of the job, or end it."""
+        """Cancel the job, or kill the process."""
         try:
             self._input.write(encode_frame(CancelJob(job=job)))
             async with asyncio.timeout(CANCEL_MS / 1000):
@@ -281,14 +280,14 @@ class EngineProcess:
             raise
 
     async def _kill_and_describe(self, what: str) -> EngineDied:
-        """End it, and put its last words together."""
+        """Kill the process; returns the error with its exit code and last output."""
         await self.kill()
         code, tail = self._process.returncode, " | ".join(self._tail)
         ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return EngineDied(f"the engine, process {self.pid}, failed: {what} ({ended})" + (f": {tail}" if tail else ""))
 
     async def close(self) -> None:
-        """Ask it to leave, then make it."""
+        """Ask it to exit, then kill it."""
         try:
             self._input.write(encode_frame(StopEngine(job=self._next())))
             async with asyncio.timeout(CANCEL_MS / 1000):
@@ -298,14 +297,14 @@ class EngineProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """Gone when this returns, with everything it said."""
+        """Kill it. When this returns, it has exited and its output is collected."""
         self._kill_process_group()
         await self._process.wait()
         await self._stderr_task
         self._input.close()
 
     def _kill_process_group(self) -> None:
-        """To all of its session: an engine may have workers of its own."""
+        """Kill the whole session: an engine may have worker processes of its own."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:

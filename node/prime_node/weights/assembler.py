@@ -1,6 +1,6 @@
-"""Shards become checkpoints: a keyframe's files get a second name, a delta and its base are made into new ones.
+"""Builds checkpoints from shards: a keyframe's files are hard-linked, a delta is applied to a copy of its base.
 
-Nothing here waits for the network; it is run in a thread. A base is only read, so it stays good whatever happens.
+Runs in a thread and never waits for the network. A base is only read, so a failed build leaves it intact.
 """
 
 import logging
@@ -25,25 +25,26 @@ from prime_runtime.shardcast.store import DRAFT_SUFFIX, ShardStore
 log = logging.getLogger(__name__)
 
 CHECKPOINTS_KEPT = 2
-"""The newest, and the one before it, which rollouts may still be made with."""
+"""The newest, and the one before it, which may still be used for rollouts."""
 
 
 class CheckpointAssembler:
-    """Builds checkpoints in one store."""
+    """Builds, verifies and removes the checkpoints of one store."""
 
     def __init__(self, store: ShardStore, *, threads: int, kept: int = CHECKPOINTS_KEPT) -> None:
         self._store = store
         self._threads = threads
         self._kept = kept
         self._preallocation_lock = threading.Lock()
-        """The room for the next checkpoint is made in the background; whoever builds waits until it is there."""
+        """Space for the next checkpoint is preallocated in the background; a build waits until that is done."""
         self._copy: tuple[Digest, MappedCheckpoint] | None = None
-        """What the room holds a copy of. Kept until the next room: giving its pages back takes a while, too."""
+        """Root and mapping of the checkpoint that the preallocated folder is a copy of. The mapping is kept until the
+        next preallocation, since unmapping takes a while too."""
 
     def build(self, path: Sequence[SignedManifest]) -> None:
-        """Along a chain whose shards are all here, each link on what the one before gave.
+        """Build along a chain whose shards are all on disk, each manifest on the checkpoint of the one before.
 
-        RemoteError: the result is not what was signed. Then nothing got a name that it does not deserve.
+        RemoteError: the result is not what was signed; then no checkpoint was published.
         """
         for signed in path:
             if signed.root in self._store.checkpoints():
@@ -71,7 +72,7 @@ class CheckpointAssembler:
         assert base is not None, "a delta has a base"
         held = self._store.checkpoints().get(base)
         if held is None:
-            raise RemoteError("base", f"{base} is not here")
+            raise RemoteError("base", f"{base} is not on this disk")
         verify_base(signed.manifest, held.manifest)
         verify_file_digests(self._store.checkpoint_path(base))
         draft = self._start_draft(signed.root)
@@ -84,7 +85,7 @@ class CheckpointAssembler:
         self._store.publish(draft, signed)
 
     def _claim_preallocated(self, draft: Path, base: Digest) -> MappedCheckpoint | None:
-        """The room becomes the draft; what is in it, where that is a copy of the base."""
+        """Turn the preallocated folder into the draft; returns its mapping if it is a copy of the base."""
         with self._preallocation_lock:
             if not self._store.preallocated_path.exists():
                 draft.mkdir()
@@ -98,17 +99,17 @@ class CheckpointAssembler:
         return draft
 
     def remove_base(self, path: Sequence[SignedManifest]) -> None:
-        """After a failure: the base that the chain began with is not to be trusted any more."""
+        """After a failed build: remove the base of the chain, which may be damaged."""
         base = path[0].manifest.base
         if base is not None:
             self._store.remove_checkpoint(base)
 
     def verify_all(self) -> int:
-        """Checkpoints that are not what they say are removed; their number."""
+        """Verify every checkpoint and remove the damaged ones; returns their number."""
         return self._store.remove_damaged() + sum(not self.check(root) for root in self._store.checkpoints())
 
     def check(self, root: Digest) -> bool:
-        """It is here and what was signed. A damaged one is removed."""
+        """Whether the checkpoint is on disk and is what was signed. A damaged one is removed."""
         signed = self._store.checkpoints().get(root)
         if signed is None:
             return False
@@ -121,14 +122,16 @@ class CheckpointAssembler:
         return True
 
     def remove_old(self, in_use: Collection[Digest] = ()) -> None:
-        """Keep the newest few checkpoints. Others are removed, not written over: somebody may still read them."""
+        """Remove all but the newest checkpoints and those in use. Files are unlinked, never overwritten: a reader may
+        still have them open."""
         newest_first = sorted(self._store.checkpoints().values(), key=lambda signed: -signed.manifest.step)
         for signed in newest_first[self._kept :]:
             if signed.root not in in_use:
                 self._store.remove_checkpoint(signed.root)
 
     def preallocate_next(self) -> None:
-        """Make room for the next checkpoint while nothing is urgent. Without it the next one takes its own."""
+        """Copy the newest checkpoint ahead of time, so that the next delta patches in place. Optional: a build without
+        a preallocated folder allocates its own."""
         newest = max(self._store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
         with self._preallocation_lock:
             if newest is None or self._is_preallocation_usable(newest.root):
@@ -140,11 +143,11 @@ class CheckpointAssembler:
                 copy = preallocate_checkpoint(self._store.checkpoint_path(newest.root), draft)
                 draft.rename(self._store.preallocated_path)
             except (OSError, LocalError) as error:
-                log.info("no room is made ahead: %s", error)
+                log.info("cannot preallocate the next checkpoint: %s", error)
                 shutil.rmtree(draft, ignore_errors=True)
             else:
                 self._copy = (newest.root, copy) if copy is not None else None
 
     def _is_preallocation_usable(self, newest: Digest) -> bool:
-        """It is there; and where it holds a copy, then of what the next delta is most likely based on."""
+        """It exists, and if it holds a copy, then of the checkpoint that the next delta is most likely based on."""
         return self._store.preallocated_path.exists() and (self._copy is None or self._copy[0] == newest)

@@ -1,7 +1,7 @@
-"""From "this is the checkpoint" to a folder with it: finds the way, fetches what is missing, builds it, proves it.
+"""Turns a checkpoint root into a verified folder on disk: plans the path, fetches the shards, builds the checkpoint.
 
-The way is the cheapest chain of manifests from what is here: a delta where its base is held, else several, else a
-keyframe. A checkpoint appears under its name only after every tensor had the digest its trainer signed.
+The path is the cheapest chain of manifests from what is on disk: a delta whose base is held, else several deltas, else
+a keyframe. A checkpoint gets its final name only after every tensor has the digest that the trainer signed.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from prime_runtime.shardcast.store import VERSIONS_KEPT, ShardStore, choose_remo
 log = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
-"""Between two looks for a way that was not there; after each failure to build twice as long, up to a minute."""
+"""Between two attempts to find a path; doubled after each failed build, up to a minute."""
 RETRY_MS_MAX = 60_000
 THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStatus:
-    """One manifest on its way, for status pages."""
+    """One running download, for status pages."""
 
     manifest: Digest
     step: int
@@ -53,10 +53,10 @@ class TransferStatus:
 
 
 class CheckpointFetcher:
-    """Keeps one store supplied.
+    """Fetches weights into one store.
 
-    `is_relay`: every version is fetched and none is built. `keeps_way`: what leads to the kept versions stays, as on
-    every relay, so that a newcomer can be served; others go on from the checkpoint they have built.
+    `is_relay`: every version is fetched and none is built. `keeps_chain`: the manifests that lead to the kept versions
+    stay, as on every relay, so that a new node can be served; other nodes continue from the checkpoint they built.
     """
 
     def __init__(
@@ -95,42 +95,42 @@ class CheckpointFetcher:
         self._running: dict[Digest, ShardFetcher] = {}
         self._background: asyncio.Task[None] | None = None
         self._building = asyncio.Lock()
-        """Two that want the same checkpoint would write over each other's draft."""
+        """One build at a time: two builds of one checkpoint would overwrite each other's draft."""
         self._verify_lock = asyncio.Lock()
         self._has_verified = False
         self._in_use: Counter[Digest] = Counter()
-        """Checkpoints that somebody works with, whatever their age."""
+        """Checkpoints in use, which are kept whatever their age."""
         self._on_path: Counter[Digest] = Counter()
-        """Manifests that a checkpoint is about to be built of, whatever their age."""
+        """Manifests that a build needs, which are kept whatever their age."""
         self.corrupt = 0
         self._received_bytes = 0
 
-    # --- What comes in ----------------------------------------------------------------------------------------------
+    # --- Gossip and status ------------------------------------------------------------------------------------------
 
     def handle_gossip(self, gossip: ReceivedGossip) -> None:
-        """A message that the gossip guard let through."""
+        """Handle a message that passed the gossip guard."""
         self.directory.learn(gossip)
         self._news.set()
 
     def learn_serving_record(self, frame: bytes) -> None:
-        """A serving record that came with a refusal. Whatever is wrong with it, it is just not learnt."""
+        """Learn a serving record that came with a refusal. An invalid one is ignored."""
         name = get_topic(self.store.network, self.store.run, GossipKind.SERVING)
         try:
             gossip = open_gossip(
                 name, frame, network=self.store.network, run=self.store.run, now_ms=self._clock.now_ms()
             )
         except RemoteError as error:
-            log.debug("a child's record is refused: %s", error)
+            log.debug("ignored a child's serving record: %s", error)
             return
         self.directory.learn(gossip)
 
     @property
     def received_bytes(self) -> int:
-        """Of shards, since the start, right or wrong."""
+        """Bytes of shards since the start, right or wrong."""
         return self._received_bytes + sum(fetcher.received_bytes for fetcher in self._running.values())
 
     def list_transfers(self) -> list[TransferStatus]:
-        """What is arriving just now."""
+        """The running downloads."""
         found = []
         for digest, fetcher in self._running.items():
             shard_set = self.store.shard_sets[digest]
@@ -141,8 +141,8 @@ class CheckpointFetcher:
         return found
 
     async def verify_store_once(self) -> int:
-        """Once after a start: compare all that is said to be here with its digests; how many shards and checkpoints
-        were lost. Nothing that an earlier process left is used before.
+        """Once after a start: verify all shards and checkpoints on disk; returns how many were damaged. Nothing that
+        an earlier process left is used before that.
         """
         async with self._verify_lock:
             if self._has_verified:
@@ -153,7 +153,7 @@ class CheckpointFetcher:
             return lost
 
     async def check(self, root: Digest) -> None:
-        """LocalError where a checkpoint on this disk is not what was signed any more; then it is removed."""
+        """LocalError if a checkpoint on disk is no longer what was signed; it is removed then."""
         async with self._verify_lock:
             is_right = await asyncio.to_thread(self.assembler.check, root)
         if not is_right:
@@ -165,15 +165,15 @@ class CheckpointFetcher:
             await self._background
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # --- Getting there ----------------------------------------------------------------------------------------------
+    # --- Fetching and building --------------------------------------------------------------------------------------
 
     async def ensure_checkpoint(
         self, root: Digest, manifest: Digest | None = None, is_wanted: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Until the checkpoint is here: built, or on a relay all of its shards. LocalError: no room.
+        """Wait until the checkpoint is built, or on a relay until its shards are on disk. LocalError: the disk is full.
 
-        `manifest` is one that leads there, where the caller knows it; others are known from announcements. While no way
-        is known it looks for one for ever, unless it is not wanted any more: False.
+        `manifest` leads to the checkpoint, if the caller knows one; announcements name others. Without a known path it
+        retries forever, or returns False once `is_wanted` does.
         """
         await self.verify_store_once()
         failures = 0
@@ -195,13 +195,13 @@ class CheckpointFetcher:
 
     @asynccontextmanager
     async def hold_checkpoint(self, root: Digest, manifest: Digest | None = None) -> AsyncIterator[Path]:
-        """The folder of a checkpoint, fetched where it is not here; it is not removed while the caller has it."""
+        """The folder of a checkpoint, fetched if needed. It is not removed inside the block."""
         with _pinned(self._in_use, [root]):
             await self.ensure_checkpoint(root, manifest)
             yield self.store.checkpoint_path(root)
 
     def _held(self) -> set[Digest]:
-        """Roots that need no fetching: of checkpoints, or on a relay of manifests whose shards are all here."""
+        """Roots of built checkpoints, or on a relay of manifests whose shards are all on disk."""
         if self._is_relay:
             return {shard_set.signed.root for shard_set in self.store.shard_sets.values() if shard_set.is_complete}
         return set(self.store.checkpoints())
@@ -210,7 +210,7 @@ class CheckpointFetcher:
         return root in self._held()
 
     async def fetch_announced(self, announced: CheckpointAnnounced) -> None:
-        """On a relay: what was announced, until it is here; nothing where it would be removed at once."""
+        """On a relay: fetch an announced version, unless the retention rule would remove it at once."""
         shard_set = self.store.shard_sets.get(announced.manifest)
         if shard_set is None or not shard_set.is_complete:
             signed = await self._manifests.get_manifest(announced.manifest)
@@ -219,11 +219,11 @@ class CheckpointFetcher:
         self._remove_old()
 
     async def fetch(self, signed: SignedManifest) -> ShardSet:
-        """Every shard of one manifest."""
+        """Fetch every shard of one manifest."""
         await self.verify_store_once()
         async with self._lock_manifest(signed.digest):
             self._check_disk_limit(signed)
-            # Backing a large file with blocks takes a while on some disks.
+            # Preallocating a large file takes a while on some disks.
             await asyncio.to_thread(self.store.preallocate, signed)
             shard_set = self.store.add(signed)
             if shard_set.is_complete:
@@ -247,7 +247,7 @@ class CheckpointFetcher:
             return shard_set
 
     async def _fetch_and_build(self, path: list[SignedManifest]) -> bool:
-        """Fetch the whole path, and build along it but on a relay; False where that failed."""
+        """Fetch the whole path and, except on a relay, build along it; False if the build failed."""
         with _pinned(self._on_path, [signed.digest for signed in path]):
             for signed in path:
                 await self.fetch(signed)
@@ -259,27 +259,27 @@ class CheckpointFetcher:
                 for signed in path:
                     with _pinned(self._in_use, [root for root in (signed.manifest.base, signed.root) if root]):
                         await asyncio.to_thread(self.assembler.build, [signed])
-                    # A long way makes many checkpoints, and each is as large as the last.
+                    # A long path builds many checkpoints of the same size.
                     self.assembler.remove_old({*self._in_use, signed.root})
         except OSError as error:
             raise LocalError(f"step {path[-1].manifest.step} cannot be written: {error}") from None
         except (RemoteError, LocalError) as error:
-            # The base was not what it said, or the trainer erred. Without the base the next path starts elsewhere.
-            log.warning("step %d cannot be built, looking for another way: %s", path[-1].manifest.step, error)
+            # The base is damaged, or the trainer erred. Without the base, the next path starts elsewhere.
+            log.warning("step %d cannot be built, looking for another path: %s", path[-1].manifest.step, error)
             await asyncio.to_thread(self.assembler.remove_base, path)
             return False
         return True
 
-    # --- Waiting and room --------------------------------------------------------------------------------------------
+    # --- Waiting and disk space --------------------------------------------------------------------------------------
 
     @property
     def problem(self) -> str:
-        """Why nothing comes although somebody serves it."""
+        """Why no server sends the manifest although some serve it."""
         return self._manifests.problem
 
     async def _wait_for_news(self) -> None:
         if self.problem:
-            # News are no reason to ask servers again that have just failed; there may be hundreds a second.
+            # Gossip, which may come hundreds of times a second, is no reason to retry servers that just failed.
             await self._clock.sleep_ms(RETRY_MS)
             return
         try:
@@ -293,14 +293,14 @@ class CheckpointFetcher:
         return choose_removable(known, versions=self._versions, keeps_way=self._keeps_chain)
 
     def _remove_old(self) -> None:
-        """Versions that nobody needs, and checkpoints older than the kept ones."""
+        """Remove versions that the retention rule drops, and checkpoints older than the kept ones."""
         for digest in self._find_removable():
             if digest not in self._running and digest not in self._on_path:
                 self.store.remove(digest)
         self.assembler.remove_old(set(self._in_use))
 
     def _check_disk_limit(self, signed: SignedManifest) -> None:
-        """LocalError where shards, and a checkpoint where one is made of a delta, would pass the owner's cap."""
+        """LocalError if the shards, plus a checkpoint built from a delta, would exceed the owner's disk limit."""
         if self._disk_bytes_max is None or signed.digest in self.store.shard_sets:
             return
         self._remove_old()
@@ -323,12 +323,12 @@ class CheckpointFetcher:
         return self._disk_bytes_max is None or count_folder_bytes(self.store.folder) + need <= self._disk_bytes_max
 
     def _count_next(self) -> int:
-        """Bytes of the next checkpoint, as far as those that are here tell."""
+        """Estimated bytes of the next checkpoint: those of the largest one on disk."""
         return max((_count_tensor_bytes(signed) for signed in self.store.checkpoints().values()), default=0)
 
     @asynccontextmanager
     async def _lock_manifest(self, digest: Digest) -> AsyncIterator[None]:
-        """One fetch of a manifest at a time; whoever comes second finds it done."""
+        """One fetch of a manifest at a time; the second caller finds it complete."""
         lock = self._busy.setdefault(digest, asyncio.Lock())
         async with lock:
             yield
@@ -348,7 +348,7 @@ class CheckpointFetcher:
 
 @contextmanager
 def _pinned(counter: Counter[Digest], digests: list[Digest]) -> Iterator[None]:
-    """What is counted is not removed."""
+    """Inside the block the digests are counted as in use, so they are not removed."""
     counter.update(digests)
     try:
         yield

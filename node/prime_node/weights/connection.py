@@ -1,9 +1,7 @@
-"""One connection to a shard server: GET, with the body handed on piece by piece to where it belongs.
+"""HTTP connections to shard servers: GET requests, with the body passed on piece by piece; and a pool of them.
 
-The asking half of HTTP/1.1, as much of it as a shard needs: a length is declared or the answer is refused, heads are
-short, bodies are never longer than what was asked for. What a server sends beyond that ends the connection.
-
-Connections to parents, kept between requests and opened when needed. Bounded and self-cleaning.
+The client side of HTTP/1.1, as far as shards need it: an answer must declare its length, heads are short, bodies are
+never longer than requested. A server that sends anything else loses the connection.
 """
 
 import asyncio
@@ -24,20 +22,20 @@ from prime_runtime.rate_limits import BandwidthLimit
 
 HEAD_BYTES_MAX = 8 * 2**10
 SMALL_BYTES_MAX = 64 * 2**10
-"""Longest body of anything but what was asked for: refusals, bitmaps."""
+"""Longest body of any answer but the requested shard or manifest: refusals, bitmaps."""
 CONNECT_MS = 5_000
 GATHER_S = 0.1
 GATHER_BYTES_MAX = 512 * 2**10
-"""The kernel gathers so much, or what comes in so much time, before it wakes us: far fewer wake-ups on a slow line. It
-is also what is received at once: little enough to stay in the processor's own cache until it is hashed and written."""
+"""The kernel collects this much, or what arrives in this time, before it wakes us: far fewer wake-ups on a slow line.
+It is also the size of one receive, small enough to stay in the CPU cache until it is hashed and written."""
 PIECE_BYTES_MIN = 16 * 2**10
-"""Least that is received at once where the owner has set a pace."""
+"""Least that is received at once where the owner has set a rate limit."""
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
 
 
 class ConnectionBroken(Exception):
-    """The connection is of no more use: it was lost, or the server does not speak as it should."""
+    """The connection was lost, or the server broke the protocol. It cannot be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,12 @@ class ResponseHead:
     status: int
     length: int
     is_last: bool
-    """The server closes the connection after it."""
+    """The server closes the connection after this answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResponse:
-    """A whole answer. `body` is empty where the bytes went to a target."""
+    """A complete answer. `body` is empty if the bytes went to a target."""
 
     status: int
     body: bytes
@@ -60,7 +58,7 @@ class FetchResponse:
 
 
 class BodyTarget(Protocol):
-    """Takes a body of a known length, piece by piece. A piece is only lent: the next one comes in the same memory."""
+    """Receives a body of a known length, piece by piece. The next piece reuses the memory of this one."""
 
     length: int
 
@@ -76,7 +74,7 @@ class ConnectionState(Enum):
 
 
 def parse_head(raw: bytes) -> ResponseHead:
-    """A head without its last empty line, or LinkBroken."""
+    """Parse a head without its last empty line. Raises ConnectionBroken."""
     first, *lines = raw.split(b"\r\n")
     status = STATUS_LINE.fullmatch(first)
     if status is None:
@@ -97,12 +95,12 @@ def parse_head(raw: bytes) -> ResponseHead:
 
 
 class ShardConnection(asyncio.BufferedProtocol):
-    """A kept connection, for one request at a time."""
+    """A kept-alive connection for one request at a time."""
 
     def __init__(self, host: str, pace: BandwidthLimit | None = None, room: memoryview | None = None) -> None:
         self._host = host.encode()
         self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX)) if room is None else room
-        """What came last, until it is taken: before the loop looks at another connection. So several may share one."""
+        """Bytes are consumed before the loop serves another connection, so several connections may share one buffer."""
         self._pace = pace
         self._piece_bytes = max(PIECE_BYTES_MIN, pace.bytes_per_s // 10) if pace is not None else None
         self._state = ConnectionState.IDLE
@@ -114,7 +112,7 @@ class ShardConnection(asyncio.BufferedProtocol):
         self._body = bytearray()
         self._body_bytes = 0
         self._sink: BodyTarget | None = None
-        """The target, if this body is the one for it."""
+        """The target, if this body goes there; a refusal's body does not."""
         self._body_bytes_max = SMALL_BYTES_MAX
         self._body_s = 0.0
         self._mark = 1
@@ -134,9 +132,9 @@ class ShardConnection(asyncio.BufferedProtocol):
         on_bytes: Callable[[int], None] | None = None,
         body_bytes_max: int = SMALL_BYTES_MAX,
     ) -> FetchResponse:
-        """The answer, or LinkBroken. With a target, a 200 or 206 must be exactly as long, and goes there.
+        """Send one request. With a target, a 200 or 206 must have exactly its length, and goes there.
 
-        OSError: the target could not take it.
+        Raises ConnectionBroken; OSError if the target cannot store the bytes.
         """
         if self._state is not ConnectionState.IDLE or self._transport is None:
             raise ConnectionBroken("the connection was closed")
@@ -154,13 +152,13 @@ class ShardConnection(asyncio.BufferedProtocol):
                 self.close()
 
     def close(self) -> None:
-        """At once: not a byte more is received."""
+        """Close at once; no further byte is received."""
         self._state = ConnectionState.CLOSED
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
-    # --- Called by the loop -----------------------------------------------------------------------------------------
+    # --- Callbacks of the event loop --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -178,7 +176,7 @@ class ShardConnection(asyncio.BufferedProtocol):
             elif self._state is ConnectionState.HEAD:
                 self._take_head(nbytes)
             else:
-                raise ConnectionBroken("the server speaks without being asked")
+                raise ConnectionBroken("the server sent bytes without a request")
         except (ConnectionBroken, OSError) as error:
             self._fail(error)
 
@@ -188,7 +186,7 @@ class ShardConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(ConnectionBroken(f"the connection was lost: {exc}"))
 
-    # --- Inside -----------------------------------------------------------------------------------------------------
+    # --- Receiving --------------------------------------------------------------------------------------------------
 
     def _take_head(self, nbytes: int) -> None:
         self._head_bytes += nbytes
@@ -196,7 +194,7 @@ class ShardConnection(asyncio.BufferedProtocol):
         head, end, rest = raw.partition(b"\r\n\r\n")
         if not end:
             if self._head_bytes == HEAD_BYTES_MAX:
-                raise ConnectionBroken("the answer has too long a head")
+                raise ConnectionBroken("the answer's head is too long")
             return
         self._head = parse_head(head)
         self._sink = self._choose_sink(self._head)
@@ -210,7 +208,7 @@ class ShardConnection(asyncio.BufferedProtocol):
     def _choose_sink(self, head: ResponseHead) -> BodyTarget | None:
         sink = self._target if head.status in (200, 206) else None
         if sink is not None and head.length != sink.length:
-            raise ConnectionBroken(f"the answer is {head.length} bytes long, asked for were {sink.length}")
+            raise ConnectionBroken(f"the answer is {head.length} bytes long, expected were {sink.length}")
         if sink is None and head.length > self._body_bytes_max:
             raise ConnectionBroken(f"the answer is {head.length} bytes long")
         return sink
@@ -233,20 +231,20 @@ class ShardConnection(asyncio.BufferedProtocol):
             self._end()
 
     def _set_low_watermark(self) -> None:
-        """Be woken for as much as comes in a moment at the present rate, and never for more than is still to come."""
+        """Set SO_RCVLOWAT to what arrives in GATHER_S at the current rate, and never to more than is still expected."""
         if self._transport is None or self._sink is None:
             return
         rate = self._body_bytes / max(time.monotonic() - self._body_s, GATHER_S)
         piece = self._piece_bytes or GATHER_BYTES_MAX
         wanted = min(int(rate * GATHER_S), GATHER_BYTES_MAX, piece, self._length() - self._body_bytes)
-        # Powers of two, so that the kernel is told rarely.
+        # Powers of two, so that the socket option changes rarely.
         mark = 1 << max(0, wanted.bit_length() - 1)
         if mark != self._mark:
             self._mark = mark
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def _throttle(self, nbytes: int) -> None:
-        """At the owner's pace: the kernel's buffer fills up, and the sender waits."""
+        """Apply the owner's rate limit: stop reading, the kernel's buffer fills up, and the sender waits."""
         wait_ms = self._pace.take(nbytes, time.monotonic_ns() // 1_000_000) if self._pace is not None else 0
         if wait_ms and self._transport is not None:
             self._transport.pause_reading()
@@ -278,7 +276,7 @@ class ShardConnection(asyncio.BufferedProtocol):
 async def open_connection(
     url: ServerUrl, *, allow_private: bool, pace: BandwidthLimit | None = None, room: memoryview | None = None
 ) -> ShardConnection:
-    """Connect to a stranger's server; LinkBroken where there is none, or where it is inside somebody's own network."""
+    """Connect to an untrusted server. ConnectionBroken if it cannot be reached, or has a private address."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_MS / 1000):
@@ -294,7 +292,8 @@ async def open_connection(
 
 
 def choose_address(addresses: list[str], *, allow_private: bool) -> str:
-    """The first that a stranger may send us to. Looked at after the name was resolved: names can point anywhere."""
+    """The first address that a peer may direct us to. Checked after name resolution, since a public name can point
+    into our private network."""
     for address in addresses:
         if allow_private or ip_address(address.partition("%")[0]).is_global:
             return address
@@ -302,23 +301,23 @@ def choose_address(addresses: list[str], *, allow_private: bool) -> str:
 
 
 IDLE_MAX = 32
-"""Idle connections kept; the one used longest ago goes first."""
+"""Idle connections kept; the least recently used is closed first."""
 
 
 class ConnectionPool:
-    """Lends connections."""
+    """Keeps idle connections to parents for reuse."""
 
     def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
         self._allow_private = allow_private
         self._pace = BandwidthLimit(bytes_per_s) if bytes_per_s else None
         self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX))
-        """Both are shared by all connections."""
+        """The rate limit and the buffer are shared by all connections."""
         self._idle: OrderedDict[tuple[str, int], ShardConnection] = OrderedDict()
         self._numbers = 0
 
     @asynccontextmanager
     async def borrow(self, urls: Sequence[str]) -> AsyncIterator[ShardConnection]:
-        """A connection to the first of these places that answers; LinkBroken where none does."""
+        """A connection to the first of these URLs that answers. Raises ConnectionBroken."""
         url, connection = await self._get_connection(urls)
         try:
             yield connection
@@ -337,7 +336,7 @@ class ConnectionPool:
                 connection = self._idle.pop(place)
                 if connection.is_idle:
                     return url, connection
-        problem = ConnectionBroken("the node gives no address")
+        problem = ConnectionBroken("the node has published no address")
         for url in urls:
             try:
                 server = ServerUrl.parse(url)

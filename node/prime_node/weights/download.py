@@ -1,10 +1,9 @@
-"""Which parent to ask next: drawn in proportion to what it is expected to deliver.
+"""The download of one manifest: which shard to request from which parent, and what to promise children. Pure.
 
-One manifest's way to this node: which shard to ask of which parent, and what to tell children. Pure.
-
-Events and the time in, effects out; the dice are given. The daemon and the broadcast simulator drive this same object.
-Nobody plans the tree: every node asks several parents at once, each for the shard that the fewest of its neighbours
-have, and a full parent names its children. See docs/broadcast.md.
+Events and the time go in, effects come out; the random generator is an argument. The daemon and the broadcast simulator
+drive this same object. No one plans the tree: each node requests from several parents at once, from each the shard that
+the fewest of its neighbours have (rarest first, as in BitTorrent), and a full parent names its children. A parent is
+drawn with a probability proportional to its expected throughput. See docs/broadcast.md.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,23 +38,23 @@ from prime_protocol.constants import GOSSIP_PARENTS_MAX
 from prime_protocol.wire.ids import NodeId
 
 FULL_WEIGHT = 0.1
-"""Of a parent that last said it has no free slot: it may have one by now, but one that said so is likelier to."""
+"""Weight of a parent that last reported no free slot. It may have one by now, but others are likelier to."""
 DEPTH_WEIGHT = 0.25
-"""How much each level down the tree counts against a parent: near is better, but not so much that all crowd there."""
+"""Penalty per level down the tree. Near parents are better, but a steep penalty would crowd all children there."""
 
 
 TransferChoice = tuple[Neighbour, int, bool]
-"""Parent, shard, and whether the parent is itself still receiving it."""
+"""Parent, shard, and whether the parent is still receiving the shard itself."""
 
 
 def choose_transfer(
     neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, rng: Random, now_ms: int
 ) -> TransferChoice | None:
-    """A parent by its weight, and of the missing shards it has the rarest, ties by the dice."""
-    able = list_available(neighbours, transfers, missing, parents, now_ms) if missing else []
-    if not able:
+    """A parent drawn by weight, and the rarest of the missing shards it has; ties are drawn."""
+    available = list_available(neighbours, transfers, missing, parents, now_ms) if missing else []
+    if not available:
         return None
-    neighbour = rng.choices(able, [_compute_weight(each, parents, now_ms) for each in able])[0]
+    neighbour = rng.choices(available, [_compute_weight(each, parents, now_ms) for each in available])[0]
     useful = neighbour.held & missing
     rarest = neighbours.rarity.find_rarest(useful or neighbour.coming & missing)
     return neighbour, draw_bit(rarest, rng), not useful
@@ -64,11 +63,11 @@ def choose_transfer(
 def list_available(
     neighbours: Neighbours, transfers: TransferTable, missing: int, parents: ParentScores, now_ms: int
 ) -> list[Neighbour]:
-    """Who holds a missing shard and may be asked; only if nobody does, who is receiving one.
+    """Parents that hold a missing shard and may be asked; if there are none, parents that are receiving one.
 
-    Those that nothing runs with go first, so that requests are spread before they are doubled.
+    Parents without a running transfer go first, so that requests spread before any parent gets two.
     """
-    able = [
+    found = [
         each
         for each in neighbours
         if (each.held & missing or each.coming & missing)
@@ -76,16 +75,16 @@ def list_available(
         and (not each.running or each.running < transfers.get_parent_limit(parents.is_proven(each.id)))
     ]
     if transfers.draining:
-        able = [each for each in able if each.id not in transfers.draining]
-    able = [each for each in able if parents.get_banned_until_ms(each.id) <= now_ms]
-    able = [each for each in able if not each.running] or able
-    return [each for each in able if each.held & missing] or able
+        found = [each for each in found if each.id not in transfers.draining]
+    found = [each for each in found if parents.get_banned_until_ms(each.id) <= now_ms]
+    found = [each for each in found if not each.running] or found
+    return [each for each in found if each.held & missing] or found
 
 
 def choose_duplicate(
     neighbours: Neighbours, transfers: TransferTable, parents: ParentScores, now_ms: int
 ) -> TransferChoice | None:
-    """Endgame: a shard that runs once, and a parent that should have it here in half the time that is left."""
+    """Endgame: a shard with one running transfer, and a parent that should deliver it in half the remaining time."""
     for transfer in transfers:
         if len(transfers.list_for_shard(transfer.shard)) != 1 or transfer.is_cancelled:
             continue
@@ -101,9 +100,9 @@ def choose_duplicate(
 
 
 def find_ready_ms(neighbours: Neighbours, missing: int, parents: ParentScores, now_ms: int) -> int:
-    """When a parent with a missing shard may be asked that may not be asked now."""
-    able = [each for each in neighbours if (each.held | each.coming) & missing]
-    pauses = [max(each.ready_ms, parents.get_banned_until_ms(each.id)) for each in able]
+    """The next time at which a paused or banned parent with a missing shard may be asked."""
+    useful = [each for each in neighbours if (each.held | each.coming) & missing]
+    pauses = [max(each.ready_ms, parents.get_banned_until_ms(each.id)) for each in useful]
     return min((ready_ms for ready_ms in pauses if ready_ms > now_ms), default=NEVER_MS)
 
 

@@ -119,7 +119,7 @@ class TransferProgressed:
 
 @dataclass(frozen=True, slots=True)
 class ShardArrived:
-    """The shard is on disk and its digest is right. `elapsed_ms` is from first to last byte, without waiting."""
+    """The shard is on disk and its digest is right. `elapsed_ms` is from first byte to last, without the waiting."""
 
     parent: NodeId
     shard: int

@@ -1,12 +1,7 @@
-"""Where a shard's bytes go as they come: hashed while the processor's cache has them, then written at their place.
+"""Carries out the effects of a Download: polls parents, fetches shards, verifies digests, reports events.
 
-So nothing is read again to check it, and the pages of the file are filled once, not cleared before. Nobody looks at
-what was written until all of it is there and its digest was right.
-
-Carries out what a Download decides: asks parents for bitmaps and shards, checks digests, tells what came of it.
-
-A shard is received straight into its place in the file and counts only when its digest is right. Where the same shard
-is asked of two parents, the second is received aside: a liar cannot spoil what is already there.
+A shard is received directly into its place in the file and counts only once its digest is right. A second transfer of
+the same shard is received into memory, so that a liar cannot overwrite what is already there.
 """
 
 import asyncio
@@ -60,7 +55,11 @@ log = logging.getLogger(__name__)
 
 
 class ShardWriter:
-    """Takes one shard, piece by piece and in order; `keep` is given each piece and its offset in the shard."""
+    """Hashes and stores one shard, piece by piece in order. `keep` gets each piece and its offset in the shard.
+
+    A piece is hashed while it is in the CPU cache, so verification reads nothing twice. Bytes in the file count only
+    once the shard is complete and its digest is right.
+    """
 
     def __init__(self, length: int, keep: Callable[[int, memoryview], None]) -> None:
         self.length = length
@@ -69,26 +68,26 @@ class ShardWriter:
         self._position = 0
 
     def take(self, piece: memoryview) -> None:
-        """OSError where there is no room for it."""
+        """Raises OSError if the disk is full."""
         self._state.update(piece)
         self._keep(self._position, piece)
         self._position += len(piece)
 
     @property
     def digest(self) -> Digest:
-        """Of what has come."""
+        """Of the bytes so far."""
         return Digest(self._state.digest())
 
 
 @contextmanager
 def open_file_writer(path: Path, offset: int, length: int) -> Iterator[ShardWriter]:
-    """Straight into a part of a file."""
+    """Writes directly into a part of a file."""
     with open_no_follow(path, "r+b") as file:
         yield ShardWriter(length, lambda position, piece: write_at(file.fileno(), offset + position, piece))
 
 
 def make_memory_writer(place: bytearray) -> ShardWriter:
-    """Into memory of the shard's length."""
+    """Writes into memory of the shard's length."""
 
     def keep(position: int, piece: memoryview) -> None:
         place[position : position + len(piece)] = piece
@@ -103,13 +102,13 @@ def write_at(file: int, offset: int, piece: memoryview) -> None:
 
 
 POLL_SPACING_MS = (50, 500)
-"""Least and longest time between two polls of one parent: about as long as four shards take to arrive here."""
+"""Bounds of the time between two polls of one parent, which is about the time four shards take to arrive."""
 POLL_WAIT_MS = 10_000
 ANSWER_MS = 5_000
-"""How much longer than it was allowed to wait a server may take to answer."""
+"""How much longer than the requested wait a server may take to answer."""
 PROGRESS_MS = 500
 PARENTS_UPDATE_MS = 1_000
-"""How often new serving records are looked for."""
+"""How often the directory is checked for new serving records."""
 
 
 class ShardFetcher:
@@ -139,22 +138,22 @@ class ShardFetcher:
         self._events: asyncio.Queue[DownloadEvent | asyncio.Task[DownloadEvent]] = asyncio.Queue()
         self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[DownloadEvent]] = {}
         self._in_place: dict[int, NodeId] = {}
-        """Who is writing a shard straight into its place."""
+        """The parent whose transfer of a shard writes directly into the file."""
         self._seen: dict[NodeId, int] = {}
         self._polled_ms: dict[NodeId, int] = {}
         self._parents: set[NodeId] = set()
         self._parents_updated_ms = -PARENTS_UPDATE_MS
         self._receiving: dict[tuple[NodeId, int], ShardConnection] = {}
         self.corrupt = 0
-        """Shards that were thrown away because their digest was wrong."""
+        """Shards discarded because of a wrong digest."""
         self.received_bytes = 0
-        """All bytes of shards that came, right or wrong."""
+        """Bytes of all shards received, right or wrong."""
 
     def progress(self) -> DownloadProgress:
         return self._download.progress(self._clock.monotonic_ms())
 
     async def run(self) -> None:
-        """Until every shard is here."""
+        """Run until every shard is on disk."""
         try:
             is_finished = self._handle(DownloadTick())
             while not is_finished:
@@ -167,7 +166,7 @@ class ShardFetcher:
             self._shard_set.set_coming(0)
 
     async def _next_event(self) -> DownloadEvent:
-        """What happens next; a Tick where nothing does until it is time to look around."""
+        """The next event, or a DownloadTick at the next wake-up."""
         now_ms = self._clock.monotonic_ms()
         wait_ms = max(0, min(self._download.wake_ms - now_ms, PARENTS_UPDATE_MS))
         if now_ms - self._parents_updated_ms >= PARENTS_UPDATE_MS:
@@ -178,7 +177,7 @@ class ShardFetcher:
                 found = await self._events.get()
         except TimeoutError:
             return DownloadTick()
-        # A task that failed otherwise than it knows how to tell is a bug: it goes up from here.
+        # An exception that the task does not turn into an event is a bug: result() raises it here.
         return found.result() if isinstance(found, asyncio.Task) else found
 
     def _update_parents(self) -> None:
@@ -192,7 +191,7 @@ class ShardFetcher:
         self._parents = set(servers)
 
     def _handle(self, event: DownloadEvent) -> bool:
-        """True once everything is here."""
+        """True once every shard is on disk."""
         is_finished = False
         for effect in self._download.handle(event, self._clock.monotonic_ms()):
             is_finished = self._apply_effect(effect) or is_finished
@@ -232,7 +231,7 @@ class ShardFetcher:
     def _cancel(self, parent: NodeId, shard: int) -> None:
         task = self._tasks.pop((parent, shard), None)
         if task is not None and task.cancel():
-            # Not when the task notices, but now: somebody else may write in its place next.
+            # Close now, not when the task is cancelled: another transfer may write to the same place next.
             if connection := self._receiving.pop((parent, shard), None):
                 connection.close()
             self._release(parent, shard)
@@ -265,7 +264,7 @@ class ShardFetcher:
         return PollAnswered(parent, have.held, have.coming, have.slots_free, have.depth)
 
     def _get_poll_spacing_ms(self) -> int:
-        """News older than a few shards is stale; news more often than that costs the swarm more than it brings."""
+        """A bitmap older than a few shards is stale; polling more often costs the swarm more than it gains."""
         least_ms, longest_ms = POLL_SPACING_MS
         progress = self.progress()
         if progress.rate_bytes_per_s <= 0:
@@ -302,7 +301,7 @@ class ShardFetcher:
         return event
 
     async def _receive(self, parent: NodeId, shard: int, writer: ShardWriter) -> DownloadEvent:
-        """ShardArrived: all of it, and it is right."""
+        """ShardArrived only if all bytes came and the digest is right."""
         entry = self._shard_set.manifest.shards[shard]
         began_ms = told_ms = 0
 
@@ -338,7 +337,7 @@ class ShardFetcher:
         return ShardFailed(parent, shard, reason)
 
     def _knows(self, child: ShardServerHint) -> bool:
-        """Where it can be reached: its record may have come with the refusal, and is as good as one from gossip."""
+        """Whether its address is known. A record that came with the refusal is signed, like one from gossip."""
         if child.node == self._node:
             return False
         if child.record and self._directory.get(child.node) is None:
@@ -346,7 +345,7 @@ class ShardFetcher:
         return self._directory.get(child.node) is not None
 
     def _take_over(self, shard: int, memory: bytearray) -> None:
-        """The second parent was first. Whoever writes in the place stops before the right bytes go there."""
+        """The duplicate transfer finished first. The direct writer is stopped before the right bytes are written."""
         owner = self._in_place.get(shard)
         if owner is not None:
             self._cancel(owner, shard)

@@ -1,4 +1,4 @@
-"""Which manifests lead from what is here to the weights that are wanted, and where to get those manifests."""
+"""Finds the chain of manifests from the checkpoints on disk to a wanted one, and fetches those manifests."""
 
 import asyncio
 import logging
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 MANIFEST_MS = 20_000
 """Time for one server to send a manifest."""
 HEDGE_MS = 1_000
-"""How long one server is waited for alone."""
+"""After this time without an answer, the next server is asked as well."""
 
 DISCOVERED_AT_ONCE_MAX = 8
-"""Manifests asked for in one look at what servers have, when no announced way leads to the weights."""
+"""Unannounced manifests requested at once, when no announced chain leads to the checkpoint."""
 DISCOVERED_MAX = 32
 """Such manifests kept in memory, up to 4 MiB each."""
 FAILURES_MAX = 256
@@ -32,7 +32,7 @@ FAILURES_MAX = 256
 
 
 class ManifestResolver:
-    """Asks the directory for links, and servers for the manifests behind them."""
+    """Plans a path over the links of known manifests, and fetches the manifests of that path from servers."""
 
     def __init__(self, store: ShardStore, directory: ServerDirectory, connections: ConnectionPool, rng: Random) -> None:
         self._store = store
@@ -40,16 +40,16 @@ class ManifestResolver:
         self._connections = connections
         self._rng = rng
         self._found: OrderedDict[Digest, SignedManifest] = OrderedDict()
-        """Manifests that nobody announced to us, and that servers have."""
+        """Manifests that servers have and no announcement named."""
         self._failed: OrderedDict[NodeId, str] = OrderedDict()
-        """Why each server gave none when it was last asked: told once, however often it is asked."""
+        """The last failure of each server, so that a repeated one is logged once."""
         self.problem = ""
-        """Why no server gave the manifest that was last asked for; empty where one did."""
+        """Why no server sent the last manifest; empty if one did."""
 
     async def find(
         self, root: Digest, held: Collection[Digest], manifest: Digest | None
     ) -> list[SignedManifest] | None:
-        """The manifests to apply in order, from what is here; None while no way is known."""
+        """The manifests to apply, in order; None while no path is known."""
         if manifest is not None and manifest not in self._store.shard_sets:
             signed = await self.get_manifest(manifest)
             extra = [make_manifest_link(signed.manifest)] if signed is not None else []
@@ -66,7 +66,7 @@ class ManifestResolver:
         return [each for each in path if each is not None] if all(path) else None
 
     async def _discover_manifests(self) -> list[ManifestLink]:
-        """What servers have and nobody announced to us: announcements die out while their trainer is away."""
+        """Links of manifests that servers have and no announcement names: those expire while the trainer is away."""
         announced = {each.manifest for each in self._directory.announced()}
         known = {*announced, *self._store.shard_sets, *self._found}
         unknown = [digest for digest in self._directory.served() if digest not in known][:DISCOVERED_AT_ONCE_MAX]
@@ -78,7 +78,7 @@ class ManifestResolver:
         return [make_manifest_link(each.manifest) for each in self._found.values()]
 
     async def _resolve(self, link: ManifestLink, extra: SignedManifest | None) -> SignedManifest | None:
-        """The manifest behind a link; checked to be what was announced."""
+        """The manifest of a link, verified to be the one announced."""
         here = [shard_set.signed for shard_set in self._store.shard_sets.values()] + ([extra] if extra else [])
         here += self._found.values()
         for signed in here:
@@ -92,9 +92,10 @@ class ManifestResolver:
         return found
 
     async def get_manifest(self, digest: Digest) -> SignedManifest | None:
-        """From here, or from whoever serves it; signed by the trainer, or it is not taken.
+        """From disk, or from a server; accepted only with the trainer's signature.
 
-        One server is asked after the other, the next as soon as one fails or takes long: a frozen one costs a second.
+        Servers are asked in random order, the next one when one fails or after HEDGE_MS, so a frozen server costs
+        a second.
         """
         if digest in self._store.shard_sets:
             return self._store.shard_sets[digest].signed
@@ -120,18 +121,18 @@ class ManifestResolver:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         if count:
-            self.problem = f"none of {count} nodes that serve them gives them: {reason}"
+            self.problem = f"none of the {count} nodes that serve the weights sent the manifest: {reason}"
         return None
 
     async def _ask_manifest(self, digest: Digest, server: ServerRecord) -> SignedManifest | str:
-        """What one server gives; why it gives none."""
+        """The manifest from one server, or the reason why it sent none."""
         try:
             async with asyncio.timeout(MANIFEST_MS / 1000), self._connections.borrow(server.serving.urls) as connection:
                 answer = await connection.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
             if answer.status != 200:
-                raise RemoteError("manifest", f"is answered with HTTP {answer.status}")
+                raise RemoteError("manifest", f"was answered with HTTP {answer.status}")
             if sha256(answer.body).digest() != digest:
-                raise RemoteError("manifest", "does not have the digest it was asked for by")
+                raise RemoteError("manifest", "does not have the requested digest")
             signed = self._store.open_frame(answer.body)
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
             return self._record_failure(server.node, str(error) or type(error).__name__)

@@ -1,18 +1,12 @@
-"""How many neighbours have each shard, and which of some shards are the rarest.
+"""The parents of downloads: scores over time, the bitmaps of a download's neighbours, and how rare each shard is. Pure.
 
-Bitmaps are whole numbers, bit i for shard i. Counts are kept in planes: plane k holds bit k of every shard's count,
-so that adding a neighbour or finding the rarest is a handful of operations on whole bitmaps, however many shards.
+A neighbour is a parent that has reported its bitmaps; all of them count for rarity. Only a few are polled at a time,
+and a useless one gives its polling slot to another. Scores are kept for all downloads and decay with time. A parent
+without much evidence is assumed to be somewhat better than the typical one, so that new nodes get tried and old
+failures are forgiven. Waiting never counts as bandwidth; being full or lacking a shard never counts as failure.
 
-What is known of the nodes we fetch from: how often they deliver, how fast, and who sent wrong bytes.
-
-One table for all downloads of a node, in memory only. Evidence fades with time. A parent of whom little is known is
-taken for somewhat better than the typical one, so that strangers get tried and old failures are forgiven. Waiting never
-counts as bandwidth, and being full or not having a shard yet never counts as failure.
-
-The parents one download knows: what each has told it has, when it may be asked again, and whom to poll.
-
-A neighbour is a parent that has told its bitmaps; all of them count for rarity. Only a few are polled at a time, and
-the place of one that has nothing to tell goes to another.
+Bitmaps are integers, bit i for shard i. Counts are kept in bit planes: plane k holds bit k of every shard's count, so
+that adding a neighbour or finding the rarest shard is a few operations on whole bitmaps, however many shards.
 """
 
 from collections import OrderedDict
@@ -26,13 +20,13 @@ from prime_protocol.wire.ids import NodeId
 
 
 class RarityCounts:
-    """Counts over bitmaps that come and go."""
+    """Counts how many of the current bitmaps have each shard."""
 
     def __init__(self) -> None:
         self._planes: list[int] = []
 
     def add(self, bitmap: int) -> None:
-        """One more neighbour has these."""
+        """Add one to the count of each set bit: a ripple-carry addition over the planes."""
         carry = bitmap
         for index, plane in enumerate(self._planes):
             if not carry:
@@ -43,7 +37,7 @@ class RarityCounts:
             self._planes.append(carry)
 
     def remove(self, bitmap: int) -> None:
-        """One neighbour fewer has these; each was added before."""
+        """Subtract one from the count of each set bit; each was added before."""
         borrow = bitmap
         for index, plane in enumerate(self._planes):
             if not borrow:
@@ -57,7 +51,10 @@ class RarityCounts:
         self.add(new & ~old)
 
     def find_rarest(self, candidates: int) -> int:
-        """Those of the candidates that the fewest have."""
+        """The candidates with the lowest count.
+
+        From the highest plane down: keep the candidates whose bit is 0 there, unless that would leave none.
+        """
         for plane in reversed(self._planes):
             candidates = candidates & ~plane or candidates
         return candidates
@@ -67,7 +64,7 @@ class RarityCounts:
 
 
 def draw_bit(bitmap: int, rng: Random) -> int:
-    """Index of one of the set bits, each as likely as the other."""
+    """Index of a set bit, each equally likely. Binary search by bit count, since a bitmap has up to 16,384 bits."""
     assert bitmap
     rank = rng.randrange(bitmap.bit_count())
     index, width = 0, bitmap.bit_length()
@@ -86,27 +83,22 @@ def draw_bit(bitmap: int, rng: Random) -> int:
 
 def list_bits(bitmap: int) -> list[int]:
     """Indices of the set bits, lowest first."""
-    found = []
-    while bitmap:
-        low = bitmap & -bitmap
-        found.append(low.bit_length() - 1)
-        bitmap ^= low
-    return found
+    return [index for index in range(bitmap.bit_length()) if bitmap >> index & 1]
 
 
 HALF_LIFE_MS = 120_000
-"""Evidence counts half after this long: home lines change by the minute, not by the second."""
+"""Evidence counts half after this long: home connections change by the minute, not by the second."""
 OPTIMISM = 1.5
-"""An unknown parent is taken for this many times as fast as the typical one."""
+"""An unknown parent is assumed to be this many times as fast as the typical one."""
 PRIOR_MS = 1_000
-"""How much transfer time the optimism is worth against real evidence."""
+"""Weight of the optimistic prior, as transfer time."""
 TYPICAL_BYTES_PER_S = 1_000_000.0
 """Typical rate before anything was fetched: 8 Mbit/s, a slot of a home uplink."""
 BAN_MS = 60_000
-"""How long the first corrupt shard bars a sender; each further one doubles it."""
+"""Ban after the first corrupt shard; each further one doubles it."""
 BAN_MS_MAX = 3_600_000
 STRIKE_HALF_LIFE_MS = 3_600_000
-"""A strike counts half after an hour: disks and cables also corrupt, and get mended."""
+"""A strike counts half after an hour: disks and cables also corrupt data, and get repaired."""
 PARENTS_MAX = 4096
 
 
@@ -122,7 +114,7 @@ class ParentScore:
     strikes: float = 0.0
     struck_ms: int = 0
     banned_until_ms: int = 0
-    """Not asked before this time."""
+    """The parent is not asked before this time."""
 
     def decay(self, now_ms: int) -> None:
         if now_ms <= self.at_ms:
@@ -136,7 +128,7 @@ class ParentScore:
 
 
 class ParentScores:
-    """The table. Least recently heard of are forgotten first."""
+    """Scores by node id, for all downloads of this node, in memory only. The least recently updated goes first."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[NodeId, ParentScore] = OrderedDict()
@@ -155,7 +147,7 @@ class ParentScores:
         record.losses += 1
 
     def record_corrupt(self, parent: NodeId, now_ms: int) -> None:
-        """Bar it, the longer the more often it happened lately."""
+        """Ban it, the longer the more often it happened lately."""
         record = self._find(parent, now_ms)
         age_ms = max(0, now_ms - record.struck_ms)
         record.strikes = record.strikes * 0.5 ** (age_ms / STRIKE_HALF_LIFE_MS) + 1
@@ -164,12 +156,12 @@ class ParentScores:
         record.banned_until_ms = now_ms + round(min(BAN_MS_MAX, BAN_MS * 2 ** (record.strikes - 1)))
 
     def get_banned_until_ms(self, parent: NodeId) -> int:
-        """The time before which it is not asked; 0 for most."""
+        """The time before which it is not asked; 0 without a ban."""
         record = self._records.get(parent)
         return record.banned_until_ms if record else 0
 
     def is_proven(self, parent: NodeId) -> bool:
-        """It delivered lately, and nothing wrong since."""
+        """It delivered a shard lately, and no corrupt one since."""
         record = self._records.get(parent)
         return record is not None and record.wins > 0.25
 
@@ -178,13 +170,13 @@ class ParentScores:
         return self._all.bytes * 1000 / self._all.busy_ms if self._all.busy_ms > 1 else TYPICAL_BYTES_PER_S
 
     def estimate_rate(self, parent: NodeId, now_ms: int) -> float:
-        """Expected throughput in bytes a second: success times bandwidth, optimistic where little is known."""
-        hoped = OPTIMISM * self.get_typical_rate()
+        """Expected throughput in bytes a second: success rate times bandwidth, each with an optimistic prior."""
+        prior_rate = OPTIMISM * self.get_typical_rate()
         record = self._records.get(parent)
         if record is None:
-            return hoped
+            return prior_rate
         record.decay(now_ms)
-        rate = (record.bytes * 1000 + hoped * PRIOR_MS) / (record.busy_ms + PRIOR_MS)
+        rate = (record.bytes * 1000 + prior_rate * PRIOR_MS) / (record.busy_ms + PRIOR_MS)
         return rate * (record.wins + 1) / (record.wins + record.losses + 1)
 
     def __len__(self) -> int:
@@ -201,11 +193,12 @@ class ParentScores:
 
 
 DEPTH_MAX = 64
-"""Depth of a node that has got nothing yet."""
+"""Depth of a node that has received nothing yet."""
 SLOTS_CLAIMED_MAX = 64
-"""What a stranger says about itself is cut to this."""
+"""The free slots that a peer claims are capped at this."""
 ROTATE_ODDS = 16
-"""One answer in so many gives the place to another parent, useful or not: else two cliques might never meet."""
+"""One poll answer in this many gives the polling slot to another parent, useful or not. Without it, two cliques of
+nodes that only poll each other might never exchange shards."""
 
 
 @dataclass(slots=True)
@@ -218,27 +211,27 @@ class Neighbour:
     held: int = 0
     coming: int = 0
     running: int = 0
-    """Transfers with it."""
+    """Running transfers."""
     got_bytes: int = 0
     ready_ms: int = 0
     """Not asked for a shard before this time."""
     pauses: int = 0
-    """How often in a row it was full or failed."""
+    """Consecutive times that it was full or failed."""
     was_full: bool = False
-    """The pause is for being full: news of a free slot ends it."""
+    """It is paused because it was full: a free slot ends the pause."""
     poll_ms: int = 0
     """Not polled before this time."""
     poll_failures: int = 0
 
     def pause(self, pause_ms: int, limits: FetchLimits, rng: Random, now_ms: int) -> None:
-        """Longer each time, never the same for two children, never shorter than asked for."""
+        """Exponential backoff with jitter, never shorter than the parent asked for."""
         pause_ms = max(pause_ms, min(limits.backoff_max_ms, pause_ms << min(self.pauses, 10)))
         self.pauses += 1
         self.ready_ms = now_ms + round(pause_ms * rng.uniform(1.0, 1.5))
 
 
 class Neighbours:
-    """All parents of one download; bounded."""
+    """The parents of one download: their bitmaps, pauses and polls. Bounded."""
 
     def __init__(self, shards: int, limits: FetchLimits, rng: Random) -> None:
         self._all = (1 << shards) - 1
@@ -246,11 +239,11 @@ class Neighbours:
         self._rng = rng
         self._known: dict[NodeId, Neighbour] = {}
         self._polled: set[NodeId] = set()
-        """Polls not answered yet, those of parents that were lost meanwhile included."""
+        """Parents with an unanswered poll, including parents lost since."""
         self.rarity = RarityCounts()
 
     def __iter__(self) -> Iterator[Neighbour]:
-        """In the order they were found."""
+        """In the order in which they were found."""
         return iter(self._known.values())
 
     def __len__(self) -> int:
@@ -260,7 +253,7 @@ class Neighbours:
         return self._known.get(parent)
 
     def add_from_record(self, parent: NodeId, depth: int, slots_free: int) -> None:
-        """Learn of a parent from a signed record, if there is room or somebody worse to forget."""
+        """Add a parent named by a signed record. If the table is full, it replaces the worst idle one."""
         known = self._known.get(parent)
         if known is not None:
             if parent not in self._polled:
@@ -269,7 +262,7 @@ class Neighbours:
             self.add_from_hearsay(parent, depth, slots_free)
 
     def add_from_hearsay(self, parent: NodeId, depth: int, slots_free: int) -> None:
-        """The same from anybody's word, which displaces nobody."""
+        """Add a parent named by another peer. Such an unsigned claim replaces no known parent."""
         if parent not in self._known and len(self._known) < self._limits.candidates_max:
             self._known[parent] = Neighbour(parent)
             self._update(self._known[parent], depth, slots_free)
@@ -280,7 +273,7 @@ class Neighbours:
             self.rarity.remove(neighbour.held | neighbour.coming)
 
     def set_bitmaps(self, neighbour: Neighbour, *, held: int, coming: int) -> None:
-        """Its bitmaps, as it says; bits beyond the manifest are nothing."""
+        """Set the bitmaps it reported. Bits beyond the manifest are dropped."""
         held &= self._all
         coming &= self._all & ~held
         self.rarity.replace(neighbour.held | neighbour.coming, held | coming)
@@ -291,19 +284,19 @@ class Neighbours:
         neighbour.slots_free = max(0, min(SLOTS_CLAIMED_MAX, slots_free))
 
     def find_depth(self) -> int:
-        """Of the nearest among those that gave a quarter of what the best gave, or more."""
+        """Depth of the nearest parent that sent at least a quarter of what the best one sent."""
         most = max((each.got_bytes for each in self), default=0)
         return min((each.depth for each in self if each.got_bytes * 4 >= most), default=DEPTH_MAX - 1)
 
     def find_best(self, count: int) -> tuple[NodeId, ...]:
-        """Those who gave most, most first."""
+        """The parents that sent most, most first."""
         gave = sorted((each for each in self if each.got_bytes), key=lambda each: -each.got_bytes)
         return tuple(each.id for each in gave[:count])
 
     # --- Polling ----------------------------------------------------------------------------------------------------
 
     def apply_poll_answer(self, event: PollAnswered, now_ms: int) -> Neighbour | None:
-        """The answer to a poll; the neighbour, unless it was forgotten meanwhile."""
+        """Apply the answer to a poll; returns the neighbour, or None if it was removed meanwhile."""
         self._polled.discard(event.parent)
         neighbour = self._known.get(event.parent)
         if neighbour is None:
@@ -313,12 +306,12 @@ class Neighbours:
         held, coming = int.from_bytes(event.held, "little"), int.from_bytes(event.coming, "little")
         self.set_bitmaps(neighbour, held=held, coming=coming)
         if neighbour.slots_free and neighbour.was_full and neighbour.ready_ms > now_ms:
-            # Everybody hears of the free slot at about the same time; the dice let one be first.
+            # All children learn of the free slot at about the same time; a random delay lets one be first.
             neighbour.ready_ms = min(neighbour.ready_ms, now_ms + self._rng.randrange(self._limits.backoff_ms))
         return neighbour
 
     def apply_poll_failure(self, parent: NodeId, now_ms: int) -> None:
-        """Poll it again later; what it told is void if it fails twice."""
+        """Poll it again later. After two failures in a row its bitmaps are void."""
         self._polled.discard(parent)
         neighbour = self._known.get(parent)
         if neighbour is None:
@@ -330,7 +323,7 @@ class Neighbours:
             self.set_bitmaps(neighbour, held=0, coming=0)
 
     def choose_polls(self, last: Neighbour | None, missing: int, now_ms: int) -> list[NodeId]:
-        """Fill the places. `last` has just answered and keeps its place if it is of use."""
+        """Fill the polling slots. `last` has just answered and keeps its slot if it is useful."""
         chosen = []
         if last is not None and self._keeps_place(last, missing, now_ms):
             chosen.append(self._start_poll(last))
@@ -345,7 +338,7 @@ class Neighbours:
         return chosen
 
     def find_poll_ms(self, now_ms: int) -> int:
-        """When a place could be filled that cannot be filled now."""
+        """The next time at which a free polling slot can be filled."""
         if len(self._polled) >= self._limits.neighbours_max:
             return NEVER_MS
         return min(
@@ -357,17 +350,17 @@ class Neighbours:
         return is_useful and self._is_pollable(neighbour, now_ms) and self._rng.randrange(ROTATE_ODDS) > 0
 
     def _is_pollable(self, neighbour: Neighbour, now_ms: int) -> bool:
-        """Who has everything has no more to tell."""
+        """A parent that holds every shard need not be polled: its bitmaps cannot change."""
         return neighbour.poll_ms <= now_ms and neighbour.held != self._all and neighbour.id not in self._polled
 
     def _start_poll(self, neighbour: Neighbour) -> NodeId:
         self._polled.add(neighbour.id)
         return neighbour.id
 
-    # --- Forgetting -------------------------------------------------------------------------------------------------
+    # --- Eviction ---------------------------------------------------------------------------------------------------
 
     def _evict_worst(self) -> bool:
-        """Of those that nothing runs with: the one that failed most, gave least, told least, and is farthest down."""
+        """Evict the idle parent with the most poll failures, fewest bytes sent, fewest shards and greatest depth."""
         idle = [each for each in self if not each.running and each.id not in self._polled]
         if not idle:
             return False

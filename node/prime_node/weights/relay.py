@@ -1,7 +1,7 @@
-"""Which of the announced versions a relay fetches just now: the newest few that somebody serves.
+"""Chooses the announced versions that a relay fetches now: the newest few that some node serves.
 
-One whose servers are all gone is let go, so that it holds up no other; what came of it stays on disk, and it is taken
-up again when somebody serves it.
+A version whose servers are all gone is cancelled, so that it blocks no other. Its shards stay on disk, and the fetch
+resumes when a node serves the version again.
 """
 
 import asyncio
@@ -13,33 +13,32 @@ from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import Clock
 
 VERSIONS_AT_ONCE = 2
-"""Versions fetched at once: the newest, and one that may be stuck."""
+"""Versions fetched at once: the newest, and one more in case it is stuck."""
 UPDATE_MS = 500
 RETRY_PAUSE_MS = 30_000
-"""Before a version is tried again that could not be had, or is too old to be kept."""
+"""Before a version that failed, or is too old to be kept, is tried again."""
 
 
 def choose_versions(
     wanted: Iterable[CheckpointAnnounced], running: Collection[Digest], at_once: int = VERSIONS_AT_ONCE
 ) -> list[CheckpointAnnounced]:
-    """What to begin, of versions that are wanted, newest first."""
-    room = at_once - len(running)
+    """The versions to start now, of the wanted ones (newest first)."""
     fresh = [announced for announced in wanted if announced.manifest not in running]
-    return fresh[: max(0, room)]
+    return fresh[: max(0, at_once - len(running))]
 
 
 class RelayFollower:
-    """A part of a relay: run it under a supervisor."""
+    """A background task of a relay: run it under a supervisor."""
 
     def __init__(self, fetcher: CheckpointFetcher, clock: Clock) -> None:
         self._fetcher = fetcher
         self._clock = clock
         self._tasks: dict[Digest, asyncio.Task[None]] = {}
         self._paused: dict[Digest, int] = {}
-        """Until when each is left alone."""
+        """Until when each version is not retried."""
 
     async def run(self) -> None:
-        """For ever. LocalError: there is no room."""
+        """Run forever. LocalError: the disk is full."""
         try:
             while True:
                 await self._update()
@@ -68,7 +67,7 @@ class RelayFollower:
         return any(True for _ in self._fetcher.directory.servers(announced.manifest))
 
     async def _end_others(self, wanted: Collection[Digest]) -> None:
-        """Those that nobody serves any more."""
+        """Cancel the fetches of versions that no node serves any more."""
         lost = [task for digest, task in self._tasks.items() if digest not in wanted]
         for task in lost:
             task.cancel()
@@ -76,7 +75,7 @@ class RelayFollower:
         self._reap_tasks()
 
     def _reap_tasks(self) -> None:
-        """Those that have ended, and the pauses that are over."""
+        """Remove ended tasks and expired pauses. An exception of a task is raised here."""
         now_ms = self._clock.monotonic_ms()
         self._paused = {digest: until_ms for digest, until_ms in self._paused.items() if until_ms > now_ms}
         for digest, task in list(self._tasks.items()):

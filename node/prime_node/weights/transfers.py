@@ -203,10 +203,11 @@ class TransferTable:
         return transfer.asked_ms + patience_ms
 
     def is_stalled(self, transfer: ShardTransfer, is_elsewhere: bool, now_ms: int) -> bool:
-        """Judge one that is due, and watch on. `is_elsewhere`: another parent has the shard and could be asked.
+        """Check one that is due, and start its next window. `is_elsewhere`: another parent could send the shard.
 
-        It is measured against what other parents send now. If none sends, it is our own line, and if nobody else has
-        the shard, there is nothing to gain: then only patience runs out, for to begin again loses what has come.
+        The rate is compared with what other parents send now. If none of them sends anything, our own line is slow; if
+        no other parent has the shard, a restart gains nothing and loses the bytes so far. In both cases a transfer is
+        stalled only after several slow windows in a row.
         """
         if not transfer.first_bytes_ms:
             return True

@@ -85,7 +85,7 @@ class Node(Relay):
     @property
     def engine_pids(self) -> list[int]:
         """Of every engine it has started, as its log tells."""
-        mark = "the engine runs, process "
+        mark = "engine started, process "
         return [int(line.partition(mark)[2].split('"')[0]) for line in self.command.lines if mark in line]
 
 

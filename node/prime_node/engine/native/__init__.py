@@ -1,8 +1,8 @@
-"""The compiled kernels of the torch engine, if the machine that installed it had a C compiler.
+"""The C kernels of the torch engine, if the machine that installed it had a C compiler.
 
-The C sources stand beside this file; `hatch_build.py` makes one shared library of each at install time. Where
-`library()` is None, torch computes the same. Calls are short and keep the interpreter to themselves: to let go of it
-and get it back costs more than most of them.
+The C sources are in this folder; `hatch_build.py` compiles one shared library from each at install time. Where
+`library()` returns None, torch computes the same. ctypes.PyDLL keeps the interpreter lock during a call: releasing and
+taking it costs more than most of these calls.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 
 @cache
 def library(name: str) -> ctypes.PyDLL | None:
-    """The kernels of `name`.c, or None where they were not built or do not load on this machine."""
+    """The kernels of `name`.c; None if they were not compiled or do not load on this machine."""
     path = Path(__file__).with_name(f"{name}.so")
     try:
         return ctypes.PyDLL(str(path))
@@ -22,7 +22,7 @@ def library(name: str) -> ctypes.PyDLL | None:
 
 
 def bind(name: str, function: str, *types: Any) -> Any:
-    """One function of `name`.c that gives nothing back; None where it was not built."""
+    """One function of `name`.c without a return value; None if it was not compiled."""
     kernels = library(name)
     if kernels is None:
         return None

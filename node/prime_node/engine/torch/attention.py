@@ -1,20 +1,8 @@
-"""How the rows of a batch are kept: without gaps, and nearly sorted by length, the longest first. Pure.
+"""The KV cache and attention: decoding rows over their cache, and whole sequences over themselves.
 
-Rows of unequal length share one attention call, which costs as much for each as for the longest. Neighbours of about
-the same length are therefore called together, apart from the others. Length is how many tokens a row has in the cache.
-
-Keys and values of the tokens that a batch has seen: one row per sequence, growing together.
-
-Laid out by head and then token: a head's keys lie together for the attention that reads them again at every step.
-
-How rows that are decoding look at their cache: with our own kernel on one thread of a CPU, else with torch's.
-
-Either is made once for a pass and used by all layers. Both first put the new token's key and value into the cache.
-
-How whole sequences look at themselves: with our own kernel on one thread of a CPU, else with torch's.
-
-Audits read this way, and prompts are read this way before they are answered. torch's way takes about twice as long on
-short heads, which is two fifths of an audit of a small model.
+Both use our C kernel on one CPU thread, else torch. The rows of a batch have no gaps and are nearly sorted by length,
+longest first: with torch, rows of unequal length in one attention call all cost as much as the longest, so neighbours
+of about the same length share a call (a stripe). A row's length is the number of its tokens in the cache.
 """
 
 import ctypes
@@ -32,18 +20,19 @@ from prime_node.engine.native import bind
 from prime_node.engine.torch.dense_shape import DenseShape
 
 STRIPES = 8
-"""Into how many stripes a batch is cut: each a call at most, and a gap moves at most so many rows."""
+"""A batch is cut into this many stripes. Each is at most one attention call, and closing a gap moves at most this many
+rows."""
 
 STRIPE_LENGTH_STEP = 32
-"""Lengths are rounded up to this, so that neighbours fall together and masks stay aligned for a GPU."""
+"""Lengths are rounded up to a multiple of this, so that neighbours share a call and masks stay aligned on a GPU."""
 
 ATTENTION_CALL_COST = 256
-"""What one more attention call costs, in cached tokens that could be read instead: about 10 us."""
+"""Cost of one more attention call, as the number of cached tokens that could be read instead: about 10 us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """Rows from `start` to before `stop`, and the tokens that the shortest and the longest of them have."""
+    """Rows from `start` to before `stop`, and the lengths of the shortest and the longest of them."""
 
     start: int
     stop: int
@@ -56,7 +45,7 @@ class Stripe:
 
     @property
     def length(self) -> int:
-        """How many tokens of each row are read. Rows of one length need no mask, and no rounding."""
+        """Tokens of each row that are read. Rows of equal length need no mask and no rounding."""
         return self.longest if self.is_even else -(-self.longest // STRIPE_LENGTH_STEP) * STRIPE_LENGTH_STEP
 
     @property
@@ -65,7 +54,7 @@ class Stripe:
 
 
 def plan_stripes(lengths: Sequence[int]) -> list[Stripe]:
-    """Which rows to attend together, so that little is read for nothing."""
+    """Which rows share an attention call, so that little padding is read. Stripes merge where that is cheaper."""
     size = -(-len(lengths) // STRIPES) or 1
     stripes: list[Stripe] = []
     for start in range(0, len(lengths), size):
@@ -83,10 +72,10 @@ def merge_stripes(one: Stripe, next_: Stripe) -> Stripe:
 
 
 def plan_compaction(rows: int, gone: Collection[int], *, stripes: int = STRIPES) -> list[int]:
-    """Which row each place takes over once some are gone: shorter than before, and nearly in the same order.
+    """The old row of each new row after some rows are gone, in nearly the same order.
 
-    A gap is closed from a stripe further on, whose gap is closed from the next one: few rows move, and none far. With
-    one stripe a single row moves, from the end.
+    A gap is filled from the next stripe, whose gap is filled from the stripe after it: few rows move, and none far.
+    With one stripe, a single row moves, from the end.
     """
     order = list(range(rows))
     reach = -(-rows // stripes)
@@ -101,13 +90,16 @@ def plan_compaction(rows: int, gone: Collection[int], *, stripes: int = STRIPES)
 
 
 CACHE_LENGTH_STEP = 64
-"""Room is made in steps of so many tokens."""
+"""The cache grows in steps of this many tokens."""
 CACHE_GROWTH = 1.5
-"""Room after growing, over room before: few copies, little of it empty."""
+"""Size after growing over size before: few copies, little unused memory."""
 
 
 class KvCache:
-    """Room for `rows` sequences. `bytes_max` bounds it; past that it is out of memory, as if the device were full."""
+    """Keys and values of `rows` sequences. Beyond `bytes_max` it raises OutOfMemoryError, as if the device were full.
+
+    Laid out by head and then token: a head's keys are contiguous for the attention that reads them at every step.
+    """
 
     def __init__(
         self, shape: DenseShape, *, rows: int, device: torch.device, dtype: torch.dtype, bytes_max: int | None
@@ -117,7 +109,7 @@ class KvCache:
         self.dtype = dtype
         self.head_dim = shape.head_dim
         self.length = 0
-        """Tokens there is room for in every row."""
+        """Allocated tokens of every row."""
         self.bytes_max = bytes_max
         self._heads = shape.kv_heads
         self._empty = torch.empty((rows, shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
@@ -125,17 +117,17 @@ class KvCache:
         self.values: list[Tensor] = [self._empty] * shape.layers
 
     def reserve(self, length: int, length_max: int) -> None:
-        """Room for `length` tokens in every row, and some more as long as that is below what they will ever need."""
+        """Allocate `length` tokens in every row, and some more up to `length_max`, the most they will ever need."""
         if length <= self.length:
             return
         wanted = max(length, min(int(self.length * CACHE_GROWTH), length_max))
         wanted = -(-wanted // CACHE_LENGTH_STEP) * CACHE_LENGTH_STEP
         self._check(wanted)
-        # One layer at a time: only one is there twice.
+        # One layer at a time, so that only one layer exists twice.
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 rows, heads, filled, size = old.shape
-                # Zeros, because a masked token still takes part with weight 0, and 0 times a stray NaN is one.
+                # Zeros, because a masked token still takes part with weight 0, and 0 times a stray NaN is NaN.
                 tensors[layer] = old.new_zeros((rows, heads, wanted, size))
                 tensors[layer][:, :, :filled] = old
         self.length = wanted
@@ -153,18 +145,18 @@ class KvCache:
             )
 
     def get_write_indices(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where tokens go in `write`: one number per token and head, the same for every layer."""
+        """The indices for `write`: one per token and head, the same for every layer."""
         heads = torch.arange(self._heads, device=rows.device)
         return (rows[:, None] * self._heads + heads) * self.length + positions[:, None]
 
     def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keys and values (tokens, heads, size) into their places."""
+        """Store keys and values (tokens, heads, size) at the indices."""
         size = keys.shape[-1]
         self.keys[layer].view(-1, size).index_put_((places,), keys)
         self.values[layer].view(-1, size).index_put_((places,), values)
 
     def move(self, targets: Sequence[int], sources: Sequence[int], length: int) -> None:
-        """Rows to other places, with `length` tokens of each. All are read before any is written."""
+        """Copy rows, `length` tokens of each. All are read before any is written."""
         device = self._empty.device
         to, by = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
         for tensors in (self.keys, self.values):
@@ -174,39 +166,39 @@ class KvCache:
 
 
 LANES = 8
-"""The kernel works on whole vectors of so many floats."""
+"""The kernels work on whole vectors of this many floats."""
 SIZE, POINTER = ctypes.c_size_t, ctypes.c_void_p
 QKV_TYPES = (POINTER, SIZE) * 3
-"""Queries, keys and values: where they lie, and how far a token's are behind those of the one before."""
+"""Queries, keys and values: address of each, and the stride from one token to the next."""
 
 
 class DecodeAttention(Protocol):
-    """Of one new token in each of the first rows of a cache."""
+    """Attention of one new token in each of the first rows of a cache. Made once per pass, used by all layers."""
 
     rows: int
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """From (rows, heads, size) each to what was found, (rows, heads * size)."""
+        """From (rows, heads, size) each to the output, (rows, heads * size). Stores the new keys and values first."""
         ...
 
 
 def has_native_decode(kv: KvCache) -> bool:
-    """Whether the kernel serves for this cache."""
+    """Whether the native kernel can be used for this cache."""
     return supports_native_kernels(kv.dtype, kv.device, kv.head_dim) and get_decode_kernel() is not None
 
 
 def supports_native_kernels(dtype: torch.dtype, device: torch.device, size: int) -> bool:
-    """Kernels of attention know one thread, one precision and no odd sizes of heads."""
+    """The native attention kernels support one thread, float32 and head sizes that are whole vectors."""
     return dtype == torch.float32 and device.type == "cpu" and size % LANES == 0 and torch.get_num_threads() == 1
 
 
 def open_attention(kv: KvCache, lengths: Sequence[int]) -> DecodeAttention:
-    """`lengths` count the new token."""
+    """`lengths` include the new token."""
     return NativeAttention(kv, lengths) if has_native_decode(kv) else StripedAttention(kv, lengths)
 
 
 class NativeAttention:
-    """Each row to its own length."""
+    """Our kernel: each row is attended to its own length."""
 
     def __init__(self, kv: KvCache, lengths: Sequence[int]) -> None:
         self.rows = len(lengths)
@@ -214,7 +206,7 @@ class NativeAttention:
         self._positions = torch.from_numpy(np.array(lengths, np.int64) - 1)
         self._scores = torch.empty(kv.length)
         kernel = get_decode_kernel()
-        assert kernel is not None, "asked for where it is missing"
+        assert kernel is not None, "the caller checks has_native_decode first"
         self._kernel = kernel
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -239,7 +231,7 @@ class NativeAttention:
 
 
 class StripedAttention:
-    """Rows of about the same length together, with a mask where they differ."""
+    """torch's attention: rows of about the same length share a call, with a mask where lengths differ."""
 
     def __init__(self, kv: KvCache, lengths: Sequence[int]) -> None:
         self.rows = len(lengths)
@@ -250,7 +242,7 @@ class StripedAttention:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self._kv.write(layer, self._places, keys, values)
-        # The queries that share a key head stand where a longer query would: its keys are read once for all.
+        # The queries that share a key head are passed as one longer query, so that its keys are read once.
         grouped = queries.unflatten(1, (keys.shape[1], -1))
         found = [
             functional.scaled_dot_product_attention(
@@ -264,7 +256,7 @@ class StripedAttention:
         return torch.cat(found).flatten(1)
 
     def _mask(self, stripe: Stripe) -> Tensor | None:
-        """What to add to the scores: minus infinity behind each row's end; nothing where all end alike."""
+        """Added to the scores: minus infinity behind each row's end; None if all rows have one length."""
         if stripe.is_even:
             return None
         ends = self._lengths[stripe.start : stripe.stop, None]
@@ -275,24 +267,28 @@ class StripedAttention:
 
 @remember
 def get_decode_kernel() -> Any:
-    """attention_attend of native/attention.c; None where it was not compiled."""
+    """attention_attend of native/attention.c; None if it was not compiled."""
     places = (POINTER, POINTER, POINTER, *[SIZE] * 5)
     return bind("attention", "attention_attend", *QKV_TYPES, *places, ctypes.c_float, POINTER, POINTER)
 
 
 def get_address(heads: Tensor) -> int:
-    """Of (rows, heads, size), where each row lies together."""
+    """Address of (rows, heads, size), where each row is contiguous."""
     assert heads.stride()[1:] == (heads.shape[2], 1)
     start: int = heads.data_ptr()
     return start
 
 
 PANEL, QUERIES = 16, 6
-"""As in native/prefill.c: keys that lie together, and queries that are taken side by side."""
+"""As in native/prefill.c: keys per panel, and queries processed side by side."""
 
 
 def attend_prefill(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
-    """Sequences of one length end to end, from (tokens, heads, size) each to what was found, (tokens, heads * size)."""
+    """Causal attention over concatenated sequences of one length, from (tokens, heads, size) to (tokens, heads * size).
+
+    Audits and prompts use it. Our kernel halves the time on small heads, which is two fifths of an audit of a small
+    model.
+    """
     if has_native_prefill(queries):
         return attend_prefill_native(queries, keys, values, length)
     query, key, value = (tensor.unflatten(0, (-1, length)).transpose(1, 2) for tensor in (queries, keys, values))
@@ -301,7 +297,7 @@ def attend_prefill(queries: Tensor, keys: Tensor, values: Tensor, length: int) -
 
 
 def has_native_prefill(queries: Tensor) -> bool:
-    """Whether the kernel serves here."""
+    """Whether the native kernel can be used for these tensors."""
     return supports_native_kernels(queries.dtype, queries.device, queries.shape[2]) and get_prefill_kernel() is not None
 
 
@@ -326,5 +322,5 @@ def attend_prefill_native(queries: Tensor, keys: Tensor, values: Tensor, length:
 
 @remember
 def get_prefill_kernel() -> Any:
-    """prefill_attend of native/prefill.c; None where it was not compiled."""
+    """prefill_attend of native/prefill.c; None if it was not compiled."""
     return bind("prefill", "prefill_attend", *QKV_TYPES, *[SIZE] * 5, ctypes.c_float, POINTER, POINTER)

@@ -1,12 +1,8 @@
-"""Rotary positions: how fast each pair of channels turns, and how far it has at a position.
+"""The dense decoder family: one forward pass takes decoding rows and whole sequences together.
 
-The dense decoder family, computed here: one pass takes decoding rows and whole sequences together.
-
-What transformers spreads over modules is joined: queries, keys and values are one product, gate and up another. Tokens
-lie end to end without padding; only attention knows which of them belong together. Dropout, other activations and
-sliding windows are left out: dense_shape.py lets no model in that has them.
-
-The fast way: a DenseDecoder with its weights by their public names, its batches, and its reading.
+Projections are fused: queries, keys and values are one product, gate and up another. Tokens are concatenated without
+padding; only attention knows which of them belong together. Dropout, other activations and sliding windows are left
+out: dense_shape.py admits no model that has them.
 """
 
 import math
@@ -37,7 +33,7 @@ from prime_node.engine.torch.model import FolderTensors, choose_names
 
 
 def get_frequencies(rope: RopeShape, head_dim: int) -> Tensor:
-    """Radians per token of each pair of channels, in float32."""
+    """Rotary frequencies: radians per token of each pair of channels, in float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     match rope.kind:
@@ -51,28 +47,28 @@ def get_frequencies(rope: RopeShape, head_dim: int) -> Tensor:
 
 
 def scale_llama3(frequencies: Tensor, scaling: dict[str, float]) -> Tensor:
-    """Llama 3.1's way to a longer context: slow pairs are slowed by the factor, fast ones kept, others in between."""
+    """Llama 3.1's context extension: low frequencies are divided by the factor, high ones kept, others interpolated."""
     factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    # How often a pair goes round within the first context.
+    # Full rotations of a pair within the original context.
     turns = context * frequencies / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - share) * frequencies / factor + share * frequencies
 
 
 def get_angles(frequencies: Tensor, positions: Tensor) -> Tensor:
-    """(tokens, size) in float32: for each pair of channels its cosine, then for each its sine."""
+    """(tokens, size) in float32: the cosines of all pairs of channels, then their sines."""
     angles = positions[:, None].float() * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 MLP_TOKENS = 512
-"""Tokens that go through the wide part at once: its activations stay in the cache of a CPU, and bounded on a GPU."""
+"""Tokens that go through the MLP at once: its activations stay in a CPU's cache, and bounded on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class EqualLengthRun:
-    """Sequences of one length, end to end, that start from nothing."""
+    """Concatenated sequences of one length that start at position 0."""
 
     start: int
     count: int
@@ -85,27 +81,27 @@ class EqualLengthRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """What goes through the model at once: first a token for each decoding row, then runs of whole sequences."""
+    """The tokens of one forward pass: first one token for each decoding row, then runs of whole sequences."""
 
     tokens: Tensor
     positions: Tensor
     runs: list[EqualLengthRun]
     decoding: DecodeAttention | None = None
     cache: KvCache | None = None
-    """Where the runs' keys and values are kept; None: nowhere, they are read once."""
+    """Where the runs' keys and values are stored; None: they are not needed later."""
     places: Tensor | None = None
-    """Where in the cache, for each token of the runs."""
+    """Cache indices of the runs' tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer's weights. Biases and norms that a model does not have are None."""
+    """One layer's weights. Biases and norms that the model lacks are None."""
 
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    """(heads and key heads, size): each head's own copy, so that one product does for all."""
+    """(heads and key heads, size): one copy per head, so that one product serves all heads."""
     out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
@@ -116,7 +112,7 @@ class LayerWeights:
 
 
 class DenseDecoder:
-    """The computation, over weights that somebody else puts into `embedding`, `layers`, `norm` and `head`."""
+    """The forward pass. DenseModel copies the weights into `embedding`, `layers`, `norm` and `head`."""
 
     def __init__(self, shape: DenseShape, *, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -149,7 +145,7 @@ class DenseDecoder:
         )
 
     def forward(self, batch: ForwardBatch, wanted: Tensor | None = None) -> Tensor:
-        """Final hidden states of the wanted tokens, of all where that is None: what the head takes."""
+        """Final hidden states of the wanted tokens (of all, if None), as the head takes them."""
         states = functional.embedding(batch.tokens, self.embedding)
         ops = open_ops(self.shape, get_angles(self.frequencies, batch.positions), self.dtype)
         for number, layer in enumerate(self.layers):
@@ -188,7 +184,7 @@ class DenseDecoder:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _feed_forward(self, states: Tensor, layer: LayerWeights, ops: FusedOps) -> None:
-        """The wide part, added to the states in place."""
+        """The MLP, added to the states in place."""
         normed = ops.norm(states, layer.mlp_norm, self.shape.epsilon)
         both = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
         add_product(states, ops.silu_and_multiply(both), layer.down, layer.down_bias)
@@ -202,11 +198,12 @@ def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | N
 
 
 JOINING_TOKENS = 2048
-"""Most tokens that newcomers bring into one pass, so that those who are decoding do not wait long."""
+"""Maximum prompt tokens that join one pass, so that decoding rows do not wait long."""
 
 
 class DenseModel:
-    """Weights of the dense family on a device, of tensors that were checked: a hostile shape could ask for any size."""
+    """Weights of the dense family on a device. Shapes are checked against the tensors first: a hostile config.json
+    could request any amount of memory."""
 
     def __init__(self, shape: DenseShape, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -233,7 +230,7 @@ class DenseModel:
     def plan_forward(
         self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]
     ) -> tuple[ForwardBatch, Tensor]:
-        """What goes through, and which of its tokens are wanted."""
+        """The batch, and the indices of the tokens whose states are wanted."""
         lengths = [len(sequence) for sequence in sequences]
         starts = np.cumsum([0, *lengths[:-1]])
         wanted = [
@@ -255,15 +252,15 @@ class DenseModel:
 
 
 class DenseBatch:
-    """Rows in a cache, without gaps: sequences join at the end and leave anywhere."""
+    """Rows in a cache, without gaps: sequences join at the end and leave anywhere (continuous batching)."""
 
     def __init__(self, decoder: DenseDecoder, cache: KvCache, length_max: int) -> None:
         self.decoder = decoder
         self.cache = cache
         self.length_max = length_max
-        """Longest that any sequence can get."""
+        """Maximum length of any sequence."""
         self.lengths: list[int] = []
-        """Tokens that each row has in the cache."""
+        """Cached tokens of each row."""
 
     def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
         joining: list[Generation] = []
@@ -271,7 +268,7 @@ class DenseBatch:
         while waiting and len(joining) < room and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
             joining.append(waiting.popleft())
             tokens += joining[-1].length
-        # The longest first, as all rows are; equal ones stand together and are attended together.
+        # Longest first, as all rows are; equal ones are neighbours and share an attention call.
         return sorted(joining, key=lambda generation: -generation.length)
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
@@ -295,7 +292,7 @@ class DenseBatch:
         return self.decoder.forward(batch, torch.from_numpy(last).to(self.decoder.device))
 
     def remove_rows(self, gone: Sequence[int]) -> list[int]:
-        # Only rows that attend together gain from lying by length.
+        # Only rows that share attention calls gain from being sorted by length.
         order = plan_compaction(len(self.lengths), gone, stripes=1 if has_native_decode(self.cache) else STRIPES)
         moves = [(place, row) for place, row in enumerate(order) if place != row]
         if moves:
@@ -308,7 +305,7 @@ class DenseBatch:
 
 
 def plan_runs(lengths: Sequence[int], start: int) -> list[EqualLengthRun]:
-    """Neighbours of equal length are one run."""
+    """Adjacent sequences of equal length form one run."""
     runs = []
     for length, same in groupby(lengths):
         run = EqualLengthRun(start, len(list(same)), length)
@@ -318,7 +315,7 @@ def plan_runs(lengths: Sequence[int], start: int) -> list[EqualLengthRun]:
 
 
 def map_tensors(decoder: DenseDecoder) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint goes: views into the joined weights."""
+    """The target of each tensor of a checkpoint: views into the fused weights."""
     shape = decoder.shape
     places = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
     if not shape.is_tied:

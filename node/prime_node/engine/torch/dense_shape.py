@@ -1,7 +1,7 @@
-"""The dense decoder family as numbers: Llama, Mistral, Qwen2, Qwen3, which differ in biases, norms and rotation only.
+"""Shapes of the dense decoder family (Llama, Mistral, Qwen2, Qwen3), which differ only in biases, norms and RoPE. Pure.
 
-Pure. A configuration that says anything else than what torch_dense.py computes has no shape here, with the reason;
-such a model runs through transformers' own modules instead.
+A configuration that dense.py does not compute exactly raises UnsupportedShape with the reason; such a model runs
+through transformers' own modules instead.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 SLIDING_WINDOW_DEFAULT = {"mistral": 4096}
-"""What transformers assumes where the configuration is silent."""
+"""The default of transformers where config.json has no value."""
 ROPE_KEYS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
@@ -26,22 +26,22 @@ ROPE_THETA_DEFAULT = 10_000.0
 
 
 class UnsupportedShape(Exception):
-    """Why a model is not of this family. Caught where the other path is taken."""
+    """Why a model is not of this family. The caller falls back to transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeShape:
-    """How positions turn queries and keys."""
+    """Parameters of the rotary position embedding."""
 
     kind: str
     theta: float
     scaling: dict[str, float]
-    """The numbers that the kind needs, by their name in the configuration."""
+    """The parameters of this kind, by their name in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseShape:
-    """Everything about a model of this family but its weights."""
+    """A model of this family without its weights."""
 
     vocabulary: int
     hidden: int
@@ -53,7 +53,7 @@ class DenseShape:
     epsilon: float
     rope: RopeShape
     is_tied: bool
-    """The head is the embedding."""
+    """The output head shares the embedding's weights."""
     has_qkv_bias: bool
     has_out_bias: bool
     has_mlp_bias: bool
@@ -101,7 +101,7 @@ class DenseShape:
 
 
 def parse_dense_shape(files: ModelFiles) -> DenseShape:
-    """Unfit where the model computes anything that this family does not."""
+    """UnsupportedShape if the model computes anything that this family does not."""
     config, family = files.config, files.family
     if ARCHITECTURES.get(family) != files.architecture:
         raise UnsupportedShape(f"{files.architecture} of {family} is another family")
@@ -135,33 +135,33 @@ def parse_dense_shape(files: ModelFiles) -> DenseShape:
 
 
 def refuse_sliding_window(config: dict[str, Any], family: str, context_max: int) -> None:
-    """A window as long as the context is none."""
+    """A window as long as the context is full attention."""
     if family in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
         window = None
     else:
         window = config.get("sliding_window", SLIDING_WINDOW_DEFAULT.get(family))
     if family != "llama" and window is not None and (type(window) is not int or window < context_max):
-        raise UnsupportedShape("its attention slides over a window")
+        raise UnsupportedShape("it uses sliding-window attention")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise UnsupportedShape("its layers attend in different ways")
+        raise UnsupportedShape("its layers use different kinds of attention")
 
 
 def parse_rope(config: dict[str, Any]) -> RopeShape:
-    """`rope_parameters`, or as older configurations write it `rope_theta` and `rope_scaling`."""
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` in older configurations."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, dict) or ("rope_parameters" in config and config.get("rope_scaling")):
-        raise UnsupportedShape("its rotation is described twice or not at all")
+        raise UnsupportedShape("its RoPE is described twice or is malformed")
     parameters = {"rope_theta": config.get("rope_theta", ROPE_THETA_DEFAULT), **given}
     kind = parameters.pop("rope_type", parameters.get("type", "default"))
     parameters.pop("type", None)
     if kind not in ROPE_KEYS:
-        raise UnsupportedShape(f"its rotation is of the kind {kind}")
+        raise UnsupportedShape(f"its RoPE is of the type {kind}")
     for source in (config, parameters):
         if source.get("partial_rotary_factor") not in (None, 1.0):
-            raise UnsupportedShape("its rotation turns a part of each head only")
+            raise UnsupportedShape("its RoPE rotates only a part of each head")
     if kind == "llama3" and "original_max_position_embeddings" in config:
-        raise UnsupportedShape("its rotation's first context stands outside of the rotation")
+        raise UnsupportedShape("original_max_position_embeddings stands outside its RoPE parameters")
     scaling = {key: take_positive(parameters, key) for key in ROPE_KEYS[kind]}
     return RopeShape(kind=kind, theta=take_positive(parameters, "rope_theta"), scaling=scaling)
 

@@ -1,4 +1,4 @@
-"""Which device and precision an engine computes in, how much memory is left there, and what running out looks like."""
+"""Chooses device and precision, and tells how much memory is free and which errors mean out of memory."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from prime_protocol.errors import LocalError
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Instructions for bfloat16 products on x86 and ARM. Without one of them a product takes 12 to 20 times as long."""
+"""CPU flags for bfloat16 products on x86 and ARM. Without one of them a product takes 12 to 20 times as long."""
 EMULATED_BF16 = "bfloat16-imitated"
-"""bfloat16 whatever it costs: how a machine without those instructions sees the noise of one that has them."""
+"""bfloat16 at any cost: shows a machine without those instructions the rounding noise of one that has them."""
 MEMORY_SHARE = 0.5
-"""Of the free memory, what the cache of keys and values may take. The rest is for activations and for others."""
+"""Share of the free memory for the KV cache. The rest is for activations and other programs."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,7 +32,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
-    """What was asked for, but float32 where the device would have to imitate bfloat16 and nobody insists."""
+    """The requested precision, but float32 where the device would have to emulate bfloat16."""
     if wanted == EMULATED_BF16:
         return torch.bfloat16
     if wanted not in ("auto", "float32", "bfloat16"):
@@ -49,14 +49,14 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def names_bf16(cpuinfo: str) -> bool:
-    """Whether the processor lists one of the instructions."""
+    """Whether the processor lists one of BF16_FLAGS."""
     lines = [line.partition(":") for line in cpuinfo.splitlines()]
     flags = {flag for key, _, value in lines if key.strip() in ("flags", "Features") for flag in value.split()}
     return bool(flags & BF16_FLAGS)
 
 
 def get_cache_bytes(device: torch.device) -> int | None:
-    """What the cache may take now; None where nobody knows."""
+    """Memory for the KV cache now; None if unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * MEMORY_SHARE)
@@ -69,7 +69,7 @@ def get_cache_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch says it in three ways: on a GPU, from Python, and from its allocator for the CPU."""
+    """torch reports it in three ways: on a GPU, from Python, and from its CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,7 +1,7 @@
-"""Causal language models on torch, on a CPU or one GPU: continuous batching, our sampling, proofs, weights in place.
+"""The torch engine on a CPU or one GPU: continuous batching, seeded sampling, proofs, weights swapped in place.
 
-What runs next and what happens when memory is short is decided here. How a model is computed is in torch_dense*.py for
-the dense family and in torch_generic_model.py for the rest.
+This module decides what runs next and what happens when memory runs out. dense.py computes the dense family,
+generic_model.py every other architecture.
 """
 
 import logging
@@ -45,9 +45,9 @@ from prime_runtime.model_files import ModelFiles
 log = logging.getLogger(__name__)
 
 BATCH_MAX = {"cpu": 64, "cuda": 256}
-"""Sequences at once where the owner names no number. Past it a CPU gains nothing, and a GPU little."""
+"""Default of sequences at once. Beyond it a CPU gains nothing, and a GPU little."""
 READ_TOKENS = {"cpu": 4096, "cuda": 32768}
-"""Tokens of texts that are read in one pass."""
+"""Tokens of sequences checked in one forward pass."""
 
 
 class TorchEngine:
@@ -67,11 +67,11 @@ class TorchEngine:
         self._device = choose_device(device)
         self._dtype = choose_precision(precision, self._device)
         self._uses_cross_precision = precision in ("bfloat16", EMULATED_BF16)
-        """In bfloat16 a text is also read in the other arithmetic: see torch_twin.py."""
+        """In bfloat16 runs a sequence is also computed in the other precision: see forward.py."""
         self._batch_limit = batch_max or BATCH_MAX[self._device.type]
-        """Sequences at once. It shrinks where memory runs out, and does not grow again."""
+        """Sequences at once. It shrinks when memory runs out, and does not grow again."""
         self._read_tokens = READ_TOKENS[self._device.type]
-        """The same for tokens that are read at once."""
+        """The same for tokens of one forward pass."""
         self._cache_bytes = cache_bytes
         self._proofs = proofs
         self._builder = choose_executor(self._device)
@@ -101,12 +101,12 @@ class TorchEngine:
             raise LocalError(f"the weights in {checkpoint} do not fit into the memory of {self._device}") from None
 
     def _load_weights(self, files: ModelFiles, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
-        """Into the same storage where the model is the same."""
+        """Swap the weights in place if the configuration is the same; else build a new model."""
         if self._model is not None and self._files is not None and files.config == self._files.config:
             self._model.swap_weights(tensors, changed)
         else:
             make = plan_model(files, tensors, device=self._device, dtype=self._dtype)
-            # What can be checked is. The old one goes before the new one comes, as two rarely fit.
+            # plan_model has checked what it can. Free the old model first, as two rarely fit.
             self._model = None
             self._model = make()
         self._files = files
@@ -143,7 +143,7 @@ class TorchEngine:
             else:
                 yield from results
 
-    # --- Where memory may run out -----------------------------------------------------------------------------------
+    # --- Out-of-memory handling -------------------------------------------------------------------------------------
 
     def _open_batch(self, model: TorchModel, rows: int, length_max: int) -> DecodeBatch:
         self._free()
@@ -151,7 +151,7 @@ class TorchEngine:
         return model.open_batch(rows=min(self._batch_limit, rows), length_max=length_max, cache_bytes=cache_bytes)
 
     def _try_step(self, generation: GenerationScheduler, model: TorchModel, batch: DecodeBatch) -> bool:
-        """False: out of memory, and from here on there are half as many at once."""
+        """False if memory ran out; the batch limit is halved then."""
         try:
             with torch.inference_mode():
                 generation.step(model, batch, self._batch_limit)
@@ -174,11 +174,11 @@ class TorchEngine:
     def _try_read(
         self, model: TorchModel, group: list[TokenSequence], sampling: Sampling
     ) -> list[ForwardResult] | None:
-        """None: out of memory, and from here on there are half as many tokens at once."""
+        """None if memory ran out; the token limit is halved then."""
         try:
             with torch.inference_mode():
-                twin = open_cross_precision(model) if self._uses_cross_precision else None
-                return list(forward_group(model, group, sampling, vocabulary=self.facts.vocabulary, twin=twin))
+                cross = open_cross_precision(model) if self._uses_cross_precision else None
+                return list(forward_group(model, group, sampling, vocabulary=self.facts.vocabulary, cross=cross))
         except (RuntimeError, MemoryError) as error:
             tokens = sum(map(get_length, group))
             if not is_out_of_memory(error):
@@ -194,11 +194,11 @@ class TorchEngine:
         return None
 
     def _free(self) -> None:
-        """Give back what torch holds of a GPU's memory: it may be in pieces that do not fit any more."""
+        """Release GPU memory that torch has cached: it may be too fragmented to be reused."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    # --- What is loaded ---------------------------------------------------------------------------------------------
+    # --- The loaded model -------------------------------------------------------------------------------------------
 
     def _get_files(self) -> ModelFiles:
         if self._files is None:
@@ -214,7 +214,7 @@ class TorchEngine:
 def plan_model(
     files: ModelFiles, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], TorchModel]:
-    """How to make the model: the fast way where it is of the dense family, else the general one."""
+    """A function that builds the model: DenseModel for the dense family, else GenericModel."""
     try:
         shape = parse_dense_shape(files)
     except UnsupportedShape as reason:

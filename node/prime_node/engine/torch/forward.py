@@ -1,11 +1,9 @@
-"""The same texts read in another arithmetic: as bfloat16 rounds where the model computes in float32, and without
-rounding where it computes in bfloat16.
+"""Forward passes over finished sequences, in the engine's precision and, for bfloat16 runs, in the other one too.
 
-What lies between the two is the noise that bfloat16 gives these very tokens. It is what an honest worker's numbers may
-be noisy by, so a validator of a run in bfloat16 knows it for each text, whatever the model. The weights are the model's
-own: bfloat16 values, whatever type holds them. Products are summed in float32 and rounded once, as hardware does.
-
-What a model says of finished texts: one pass for several of them, then their output tokens in bounded pieces.
+Several sequences share a pass; their logits are computed in bounded pieces. In a bfloat16 run, the same tokens are
+computed once rounded to bfloat16 and once without rounding. The difference is the noise that bfloat16 causes for these
+very tokens, and thus what an honest worker may deviate by, whatever the model. The weights are the model's own bfloat16
+values, whatever type holds them. Products are summed in float32 and rounded once, as hardware does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,16 +24,16 @@ from prime_protocol.proofs.toploc import tensor_to_bits
 
 
 class CrossPrecisionModel:
-    """A decoder's computation in the other arithmetic. Slower than the decoder: nothing is joined or done in place."""
+    """A decoder's forward pass in the other precision. Slower than the decoder: nothing is fused or done in place."""
 
     def __init__(self, model: DenseModel) -> None:
         self._model = model
         self._decoder: DenseDecoder = model.decoder
         self.rounds_to_bf16 = model.decoder.dtype == torch.float32
-        """Whether this one rounds; else the model does."""
+        """Whether this model rounds; else the engine's model does."""
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
-        """As Model.read, in float32 that holds what this arithmetic gives."""
+        """As TorchModel.read, in float32 tensors that hold the values of this precision."""
         batch, wanted = self._model.plan_forward(sequences, firsts)
         return self._forward(batch, wanted)
 
@@ -97,20 +95,20 @@ class CrossPrecisionModel:
 
 
 def open_cross_precision(model: TorchModel) -> CrossPrecisionModel | None:
-    """None for models of other families: theirs is computed by transformers."""
+    """None for models outside the dense family, which transformers computes."""
     return CrossPrecisionModel(model) if isinstance(model, DenseModel) else None
 
 
 LOGITS_MAX = 2**22
-"""Logits at once: 16 MiB in float32, whatever the vocabulary."""
+"""Logits at once: 16 MiB in float32, whatever the vocabulary size."""
 
 ScoredRows = tuple[Tensor, Tensor, Tensor]
-"""Margins, log-probs, and log-probs of the likeliest end token, of some rows."""
+"""Margins, log-probs and log-probs of the likeliest end token of some rows."""
 ComputeLogits = Callable[[Tensor], Tensor]
 
 
 def verify_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, context_max: int) -> None:
-    """The tokens are the author's: what no model could have written is its fault."""
+    """The tokens are the worker's: RemoteError for tokens that no model could have generated."""
     for sequence in sequences:
         field = f"rows[{sequence.number}]"
         if not len(sequence.prompt) or not len(sequence.output):
@@ -123,7 +121,7 @@ def verify_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, con
 
 
 def plan_groups(sequences: Sequence[TokenSequence], tokens_max: int) -> list[list[TokenSequence]]:
-    """Texts of about the same length together, at most so many tokens at once, at least one text."""
+    """Group sequences of about the same length, at most `tokens_max` tokens and at least one sequence each."""
     groups: list[list[TokenSequence]] = []
     tokens = 0
     for sequence in sorted(sequences, key=get_length):
@@ -145,21 +143,21 @@ def forward_group(
     sampling: Sampling,
     *,
     vocabulary: int,
-    twin: CrossPrecisionModel | None = None,
+    cross: CrossPrecisionModel | None = None,
 ) -> Iterator[ForwardResult]:
-    """With a twin the numbers are those of the one that does not round, and `own_...` of the one that does."""
-    # The last token leads to nothing that is asked for.
+    """With a `cross` model the results come from the pass without rounding, and `bf16_...` from the rounded one."""
+    # The hidden state of the last token is not needed.
     fed = [np.concatenate((sequence.prompt, sequence.output[:-1])).astype(np.int64) for sequence in sequences]
     firsts = [len(sequence.prompt) - 1 for sequence in sequences]
-    exact: TorchModel | CrossPrecisionModel = model if twin is None or twin.rounds_to_bf16 else twin
+    exact: TorchModel | CrossPrecisionModel = model if cross is None or cross.rounds_to_bf16 else cross
     rows_max = max(1, LOGITS_MAX // vocabulary)
     hidden = exact.read(fed, firsts)
     pieces = score_rows(exact.get_logits, hidden, sequences, sampling, rows_max)
     columns = [torch.cat(parts).cpu().numpy() for parts in zip(*pieces, strict=True)]
     bits = tensor_to_bits(hidden.to(torch.bfloat16))
     own_bits = own_logprobs = None
-    if twin is not None:
-        rounded: TorchModel | CrossPrecisionModel = twin if twin.rounds_to_bf16 else model
+    if cross is not None:
+        rounded: TorchModel | CrossPrecisionModel = cross if cross.rounds_to_bf16 else model
         own_hidden = rounded.read(fed, firsts)
         own_bits = tensor_to_bits(own_hidden.to(torch.bfloat16))
         own_logprobs = compute_logprobs(rounded.get_logits, own_hidden, sequences, sampling, rows_max).cpu().numpy()
@@ -181,7 +179,7 @@ def forward_group(
 def compute_logprobs(
     get_logits: ComputeLogits, hidden: Tensor, sequences: Sequence[TokenSequence], sampling: Sampling, rows_max: int
 ) -> Tensor:
-    """Of each output token, a bounded number at a time."""
+    """Log-prob of each output token, `rows_max` rows at a time."""
     tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64)).to(
         hidden.device
     )
@@ -194,7 +192,7 @@ def compute_logprobs(
 def score_rows(
     get_logits: ComputeLogits, hidden: Tensor, sequences: Sequence[TokenSequence], sampling: Sampling, rows_max: int
 ) -> Iterator[ScoredRows]:
-    """The rows of all texts, a bounded number at a time."""
+    """Scores of the rows of all sequences, `rows_max` rows at a time."""
     tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64))
     seeds = np.repeat(
         np.array([sequence.seed for sequence in sequences], np.uint64), [len(sequence.output) for sequence in sequences]

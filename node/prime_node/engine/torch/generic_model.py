@@ -1,8 +1,8 @@
-"""Every other architecture, through transformers' own modules: slower than torch_dense.py, and the same to the engine.
+"""Architectures outside the dense family, through transformers' own modules: slower than dense.py, same interface.
 
-Rows of a batch are equally long, so that no architecture has to understand padding, and a recurrent one carries no
-state over from it; sequences leave when they are done,
-and others join when all have left. Nothing that a checkpoint says is run as code, and nothing is fetched.
+The rows of a batch have equal lengths, so that no architecture needs padding and a recurrent one carries no state over
+from it. Sequences leave when they are done; others join when all have left. Nothing in a checkpoint is run as code, and
+nothing is downloaded.
 """
 
 import inspect
@@ -24,44 +24,42 @@ from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
 
 PROBE = (0, 1, 2, 3)
-"""A text on which the head is tried out."""
+"""Tokens on which the head is probed."""
 PROBE_TOLERANCE = 0.02
-"""Of the largest logit: more than the rounding of bfloat16, less than any other head."""
+"""Relative to the largest logit: more than bfloat16 rounding, less than any difference between heads."""
 DROPPED_KEYS = frozenset({"attn_implementation", "experts_implementation", "dtype", "torch_dtype", "model_type"})
-"""What a configuration says about how to compute, which is for this machine to say."""
-
+"""Configuration keys about how to compute, which this machine decides."""
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""What models call what they keep of the tokens so far: keys and values, or the state of a recurrence."""
-
+"""Argument names of the cache: keys and values, or the state of a recurrence."""
 OTHER_ENGINE = "set the engine to vllm for this run"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenericModelPlan:
-    """An architecture that transformers knows, and its configuration."""
+    """A model class of transformers, and its configuration."""
 
     kind: Any
     config: Any
 
 
 def plan_generic(files: ModelFiles, tensors: FolderTensors) -> GenericModelPlan:
-    """LocalError for what transformers does not know itself, or what the tensors cannot be."""
+    """LocalError if transformers does not know the architecture, or the tensors cannot match its configuration."""
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(files.family)
     if known != files.architecture:
         raise LocalError(
             f"this engine does not know the architecture {files.architecture} of {files.family}; "
             f"transformers {transformers.__version__} may be too old for this run"
         )
-    # Names that begin so set what is private to a configuration, such as kernels to fetch.
+    # Keys with an underscore set private attributes of a configuration, such as kernels to download.
     plain = {key: value for key, value in files.config.items() if key[:1] != "_" and key not in DROPPED_KEYS}
     try:
         config = transformers.AutoConfig.for_model(files.family, **plain)
         kind = getattr(transformers, known)
         with torch.device("meta"):
             parameters = kind._from_config(config).num_parameters()
-    except Exception as error:  # boundary: each of 178 configurations complains in its own way
+    except Exception as error:  # boundary: each of 178 configuration classes raises its own exceptions
         raise LocalError(f"transformers refuses the configuration in {files.folder}: {error}") from None
-    # A head that is tied may be counted on one side only. A shape that asks for more would fill the memory.
+    # A tied head may be counted on one side only. A hostile configuration that describes more would fill the memory.
     if parameters > tensors.parameters + files.vocabulary * files.hidden:
         raise LocalError(
             f"config.json in {files.folder} describes {parameters} parameters, its tensors hold {tensors.parameters}"
@@ -75,7 +73,7 @@ class GenericModel:
     def __init__(
         self, plan: GenericModelPlan, tensors: FolderTensors, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        # What does not fit is an error of ours; its tables and bars would fill the node's log.
+        # We report mismatches ourselves; transformers' tables and progress bars would fill the node's log.
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self._plan = plan
@@ -87,7 +85,7 @@ class GenericModel:
         self.is_whole = True
 
     def swap_weights(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
-        """All of them, whatever changed: transformers may join several tensors of a file into one."""
+        """Swaps all tensors, whatever `changed` says: transformers may fuse several tensors of a file into one."""
         fresh = dict(self._make(tensors).state_dict())
         self.is_whole = False
         for name, place in self._model.state_dict().items():
@@ -98,7 +96,7 @@ class GenericModel:
         return GenericBatch(self, cache_bytes)
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
-        """Shorter ones are filled up at the end, where it changes nothing: each token sees only those before it."""
+        """Padding at the end of shorter sequences changes nothing: each token attends only to those before it."""
         tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
         for row, sequence in enumerate(sequences):
             tokens[row, : len(sequence)] = sequence
@@ -122,7 +120,7 @@ class GenericModel:
         return product
 
     def _make(self, tensors: FolderTensors) -> Any:
-        """A model of the tensors, all of them used and none made up."""
+        """A model from the tensors. LocalError unless all of them are used and none is initialised at random."""
         kind = self._plan.kind
         given = {name: tensors.get(name) for name in tensors.tensors}
         try:
@@ -143,9 +141,9 @@ class GenericModel:
         return model.eval()
 
     def _probe(self) -> tuple[float, float | None]:
-        """What the model does to the product of hidden states and head: a factor, a cap, or nothing.
+        """What the model does to the product of hidden states and head: a factor, a soft cap, or nothing.
 
-        Found out once on a short text, against the model's own logits, because every family has its own name for it.
+        Determined once on a short text against the model's own logits, because every family names it differently.
         """
         text, name = torch.tensor([PROBE], device=self.device), self._plan.kind.__name__
         try:
@@ -161,14 +159,14 @@ class GenericModel:
             if (self.get_logits(hidden) - wanted).abs().max() <= PROBE_TOLERANCE * wanted.abs().max():
                 break
         else:
-            raise LocalError(f"{name} has a head that this engine does not know; {OTHER_ENGINE}")
+            raise LocalError(f"{name} has a head that this engine does not support; {OTHER_ENGINE}")
         if cache is None:
-            raise LocalError(f"{name} keeps no cache that this engine knows; {OTHER_ENGINE}")
+            raise LocalError(f"{name} returns no cache that this engine supports; {OTHER_ENGINE}")
         return self._scale, self._cap
 
 
 class GenericBatch:
-    """Sequences that are equally long at every step, in a cache of transformers."""
+    """Sequences of equal length at every step, in a cache of transformers."""
 
     def __init__(self, model: GenericModel, cache_bytes: int | None) -> None:
         self._model = model
@@ -205,16 +203,16 @@ class GenericBatch:
 
 
 def find_cache_name(base: Any) -> str:
-    """LocalError where the model has none of these: it is not even tried out."""
+    """LocalError if the model takes none of CACHE_NAMES."""
     taken = inspect.signature(base.forward).parameters
     found = next((name for name in CACHE_NAMES if name in taken), None)
     if found is None:
-        raise LocalError(f"{type(base).__name__} keeps no cache that this engine knows; {OTHER_ENGINE}")
+        raise LocalError(f"{type(base).__name__} takes no cache that this engine supports; {OTHER_ENGINE}")
     return found
 
 
 def count_cache_bytes(cache: Any) -> int:
-    """Bytes of keys and values, and of the states of recurrent layers; what else is kept counts for nothing."""
+    """Bytes of keys and values, and of the states of recurrent layers."""
     attended = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     states = [getattr(layer, name, {}) for layer in cache.layers for name in ("conv_states", "recurrent_states")]
     tensors = [*attended, *(state for each in states for state in each.values())]

@@ -1,7 +1,7 @@
-"""What a decoder does between its matrix products: with our own kernels on one thread of a CPU, else with torch's.
+"""The operations of a decoder between its matrix products: our C kernels on one CPU thread, else torch.
 
-A kernel walks over the data once where torch takes several operations, each of which costs more to start than a small
-model costs to compute.
+A kernel passes over the data once where torch needs several operations, each of which costs more to launch than a small
+model needs to compute.
 """
 
 import ctypes
@@ -18,46 +18,46 @@ from prime_node.engine.native import library
 from prime_node.engine.torch.dense_shape import DenseShape
 
 LANES = 8
-"""The kernels work on whole vectors of so many floats."""
+"""The kernels work on whole vectors of this many floats."""
 SIZE, POINTER = ctypes.c_size_t, ctypes.c_void_p
 IndexArray = NDArray[np.int64]
 
 
 class FusedOps(Protocol):
-    """Made once for a pass, used by every layer."""
+    """Made once per forward pass, used by every layer."""
 
     def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Each row of (tokens, size) over its root mean square, times the weight."""
+        """RMS norm: each row of (tokens, size) divided by its root mean square, times the weight."""
         ...
 
     def silu_and_multiply(self, both: Tensor) -> Tensor:
-        """silu of the first half of each row, times the second half."""
+        """silu of each row's first half, times its second half."""
         ...
 
     def rotate(self, heads: Tensor) -> Tensor:
-        """Heads (tokens, heads, size) to their tokens' positions. May change `heads`."""
+        """Rotary embedding of (tokens, heads, size). May change `heads`."""
         ...
 
 
 def open_ops(shape: DenseShape, angles: Tensor, dtype: torch.dtype) -> FusedOps:
-    """`angles` are get_angles' for the tokens of the pass."""
+    """`angles` come from get_angles for the tokens of the pass."""
     kernels = get_kernels() if supports_native_ops(shape, angles.device, dtype) else None
     return TorchOps(angles, dtype) if kernels is None else NativeOps(kernels, angles)
 
 
 def supports_native_ops(shape: DenseShape, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels serve. They know one thread, one precision and no odd sizes."""
+    """The kernels support one thread, float32 and sizes that are whole vectors."""
     is_plain = dtype == torch.float32 and device.type == "cpu" and torch.get_num_threads() == 1
     return is_plain and not (shape.hidden % LANES or shape.intermediate % LANES or shape.head_dim % (2 * LANES))
 
 
 class TorchOps:
-    """On any device."""
+    """torch's operations, on any device."""
 
     def __init__(self, angles: Tensor, dtype: torch.dtype) -> None:
         cosine, sine = angles.to(dtype)[:, None].chunk(2, dim=-1)
         self._cosine = torch.cat((cosine, cosine), dim=-1)
-        # The first half of a head takes minus the second one's share: the sign is here instead of in the data.
+        # rotate_half negates the second half of each head. Negating the sine instead saves a pass over the data.
         self._sine = torch.cat((-sine, sine), dim=-1)
 
     def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -72,7 +72,7 @@ class TorchOps:
 
 
 class NativeOps:
-    """native/steps.c."""
+    """The kernels of native/steps.c."""
 
     def __init__(self, kernels: Any, angles: Tensor) -> None:
         self._kernels = kernels
@@ -100,9 +100,9 @@ class NativeOps:
 
 
 def store_bf16_rows(rows: Tensor, pages: IndexArray, written: IndexArray, kept: Tensor) -> IndexArray:
-    """Put each row, as bfloat16, on its page of `kept` (pages, lines, size), after what is written; who fills the page.
+    """Append each row, as bfloat16, to its page of `kept` (pages, lines, size); returns the rows with a full page.
 
-    Pages are filled anew from the top, so only the rest of `written` counts.
+    `written` counts a sequence's rows over all of its pages, so the line is its remainder.
     """
     lines, size = kept.shape[1:]
     kernels = get_kernels() if rows.device.type == "cpu" and rows.dtype == torch.float32 else None
@@ -126,7 +126,7 @@ def get_array_address(numbers: IndexArray) -> int:
 
 @cache
 def get_kernels() -> Any:
-    """native/steps.c; None where it was not compiled."""
+    """native/steps.c; None if it was not compiled."""
     kernels = library("steps")
     if kernels is None:
         return None

@@ -1,7 +1,4 @@
-"""The tensors of a checkpoint folder for torch: mapped, checked against what a model wants, copied in place.
-
-What the torch engine asks of a model, whichever way it is computed. torch_dense_model.py is the fast way.
-"""
+"""What the torch engine needs of a model: the tensors of a checkpoint folder, and the interface of model and batch."""
 
 import math
 import warnings
@@ -23,14 +20,14 @@ from prime_runtime.shardcast.checkpoint_files import map_checkpoint
 
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.F16: torch.float16, Dtype.F32: torch.float32}
 NAMES_LISTED_MAX = 3
-"""Tensors named in an error; the rest is counted."""
+"""Tensors named in an error; the others are counted."""
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensors:
-    """Tensors by name. Their bytes stay in the files until somebody copies them."""
+    """The tensors of a checkpoint folder by name. Their bytes are memory-mapped until they are copied."""
 
     folder: Path
     tensors: dict[str, tuple[SafetensorsTensor, memoryview]]
@@ -51,7 +48,7 @@ class FolderTensors:
         return sum(math.prod(span.shape) for span, _ in self.tensors.values())
 
     def check(self, wanted: TensorShapes) -> None:
-        """Every tensor that is wanted with its shape, and no other; LocalError says which ones do not fit."""
+        """LocalError unless the folder has exactly the wanted tensors with their shapes."""
         for problem, names in (
             ("lacks", sorted(wanted.keys() - self.tensors.keys())),
             ("has more than the model takes:", sorted(self.tensors.keys() - wanted.keys())),
@@ -63,23 +60,23 @@ class FolderTensors:
                 raise LocalError(f"{name} in {self.folder} has the shape {given}, the model wants {shape}")
 
     def get(self, name: str) -> Tensor:
-        """A view of the file. Never to be written to."""
+        """A view of the mapped file. Must never be written to."""
         span, data = self.tensors[name]
         if not span.size:
             return torch.empty(span.shape, dtype=DTYPES[span.dtype])
         with warnings.catch_warnings():
-            # torch cannot mark a tensor as read-only, and says so for every one.
+            # torch cannot mark a tensor as read-only, and warns for every one.
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(data, dtype=DTYPES[span.dtype]).view(span.shape)
 
     def copy_into(self, places: Mapping[str, Tensor], names: Iterable[str]) -> None:
-        """Each into its place, which keeps its storage, device and precision."""
+        """Copy each into its target, which keeps its storage, device and precision."""
         for name in names:
             places[name].copy_(self.get(name))
 
 
 def choose_names(known: Iterable[str], changed: frozenset[str] | None) -> list[str]:
-    """Which tensors to copy: all, or those a delta named."""
+    """The tensors to copy: all, or those that a delta named."""
     names = list(known)
     if changed is None:
         return names
@@ -94,37 +91,37 @@ def list_names(names: list[str]) -> str:
 
 
 class DecodeBatch(Protocol):
-    """Sequences that are written together. After an error it is of no use any more."""
+    """Sequences that are decoded together. After an error it must be discarded."""
 
     def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
-        """Take those that join now from the front of the line, at most `room`; somebody joins an empty batch."""
+        """Take those that join now from the front of the queue, at most `room`; an empty batch admits at least one."""
         ...
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
-        """Final hidden states (rows, hidden) of every sequence's last token. The last `joined` ones are new."""
+        """Final hidden states (rows, hidden) of every sequence's last token. The last `joined` sequences are new."""
         ...
 
     def remove_rows(self, gone: Sequence[int]) -> list[int]:
-        """Rows that are done; which row each place takes over."""
+        """Remove finished rows; returns the old row of each remaining one."""
         ...
 
 
 class TorchModel(Protocol):
-    """Weights on a device."""
+    """A model's weights on a device and its forward pass. dense.py is the fast implementation."""
 
     def swap_weights(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
-        """Other weights into the same storage. LocalError before anything is changed, or `is_whole` stays False."""
+        """Copy other weights into the same storage. LocalError before any change; if it fails later, not `is_whole`."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether all weights are of one checkpoint."""
+        """Whether all weights belong to one checkpoint."""
         ...
 
     def open_batch(self, *, rows: int, length_max: int, cache_bytes: int | None) -> DecodeBatch: ...
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
-        """Final hidden states from each sequence's place `firsts` on, end to end."""
+        """Final hidden states of each sequence from position `firsts` on, concatenated."""
         ...
 
     def get_logits(self, hidden: Tensor) -> Tensor:

@@ -1,12 +1,9 @@
-"""How vLLM is started: which of its ways are taken, and which are shut because they would spoil the record.
+"""The vLLM engine: in this process, with our sampling, our record of hidden states, and weights swapped in place.
 
-One process, one device, no asynchronous scheduling, no guessing ahead: then each step gives at most one token to each
-request, and vllm_worker.py sees it. Prompts read in parts, requests put aside and a shared cache of prefixes are fine.
-
-vLLM as an engine: in this process, with our sampling, our record of hidden states, and weights swapped in place.
-
-vLLM schedules, keeps the cache and runs the model; vllm_worker.py draws the tokens and takes the hidden states.
-Requests are handed over a batch at a time, so that a machine which runs out of memory can go on with a smaller one.
+vLLM schedules, keeps the cache and runs the model; worker.py draws the tokens and records the hidden states. It runs in
+one process on one device, without asynchronous scheduling or speculative decoding: then each step produces at most one
+token per request, and the worker sees it. Chunked prefill, preemption and prefix caching are allowed. Requests are
+submitted a batch at a time, so that a machine which runs out of memory can continue with a smaller batch.
 """
 
 import gc
@@ -51,29 +48,29 @@ log = logging.getLogger(__name__)
 
 
 BATCH_MAX = 256
-"""Requests at once, where nobody says otherwise."""
+"""Default of requests at once."""
 CPU_STEP_TOKENS = 4096
-"""Tokens of one step on a CPU. More is not faster there, and takes memory."""
+"""Tokens per step on a CPU. More is not faster there, and takes memory."""
 CPU_CACHE_BYTES_MAX = 4 * 2**30
 CPU_CACHE_SHARE = 4
-"""The cache of keys and values takes at most a quarter of the free memory: the machine has other work."""
+"""The KV cache takes at most a quarter of the free memory: the machine has other work."""
 GPU_MEMORY_SHARE = 0.85
-"""Of a GPU's memory. vLLM's own 0.9 leaves too little for the logits of a text that is read."""
+"""Share of a GPU's memory. vLLM's default of 0.9 leaves too little for the logits of a forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmLimits:
-    """What vLLM may use. None: as much as it likes, or for a CPU what is worth having."""
+    """What vLLM may use. None: vLLM's default, or on a CPU ours."""
 
     batch_max: int | None = None
     step_tokens: int | None = None
-    """Tokens of one step. A longer prompt is read in parts."""
+    """Tokens per step. A longer prompt is prefilled in parts."""
     cache_bytes: int | None = None
-    """For keys and values. Where they do not fit, requests are put aside and taken up later."""
+    """Size of the KV cache. When it is full, vLLM preempts requests."""
 
 
 def start_vllm(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, limits: VllmLimits) -> LLMEngine:
-    """vLLM with the model of a checkpoint folder. LocalError where it does not start."""
+    """Start vLLM with the model of a checkpoint folder. LocalError if it does not start."""
     set_vllm_options()
     is_cpu = current_platform.is_cpu()
     batch_max = limits.batch_max or BATCH_MAX
@@ -111,23 +108,23 @@ def start_vllm(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, li
 
 
 def set_vllm_options() -> None:
-    """vLLM reads these from the environment; set here, they hold however this process was started."""
+    """vLLM reads these options from the environment; setting them here is independent of how this process started."""
     envs.VLLM_USE_V2_MODEL_RUNNER = False
     envs.VLLM_ENABLE_V1_MULTIPROCESSING = False
-    # It would tell its makers about this machine.
+    # Otherwise vLLM would send usage statistics to its developers.
     envs.VLLM_NO_USAGE_STATS = True
     quiet_vllm_logs()
 
 
 def quiet_vllm_logs() -> None:
-    """Warnings only. vLLM sets its own levels while it starts, so this is said twice."""
+    """Warnings only. vLLM sets its own levels while it starts, so this is called before and after."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
-    # One warning for each layer that is left as it is, which is what was asked for.
+    # It warns for each layer that is left unchanged, which is intended.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 def choose_vllm_device(name: str) -> torch.device:
-    """A build of vLLM is for one kind of device. A GPU's number counts among those that the process sees."""
+    """A build of vLLM supports one kind of device. A GPU's number is relative to those that the process sees."""
     kind, built_for = name.partition(":")[0], current_platform.device_type
     if kind not in ("auto", built_for) or not built_for:
         raise LocalError(
@@ -138,7 +135,7 @@ def choose_vllm_device(name: str) -> torch.device:
 
 
 def get_cpu_cache_bytes(model: Any, batch_max: int) -> int:
-    """Room for a full batch at full length, or what can be spared. vLLM fills all of it with zeros when it starts."""
+    """Enough for a full batch at full length, within our limits: vLLM writes zeros to all of it when it starts."""
     heads, head_bytes = model.get_total_num_kv_heads(), model.get_head_size() * model.dtype.itemsize
     token_bytes = 2 * model.hf_text_config.num_hidden_layers * heads * head_bytes
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -166,7 +163,7 @@ class VllmEngine:
         self._dtype = choose_precision(precision, self._device)
         self._limits = VllmLimits(batch_max=batch_max, step_tokens=step_tokens, cache_bytes=cache_bytes)
         self._batch_limit = batch_max or BATCH_MAX
-        """Requests at once. It shrinks where memory runs out, and does not grow again."""
+        """Requests at once. It shrinks when memory runs out, and does not grow again."""
         self._llm: LLMEngine | None = None
         self._files: Digest | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -187,7 +184,7 @@ class VllmEngine:
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
         is_swap = self._llm is not None and files.digest == self._files
-        # If it breaks off, nothing is computed until another one was loaded whole.
+        # If loading fails, no job runs until a checkpoint has been loaded completely.
         self._files = None
         if is_swap:
             self._swap(tensors, changed)
@@ -206,7 +203,7 @@ class VllmEngine:
         facts = self.facts
         verify_sequences(sequences, vocabulary=facts.vocabulary, context_max=facts.context_max)
         self._call_worker("prime_begin", sampling)
-        # Where the cache already has the tokens, as after writing them, vLLM would not compute their hidden states.
+        # vLLM does not compute hidden states of tokens that are in the prefix cache, as after generating them.
         params = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -227,7 +224,7 @@ class VllmEngine:
     # --- Weights ----------------------------------------------------------------------------------------------------
 
     def _start(self, checkpoint: Path, tensors: FolderTensors) -> None:
-        """Start vLLM with this model; another one leaves first."""
+        """Start vLLM with this model, after shutting down the previous one."""
         if self._llm is not None:
             self._llm.engine_core.shutdown()
             self._llm = None
@@ -235,7 +232,7 @@ class VllmEngine:
             free_memory()
         self._llm = start_vllm(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
         self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
-        # One token, because vLLM finds out at the first step what its kernels cannot run.
+        # Generate one token, because vLLM finds out only at the first step what its kernels cannot run.
         request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
             self._call_worker("prime_install", self.facts.hidden)
@@ -244,11 +241,11 @@ class VllmEngine:
             raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
 
     def _swap(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
-        # vLLM says nothing about a tensor that it does not find.
+        # vLLM does not report missing tensors.
         tensors.check(self._shapes)
         self._call_worker("prime_load", tensors, None if changed is None else expand_to_layers(changed, self._shapes))
         if not self._get_llm().reset_prefix_cache():
-            raise LocalError("vLLM did not forget what it computed with the old weights: restart the engine")
+            raise LocalError("vLLM did not reset the prefix cache of the old weights: restart the engine")
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
@@ -278,7 +275,7 @@ class VllmEngine:
     def _run(
         self, items: Sequence[Item], submit: Callable[[Item, str], str], is_wanted: Callable[[], bool]
     ) -> Iterator[tuple[Item, str, list[int]]]:
-        """Items with vLLM's inner name of their request and the tokens it wrote, in the order they get done."""
+        """Items with vLLM's internal request id and the tokens it generated, in the order in which they finish."""
         llm, waiting = self._get_llm(), deque(items)
         running: dict[str, tuple[Item, str]] = {}
         try:
@@ -310,7 +307,7 @@ class VllmEngine:
         free_memory()
 
     def _call_worker(self, method: str, *args: Any) -> Any:
-        """Call a method of vllm_worker.PrimeWorker."""
+        """Call a method of worker.PrimeWorker."""
         return self._get_llm().collective_rpc(method, args=args)[0]
 
     def _get_llm(self) -> LLMEngine:
@@ -325,7 +322,7 @@ class VllmEngine:
 def build_completion(
     request: GenerateRequest, tokens: list[int], seen: GenerationRecord, sampling: Sampling
 ) -> Completion:
-    """What vLLM says it wrote, with what we saw of it. The two must agree."""
+    """Combine vLLM's output with our record of it. The two must agree."""
     if tokens != seen.tokens:
         raise LocalError(
             f"vLLM wrote {len(tokens)} tokens and {len(seen.tokens)} were drawn: this version of vLLM is not supported"
@@ -342,6 +339,6 @@ def build_completion(
 
 
 def free_memory() -> None:
-    """What torch holds back of a GPU's memory may be in pieces that do not fit any more."""
+    """Release GPU memory that torch has cached: it may be too fragmented to be reused."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

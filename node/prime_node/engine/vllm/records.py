@@ -1,9 +1,7 @@
-"""What was seen of a completion while vLLM wrote it, and of a text while vLLM read it. No vLLM here, only arrays.
+"""Records of a generation and of a forward pass in vLLM, and which tensors it must load together. Must not import vLLM.
 
-vLLM may put a request aside, read its tokens anew and go on, or read a prompt in parts. A record takes one row for each
-output token, in order, and refuses everything else: a row too few, too many or twice would be a proof of nothing.
-
-Which tensors of a checkpoint vLLM must be given together. No vLLM here.
+vLLM may preempt a request, recompute its tokens and continue, or prefill a prompt in parts. A record accepts exactly
+one row per output token, in order, and refuses everything else: a missing or repeated row makes a proof worthless.
 """
 
 import re
@@ -22,7 +20,7 @@ from prime_protocol.proofs.toploc_numpy import Bits
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """A completion as far as it is written. Each 32 tokens become a proof, so their hidden states can be forgotten."""
+    """A generation so far. Each full chunk of tokens becomes a proof, so its hidden states need not be kept."""
 
     hidden: int
     tokens: list[int] = field(default_factory=list)
@@ -47,14 +45,14 @@ class GenerationRecord:
             self.proofs.append(build_proofs(self.chunk).blob)
 
     def finish(self) -> bytes:
-        """All proofs, with that of the short chunk at the end."""
+        """All proofs, including that of the last, shorter chunk."""
         rest = len(self.tokens) % TOPLOC_CHUNK_TOKENS
         return b"".join(self.proofs) + (build_proofs(self.chunk[:rest]).blob if rest else b"")
 
 
 @dataclass(slots=True, eq=False)
 class ForwardRecord:
-    """A text as far as it is read. It is fed without its last token, which no hidden state follows from."""
+    """A forward pass so far. The sequence is fed without its last token, whose hidden state is not needed."""
 
     sequence: TokenSequence
     hidden_bits: list[Bits] = field(default_factory=list)
@@ -69,13 +67,13 @@ class ForwardRecord:
 
     @property
     def first(self) -> int:
-        """The place of the token whose hidden state gave the first output token."""
+        """Position of the token whose hidden state produced the first output token."""
         return len(self.sequence.prompt) - 1
 
     def wanted(self, start: int, stop: int) -> range:
-        """Which output tokens the hidden states of the fed tokens from `start` to `stop` gave."""
+        """The output tokens that the hidden states of the fed tokens from `start` to `stop` produced."""
         if start == 0:
-            # Put aside for lack of room and taken up again.
+            # vLLM preempted the request and starts it again.
             self.hidden_bits.clear()
             self.numbers.clear()
         elif start != self.read:
@@ -106,14 +104,14 @@ class ForwardRecord:
 
 
 LAYER_PREFIX = re.compile(r"^.*?\.[0-9]+\.")
-"""Up to the first number in a tensor's name: the layer it belongs to."""
+"""A tensor's name up to the first number: the layer it belongs to."""
 
 
 def expand_to_layers(changed: Collection[str], names: Collection[str]) -> frozenset[str]:
-    """All tensors of the layers that have a changed one.
+    """All tensors of the layers with a changed one.
 
-    vLLM keeps several tensors of a layer as one (queries, keys and values; the gates of all experts), and forgets the
-    rest of it when one is replaced.
+    vLLM fuses several tensors of a layer (queries, keys and values; the gates of all experts), and loses the other
+    parts when one is replaced alone.
     """
     layers = {get_layer(name) for name in changed}
     return frozenset(name for name in names if get_layer(name) in layers)

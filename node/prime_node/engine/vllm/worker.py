@@ -1,15 +1,11 @@
-"""The logits processor that vLLM loads by name: it hands each step's logits to whoever draws the tokens.
+"""The logits processor and worker extension that vLLM loads by name. They draw tokens and record hidden states.
 
-vLLM samples greedily from what comes back, in float32. So the winner is found before, in float64 and with the noise of
-prime_protocol.proofs.sampling, and the logits come back as 1 for the winner and 0 for all others: what vLLM then
-takes is that
-token, whatever its own rounding or way with equals.
-
-What vLLM loads into its worker by name: it draws the tokens, and sees the hidden states of every step.
-
-vLLM calls the model once a step for all requests, with a few tokens of each. Their hidden states are taken right after
-that, outside of every graph and compiled part: those that give a token where completions are written, those of all
-output tokens where texts are read. This needs the layout of vLLM's first model runner; see `check_runner`.
+vLLM samples greedily in float32 from what the logits processor returns. The winner is therefore found before, in
+float64 and with the noise of prime_protocol.proofs.sampling, and returned as logits of 1 for the winner and 0 for all
+others: vLLM then picks that token, whatever its own rounding or tie-breaking. vLLM calls the model once per step for
+all requests. Hidden states are taken right after that, outside every graph and compiled part: the state that produces
+a token when generating, the states of all output tokens in a forward pass. This relies on the layout of vLLM's first
+model runner; see `check_runner`.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,22 +34,22 @@ from prime_protocol.proofs.toploc import tensor_to_bits
 PROCESSOR_CLASS = f"{__name__}:SeededSampling"
 
 DrawTokens = Callable[[Tensor], Tensor | None]
-"""From the logits of a step to the token of each row; None where nobody draws."""
+"""From the logits of a step to the token of each row; None during forward passes."""
 
 
 class SeededSampling(LogitsProcessor):
-    """Which request a row belongs to is known to the worker, see vllm_worker.py; it sets `draw`."""
+    """Hands each step's logits to the worker, which knows the request of each row and sets `draw`."""
 
     draw: DrawTokens | None = None
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        """Nothing of these is needed. vLLM calls it so."""
+        """vLLM passes these arguments; none is needed."""
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """The worker asks vLLM's batch itself when tokens are drawn."""
+        """Not needed: the worker reads vLLM's batch when it draws the tokens."""
 
     def apply(self, logits: Tensor) -> Tensor:
         tokens = self.draw(logits) if self.draw else None
@@ -64,7 +60,7 @@ class SeededSampling(LogitsProcessor):
 
 WORKER_CLASS = f"{__name__}.PrimeWorker"
 LOGITS_MAX = 2**24
-"""Logits of texts at once: 64 MiB in float32."""
+"""Logits at once in a forward pass: 64 MiB in float32."""
 RUNNER_NEEDS = (
     "execute_model",
     "execute_model_state",
@@ -77,12 +73,12 @@ INPUT_BATCH_NEEDS = ("req_ids", "num_computed_tokens_cpu", "logitsprocs")
 
 
 class PrimeWorker:
-    """Methods added to vLLM's worker, called by name. Each begins with prime_, so that none hides one of its own."""
+    """Methods added to vLLM's worker, called by name. The prefix prime_ avoids clashes with vLLM's own methods."""
 
     model_runner: Any
 
     def prime_install(self, hidden: int) -> None:
-        """Begin to see. Called once, before the first request."""
+        """Wrap the model runner. Called once, before the first request."""
         runner = self.model_runner
         check_runner(runner)
         self.prime_hidden = hidden
@@ -104,31 +100,31 @@ class PrimeWorker:
         find_sampling(runner).draw = self.prime_draw
 
     def prime_load(self, tensors: FolderTensors, names: frozenset[str] | None) -> None:
-        """Take weights in place. `names` must hold whole layers, as vLLM keeps some of their tensors as one."""
+        """Load weights in place. `names` must name whole layers, as vLLM fuses some of their tensors."""
         worker: Any = self
         wanted = [name for name in tensors.tensors if names is None or name in names]
         worker.reload_weights(weights_iterator=((name, tensors.get(name)) for name in wanted))
-        # An output layer that shares the embedding's tensor is not in the checkpoint, so vLLM does not prepare it
-        # again; on a CPU it would go on with the old weights, which were packed when the model was started.
+        # A tied output layer is not in the checkpoint, so vLLM does not process it again. On a CPU it would keep using
+        # the old weights, which were packed when the model was started.
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         if head is not None and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
+    # --- Generation -------------------------------------------------------------------------------------------------
 
     def prime_begin(self, sampling: Sampling) -> None:
-        """What holds for the requests to come. Nothing is left of those before."""
+        """Set the sampling of the next requests and drop the records of earlier ones."""
         self.prime_sampling = sampling
         for table in (self.prime_seeds, self.prime_writings, self.prime_readings):
             table.clear()
 
     def prime_write(self, name: str, seed: int) -> None:
-        """A request whose tokens are drawn here."""
+        """Register a request whose tokens are drawn here."""
         self.prime_seeds[name] = seed
         self.prime_writings[name] = GenerationRecord(self.prime_hidden)
 
     def prime_take(self, name: str) -> GenerationRecord:
-        """What was seen of a request that is done."""
+        """The record of a finished request."""
         del self.prime_seeds[name]
         return self.prime_writings.pop(name)
 
@@ -145,7 +141,7 @@ class PrimeWorker:
         draws = Draws(self.prime_sampling.temperature, seeds, np.array(positions, np.int64))
         tokens, logprobs = choose_tokens(logits, draws)
         hidden_bits = tensor_to_bits(states.to(torch.bfloat16))
-        # A request whose prompt is not read to its end gets a token too, which vLLM throws away.
+        # A request with an unfinished prefill gets a token too, which vLLM discards.
         unread = runner.discard_request_mask.np[: len(names)].tolist()
         for row, name in enumerate(names):
             if not unread[row]:
@@ -154,17 +150,17 @@ class PrimeWorker:
                 )
         return torch.tensor(tokens, device=logits.device)
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    # --- Forward passes ---------------------------------------------------------------------------------------------
 
     def prime_read(self, name: str, sequence: TokenSequence) -> None:
-        """A request that feeds a text."""
+        """Register a request that feeds a sequence."""
         self.prime_readings[name] = ForwardRecord(sequence)
 
     def prime_take_reading(self, name: str) -> ForwardResult:
         return self.prime_readings.pop(name).finish()
 
     def prime_see(self, states: Tensor) -> None:
-        """Take what this step says of the output tokens of texts."""
+        """Record the hidden states and scores of this step's output tokens."""
         batch, starts = self.model_runner.input_batch, self.model_runner.query_start_loc.np
         parts: list[tuple[ForwardRecord, range, int]] = []
         for row, name in enumerate(batch.req_ids):
@@ -187,7 +183,7 @@ class PrimeWorker:
             result.add(bits, part)
 
     def prime_judge(self, rows: Tensor, parts: Sequence[tuple[TokenSequence, range]]) -> NDArray[np.float32]:
-        """Margins, log-probs and end log-probs of the output tokens that these hidden states gave."""
+        """Margins, log-probs and end log-probs of the output tokens that these hidden states produced."""
         tokens = np.concatenate([sequence.output[wanted.start : wanted.stop] for sequence, wanted in parts]).astype(
             np.int64
         )
@@ -209,12 +205,12 @@ class PrimeWorker:
 
 
 def check_runner(runner: Any) -> None:
-    """Refuse a vLLM whose worker is laid out in another way than what is read here."""
+    """LocalError if this version of vLLM has another layout than the code here relies on."""
     lacks = [name for name in RUNNER_NEEDS if not hasattr(runner, name)]
     lacks += [name for name in INPUT_BATCH_NEEDS if not lacks and not hasattr(runner.input_batch, name)]
     if lacks:
         raise LocalError(
-            f"this vLLM keeps its work elsewhere (no {lacks[0]}): install vllm 0.32, or use --engine torch"
+            f"this version of vLLM is not supported (it has no {lacks[0]}): install vllm 0.32, or use --engine torch"
         )
 
 
@@ -222,4 +218,4 @@ def find_sampling(runner: Any) -> SeededSampling:
     for processor in runner.input_batch.logitsprocs.all:
         if isinstance(processor, SeededSampling):
             return processor
-    raise LocalError("vLLM did not take our logits processor: install vllm 0.32, or use --engine torch")
+    raise LocalError("vLLM did not load our logits processor: install vllm 0.32, or use --engine torch")

@@ -25,10 +25,10 @@ def test_anything_else_is_told_where_digests_are_found(text: str) -> None:
 # --- A submission that nobody rejected ------------------------------------------------------------------------------
 
 
-def test_what_validators_said_is_read_from_the_log_with_their_looks() -> None:
+def test_what_validators_said_is_read_from_the_log_with_their_read_proofs() -> None:
     looks = "0x" + "01" * READ_PROOF_BYTES
     rows = [
-        {"body": {"receipt": {"validator": str(node)}, "outcome": "accept", "looks": text}}
+        {"body": {"receipt": {"validator": str(node)}, "outcome": "accept", "read_proof": text}}
         for node, text in ((ANN, looks), (BOB, "0x"))
     ]
     assert parse_verdicts({"rows": rows}) == {
@@ -43,16 +43,16 @@ def test_what_validators_said_is_read_from_the_log_with_their_looks() -> None:
         (
             encode_read_proof([0.5] * READ_PROOF_PROBES),
             encode_read_proof([0.5] * READ_PROOF_PROBES),
-            "read it: off by 0.0000",
+            "ran the model: error 0.0000",
         ),
         (
             encode_read_proof([0.5] * READ_PROOF_PROBES),
             encode_read_proof([-0.5] * READ_PROOF_PROBES),
-            "did not read it: off by 1.00",
+            "did not run the model: error 1.00",
         ),
-        (b"", encode_read_proof([0.5] * READ_PROOF_PROBES), "did not read it: its verdict has no looks"),
+        (b"", encode_read_proof([0.5] * READ_PROOF_PROBES), "did not run the model: its verdict has no read proof"),
         (encode_read_proof([0.5] * READ_PROOF_PROBES), b"", "the file needs no model"),
     ],
 )
-def test_looks_are_told_in_words(said: bytes, found: bytes, words: str) -> None:
+def test_a_read_proof_is_described_in_words(said: bytes, found: bytes, words: str) -> None:
     assert describe_read_proof(said, found) == words

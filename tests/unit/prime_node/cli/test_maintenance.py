@@ -104,7 +104,7 @@ def test_a_bundle_is_whole_signed_and_free_of_secrets(tmp_path: Path) -> None:
         == KEY.node
     )
     assert node == str(KEY.node)
-    with pytest.raises(LocalError, match="exists and is kept"):
+    with pytest.raises(LocalError, match="exists and is not overwritten"):
         write_bundle(path, clean, None)
     assert SIGNATURE not in write_bundle(tmp_path / "unsigned.tar.gz", clean, None)
     with pytest.raises(LocalError, match="cannot write"):

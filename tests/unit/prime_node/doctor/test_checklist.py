@@ -97,7 +97,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             "device cpu",
             CheckGrade.MISSING,
             "SIGILL",
-            "update the driver",
+            "install matching versions",
         ),
         (
             {"gpu_listing": GpuListing((replace(LISTED, problem="GPU is lost"),), "550", "")},
@@ -144,11 +144,11 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             "--upgrade",
         ),
         (
-            {"sources": SourceFacts(servers=0, reached=0, model_bytes=None, problem="nobody serves")},
+            {"sources": SourceFacts(servers=0, reached=0, model_bytes=None, problem="no node serves")},
             "weights",
             CheckGrade.NOTE,
-            "nobody serves",
-            "if the run has just begun",
+            "no node serves",
+            "if the run has just started",
         ),
         (
             {"sources": SourceFacts(servers=6, reached=0, model_bytes=None, problem="urls: lead into a private")},

@@ -206,8 +206,8 @@ async def test_the_cpu_multiplies_in_a_process_of_its_own() -> None:
         ("echo 'RuntimeError: no kernel' >&2; exit 3", "ended with 3: RuntimeError: no kernel"),
         ("exit 1", "ended with 1: silently"),
         ("kill -9 $$", "ended with -9"),
-        ("echo warning", "nothing that can be read"),
-        ("true", "nothing that can be read"),
+        ("echo warning", "no valid JSON"),
+        ("true", "no valid JSON"),
         ('echo \'{"torch": "", "problem": "torch cannot be imported"}\'', "torch cannot be imported"),
     ],
 )

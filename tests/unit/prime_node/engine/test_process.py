@@ -42,7 +42,7 @@ def command(config: EngineConfig, precision: Precision) -> Sequence[str]:
     return [sys.executable, DOUBLE, "--precision", precision]
 
 
-def orders(count: int = 3) -> list[GenerateRequest]:
+def requests(count: int = 3) -> list[GenerateRequest]:
     return [
         GenerateRequest(number=n, prompt=np.array([1, 2, 3 + n], np.int32), seed=2**64 - 1 - n) for n in range(count)
     ]
@@ -67,8 +67,8 @@ class Fixture:
 
     @asynccontextmanager
     async def turn(self, root: Digest = ROOT) -> AsyncIterator[EngineSession]:
-        async with self.keeper.acquire(root, self.checkpoint, Precision.FLOAT32) as seat:
-            yield seat
+        async with self.keeper.acquire(root, self.checkpoint, Precision.FLOAT32) as session:
+            yield session
 
 
 @pytest.fixture
@@ -79,21 +79,23 @@ async def fixture(tmp_path: Path) -> AsyncIterator[Fixture]:
 
 
 async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altered_does_not(fixture: Fixture) -> None:
-    async with fixture.turn() as seat:
-        assert (seat.facts.hidden, seat.facts.vocabulary) == (32, 32)
+    async with fixture.turn() as session:
+        assert (session.facts.hidden, session.facts.vocabulary) == (32, 32)
         steps: list[int] = []
-        made = await seat.process.generate(orders(), SAMPLING, lambda progress: steps.append(progress.steps))
+        made = await session.process.generate(requests(), SAMPLING, lambda progress: steps.append(progress.steps))
         assert [each.number for each in made] == [0, 1, 2]
         assert steps, "progress is told"
         claims = [
             ClaimedRow(
-                sequence=TokenSequence(number=order.number, prompt=order.prompt, output=each.tokens, seed=order.seed),
+                sequence=TokenSequence(
+                    number=request.number, prompt=request.prompt, output=each.tokens, seed=request.seed
+                ),
                 logprobs=each.logprobs,
                 proofs=each.proofs,
             )
-            for order, each in zip(orders(), made, strict=True)
+            for request, each in zip(requests(), made, strict=True)
         ]
-        numbers = await seat.process.check(claims, SAMPLING, SEED)
+        numbers = await session.process.check(claims, SAMPLING, SEED)
         assert [row.row for row in numbers] == [0, 1, 2]
         assert max(row.margin_max for row in numbers) == 0.0
         assert max(row.logprob_error_max for row in numbers) < 1e-5
@@ -103,12 +105,12 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
         )
         mixed = ClaimedRow(
             sequence=TokenSequence(
-                number=1, prompt=orders()[1].prompt, output=made[1].tokens[::-1].copy(), seed=orders()[1].seed
+                number=1, prompt=requests()[1].prompt, output=made[1].tokens[::-1].copy(), seed=requests()[1].seed
             ),
             logprobs=made[1].logprobs,
             proofs=made[1].proofs,
         )
-        numbers = await seat.process.check([wrong, mixed], SAMPLING, SEED)
+        numbers = await session.process.check([wrong, mixed], SAMPLING, SEED)
         assert "modulus" in numbers[0].proof_problem
         assert numbers[0].chunks == ()
         assert numbers[1].margin_max > 0.5
@@ -129,15 +131,15 @@ async def test_a_checkpoint_is_loaded_once_and_the_next_one_told_as_a_change(fix
 
 async def test_a_killed_engine_fails_its_job_alone_and_is_started_again(fixture: Fixture) -> None:
     with pytest.raises(EngineDied, match="signal 9"):
-        async with fixture.turn() as seat:
-            pid = seat.process.pid
+        async with fixture.turn() as session:
+            pid = session.process.pid
             os.kill(pid, signal.SIGKILL)
-            await seat.process.generate(orders(), SAMPLING)
+            await session.process.generate(requests(), SAMPLING)
     assert fixture.keeper.state is EngineState.OFF
     assert "signal 9" in fixture.keeper.get_status()["last_error"]
-    async with fixture.turn() as seat:
-        assert seat.process.pid != pid
-        assert len(await seat.process.generate(orders(), SAMPLING)) == 3
+    async with fixture.turn() as session:
+        assert session.process.pid != pid
+        assert len(await session.process.generate(requests(), SAMPLING)) == 3
     assert fixture.keeper.restarts == 1
 
 
@@ -145,8 +147,8 @@ async def test_an_engine_that_keeps_dying_is_left_alone_and_its_last_words_are_k
     fixture.behave("die")
     for _ in range(DEATHS_MAX):
         with pytest.raises(EngineDied, match="out of memory, says the device"):
-            async with fixture.turn() as seat:
-                await seat.process.generate(orders(), SAMPLING)
+            async with fixture.turn() as session:
+                await session.process.generate(requests(), SAMPLING)
     with pytest.raises(EngineBroken, match=r"3 times in a row.*exit code 7.*says the device"):
         async with fixture.turn():
             pass
@@ -159,23 +161,23 @@ async def test_an_engine_without_progress_is_ended(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path, stall_ms=300)
     fixture.behave("hang")
     with pytest.raises(EngineDied, match="no progress for 300 ms"):
-        async with fixture.turn() as seat:
-            await seat.process.generate(orders(), SAMPLING)
-    assert not seat.process.is_alive
+        async with fixture.turn() as session:
+            await session.process.generate(requests(), SAMPLING)
+    assert not session.process.is_alive
 
 
-async def test_what_the_engine_refuses_leaves_it_alive_and_what_nobody_foresaw_does_not(fixture: Fixture) -> None:
+async def test_a_refused_job_leaves_the_engine_alive_and_an_unexpected_error_does_not(fixture: Fixture) -> None:
     fixture.behave("refuse")
-    async with fixture.turn() as seat:
+    async with fixture.turn() as session:
         with pytest.raises(LocalError, match="not enough memory for one row"):
-            await seat.process.generate(orders(), SAMPLING)
-        assert seat.process.is_alive
+            await session.process.generate(requests(), SAMPLING)
+        assert session.process.is_alive
     fixture.behave("raise")
-    async with fixture.turn(OTHER) as seat:
+    async with fixture.turn(OTHER) as session:
         with pytest.raises(LocalError, match="RuntimeError: nobody foresaw this"):
-            await seat.process.generate(orders(), SAMPLING)
+            await session.process.generate(requests(), SAMPLING)
         with pytest.raises(EngineDied):
-            await seat.process.generate(orders(), SAMPLING)
+            await session.process.generate(requests(), SAMPLING)
 
 
 async def test_a_cancelled_caller_leaves_an_engine_that_can_be_asked_again(fixture: Fixture) -> None:
@@ -183,25 +185,25 @@ async def test_a_cancelled_caller_leaves_an_engine_that_can_be_asked_again(fixtu
     began = asyncio.Event()
 
     async def work() -> None:
-        async with fixture.turn() as seat:
-            await seat.process.generate(orders(), long, lambda progress: began.set())
+        async with fixture.turn() as session:
+            await session.process.generate(requests(), long, lambda progress: began.set())
 
     task = asyncio.create_task(work())
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with fixture.turn() as seat:
-        assert len(await seat.process.generate(orders(), SAMPLING)) == 3
+    async with fixture.turn() as session:
+        assert len(await session.process.generate(requests(), SAMPLING)) == 3
     assert fixture.keeper.restarts == 0, "it was not ended for that"
 
 
 async def test_an_engine_ends_with_its_node(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path)
-    async with fixture.turn() as seat:
-        seat.process._input.close()
-        await seat.process._process.wait()
-        assert seat.process._process.returncode == 0
+    async with fixture.turn() as session:
+        session.process._input.close()
+        await session.process._process.wait()
+        assert session.process._process.returncode == 0
     await fixture.keeper.close()
 
 

@@ -211,7 +211,7 @@ def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
 def test_a_report_of_another_version_is_told_as_one() -> None:
     assert render_report(REPORT, render_text) == render_text(REPORT)
     older = {name: value for name, value in REPORT.items() if name != "owner"}
-    with pytest.raises(LocalError, match=r"of another version \(0\.1\.0\) than this command; start it again"):
+    with pytest.raises(LocalError, match=r"another version \(0\.1\.0\) than this command; restart it"):
         render_report(older, render_text)
 
 

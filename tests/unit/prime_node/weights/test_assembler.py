@@ -51,7 +51,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield Scene(Path(name))
 
 
-async def test_every_step_is_built_in_the_room_that_was_made_after_the_one_before(scene: Scene) -> None:
+async def test_every_step_is_built_in_the_folder_preallocated_after_the_last_one(scene: Scene) -> None:
     for step in range(1, STEPS):
         scene.assembler.preallocate_next()
         scene.assembler.preallocate_next()
@@ -63,7 +63,7 @@ async def test_every_step_is_built_in_the_room_that_was_made_after_the_one_befor
         assert len(scene.store.checkpoints()) == 2
 
 
-async def test_room_made_for_another_base_is_used_all_the_same_and_made_anew_when_there_is_time(scene: Scene) -> None:
+async def test_a_folder_preallocated_for_another_base_is_used_and_then_replaced(scene: Scene) -> None:
     scene.assembler.preallocate_next()
     scene.store.checkpoints()
     scene.assembler.build(scene.signed[1:3])
@@ -85,7 +85,7 @@ def copy_of(scene: Scene, step: int) -> Path:
     return draft
 
 
-async def test_a_room_that_was_spoilt_gives_nothing_and_the_base_stays(scene: Scene) -> None:
+async def test_a_damaged_preallocated_folder_fails_the_build_and_keeps_the_base(scene: Scene) -> None:
     scene.assembler.preallocate_next()
     room = scene.store.preallocated_path / MODEL
     if any(room.read_bytes()):
@@ -111,7 +111,9 @@ async def test_a_process_killed_while_it_patched_leaves_nothing_that_counts(scen
     assert scene.read(1) == scene.models[1]
 
 
-async def test_no_room_is_made_where_there_is_none(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_preallocation_leaves_nothing_and_the_build_works_without(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(checkpoint: Path, folder: Path) -> None:
         folder.mkdir()
         raise OSError("no space left")

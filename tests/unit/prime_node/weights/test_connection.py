@@ -49,7 +49,7 @@ async def test_a_body_goes_to_its_place() -> None:
     assert landing.digest == compute_blake3(b"hello")
 
 
-async def test_a_place_without_room_ends_the_request_and_is_not_the_servers_fault() -> None:
+async def test_a_full_disk_ends_the_request_and_is_not_the_servers_fault() -> None:
     def keep(position: int, piece: memoryview) -> None:
         raise OSError(28, "No space left on device")
 
@@ -101,7 +101,7 @@ async def test_nonsense_breaks_the_link_and_nothing_else(reply: bytes) -> None:
         await ask(reply, target=make_memory_writer(bytearray(5)))
 
 
-async def test_bytes_nobody_asked_for_close_the_link() -> None:
+async def test_unrequested_bytes_close_the_connection() -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,7 +146,7 @@ async def test_a_cancelled_request_receives_not_a_byte_more() -> None:
             await link.get("/x", {})
 
 
-async def test_nobody_there_is_said() -> None:
+async def test_a_server_that_does_not_exist_is_reported() -> None:
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()

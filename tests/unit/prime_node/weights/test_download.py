@@ -120,7 +120,7 @@ def test_two_children_of_one_parent_draw_different_shards() -> None:
     assert len(drawn) > 10
 
 
-def test_a_coming_shard_is_asked_for_only_if_nobody_who_can_be_asked_holds_one() -> None:
+def test_a_coming_shard_is_requested_only_if_no_available_parent_holds_one() -> None:
     tree = download(1)
     assert only(FetchShard, meet(tree, has(ANN, coming=(0,)))) == [FetchShard(ANN, 0)]
     tree = download(2)
@@ -267,7 +267,7 @@ def test_the_only_source_is_given_more_time_but_not_for_ever() -> None:
     assert cancelled == [False, False, True]
 
 
-def test_absent_forgets_the_shard_and_blames_nobody() -> None:
+def test_an_absent_shard_is_cleared_and_is_no_failure_of_the_parent() -> None:
     parents = ParentScores()
     tree = download(2, parents=parents)
     shard = only(FetchShard, meet(tree, has(ANN, 0, 1)))[0].shard
@@ -277,7 +277,7 @@ def test_absent_forgets_the_shard_and_blames_nobody() -> None:
     assert only(FetchShard, tree.handle(DownloadTick(), tree.wake_ms)) == [FetchShard(ANN, 1 - shard)]
 
 
-def test_what_we_cancelled_ourselves_is_held_against_nobody() -> None:
+def test_a_transfer_we_cancelled_is_no_failure_of_the_parent() -> None:
     parents = ParentScores()
     tree = download(1, parents=parents)
     meet(tree, has(ANN, 0))
@@ -339,7 +339,7 @@ def test_a_failed_poll_is_repeated_after_a_growing_pause() -> None:
     assert pauses[0] <= LIMITS.backoff_ms < LIMITS.backoff_max_ms / 2 <= pauses[-1] <= LIMITS.backoff_max_ms
 
 
-def test_parents_are_bounded_and_hearsay_displaces_nobody() -> None:
+def test_parents_are_bounded_and_hearsay_evicts_none() -> None:
     tree = download(4)
     shard = only(FetchShard, meet(tree, has(ANN, *range(4))))[0].shard
     crowd = tuple((node(number), 1) for number in range(100, 400))

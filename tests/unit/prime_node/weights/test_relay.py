@@ -89,7 +89,7 @@ class Scene:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def test_the_newest_are_begun_first_and_no_more_than_there_is_room_for() -> None:
+def test_the_newest_versions_start_first_up_to_the_limit() -> None:
     wanted = [announced(step) for step in (5, 4, 3)]
     assert choose_versions(wanted, ()) == wanted[:2]
     assert choose_versions(wanted, [digest_of("manifest 5")]) == [wanted[1]]
@@ -97,7 +97,7 @@ def test_the_newest_are_begun_first_and_no_more_than_there_is_room_for() -> None
     assert choose_versions(wanted, [digest_of(f"manifest {step}") for step in range(3)]) == []
 
 
-async def test_what_is_done_makes_room_and_what_nobody_serves_is_not_begun() -> None:
+async def test_a_finished_fetch_frees_its_slot_and_an_unserved_version_is_not_started() -> None:
     scene = Scene()
     scene.hear(0, 1, 2, 3, servers=(0, 1, 2))
     await scene.clock.pass_ms(1)
@@ -139,7 +139,7 @@ async def test_a_version_that_is_not_wanted_after_all_is_not_asked_for_all_the_t
     await scene.end()
 
 
-async def test_no_room_ends_the_part_with_words() -> None:
+async def test_a_full_disk_ends_the_follower_with_an_error() -> None:
     scene = Scene()
     scene.hear(0)
     await scene.clock.pass_ms(1)

@@ -62,37 +62,39 @@ def open_engine(folder: Path, **settings: Any) -> TorchEngine:
     return engine
 
 
-def make_orders(count: int, seed: int = 0) -> list[GenerateRequest]:
+def make_requests(count: int, seed: int = 0) -> list[GenerateRequest]:
     """Prompts of 1 to 20 tokens."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return [
         GenerateRequest(
             number=number,
-            prompt=dice.integers(0, 32, dice.integers(1, 21)).astype(np.int32),
-            seed=int(dice.integers(0, 2**64, dtype=np.uint64)),
+            prompt=rng.integers(0, 32, rng.integers(1, 21)).astype(np.int32),
+            seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
         )
         for number in range(count)
     ]
 
 
 def generate(
-    engine: TorchEngine, orders: Sequence[GenerateRequest], sampling: Sampling = SAMPLING
+    engine: TorchEngine, requests: Sequence[GenerateRequest], sampling: Sampling = SAMPLING
 ) -> dict[int, Completion]:
-    done = {completion.number: completion for completion in engine.generate(orders, sampling)}
-    assert done.keys() == {order.number for order in orders}
+    done = {completion.number: completion for completion in engine.generate(requests, sampling)}
+    assert done.keys() == {request.number for request in requests}
     return done
 
 
 def read(
-    engine: TorchEngine, texts: Sequence[TokenSequence], sampling: Sampling = SAMPLING
+    engine: TorchEngine, sequences: Sequence[TokenSequence], sampling: Sampling = SAMPLING
 ) -> dict[int, ForwardResult]:
-    readings = {reading.number: reading for reading in engine.read(texts, sampling)}
-    assert readings.keys() == {text.number for text in texts}
-    return readings
+    results = {result.number: result for result in engine.read(sequences, sampling)}
+    assert results.keys() == {sequence.number for sequence in sequences}
+    return results
 
 
-def make_texts(orders: Sequence[GenerateRequest], done: dict[int, Completion]) -> list[TokenSequence]:
-    return [TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
+def make_sequences(requests: Sequence[GenerateRequest], done: dict[int, Completion]) -> list[TokenSequence]:
+    return [
+        TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in requests
+    ]
 
 
 def open_public(folder: Path) -> Any:
@@ -101,59 +103,59 @@ def open_public(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def write_naively(model: Any, order: GenerateRequest, sampling: Sampling) -> tuple[list[int], list[float], Floats]:
+def generate_naively(model: Any, request: GenerateRequest, sampling: Sampling) -> tuple[list[int], list[float], Floats]:
     """One sequence by itself, everything computed anew for each token: tokens, log-probs, hidden states."""
-    tokens, logprobs, states = order.prompt.tolist(), [], []
+    tokens, logprobs, states = request.prompt.tolist(), [], []
     while True:
         with torch.inference_mode():
             seen = model.base_model(torch.tensor([tokens])).last_hidden_state[0, -1:]
             logits = model.lm_head(seen).numpy()
-        position = len(tokens) - len(order.prompt)
+        position = len(tokens) - len(request.prompt)
         token = int(
-            sample_tokens(logits, sampling.temperature, np.array([order.seed], np.uint64), np.array([position]))[0]
+            sample_tokens(logits, sampling.temperature, np.array([request.seed], np.uint64), np.array([position]))[0]
         )
         scores = logits[0] / (sampling.temperature or 1.0)
         logprobs.append(float(scores[token] - np.log(np.exp(scores).sum())))
         states.append(seen.numpy()[0])
         tokens.append(token)
         if token in sampling.eos or position + 1 == sampling.tokens_max:
-            return tokens[len(order.prompt) :], logprobs, np.stack(states)
+            return tokens[len(request.prompt) :], logprobs, np.stack(states)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_writes_and_reads_what_transformers_would(name: str, folders: dict[str, Path]) -> None:
-    engine, public, orders = open_engine(folders[name]), open_public(folders[name]), make_orders(12)
+def test_generates_and_scores_as_transformers_does(name: str, folders: dict[str, Path]) -> None:
+    engine, public, requests = open_engine(folders[name]), open_public(folders[name]), make_requests(12)
     assert isinstance(engine._model, DenseModel), "the fast way is taken"
     sampling = Sampling(temperature=0.9, eos=frozenset({EOS_TOKEN}), tokens_max=36)
-    done = generate(engine, orders, sampling)
-    readings = read(engine, make_texts(orders, done), sampling)
+    done = generate(engine, requests, sampling)
+    results = read(engine, make_sequences(requests, done), sampling)
     assert len({len(completion.tokens) for completion in done.values()}) > 2, "lengths differ"
-    for order in orders:
-        tokens, logprobs, states = write_naively(public, order, sampling)
-        completion, reading = done[order.number], readings[order.number]
+    for request in requests:
+        tokens, logprobs, states = generate_naively(public, request, sampling)
+        completion, result = done[request.number], results[request.number]
         assert completion.tokens.tolist() == tokens
         assert np.abs(completion.logprobs - logprobs).max() < 1e-5
-        assert np.abs(reading.logprobs - logprobs).max() < 1e-5
-        assert reading.margins.max() < 1e-4
-        seen = (reading.hidden_bits.astype(np.uint32) << 16).view(np.float32)
+        assert np.abs(result.logprobs - logprobs).max() < 1e-5
+        assert result.margins.max() < 1e-4
+        seen = (result.hidden_bits.astype(np.uint32) << 16).view(np.float32)
         assert np.abs(seen - states).max() <= np.abs(states).max() / 128, "but for the rounding to bf16"
         close = build_proofs(tensor_to_bits(torch.from_numpy(states).bfloat16()))
-        reports = verify_proofs(close, reading.hidden_bits, seed=Digest(bytes(32)))
+        reports = verify_proofs(close, result.hidden_bits, seed=Digest(bytes(32)))
         assert max(report.mantissa_error_mean for report in reports) < 0.2
 
 
 def test_greedy_takes_the_likeliest_token_and_any_of_the_end_tokens(folders: dict[str, Path]) -> None:
-    engine, public, orders = open_engine(folders["qwen3"]), open_public(folders["qwen3"]), make_orders(10, seed=3)
-    done = generate(engine, orders, GREEDY)
-    for order in orders:
-        tokens, logprobs, _ = write_naively(public, order, GREEDY)
-        assert done[order.number].tokens.tolist() == tokens
-        assert np.abs(done[order.number].logprobs - logprobs).max() < 1e-5
-    assert read(engine, make_texts(orders, done), GREEDY)[0].margins.max() < 1e-5
+    engine, public, requests = open_engine(folders["qwen3"]), open_public(folders["qwen3"]), make_requests(10, seed=3)
+    done = generate(engine, requests, GREEDY)
+    for request in requests:
+        tokens, logprobs, _ = generate_naively(public, request, GREEDY)
+        assert done[request.number].tokens.tolist() == tokens
+        assert np.abs(done[request.number].logprobs - logprobs).max() < 1e-5
+    assert read(engine, make_sequences(requests, done), GREEDY)[0].margins.max() < 1e-5
 
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: TorchEngine) -> None:
-    done = generate(engine, make_orders(40))
+    done = generate(engine, make_requests(40))
     assert {completion.finish for completion in done.values()} == {FinishReason.EOS, FinishReason.LENGTH}
     for completion in done.values():
         ends = np.flatnonzero(completion.tokens == EOS_TOKEN).tolist()
@@ -169,97 +171,100 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit(engine: TorchEngin
 def test_a_completion_does_not_depend_on_who_else_is_in_the_batch(
     batch_max: int, engine: TorchEngine, folders: dict[str, Path]
 ) -> None:
-    orders = make_orders(14, seed=1)
-    one, other = generate(engine, orders), generate(open_engine(folders["qwen2"], batch_max=batch_max), orders[::-1])
+    requests = make_requests(14, seed=1)
+    one, other = (
+        generate(engine, requests),
+        generate(open_engine(folders["qwen2"], batch_max=batch_max), requests[::-1]),
+    )
     for number, completion in one.items():
         assert other[number].tokens.tolist() == completion.tokens.tolist()
         assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_writes_the_same_where_the_kernels_were_not_compiled(
+def test_generates_the_same_without_compiled_kernels(
     name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = make_orders(30, seed=8)
-    one = generate(open_engine(folders[name]), orders)
+    requests = make_requests(30, seed=8)
+    one = generate(open_engine(folders[name]), requests)
     for kernel in ("get_decode_kernel", "get_prefill_kernel"):
         monkeypatch.setattr(f"prime_node.engine.torch.attention.{kernel}", lambda: None)
-    other = generate(open_engine(folders[name]), orders)
+    other = generate(open_engine(folders[name]), requests)
     for number, completion in one.items():
         assert other[number].tokens.tolist() == completion.tokens.tolist()
         assert np.abs(other[number].logprobs - completion.logprobs).max() < 1e-5
 
 
-def test_proofs_hold_against_its_own_reading_and_no_others(engine: TorchEngine) -> None:
-    orders = make_orders(40, seed=2)
-    done = generate(engine, orders)
-    readings = read(engine, make_texts(orders, done))
+def test_proofs_match_its_own_forward_pass_and_no_other(engine: TorchEngine) -> None:
+    requests = make_requests(40, seed=2)
+    done = generate(engine, requests)
+    results = read(engine, make_sequences(requests, done))
     lengths = {len(completion.tokens) for completion in done.values()}
     assert min(lengths) < 32 < max(lengths), "short ones, and ones of several chunks"
     for number, completion in done.items():
         proofs = parse_proofs(completion.proofs, tokens=len(completion.tokens), hidden=64)
-        reports = verify_proofs(proofs, readings[number].hidden_bits, seed=Digest(bytes(32)))
+        reports = verify_proofs(proofs, results[number].hidden_bits, seed=Digest(bytes(32)))
         assert not find_faults(reports, ToplocThresholds(exponent_mismatches_max=4, mantissa_error_mean_max=0.5))
-        other = readings[(number + 1) % 40].hidden_bits
+        other = results[(number + 1) % 40].hidden_bits
         if len(other) == len(completion.tokens):
             assert find_faults(verify_proofs(proofs, other, seed=Digest(bytes(32))), ToplocThresholds())
 
 
-def test_reading_tells_the_margin_of_a_token_that_was_not_drawn(engine: TorchEngine) -> None:
-    (order,) = make_orders(1)
-    (text,) = make_texts([order], generate(engine, [order]))
-    forged = text.output.copy()
+def test_forward_pass_gives_the_margin_of_a_token_that_was_not_drawn(engine: TorchEngine) -> None:
+    (request,) = make_requests(1)
+    (sequence,) = make_sequences([request], generate(engine, [request]))
+    forged = sequence.output.copy()
     forged[-1] = (forged[-1] + 1) % 32
-    changed = TokenSequence(number=0, prompt=text.prompt, output=forged, seed=text.seed)
-    honest, lie = read(engine, [text])[0], read(engine, [changed])[0]
+    changed = TokenSequence(number=0, prompt=sequence.prompt, output=forged, seed=sequence.seed)
+    honest, lie = read(engine, [sequence])[0], read(engine, [changed])[0]
     assert honest.margins.max() < 1e-4
     assert lie.margins[-1] > 0.01
     assert np.abs(lie.margins[:-1]).max() < 1e-4
     assert np.array_equal(honest.hidden_bits, lie.hidden_bits), "what was drawn comes after what it was drawn from"
 
 
-def test_reading_tells_how_likely_the_end_was(engine: TorchEngine, folders: dict[str, Path]) -> None:
-    public, (order,) = open_public(folders["qwen2"]), make_orders(1, seed=9)
-    (text,) = make_texts([order], generate(engine, [order]))
-    tokens = torch.tensor(np.concatenate((text.prompt, text.output))).long()[None]
+def test_forward_pass_gives_the_end_tokens_log_prob(engine: TorchEngine, folders: dict[str, Path]) -> None:
+    public, (request,) = open_public(folders["qwen2"]), make_requests(1, seed=9)
+    (sequence,) = make_sequences([request], generate(engine, [request]))
+    tokens = torch.tensor(np.concatenate((sequence.prompt, sequence.output))).long()[None]
     with torch.inference_mode():
-        logprobs = public(tokens).logits[0, len(text.prompt) - 1 : -1].div(2.0).log_softmax(-1)
+        logprobs = public(tokens).logits[0, len(sequence.prompt) - 1 : -1].div(2.0).log_softmax(-1)
     cooler = Sampling(temperature=2.0, eos=frozenset({4, EOS_TOKEN}), tokens_max=70)
     wanted = logprobs[:, [4, EOS_TOKEN]].amax(dim=1).numpy()
-    assert np.abs(read(engine, [text], cooler)[0].eos_logprobs - wanted).max() < 1e-5
+    assert np.abs(read(engine, [sequence], cooler)[0].eos_logprobs - wanted).max() < 1e-5
     endless = Sampling(temperature=2.0, eos=frozenset(), tokens_max=70)
-    assert np.isfinite(read(engine, [text], endless)[0].eos_logprobs).all()
+    assert np.isfinite(read(engine, [sequence], endless)[0].eos_logprobs).all()
 
 
-def test_reading_a_large_vocabulary_in_pieces_changes_nothing(
+def test_scoring_a_large_vocabulary_in_pieces_changes_nothing(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = make_orders(6, seed=4)
-    texts = make_texts(orders, generate(engine, orders))
-    whole = read(engine, texts)
+    requests = make_requests(6, seed=4)
+    sequences = make_sequences(requests, generate(engine, requests))
+    whole = read(engine, sequences)
     monkeypatch.setattr("prime_node.engine.torch.forward.LOGITS_MAX", 7 * 32)
-    for number, reading in read(engine, texts).items():
-        assert np.array_equal(reading.hidden_bits, whole[number].hidden_bits)
-        assert np.abs(reading.margins - whole[number].margins).max() < 1e-4
-        assert np.abs(reading.logprobs - whole[number].logprobs).max() < 1e-5
+    for number, result in read(engine, sequences).items():
+        assert np.array_equal(result.hidden_bits, whole[number].hidden_bits)
+        assert np.abs(result.margins - whole[number].margins).max() < 1e-4
+        assert np.abs(result.logprobs - whole[number].logprobs).max() < 1e-5
 
 
-def test_stops_as_soon_as_nobody_wants_it(engine: TorchEngine) -> None:
+def test_stops_as_soon_as_the_job_is_not_wanted(engine: TorchEngine) -> None:
     wanted = iter([True] * 30)
-    done = list(engine.generate(make_orders(40), SAMPLING, lambda: next(wanted, False)))
+    done = list(engine.generate(make_requests(40), SAMPLING, lambda: next(wanted, False)))
     assert 0 < len(done) < 20
-    assert len(generate(engine, make_orders(3))) == 3, "and goes on with other work"
+    assert len(generate(engine, make_requests(3))) == 3, "and goes on with other work"
 
 
 def test_bfloat16_is_close_to_float32(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prime_node.engine.torch.device.has_bf16", lambda device: True)
     half, full = open_engine(folders["llama"], precision="bfloat16"), open_engine(folders["llama"])
     assert half.facts.precision == "bfloat16"
-    orders = make_orders(6, seed=5)
-    done = generate(half, orders)
-    for number, reading in read(full, make_texts(orders, done)).items():
-        assert reading.margins.max() < 0.1
-        assert np.abs(reading.logprobs - done[number].logprobs).max() < 0.1
+    requests = make_requests(6, seed=5)
+    done = generate(half, requests)
+    for number, result in read(full, make_sequences(requests, done)).items():
+        assert result.margins.max() < 0.1
+        assert np.abs(result.logprobs - done[number].logprobs).max() < 0.1
 
 
 def test_facts_say_what_is_loaded(folders: dict[str, Path]) -> None:
@@ -267,7 +272,7 @@ def test_facts_say_what_is_loaded(folders: dict[str, Path]) -> None:
     with pytest.raises(LocalError, match="no checkpoint is loaded"):
         _ = engine.facts
     with pytest.raises(LocalError, match="no checkpoint is loaded"):
-        list(engine.generate(make_orders(1), SAMPLING))
+        list(engine.generate(make_requests(1), SAMPLING))
     engine.load(folders["mistral"])
     assert (engine.facts.engine, engine.facts.device) == ("torch", "cpu")
     assert (engine.facts.hidden, engine.facts.vocabulary, engine.facts.context_max) == (64, 32, 2048)
@@ -282,21 +287,21 @@ def test_facts_say_what_is_loaded(folders: dict[str, Path]) -> None:
         ([1], 2048, "is 2048 tokens"),
     ],
 )
-def test_orders_that_the_model_cannot_answer_are_refused(
+def test_requests_that_the_model_cannot_answer_are_refused(
     engine: TorchEngine, prompt: list[int], tokens_max: int, problem: str
 ) -> None:
-    order = GenerateRequest(number=0, prompt=np.array(prompt, np.int32), seed=0)
+    request = GenerateRequest(number=0, prompt=np.array(prompt, np.int32), seed=0)
     with pytest.raises(LocalError, match=problem):
-        list(engine.generate([order], Sampling(temperature=1.0, eos=frozenset(), tokens_max=tokens_max)))
+        list(engine.generate([request], Sampling(temperature=1.0, eos=frozenset(), tokens_max=tokens_max)))
 
 
 @pytest.mark.parametrize(("prompt", "output"), [([], [1]), ([1], []), ([1], [32]), ([-1], [1]), ([1], [1] * 2048)])
-def test_texts_that_no_model_could_have_written_are_their_authors_fault(
+def test_sequences_that_no_model_could_have_generated_are_the_workers_fault(
     engine: TorchEngine, prompt: list[int], output: list[int]
 ) -> None:
-    text = TokenSequence(number=7, prompt=np.array(prompt, np.int32), output=np.array(output, np.int32), seed=0)
+    sequence = TokenSequence(number=7, prompt=np.array(prompt, np.int32), output=np.array(output, np.int32), seed=0)
     with pytest.raises(RemoteError, match=r"rows\[7\]"):
-        list(engine.read([text], SAMPLING))
+        list(engine.read([sequence], SAMPLING))
 
 
 def test_nothing_to_do_is_no_work(engine: TorchEngine) -> None:
@@ -307,11 +312,11 @@ def test_nothing_to_do_is_no_work(engine: TorchEngine) -> None:
 def test_configurations_of_other_ways_are_not_taken_for_the_dense_family(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     folder = make_tiny_checkpoint(tmp_path, family="llama", rope=yarn)
-    engine, public, orders = open_engine(folder), open_public(folder), make_orders(3, seed=6)
+    engine, public, requests = open_engine(folder), open_public(folder), make_requests(3, seed=6)
     assert not isinstance(engine._model, DenseModel)
-    done = generate(engine, orders)
-    for order in orders:
-        assert done[order.number].tokens.tolist() == write_naively(public, order, SAMPLING)[0]
+    done = generate(engine, requests)
+    for request in requests:
+        assert done[request.number].tokens.tolist() == generate_naively(public, request, SAMPLING)[0]
 
 
 def test_older_configurations_say_the_same_in_other_words(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -320,6 +325,6 @@ def test_older_configurations_say_the_same_in_other_words(tmp_path: Path, folder
     rope = config.pop("rope_parameters")
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
     (folder / "config.json").write_text(json.dumps(config))
-    orders = make_orders(4, seed=7)
-    one, other = generate(open_engine(folder), orders), generate(open_engine(folders["llama"]), orders)
+    requests = make_requests(4, seed=7)
+    one, other = generate(open_engine(folder), requests), generate(open_engine(folders["llama"]), requests)
     assert all(np.array_equal(one[number].logprobs, other[number].logprobs) for number in one)

@@ -34,22 +34,22 @@ def open_engine(folder: Path, **settings: Any) -> TorchEngine:
     return engine
 
 
-def make_orders(count: int) -> list[GenerateRequest]:
-    dice = np.random.default_rng(1)
+def make_requests(count: int) -> list[GenerateRequest]:
+    rng = np.random.default_rng(1)
     return [
-        GenerateRequest(number=number, prompt=dice.integers(0, 32, dice.integers(1, 9)).astype(np.int32), seed=number)
+        GenerateRequest(number=number, prompt=rng.integers(0, 32, rng.integers(1, 9)).astype(np.int32), seed=number)
         for number in range(count)
     ]
 
 
-def test_goes_on_with_fewer_at_once_and_writes_the_same(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_batch_and_changes_no_output(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Eight rows of 64 tokens fit, longer ones do not: it shrinks at once, and again in the midst of writing."""
     free, short = open_engine(folder), open_engine(folder, cache_bytes=8 * ROW_BYTES)
-    orders = make_orders(24)
-    wanted = {completion.number: completion for completion in free.generate(orders, SAMPLING)}
+    requests = make_requests(24)
+    wanted = {completion.number: completion for completion in free.generate(requests, SAMPLING)}
     assert max(len(completion.tokens) for completion in wanted.values()) == 150
     with caplog.at_level(logging.WARNING):
-        got = {completion.number: completion for completion in short.generate(orders, SAMPLING)}
+        got = {completion.number: completion for completion in short.generate(requests, SAMPLING)}
     rooms = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
     assert rooms[0] == 8
     assert len(rooms) >= 3
@@ -57,33 +57,35 @@ def test_goes_on_with_fewer_at_once_and_writes_the_same(folder: Path, caplog: py
     for number, completion in wanted.items():
         assert got[number].tokens.tolist() == completion.tokens.tolist()
         assert np.abs(got[number].logprobs - completion.logprobs).max() < 1e-5
-    texts = [
-        TokenSequence(number=order.number, prompt=order.prompt, output=got[order.number].tokens, seed=order.seed)
-        for order in orders
+    sequences = [
+        TokenSequence(
+            number=request.number, prompt=request.prompt, output=got[request.number].tokens, seed=request.seed
+        )
+        for request in requests
     ]
-    for reading in free.read(texts, SAMPLING):
-        proofs = parse_proofs(got[reading.number].proofs, tokens=len(reading.margins), hidden=64)
-        assert not find_faults(verify_proofs(proofs, reading.hidden_bits, seed=Digest(bytes(32))), ToplocThresholds())
+    for result in free.read(sequences, SAMPLING):
+        proofs = parse_proofs(got[result.number].proofs, tokens=len(result.margins), hidden=64)
+        assert not find_faults(verify_proofs(proofs, result.hidden_bits, seed=Digest(bytes(32))), ToplocThresholds())
     caplog.clear()
-    assert len(list(short.generate(orders[:6], SAMPLING))) == 6
+    assert len(list(short.generate(requests[:6], SAMPLING))) == 6
     assert not caplog.records, "it remembers"
 
 
 def test_a_single_sequence_that_does_not_fit_is_an_error_that_says_what_to_do(folder: Path) -> None:
     engine = open_engine(folder, cache_bytes=ROW_BYTES)
     with pytest.raises(LocalError, match=r"single sequence: a cache of 1 rows of 128 tokens .* use another device"):
-        list(engine.generate(make_orders(4), SAMPLING))
+        list(engine.generate(make_requests(4), SAMPLING))
     short = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=40)
-    assert len(list(engine.generate(make_orders(4), short))) == 4
+    assert len(list(engine.generate(make_requests(4), short))) == 4
 
 
-def test_reads_fewer_texts_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_forward_pass_halves_its_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, sizes = open_engine(folder), []
-    texts = [
+    sequences = [
         TokenSequence(number=n, prompt=np.ones(2, np.int32), output=np.full(9 + n, 5, np.int32), seed=n)
         for n in range(9)
     ]
-    wanted = {reading.number: reading.margins.tolist() for reading in engine.read(texts, SAMPLING)}
+    wanted = {result.number: result.margins.tolist() for result in engine.read(sequences, SAMPLING)}
     read = DenseModel.read
 
     def read_few(self: DenseModel, sequences: Any, firsts: Any) -> Any:
@@ -93,7 +95,7 @@ def test_reads_fewer_texts_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         return read(self, sequences, firsts)
 
     monkeypatch.setattr(DenseModel, "read", read_few)
-    got = {reading.number: reading.margins.tolist() for reading in engine.read(texts, SAMPLING)}
+    got = {result.number: result.margins.tolist() for result in engine.read(sequences, SAMPLING)}
     assert got.keys() == wanted.keys()
     assert all(np.allclose(got[number], wanted[number], atol=1e-4) for number in got)
     assert max(sizes) == 2
@@ -103,7 +105,7 @@ def test_reads_fewer_texts_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(DenseModel, "read", read_none)
     with pytest.raises(LocalError, match="reading one text of 11 tokens"):
-        list(engine.read(texts, SAMPLING))
+        list(engine.read(sequences, SAMPLING))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +116,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(folder: Path, monkeypat
 
     monkeypatch.setattr(DenseModel, "get_logits", break_down)
     with pytest.raises(RuntimeError, match="a bug"):
-        list(engine.generate(make_orders(2), SAMPLING))
+        list(engine.generate(make_requests(2), SAMPLING))
     with pytest.raises(RuntimeError, match="a bug"):
         list(
             engine.read(

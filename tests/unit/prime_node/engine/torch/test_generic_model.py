@@ -58,10 +58,10 @@ def open_engine(folder: Path, **settings: Any) -> TorchEngine:
     return engine
 
 
-def make_orders(count: int) -> list[GenerateRequest]:
-    dice = np.random.default_rng(0)
+def make_requests(count: int) -> list[GenerateRequest]:
+    rng = np.random.default_rng(0)
     return [
-        GenerateRequest(number=number, prompt=dice.integers(0, 32, 1 + number % 3).astype(np.int32), seed=number)
+        GenerateRequest(number=number, prompt=rng.integers(0, 32, 1 + number % 3).astype(np.int32), seed=number)
         for number in range(count)
     ]
 
@@ -69,40 +69,42 @@ def make_orders(count: int) -> list[GenerateRequest]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reads_what_transformers_computes_and_what_it_wrote_itself(kind: str, tmp_path: Path) -> None:
     folder = save_kind(tmp_path, kind)
-    engine, orders = open_engine(folder), make_orders(10)
-    done = {completion.number: completion for completion in engine.generate(orders, SAMPLING)}
+    engine, requests = open_engine(folder), make_requests(10)
+    done = {completion.number: completion for completion in engine.generate(requests, SAMPLING)}
     assert len({len(completion.tokens) for completion in done.values()}) > 2, "some leave before others"
-    texts = [TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in orders]
+    sequences = [
+        TokenSequence(number=o.number, prompt=o.prompt, output=done[o.number].tokens, seed=o.seed) for o in requests
+    ]
     public = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for reading in engine.read(texts, SAMPLING):
-        text, completion = texts[reading.number], done[reading.number]
-        tokens = torch.tensor(np.concatenate((text.prompt, text.output))).long()
+    for result in engine.read(sequences, SAMPLING):
+        sequence, completion = sequences[result.number], done[result.number]
+        tokens = torch.tensor(np.concatenate((sequence.prompt, sequence.output))).long()
         with torch.inference_mode():
-            logprobs = public(tokens[None], use_cache=False).logits[0, len(text.prompt) - 1 : -1].log_softmax(-1)
-        wanted = logprobs.gather(1, tokens[len(text.prompt) :, None])[:, 0].numpy()
-        assert np.abs(reading.logprobs - wanted).max() < 1e-4
+            logprobs = public(tokens[None], use_cache=False).logits[0, len(sequence.prompt) - 1 : -1].log_softmax(-1)
+        wanted = logprobs.gather(1, tokens[len(sequence.prompt) :, None])[:, 0].numpy()
+        assert np.abs(result.logprobs - wanted).max() < 1e-4
         assert np.abs(completion.logprobs - wanted).max() < 1e-4
-        assert reading.margins.max() < 1e-3
-        proofs = parse_proofs(completion.proofs, tokens=len(text.output), hidden=64)
-        assert not find_faults(verify_proofs(proofs, reading.hidden_bits, seed=Digest(bytes(32))), ToplocThresholds())
+        assert result.margins.max() < 1e-3
+        proofs = parse_proofs(completion.proofs, tokens=len(sequence.output), hidden=64)
+        assert not find_faults(verify_proofs(proofs, result.hidden_bits, seed=Digest(bytes(32))), ToplocThresholds())
 
 
 def test_weights_are_swapped_in_place(gpt2: Path, tmp_path: Path) -> None:
-    engine, orders = open_engine(gpt2), make_orders(3)
+    engine, requests = open_engine(gpt2), make_requests(3)
     assert isinstance(engine._model, GenericModel)
     storages = [place.data_ptr() for place in engine._model._model.parameters()]
     other = save_kind(tmp_path, "gpt2", seed=1)
-    first = {completion.number: completion.logprobs.tolist() for completion in engine.generate(orders, SAMPLING)}
+    first = {completion.number: completion.logprobs.tolist() for completion in engine.generate(requests, SAMPLING)}
     engine.load(other)
-    second = {completion.number: completion.logprobs.tolist() for completion in engine.generate(orders, SAMPLING)}
-    fresh = {c.number: c.logprobs.tolist() for c in open_engine(other).generate(orders, SAMPLING)}
+    second = {completion.number: completion.logprobs.tolist() for completion in engine.generate(requests, SAMPLING)}
+    fresh = {c.number: c.logprobs.tolist() for c in open_engine(other).generate(requests, SAMPLING)}
     assert second == fresh != first
     assert [place.data_ptr() for place in engine._model._model.parameters()] == storages
 
 
 def test_tensors_that_do_not_fit_leave_the_loaded_ones(gpt2: Path, tmp_path: Path) -> None:
-    engine, orders = open_engine(gpt2), make_orders(2)
-    first = [completion.logprobs.tolist() for completion in engine.generate(orders, SAMPLING)]
+    engine, requests = open_engine(gpt2), make_requests(2)
+    first = [completion.logprobs.tolist() for completion in engine.generate(requests, SAMPLING)]
     for name, tensor in (
         ("transformer.h.0.attn.c_proj.weight", None),
         ("transformer.h.0.attn.c_proj.weight", torch.zeros(3, 3)),
@@ -113,17 +115,17 @@ def test_tensors_that_do_not_fit_leave_the_loaded_ones(gpt2: Path, tmp_path: Pat
         save_file({key: value for key, value in tensors.items() if value is not None}, other / "model.safetensors")
         with pytest.raises(LocalError, match=f"does not fit: .*{name}"):
             engine.load(other)
-    assert [completion.logprobs.tolist() for completion in engine.generate(orders, SAMPLING)] == first
+    assert [completion.logprobs.tolist() for completion in engine.generate(requests, SAMPLING)] == first
 
 
 def test_goes_on_with_fewer_at_once_where_memory_is_short(gpt2: Path) -> None:
-    orders = make_orders(20)
+    requests = make_requests(20)
     wanted = {
-        completion.number: completion.tokens.tolist() for completion in open_engine(gpt2).generate(orders, SAMPLING)
+        completion.number: completion.tokens.tolist() for completion in open_engine(gpt2).generate(requests, SAMPLING)
     }
     # A token takes 1 KiB: 64 keys and 64 values in each of two layers.
     short = open_engine(gpt2, cache_bytes=45 * 1024)
-    got = {completion.number: completion.tokens.tolist() for completion in short.generate(orders, SAMPLING)}
+    got = {completion.number: completion.tokens.tolist() for completion in short.generate(requests, SAMPLING)}
     assert got == wanted
     assert short._batch_limit < 8
 
@@ -152,7 +154,7 @@ def test_an_architecture_that_keeps_neither_keys_nor_a_known_state_is_refused(tm
     folder = save_kind(tmp_path, "rwkv")
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LocalError, match="RwkvModel keeps no cache that this engine knows; set the engine to vllm"):
+    with pytest.raises(LocalError, match="RwkvModel takes no cache that this engine supports; set the engine to vllm"):
         TorchEngine(device="cpu").load(folder)
 
 
