@@ -31,7 +31,7 @@ contract Court is ICourt, EIP712 {
         "VerdictReceipt(string network,string run,bytes32 submission,address validator,uint64 outcome,bytes32 evidence)"
     );
     /// @notice Number of the outcome in a VerdictReceipt that says: provably dishonest.
-    uint64 public constant HARD = 2;
+    uint64 public constant FRAUDULENT = 2;
 
     StakeVault private immutable _vault;
     RewardPool private immutable _pool;
@@ -65,8 +65,8 @@ contract Court is ICourt, EIP712 {
     ) external returns (bytes32 submission) {
         // checks
         submission = _checkReceipt(run, receipt);
-        LogEntry.Letter memory letter = _letter(run, entry);
-        uint48 anchoredAt = _checkLogged(run, LogEntry.slashProposed(submission, evidence, letter), entry);
+        LogEntry.Payload memory payload = _payload(run, entry);
+        uint48 anchoredAt = _checkLogged(run, LogEntry.slashProposed(submission, evidence, payload), entry);
         IRunRegistry.Terms memory terms = _registry.termsAt(run, anchoredAt);
         if (block.timestamp > uint256(anchoredAt) + terms.slashWindow) {
             revert SlashTooLate(anchoredAt, uint256(anchoredAt) + terms.slashWindow);
@@ -132,11 +132,11 @@ contract Court is ICourt, EIP712 {
         _checkInTime(submission, slash);
         if (keccak256(abi.encodePacked(judges)) != slash.judges) revert JudgesDiffer(submission);
         bytes32 run = slash.run;
-        bool isHard = _checkVerdicts(run, submission, verdicts);
-        uint48 anchoredAt = _checkEnded(run, submission, isHard, entry);
+        bool isFraudulent = _checkVerdicts(run, submission, verdicts);
+        uint48 anchoredAt = _checkEnded(run, submission, isFraudulent, entry);
         IRunRegistry.Terms memory terms = _registry.termsAt(run, slash.anchoredAt);
         _checkOthers(judges, _checkJudges(slash.node, verdicts, terms, anchoredAt));
-        if (isHard) _execute(submission, terms);
+        if (isFraudulent) _execute(submission, terms);
         else _refund(submission);
     }
 
@@ -276,14 +276,14 @@ contract Court is ICourt, EIP712 {
         view
         returns (uint48)
     {
-        LogEntry.Letter memory letter = _letter(run, entry);
+        LogEntry.Payload memory payload = _payload(run, entry);
         bytes memory expected =
-            isExecuted ? LogEntry.slashExecuted(submission, letter) : LogEntry.slashOverturned(submission, letter);
+            isExecuted ? LogEntry.slashExecuted(submission, payload) : LogEntry.slashOverturned(submission, payload);
         return _checkLogged(run, expected, entry);
     }
 
-    function _letter(bytes32 run, LoggedEntry calldata entry) private view returns (LogEntry.Letter memory) {
-        return LogEntry.Letter({
+    function _payload(bytes32 run, LoggedEntry calldata entry) private view returns (LogEntry.Payload memory) {
+        return LogEntry.Payload({
             issuedAtMs: entry.issuedAtMs,
             expiresAtMs: entry.expiresAtMs,
             network: _registry.network(),
@@ -305,20 +305,20 @@ contract Court is ICourt, EIP712 {
         return head.anchoredAt;
     }
 
-    /// @dev Sorted, so each speaks once; signed; of one mind. Whether they say hard.
+    /// @dev Sorted, so each speaks once; signed; of one mind. Whether they say fraudulent.
     function _checkVerdicts(bytes32 run, bytes32 submission, Verdict[] calldata verdicts)
         private
         view
-        returns (bool isHard)
+        returns (bool isFraudulent)
     {
         address last = address(0);
-        isHard = verdicts.length != 0 && verdicts[0].outcome == HARD;
+        isFraudulent = verdicts.length != 0 && verdicts[0].outcome == FRAUDULENT;
         for (uint256 i = 0; i < verdicts.length; i++) {
             Verdict calldata verdict = verdicts[i];
             if (verdict.validator <= last) revert VerdictsNotSorted(verdict.validator);
             last = verdict.validator;
-            bool isKnown = verdict.outcome <= HARD;
-            if (!isKnown || (verdict.outcome == HARD) != isHard) {
+            bool isKnown = verdict.outcome <= FRAUDULENT;
+            if (!isKnown || (verdict.outcome == FRAUDULENT) != isFraudulent) {
                 revert WrongOutcome(verdict.validator, verdict.outcome);
             }
             address signer = ECDSA.recover(_verdictDigest(run, submission, verdict), verdict.signature);

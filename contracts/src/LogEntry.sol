@@ -3,11 +3,11 @@ pragma solidity 0.8.37;
 
 /// @title Reading the coordinator's entries in a leaf of the log
 /// @notice The log's encoding is canonical msgpack: one byte string per value. So nothing is parsed here: the bytes that must stand in the
-/// leaf are built from what is claimed, and compared. They run from the last fields of the entry's body to the letter's sender,
+/// leaf are built from what is claimed, and compared. They run from the last fields of the entry's body to the payload's sender,
 /// about 200 bytes that no name, text or digest of another entry can hold.
 library LogEntry {
     /// @notice Who says it, to whom, and when.
-    struct Letter {
+    struct Payload {
         uint64 issuedAtMs;
         uint64 expiresAtMs;
         string network;
@@ -16,23 +16,23 @@ library LogEntry {
     }
 
     /// @notice End of a SlashProposed entry: `amount_nano` comes before and is not looked at; the terms say how much.
-    function slashProposed(bytes32 submission, bytes32 evidence, Letter memory letter)
+    function slashProposed(bytes32 submission, bytes32 evidence, Payload memory payload)
         internal
         pure
         returns (bytes memory)
     {
         bytes memory body = abi.encodePacked(hex"a865766964656e6365c420", evidence, _submission(submission));
-        return abi.encodePacked(body, _letter("SlashProposed", letter));
+        return abi.encodePacked(body, _payload("SlashProposed", payload));
     }
 
     /// @notice A SlashExecuted entry.
-    function slashExecuted(bytes32 submission, Letter memory letter) internal pure returns (bytes memory) {
-        return abi.encodePacked(hex"81", _submission(submission), _letter("SlashExecuted", letter));
+    function slashExecuted(bytes32 submission, Payload memory payload) internal pure returns (bytes memory) {
+        return abi.encodePacked(hex"81", _submission(submission), _payload("SlashExecuted", payload));
     }
 
     /// @notice A SlashOverturned entry.
-    function slashOverturned(bytes32 submission, Letter memory letter) internal pure returns (bytes memory) {
-        return abi.encodePacked(hex"81", _submission(submission), _letter("SlashOverturned", letter));
+    function slashOverturned(bytes32 submission, Payload memory payload) internal pure returns (bytes memory) {
+        return abi.encodePacked(hex"81", _submission(submission), _payload("SlashOverturned", payload));
     }
 
     /// @notice Whether the leaf holds these bytes at that place.
@@ -45,13 +45,14 @@ library LogEntry {
         return abi.encodePacked(_text("submission"), hex"c420", submission);
     }
 
-    /// @dev The fields of a letter after its body, in the order of their names, up to the sender.
-    function _letter(string memory kind, Letter memory letter) private pure returns (bytes memory) {
+    /// @dev The fields of a payload after its body, in the order of their names, up to the sender.
+    function _payload(string memory kind, Payload memory payload) private pure returns (bytes memory) {
         bytes memory times = abi.encodePacked(
-            _text("expires_at_ms"), _number(letter.expiresAtMs), _text("issued_at_ms"), _number(letter.issuedAtMs)
+            _text("expires_at_ms"), _number(payload.expiresAtMs), _text("issued_at_ms"), _number(payload.issuedAtMs)
         );
-        bytes memory names = abi.encodePacked(_text("network"), _text(letter.network), _text("run"), _text(letter.run));
-        return abi.encodePacked(times, _text("kind"), _text(kind), names, _text("sender"), hex"c414", letter.sender);
+        bytes memory names =
+            abi.encodePacked(_text("network"), _text(payload.network), _text("run"), _text(payload.run));
+        return abi.encodePacked(times, _text("kind"), _text(kind), names, _text("sender"), hex"c414", payload.sender);
     }
 
     /// @dev msgpack string; names have at most 40 bytes.

@@ -96,13 +96,13 @@ contract Handler is Network {
         appeal(submission, slash.node);
     }
 
-    function judge(uint256 which, bool isHard) public {
+    function judge(uint256 which, bool isFraudulent) public {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
         if (slash.status != ICourt.SlashStatus.Appealed || isFrozen) return;
         bool isInTime = block.timestamp < slash.judgeUntil;
-        entry = loggedEnd(submission, isHard ? "SlashExecuted" : "SlashOverturned");
-        ICourt.Verdict[] memory same = verdictsOf(submission, isHard ? 2 : 0, 0, 3);
-        ICourt.Verdict[] memory others = verdictsOf(submission, isHard ? 2 : 0, 3, 3);
+        entry = loggedEnd(submission, isFraudulent ? "SlashExecuted" : "SlashOverturned");
+        ICourt.Verdict[] memory same = verdictsOf(submission, isFraudulent ? 2 : 0, 0, 3);
+        ICourt.Verdict[] memory others = verdictsOf(submission, isFraudulent ? 2 : 0, 3, 3);
         address[] memory judges = judgesFrom(0, 3);
         note(!attempt(abi.encodeCall(court.judge, (submission, judges, same, entry))), "judged by the same quorum");
         bool isDone = attempt(abi.encodeCall(court.judge, (submission, judges, others, entry)));

@@ -13,13 +13,13 @@ contract Reader {
 contract LogEntryTest is Network {
     Reader internal reader = new Reader();
 
-    function letterAt(uint64 issuedAtMs, string memory run) internal view returns (LogEntry.Letter memory) {
-        return LogEntry.Letter(issuedAtMs, 0, NETWORK, run, operator);
+    function payloadAt(uint64 issuedAtMs, string memory run) internal view returns (LogEntry.Payload memory) {
+        return LogEntry.Payload(issuedAtMs, 0, NETWORK, run, operator);
     }
 
     /// @dev The bytes of the number after the name of its field.
     function numberOf(uint64 number, uint256 length) internal view returns (bytes memory found) {
-        bytes memory entry = LogEntry.slashExecuted(bytes32(0), letterAt(number, RUN_NAME));
+        bytes memory entry = LogEntry.slashExecuted(bytes32(0), payloadAt(number, RUN_NAME));
         // 1 + 11 + 2 + 32 of the body, 14 + 1 of expires_at_ms, 13 of the name
         found = new bytes(length);
         for (uint256 i = 0; i < length; i++) {
@@ -40,8 +40,8 @@ contract LogEntryTest is Network {
     }
 
     function test_longNamesHaveTheirLengthBefore() public view {
-        bytes memory short = LogEntry.slashOverturned(bytes32(0), letterAt(1, "a-name-with-thirty-one-letters-"));
-        bytes memory long = LogEntry.slashOverturned(bytes32(0), letterAt(1, "a-name-with-thirty-two-letters-x"));
+        bytes memory short = LogEntry.slashOverturned(bytes32(0), payloadAt(1, "a-name-with-thirty-one-letters-"));
+        bytes memory long = LogEntry.slashOverturned(bytes32(0), payloadAt(1, "a-name-with-thirty-two-letters-x"));
         assertEq(long.length, short.length + 2); // one more letter, one more byte of length
         bytes memory tail =
             abi.encodePacked(hex"d920", "a-name-with-thirty-two-letters-x", hex"a673656e646572c414", operator);

@@ -178,7 +178,7 @@ abstract contract Network is Test {
         logAnchor.anchor(RUN, size, root, lastRoot, proof, headSignature(size, root));
     }
 
-    /// @dev A record as the log writes it: at_ms, then the frame with its signature and letter. See docs/protocol/envelope.md.
+    /// @dev A record as the log writes it: at_ms, then the frame with its signature and payload. See docs/protocol/envelope.md.
     function recordOf(bytes memory head, bytes memory body, string memory kind) internal view returns (bytes memory) {
         bytes memory end = abi.encodePacked(
             hex"ad657870697265735f61745f6d73cf0000019000000000", // expires_at_ms
@@ -224,7 +224,7 @@ abstract contract Network is Test {
         return logged("signature", bytes.concat(hex"81aa7375626d697373696f6ec420", submission), kind);
     }
 
-    /// @dev Everything a proposal needs, made and sent. The first three judges say hard.
+    /// @dev Everything a proposal needs, made and sent. The first three judges say fraudulent.
     function propose(uint256 workerKey) internal returns (bytes32 submission) {
         ICourt.Receipt memory receipt = receiptOf(workerKey);
         submission = court.submissionOf(RUN, receipt);

@@ -27,7 +27,7 @@ interface ICourt {
         bytes signature;
     }
 
-    /// @notice A validator's VerdictReceipt without names and submission. Outcome: 0 accept, 1 soft, 2 hard.
+    /// @notice A validator's VerdictReceipt without names and submission. Outcome: 0 accept, 1 invalid, 2 fraudulent.
     struct Verdict {
         address validator;
         uint64 outcome;
@@ -39,8 +39,8 @@ interface ICourt {
     struct LoggedEntry {
         bytes leaf; // the log's record, as in a mirror
         uint32 offset; // where in the leaf the entry's last fields begin; see LogEntry.sol
-        uint64 issuedAtMs; // of the letter
-        uint64 expiresAtMs; // of the letter
+        uint64 issuedAtMs; // of the payload
+        uint64 expiresAtMs; // of the payload
         uint64 index; // of the leaf
         uint64 size; // of the first anchored head that covers it
         bytes32[] proof; // inclusion
@@ -97,7 +97,7 @@ interface ICourt {
     error JudgementTooLate(bytes32 submission, uint48 judgeUntil);
     error RunFrozen(bytes32 run);
 
-    /// @notice Anyone: open a slash. Rests on the worker's receipt, hard verdicts of a quorum (sorted by validator, no owner twice, none
+    /// @notice Anyone: open a slash. Rests on the worker's receipt, fraudulent verdicts of a quorum (sorted by validator, no owner twice, none
     /// of the accused's owner), of which one names the evidence, and the coordinator's SlashProposed entry in the anchored log.
     /// The stake is in escrow from here on.
     function propose(
@@ -111,8 +111,8 @@ interface ICourt {
     /// @notice The accused node or its owner, inside the window: look again. Takes the bond from the caller.
     function appeal(bytes32 submission) external;
 
-    /// @notice Anyone, inside the judgement window: decide an appeal by a quorum of others. All hard, with the log's SlashExecuted:
-    /// the slash is executed. None hard, with the log's SlashOverturned: it is refunded.
+    /// @notice Anyone, inside the judgement window: decide an appeal by a quorum of others. All fraudulent, with the log's SlashExecuted:
+    /// the slash is executed. None fraudulent, with the log's SlashOverturned: it is refunded.
     /// @param judges the list in the slash's SlashProposed event
     function judge(
         bytes32 submission,
