@@ -98,7 +98,7 @@ class WorkStatus:
 
 @dataclass(slots=True)
 class Holds:
-    """Who wants no more work to be taken, and why. It outlives the agent, which is told again after a restart."""
+    """Who wants the node to take no more work, and why. It outlives the agent, which gets it again after a restart."""
 
     reasons: dict[str, str] = field(default_factory=dict)
     is_draining: bool = False
@@ -164,7 +164,7 @@ class AgentRunner:
         self._events.put_nowait(event)
 
     def hold(self, reason: str, by: str = "owner") -> None:
-        """Takes no more work while anybody gives a reason. An empty reason withdraws one's own."""
+        """Takes no more work while any party has a reason. An empty reason withdraws that of `by`."""
         before = self.holds.reason
         self.holds.reasons[by] = reason
         if self.holds.reason != before:
@@ -172,7 +172,7 @@ class AgentRunner:
             self.post_event(HoldChanged(self.holds.reason))
 
     def drain(self) -> None:
-        """Finish the leases in hand, then stop."""
+        """Finishes the current jobs, then stops."""
         self.holds.is_draining = True
         self.post_event(DrainRequested())
 

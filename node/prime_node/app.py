@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 class NodeProcess:
     """One process: control API and policy from the start, the daemon once the node has joined."""
 
-    def __init__(self, config: NodeConfig, opened: OpenedKey, clock: Clock, say: PrintLine) -> None:
+    def __init__(self, config: NodeConfig, opened: OpenedKey, clock: Clock, print_line: PrintLine) -> None:
         self._config = config
-        self._print = say
+        self._print = print_line
         self._key = opened.key
         self._clock = clock
         self._stop = asyncio.Event()
         self._started_ms = clock.now_ms()
         self._daemon: Daemon | None = None
-        self._discovery = CoordinatorDiscovery(config, self._stop, clock, say)
+        self._discovery = CoordinatorDiscovery(config, self._stop, clock, print_line)
         self._enforcer = PolicyEnforcer(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
         self._parts = Supervisor([SupervisedTask("owner", self._enforcer.run)], clock)
         self._url = ""
@@ -142,14 +142,14 @@ class NodeProcess:
         save_trainer(config.folder, trainer)
 
 
-def print_identity(opened: OpenedKey, config: NodeConfig, say: PrintLine) -> None:
+def print_identity(opened: OpenedKey, config: NodeConfig, print_line: PrintLine) -> None:
     """The node's address and name; at its first start also where its key is."""
     node, folder = opened.key.node, NodeFolder(config.folder)
-    say(f"node {checksum_address(node)}, called {friendly_name(node)}")
+    print_line(f"node {checksum_address(node)}, called {friendly_name(node)}")
     if opened.is_new:
         password = f" and its password {folder.password}" if opened.is_password_new else ""
-        say(f"  created its key {folder.key}{password}. Key and password control the node and its earnings.")
-        say(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
+        print_line(f"  created its key {folder.key}{password}. Key and password control the node and its earnings.")
+        print_line(f"  Keep a copy elsewhere: prime-node keys backup COPY --folder {config.folder}")
 
 
 def check_engine(config: NodeConfig) -> None:
@@ -172,15 +172,15 @@ def check_port(config: NodeConfig) -> None:
         )
 
 
-async def run(config: NodeConfig, say: PrintLine) -> int:
+async def run(config: NodeConfig, print_line: PrintLine) -> int:
     """0: the owner stopped it. 1: the coordinator, or a change of the run, ended it."""
     check_engine(config)
     make_folder(config.folder)
     clock = SystemClock()
     with lock_folder(config.folder) as lock:
         opened = open_key(config)
-        print_identity(opened, config, say)
-        process = NodeProcess(config, opened, clock, say)
+        print_identity(opened, config, print_line)
+        process = NodeProcess(config, opened, clock, print_line)
         async with AsyncExitStack() as stack:
             await process.start_control_api(lock, stack)
             log.info("node %s, process of %s", opened.key.node, config.folder)

@@ -169,11 +169,11 @@ PrintLine = Callable[[str], None]
 class CoordinatorDiscovery:
     """Asks the coordinator until it answers, or until the process is stopped."""
 
-    def __init__(self, config: NodeConfig, stop: asyncio.Event, clock: Clock, say: PrintLine) -> None:
+    def __init__(self, config: NodeConfig, stop: asyncio.Event, clock: Clock, print_line: PrintLine) -> None:
         self._config = config
         self._stop = stop
         self._clock = clock
-        self._print = say
+        self._print = print_line
         self._is_first = read_trainer(config) is None
         self.problem = ""
         """Why the node has not joined yet."""

@@ -114,7 +114,7 @@ class Swarm:
             NodeFolder(config.folder).heads,
             log_key=VerifierKey.parse(config.log_key) if config.log_key else None,
             clock=self._clock,
-            say=lambda seen: self._publisher.publish(self._run, seen, known_nodes=self.relay_client.nodes),
+            publish=lambda seen: self._publisher.publish(self._run, seen, known_nodes=self.relay_client.nodes),
             count_nodes=lambda: self.relay_client.nodes,
         )
 

@@ -344,7 +344,7 @@ async def test_a_wrong_first_start_is_told_what_to_do(owner: Owner, tmp_path: Pa
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"run": "nope"}, f"there is no run nope on testnet; there are: {RUN} (active)"),
         ({"network": "mainnet"}, "belongs to the network testnet"),
-        ({"coordinator_id": "0x" + "22" * 20}, "that is another coordinator"),
+        ({"coordinator_id": "0x" + "22" * 20}, "That is another coordinator"),
         ({"page": PageConfig(port=taken)}, "the port is in use; choose another --page-port"),
         (listen, "choose another --listen-port"),
         ({"coordinator": f"{url}/elsewhere"}, "is no coordinator (HTTP 404, text/plain); is the URL right?"),
@@ -421,5 +421,5 @@ async def test_a_node_whose_coordinator_is_gone_says_since_when_and_drains_all_t
         assert time.monotonic() < end_s
         await asyncio.sleep(0.2)
     assert (await owner.do("status")).out.startswith("!!! the coordinator has not answered for ")
-    assert "stops then" in (await owner.do("drain")).out
+    assert "then stops" in (await owner.do("drain")).out
     assert await owner.node.finish() == 0, owner.node.tail

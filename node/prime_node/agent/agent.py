@@ -409,10 +409,10 @@ class Agent:
             self._lease_request = self._send(request, self._profile.run)
         if self._heartbeat_request is None and now_ms >= self._heartbeat_due_ms:
             self._heartbeat_sent_ms = now_ms
-            beat = Heartbeat(
+            heartbeat = Heartbeat(
                 activity=self.activity, checkpoint_step=self.leases.newest_checkpoint, head_size=self._head_size
             )
-            self._heartbeat_request = self._send(beat, self._profile.run)
+            self._heartbeat_request = self._send(heartbeat, self._profile.run)
 
     def _send(self, message: Any, run: RunId | None, file: Digest | None = None) -> int:
         self._last_request += 1

@@ -130,7 +130,7 @@ class LeaseAssignments:
         return [CancelGeneration(number)] if held and held.started_ms is not None else []
 
     def advance(self, now_ms: int, server_ms: int) -> tuple[list[Effect], list[LeaseEnded]]:
-        """Drops late leases and starts the next one; also returns the entries for leases to give back."""
+        """Drops late leases and starts the next one. The entries are of leases that this node returns."""
         late = [number for number, each in self.open.items() if server_ms > each.lease.deadline_ms]
         effects = [effect for number in late for effect in self.drop(number)]
         returned: list[LeaseEnded] = []
@@ -297,9 +297,9 @@ class AuditAssignments:
 
     def _make_inspection(self, task: AuditTask, finding: AuditFinding) -> Inspected:
         seen = [
-            InspectedVerdict(reader=reader, read_proof=looks)
-            for reader, looks in sorted(finding.read_proofs.items())
-            if looks
+            InspectedVerdict(reader=reader, read_proof=read_proof)
+            for reader, read_proof in sorted(finding.read_proofs.items())
+            if read_proof
         ]
         return Inspected(submission=task.submission, seen=tuple(seen))
 

@@ -118,7 +118,11 @@ def random_prompts(vocabulary: int, context_max: int, seed: int) -> list[NDArray
 
 
 async def measure(
-    plan: CalibrationPlan, base: EngineConfig, folder: Path, say: PrintLine, command: MakeCommand = EngineSetup.command
+    plan: CalibrationPlan,
+    base: EngineConfig,
+    folder: Path,
+    print_line: PrintLine,
+    command: MakeCommand = EngineSetup.command,
 ) -> tuple[RowsByPair, EngineFacts]:
     """Measurements by pair of kinds. LocalError: an engine does not run."""
     turns = asyncio.Semaphore(plan.at_once)
@@ -143,7 +147,7 @@ async def measure(
         async with opened(number) as (process, _):
             claims = await generate_claims(process, make_requests(plan, number), plan.sampling)
         tokens = sum(len(claim.sequence.output) for claim in claims)
-        say(f"written by {plan.setups[number]}: {len(claims)} completions, {tokens} tokens")
+        print_line(f"written by {plan.setups[number]}: {len(claims)} completions, {tokens} tokens")
         return claims
 
     async def read_parts(number: int) -> EngineFacts:
@@ -155,13 +159,13 @@ async def measure(
                 rows[f"{writer.kind} → {plan.setups[number].kind}"] += await check_claims(
                     process, mixed, plan.sampling, DECOY_SEED
                 )
-        say(f"read by {plan.setups[number]}")
+        print_line(f"read by {plan.setups[number]}")
         return facts
 
-    everybody = range(len(plan.setups))
-    written = await gather_all([write_part(number) for number in everybody])
+    numbers = range(len(plan.setups))
+    written = await gather_all([write_part(number) for number in numbers])
     rows: RowsByPair = {f"{writer.kind} → {reader.kind}": [] for reader in plan.setups for writer in plan.setups}
-    facts = await gather_all([read_parts(number) for number in everybody])
+    facts = await gather_all([read_parts(number) for number in numbers])
     return rows, facts[0]
 
 

@@ -81,7 +81,7 @@ class RolloutGenerator:
             await self._wait_for_step_facts(wanted)
             async with self._contexts.open(wanted.lease.step, wanted.checkpoint_root) as context:
                 if context.beacon != wanted.beacon:
-                    raise RemoteError("StepFacts.beacon", f"of step {context.step} is not what a heartbeat said")
+                    raise RemoteError("StepReply.beacon", f"of step {context.step} differs from that of a heartbeat")
                 work = await self._reuse_saved_file(wanted, context)
                 if work is None:
                     data, file = await self._generate(wanted.lease, context, on_progress)

@@ -99,7 +99,7 @@ class JobRunner:
 
     def remove_orphan_files(self, state: SavedState) -> None:
         """Removes files that neither the journal nor a pending entry names. Call it once, at the start."""
-        named = self.journal.list_open_files() | {parcel.file for parcel in state.pending if parcel.file is not None}
+        named = self.journal.list_open_files() | {entry.file for entry in state.pending if entry.file is not None}
         removed = self._spool.remove_unnamed(named)
         if removed:
             log.info("removed %d orphan files from the spool", removed)
@@ -113,7 +113,7 @@ class JobRunner:
         return 1
 
     def record_sent(self, send: Send, event: Event) -> None:
-        """Records in the journal what became of an entry, and removes its file once nobody needs it."""
+        """Records in the journal what became of an entry, and removes its file once it is not needed."""
         is_logged = isinstance(event, ReplyReceived)
         is_over = is_logged or (isinstance(event, SendRefused) and is_final(event.refusal))
         if not is_over:

@@ -149,7 +149,7 @@ class HeadMonitor:
         *,
         log_key: VerifierKey | None,
         clock: Clock,
-        say: PublishHead,
+        publish: PublishHead,
         count_nodes: Callable[[], int],
     ) -> None:
         self._client = client
@@ -158,7 +158,7 @@ class HeadMonitor:
         self._folder = folder
         self._log_key = log_key
         self._clock = clock
-        self._publish = say
+        self._publish = publish
         self.on_verified: Callable[[int], None] = lambda size: None
         """Called with the size of each verified head. The daemon sets it."""
         self._count_nodes = count_nodes

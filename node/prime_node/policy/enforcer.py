@@ -157,17 +157,17 @@ class PolicyEnforcer:
         if is_ending:
             self.control.drain()
 
-    def _measure(self, site: NodeControl) -> MachineState:
-        self._transferred_today = self._daily_counter.measure(site.transferred_bytes, self._clock.now_ms())
+    def _measure(self, control: NodeControl) -> MachineState:
+        self._transferred_today = self._daily_counter.measure(control.transferred_bytes, self._clock.now_ms())
         return MachineState(
             local_ms=local_ms(self._clock.now_ms()),
             monotonic_ms=self._clock.monotonic_ms(),
             cpu_others_percent=self._cpu.measure() if self._config.idle_only else None,
             gpus=self._gpus or tuple(_without_use(gpu) for gpu in self.listing.gpus),
-            engine_gpus=site.engine_gpus,
+            engine_gpus=control.engine_gpus,
             data_bytes_today=self._transferred_today,
             disk_free_bytes=shutil.disk_usage(self._folder).free,
-            leases_done=site.leases_done,
+            leases_done=control.leases_done,
             is_paused=self.pauses.is_all,
             paused_gpus=self.pauses.gpus,
         )

@@ -263,10 +263,10 @@ def _weights(report: dict[str, Any]) -> Iterator[StatusItem]:
     for row in weights["transfers"]:
         done = f"{format_bytes(row['held_bytes'])} of {format_bytes(row['total_bytes'])}"
         left = format_duration(row["finish_ms"])
-        pace = f"{format_bytes(row['bytes_per_s'])}/s from {row['sources']} nodes, done in {left}"
+        rate = f"{format_bytes(row['bytes_per_s'])}/s from {row['sources']} nodes, done in {left}"
         wrong = f", {row['corrupt']} corrupt shards" if row["corrupt"] else ""
         share = row["held_bytes"] / max(1, row["total_bytes"])
-        yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {pace}{wrong}", printable(row["bar"]))
+        yield Bar(f"step {row['step']}", share, f"{row['kind']}, {done}, {rate}{wrong}", printable(row["bar"]))
     held = [row for row in weights["held"] if row["is_complete"]]
     for row in held:
         yield Fact(f"step {row['step']}", f"{row['kind']}, {format_bytes(row['total_bytes'])}, {row['root']}")

@@ -68,8 +68,8 @@ def spool(tmp_path: Path) -> UploadSpool:
 
 
 async def deliver(line: Line, spool: UploadSpool, file: Digest) -> Any:
-    courier = CoordinatorClient(line, ServerAddress("http://127.0.0.1:1", KEY.node), spool, SystemClock())  # type: ignore[arg-type]
-    return await courier.send(Send(1, submitted(file), RUN, file))
+    client = CoordinatorClient(line, ServerAddress("http://127.0.0.1:1", KEY.node), spool, SystemClock())  # type: ignore[arg-type]
+    return await client.send(Send(1, submitted(file), RUN, file))
 
 
 async def test_the_file_goes_before_the_entry_that_names_it(spool: UploadSpool) -> None:

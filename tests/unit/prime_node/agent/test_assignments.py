@@ -28,16 +28,16 @@ def lease(number: int, slots: int, now_ms: int) -> LeaseGranted:
 
 
 def test_a_slow_first_lease_does_not_make_a_node_give_back_every_other() -> None:
-    desk = LeaseAssignments(KEY, NetworkId("devnet"), RunId("demo"), EMBEDDED_DOMAIN)
-    desk.apply_weights(CheckpointRef(step=Step(0), root=ROOT, manifest=ROOT, beacon=ROOT), 0)
-    desk.checkpoints[Step(0)] = ROOT
-    desk.accept(lease(0, 1, 0), 0)
-    desk.advance(0, 0)
-    assert desk.finish(0, WORK, 20_000, 20_000) is not None, "the engine's start is in its time"
+    leases = LeaseAssignments(KEY, NetworkId("devnet"), RunId("demo"), EMBEDDED_DOMAIN)
+    leases.apply_weights(CheckpointRef(step=Step(0), root=ROOT, manifest=ROOT, beacon=ROOT), 0)
+    leases.checkpoints[Step(0)] = ROOT
+    leases.accept(lease(0, 1, 0), 0)
+    leases.advance(0, 0)
+    assert leases.finish(0, WORK, 20_000, 20_000) is not None, "the engine's start is in its time"
     given_back = 0
     for number in range(1, 20):
-        desk.accept(lease(number, 64, 30_000), 30_000)
-        effects, returned = desk.advance(30_000, 30_000)
+        leases.accept(lease(number, 64, 30_000), 30_000)
+        effects, returned = leases.advance(30_000, 30_000)
         if effects:
             assert isinstance(effects[0], Generate)
             break

@@ -32,17 +32,17 @@ from prime_protocol.proofs.toploc_verify import ChunkReport
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 ONE_IN_A_THOUSAND = CalibrationTarget(false_rejects=1e-3)
 COUNTS: dict[str, Draw] = {
-    "poisson": lambda dice, n: dice.poisson(1.2, n),
-    "rare": lambda dice, n: dice.poisson(0.002, n),
-    "uneven": lambda dice, n: dice.poisson(dice.gamma(2.0, 2.0, n)),
-    "many": lambda dice, n: dice.poisson(dice.gamma(20.0, 4.0, n)),
-    "binomial": lambda dice, n: dice.binomial(128, 0.02, n),
+    "poisson": lambda rng, n: rng.poisson(1.2, n),
+    "rare": lambda rng, n: rng.poisson(0.002, n),
+    "uneven": lambda rng, n: rng.poisson(rng.gamma(2.0, 2.0, n)),
+    "many": lambda rng, n: rng.poisson(rng.gamma(20.0, 4.0, n)),
+    "binomial": lambda rng, n: rng.binomial(128, 0.02, n),
 }
 EXTREMES: dict[str, Draw] = {
-    "exponential": lambda dice, n: dice.exponential(0.01, n),
-    "of normal": lambda dice, n: np.abs(dice.standard_normal((n, 30))).max(axis=1),
-    "uniform": lambda dice, n: dice.random(n),
-    "heavy": lambda dice, n: dice.pareto(8.0, n),
+    "exponential": lambda rng, n: rng.exponential(0.01, n),
+    "of normal": lambda rng, n: np.abs(rng.standard_normal((n, 30))).max(axis=1),
+    "uniform": lambda rng, n: rng.random(n),
+    "heavy": lambda rng, n: rng.pareto(8.0, n),
 }
 
 
@@ -50,9 +50,9 @@ EXTREMES: dict[str, Draw] = {
 def test_fresh_counts_exceed_their_bound_no_more_often_than_stated(name: str) -> None:
     rates = []
     for seed in range(20):
-        dice = np.random.default_rng(seed)
-        bound = bound_count(COUNTS[name](dice, 2_000).astype(float), ONE_IN_A_THOUSAND)
-        rates.append((COUNTS[name](dice, 100_000) > bound).mean())
+        rng = np.random.default_rng(seed)
+        bound = bound_count(COUNTS[name](rng, 2_000).astype(float), ONE_IN_A_THOUSAND)
+        rates.append((COUNTS[name](rng, 100_000) > bound).mean())
     assert np.mean(rates) < 1e-3
     assert np.mean(np.array(rates) > 1e-3) <= 0.1, rates
 
@@ -61,9 +61,9 @@ def test_fresh_counts_exceed_their_bound_no_more_often_than_stated(name: str) ->
 def test_fresh_extremes_exceed_their_bound_no_more_often_than_stated(name: str) -> None:
     rates, ratios = [], []
     for seed in range(20):
-        dice = np.random.default_rng(seed)
-        bound = bound_extreme(EXTREMES[name](dice, 2_000), np.arange(2_000), ONE_IN_A_THOUSAND)
-        fresh = EXTREMES[name](dice, 100_000)
+        rng = np.random.default_rng(seed)
+        bound = bound_extreme(EXTREMES[name](rng, 2_000), np.arange(2_000), ONE_IN_A_THOUSAND)
+        fresh = EXTREMES[name](rng, 100_000)
         rates.append((fresh > bound).mean())
         ratios.append(bound / np.quantile(fresh, 1 - 1e-3))
     assert np.mean(rates) < 1e-3
@@ -74,11 +74,11 @@ def test_fresh_extremes_exceed_their_bound_no_more_often_than_stated(name: str) 
 def test_chunks_that_go_together_make_a_bound_no_tighter_than_it_may_be() -> None:
     rates = []
     for seed in range(20):
-        dice = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
 
-        def draw(rows: int, dice: np.random.Generator = dice) -> np.ndarray:
+        def draw(rows: int, rng: np.random.Generator = rng) -> np.ndarray:
             """Eight chunks each, of completions some of which are noisier than others."""
-            return (dice.gumbel(8.0, 1.0, (rows, 8)) * dice.gamma(40.0, 1 / 40, (rows, 1))).ravel()
+            return (rng.gumbel(8.0, 1.0, (rows, 8)) * rng.gamma(40.0, 1 / 40, (rows, 1))).ravel()
 
         owners = np.repeat(np.arange(250), 8)
         bound = bound_extreme(draw(250), owners, ONE_IN_A_THOUSAND)
@@ -88,13 +88,13 @@ def test_chunks_that_go_together_make_a_bound_no_tighter_than_it_may_be() -> Non
 
 
 def test_means_of_files_exceed_their_bound_no_more_often_than_stated() -> None:
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
 
     def draw(rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Completions whose tokens are noisy together."""
-        tokens = dice.integers(1, 100, rows)
-        level = dice.gamma(2.0, 0.001, rows)
-        return tokens.astype(float), np.array([dice.exponential(level[n], tokens[n]).sum() for n in range(rows)])
+        tokens = rng.integers(1, 100, rows)
+        level = rng.gamma(2.0, 0.001, rows)
+        return tokens.astype(float), np.array([rng.exponential(level[n], tokens[n]).sum() for n in range(rows)])
 
     target = CalibrationTarget(false_rejects=1e-2, file_tokens=1_000)
     bound = bound_mean(*draw(5_000), largest=0.05, target=target)
@@ -115,8 +115,8 @@ def test_nothing_seen_is_not_nothing_possible() -> None:
 
 
 def test_the_distribution_of_counts_is_the_one_it_says() -> None:
-    dice = np.random.default_rng(1)
-    drawn = dice.negative_binomial(3, 0.2, 400_000)
+    rng = np.random.default_rng(1)
+    drawn = rng.negative_binomial(3, 0.2, 400_000)
     for chance in (0.1, 0.01, 0.001):
         bound = count_quantile(12.0, 60.0, chance)
         assert (drawn > bound).mean() < 1.1 * chance
@@ -124,14 +124,14 @@ def test_the_distribution_of_counts_is_the_one_it_says() -> None:
     assert [count_quantile(2.0, 2.0, chance) for chance in (0.5, 1e-3, 1e-9)] == [2, 8, 15]
 
 
-def make_row(dice: np.random.Generator, number: int, noise: float) -> RowMeasurement:
+def make_row(rng: np.random.Generator, number: int, noise: float) -> RowMeasurement:
     tokens = 320
     chunks = tuple(
         ChunkReport(
             k=128,
-            exponent_mismatches=int(dice.poisson(noise)),
+            exponent_mismatches=int(rng.poisson(noise)),
             sign_mismatches=0,
-            mantissa_error_sum=int(dice.poisson(60 * noise)),
+            mantissa_error_sum=int(rng.poisson(60 * noise)),
             mantissa_error_median=0,
             decoy_hits=3,
             exponents_seen=4,
@@ -140,7 +140,7 @@ def make_row(dice: np.random.Generator, number: int, noise: float) -> RowMeasure
         )
         for _ in range(10)
     )
-    errors, margins = dice.exponential(0.01 * noise, tokens), dice.exponential(0.001 * noise, tokens)
+    errors, margins = rng.exponential(0.01 * noise, tokens), rng.exponential(0.001 * noise, tokens)
     return RowMeasurement(
         row=number,
         tokens=tokens,
@@ -158,8 +158,8 @@ def make_row(dice: np.random.Generator, number: int, noise: float) -> RowMeasure
 
 
 def make_noise(pairing: str, noise: float, rows: int = 200) -> PairNoise:
-    dice = np.random.default_rng(7)
-    return collect_noise(pairing, [make_row(dice, number, noise) for number in range(rows)])
+    rng = np.random.default_rng(7)
+    return collect_noise(pairing, [make_row(rng, number, noise) for number in range(rows)])
 
 
 def test_the_worst_pairing_decides_and_short_chunks_are_allowed_for() -> None:
@@ -188,8 +188,8 @@ def test_a_machine_without_noise_gets_the_least_bounds() -> None:
 def test_few_completions_widen_no_limit_beyond_the_default_unless_what_was_seen_comes_near_it() -> None:
     def draw(scale: float) -> Tolerance:
         """A hundred completions, whose errors have the heaviest tail that is believed."""
-        noise, dice = make_noise("a → b", 1.0, rows=100), np.random.default_rng(5)
-        errors = scale * dice.pareto(4.0, noise.chunk_logprobs.size)
+        noise, rng = make_noise("a → b", 1.0, rows=100), np.random.default_rng(5)
+        errors = scale * rng.pareto(4.0, noise.chunk_logprobs.size)
         loud = replace(noise, chunk_logprobs=errors, chunk_margins=errors / 10)
         assert bound_extreme(errors, noise.owners, CalibrationTarget()) > 4 * errors.max()
         return fit_tolerance([loud], CalibrationTarget(), precision=Precision.BFLOAT16, hidden=256)
@@ -202,10 +202,10 @@ def test_few_completions_widen_no_limit_beyond_the_default_unless_what_was_seen_
 
 
 def test_few_honest_chunks_are_beyond_what_is_usual() -> None:
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for seen in (1_000, 30_000):
-        bound = bound_usual(dice.exponential(1.0, seen), CalibrationTarget())
-        assert 0.0 < (dice.exponential(1.0, 300_000) > bound).mean() < 1 / USUAL_ONE_IN
+        bound = bound_usual(rng.exponential(1.0, seen), CalibrationTarget())
+        assert 0.0 < (rng.exponential(1.0, 300_000) > bound).mean() < 1 / USUAL_ONE_IN
     loud = make_noise("a → b", 1.0)
     found = fit_tolerance(
         [loud, make_noise("a → a", 0.1)], CalibrationTarget(), precision=Precision.FLOAT32, hidden=256

@@ -37,11 +37,11 @@ ROW = RowMeasurement(
 
 def draw(seed: int, rows: int, *, level: float = 1.0, text: float = 0.02, chunk: float = 0.09) -> list[RowMeasurement]:
     """Completions of 1 to 32 chunks of texts of any noise, whose author is as noisy as the reader but for the dice."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     drawn = []
-    for count in dice.integers(1, 33, rows):
-        own = dice.uniform(0.8, 1.3) * (1 + dice.normal(0, 0.1, count))
-        noise = level * own * (1 + dice.normal(0, text) + dice.normal(0, chunk, (2, count)) * 2**0.5)
+    for count in rng.integers(1, 33, rows):
+        own = rng.uniform(0.8, 1.3) * (1 + rng.normal(0, 0.1, count))
+        noise = level * own * (1 + rng.normal(0, text) + rng.normal(0, chunk, (2, count)) * 2**0.5)
         spans = [
             ReplayedChunk(32, 0.0, 0, 0.0, 0.0, 0, 32 * 0.007 * one, 32 * 0.007 * mine, 0.57 * mine)
             for one, mine in zip(noise[0], own, strict=True)
@@ -95,9 +95,9 @@ def test_fresh_completions_keep_the_bet_however_few_were_measured() -> None:
 
 
 def test_a_tail_that_is_heavier_than_normal_widens_the_spread() -> None:
-    dice = np.random.default_rng(8)
-    light = CompletionNoise(1 + 0.05 * dice.standard_normal(5_000), np.full(5_000, 8.0), 0.0)
-    heavy = replace(light, noise=1 + 0.05 * dice.standard_t(4, 5_000) / np.sqrt(2))
+    rng = np.random.default_rng(8)
+    light = CompletionNoise(1 + 0.05 * rng.standard_normal(5_000), np.full(5_000, 8.0), 0.0)
+    heavy = replace(light, noise=1 + 0.05 * rng.standard_t(4, 5_000) / np.sqrt(2))
     assert widen_spread([heavy], 1.0, Z)[0] > 1.1 * widen_spread([light], 1.0, Z)[0]
     assert measure_spread([light])[1] == 0
 

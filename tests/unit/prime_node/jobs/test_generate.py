@@ -44,9 +44,9 @@ async def test_a_lease_becomes_a_checked_file_on_disk_and_in_the_journal(setup: 
     assert work.rollout_root == compute_rollout_root(file)
     assert work.output_tokens == sum(len(row.output_tokens) for row in file.rows)
     assert seen[-1].rows == 4
-    piece = setup.journal.get_by_lease(RUN, 7)
-    assert piece is not None
-    assert (piece.state, piece.file, piece.rows, piece.is_open) == (JobState.PRODUCED, work.file_digest, 4, True)
+    record = setup.journal.get_by_lease(RUN, 7)
+    assert record is not None
+    assert (record.state, record.file, record.rows, record.is_open) == (JobState.PRODUCED, work.file_digest, 4, True)
 
 
 async def test_the_same_lease_gives_the_same_file_since_the_beacon_fixes_everything(
@@ -74,9 +74,9 @@ async def test_what_was_made_before_is_made_again_if_it_is_damaged_or_too_old(se
     if loss == "file":
         path.write_bytes(b"damaged")
     else:
-        piece = setup.journal.get_by_lease(RUN, 0)
-        assert piece is not None
-        setup.journal.add(replace(piece, checkpoint_root=digest("an older one")), 0)
+        record = setup.journal.get_by_lease(RUN, 0)
+        assert record is not None
+        setup.journal.add(replace(record, checkpoint_root=digest("an older one")), 0)
     assert await setup.generator.generate(wanted(), ignore) == first
     assert Digest(sha256(path.read_bytes()).digest()) == first.file.file_digest
 
@@ -86,9 +86,9 @@ async def test_a_file_that_fails_its_own_check_is_not_sent_and_the_journal_says_
     event = await setup.generator.generate(wanted(), ignore)
     assert isinstance(event, GenerationFailed)
     assert "the file fails its self-check: logprob_error of row 0" in event.reason
-    piece = setup.journal.get_by_lease(RUN, 0)
-    assert piece is not None
-    assert (piece.state, piece.file, piece.is_open, piece.reason) == (JobState.RETURNED, None, False, event.reason)
+    record = setup.journal.get_by_lease(RUN, 0)
+    assert record is not None
+    assert (record.state, record.file, record.is_open, record.reason) == (JobState.RETURNED, None, False, event.reason)
     assert not (setup.folder / "files").exists()
 
 
@@ -119,7 +119,7 @@ async def test_an_abandoned_lease_leaves_nothing_behind(setup: JobSetup) -> None
         await task
     assert setup.journal.list_newest() == []
     setup.generator.record_returned(grant(), "it was late")
-    assert [piece.reason for piece in setup.journal.list_newest()] == ["it was late"]
+    assert [record.reason for record in setup.journal.list_newest()] == ["it was late"]
 
 
 def test_a_model_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

@@ -102,12 +102,12 @@ class Process:
             on_appealed=lambda submission: None,
             clock=SystemClock(),  # type: ignore[arg-type]
         )
-        self.memory = SavedStateFile(setup.folder / "memory")
+        self.state = SavedStateFile(setup.folder / "memory")
         self.agent = Agent(KEY, PROFILE, Random(0))
         setup.generator._journal = self.job_runner.journal
         self._count(setup.spool, "put")
         self._count(self.job_runner.journal, "_put")
-        self._count(self.memory, "save")
+        self._count(self.state, "save")
 
     def _count(self, owner: Any, name: str) -> None:
         inner: Callable[..., Any] = getattr(type(owner), name)
@@ -126,24 +126,24 @@ class Process:
 
     async def run(self) -> None:
         """Until the lease is answered and nothing is on its way."""
-        memory = self.memory.load()
-        self.job_runner.remove_orphan_files(memory)
-        now_ms, events = self.setup.clock.now_ms(), [Started(memory)]
+        state = self.state.load()
+        self.job_runner.remove_orphan_files(state)
+        now_ms, events = self.setup.clock.now_ms(), [Started(state)]
         for _ in range(200):
             event: Event = events.pop(0) if events else Tick()
             effects = self.agent.handle(event, now_ms)
             for effect in effects:
                 events += [each async for each in self._carry_out(effect, now_ms)]
-            piece = self.job_runner.journal.get_by_lease(RUN, 0)
-            if piece is not None and piece.state is JobState.RECEIVED and not self.memory.load().pending:
+            record = self.job_runner.journal.get_by_lease(RUN, 0)
+            if record is not None and record.state is JobState.RECEIVED and not self.state.load().pending:
                 return
             now_ms = max(now_ms, self.agent.wake_ms) if not events else now_ms
         raise AssertionError("it never came to an end")
 
     async def _carry_out(self, effect: Effect, now_ms: int):  # type: ignore[no-untyped-def]
         match effect:
-            case SaveState(memory):
-                self.memory.save(memory)
+            case SaveState(state):
+                self.state.save(state)
             case LoadWeights(weights):
                 yield WeightsReady(weights.step, weights.root)
             case Generate():
@@ -191,7 +191,7 @@ async def test_a_lease_is_answered_once_whenever_the_process_is_killed(
 
     second = JobSetup(tmp_path)
     process = Process(second, coordinator, crash_after=0)
-    if not coordinator.answers or process.memory.load().pending:
+    if not coordinator.answers or process.state.load().pending:
         await process.run()
     is_made_again = second.engine.get_status()["pid"] is not None
     await second.engine.close()
@@ -199,7 +199,7 @@ async def test_a_lease_is_answered_once_whenever_the_process_is_killed(
     assert len(entries) == 1, "the answer may be sent again, another one never is"
     assert all(file is not None for _, file in coordinator.answers[:1]), "the file was there when it was needed"
     assert is_made_again is (crash_after == 1), "what the journal has is not generated again"
-    piece = process.job_runner.journal.get_by_lease(RUN, 0)
-    assert piece is not None
-    assert piece.submission in entries
+    record = process.job_runner.journal.get_by_lease(RUN, 0)
+    assert record is not None
+    assert record.submission in entries
     checked.append(coordinator.answers[0][0].receipt.file_digest)

@@ -45,14 +45,14 @@ class Api:
         return self.answers[path]
 
 
-class Desk:
+class TrackerSetup:
     """Outcomes over a journal with one piece, and the coordinator's side of it."""
 
     def __init__(self, folder: Path, *, stakes: bool = False) -> None:
         self.clock, self.api = Clock(), Api()
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.journal, self.spool = Journal(folder / "journal.db"), UploadSpool(folder / "files")
-        self.outcomes = SubmissionTracker(
+        self.tracker = SubmissionTracker(
             "http://127.0.0.1:1",
             None,
             node=KEY.node,
@@ -61,7 +61,7 @@ class Desk:
             journal=self.journal,
             spool=self.spool,
             stakes=stakes,
-            post_event=self.told.append,
+            post_event=self.events.append,
             clock=self.clock,  # type: ignore[arg-type]
         )
         self.run(unpaid=[0])
@@ -103,11 +103,11 @@ class Desk:
         row = {"outcome": outcome, "reason": reason, "evidence": str(digest("bundle"))}
         self.api.answers["/verdicts"] = {"rows": [{**row, "outcome": "accept", "reason": ""}, row], "next": None}
 
-    async def look(self) -> JobRecord:
-        await self.outcomes.poll(self.api)  # type: ignore[arg-type]
-        piece = self.journal.get_by_lease(RUN, 0)
-        assert piece is not None
-        return piece
+    async def poll_once(self) -> JobRecord:
+        await self.tracker.poll(self.api)  # type: ignore[arg-type]
+        record = self.journal.get_by_lease(RUN, 0)
+        assert record is not None
+        return record
 
     @property
     def has_file(self) -> bool:
@@ -115,12 +115,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def setup(tmp_path: Path) -> TrackerSetup:
+    return TrackerSetup(tmp_path)
 
 
 async def test_a_piece_is_followed_from_its_receipt_to_its_pay_and_its_file_kept_until_it_is_accepted(
-    desk: Desk,
+    setup: TrackerSetup,
 ) -> None:
     seen = []
     for progress, verdicts, credited, unpaid in (
@@ -131,9 +131,9 @@ async def test_a_piece_is_followed_from_its_receipt_to_its_pay_and_its_file_kept
         ("accepted", 1, True, [0]),
         ("accepted", 1, True, []),
     ):
-        desk.submission(progress, verdicts=verdicts, credited=credited)
-        desk.run(unpaid)
-        seen.append(((await desk.look()).state, desk.has_file))
+        setup.submission(progress, verdicts=verdicts, credited=credited)
+        setup.run(unpaid)
+        seen.append(((await setup.poll_once()).state, setup.has_file))
     assert seen == [
         (S.RECEIVED, True),
         (S.RECEIVED, True),
@@ -142,74 +142,74 @@ async def test_a_piece_is_followed_from_its_receipt_to_its_pay_and_its_file_kept
         (S.CREDITED, False),
         (S.PAID, False),
     ]
-    asked = len(desk.api.asked)
-    await desk.look()
-    assert "/submissions" not in desk.api.asked[asked:], "what is over is not asked for any more"
+    asked = len(setup.api.asked)
+    await setup.poll_once()
+    assert "/submissions" not in setup.api.asked[asked:], "what is over is not asked for any more"
 
 
-async def test_a_soft_rejection_ends_with_the_validators_reason(desk: Desk) -> None:
-    desk.submission("soft", verdicts=1)
-    desk.verdicts("soft", "the file is not in order")
-    piece = await desk.look()
-    assert (piece.state, piece.is_open, desk.has_file) == (S.REJECTED, False, False)
-    assert piece.reason == f"soft: the file is not in order; evidence {digest('bundle')}"
+async def test_a_soft_rejection_ends_with_the_validators_reason(setup: TrackerSetup) -> None:
+    setup.submission("soft", verdicts=1)
+    setup.verdicts("soft", "the file is not in order")
+    record = await setup.poll_once()
+    assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, False, False)
+    assert record.reason == f"soft: the file is not in order; evidence {digest('bundle')}"
 
 
-async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(desk: Desk) -> None:
-    desk.submission("hard", verdicts=1)
-    desk.verdicts("hard", "margin of row 3")
-    piece = await desk.look()
-    assert (piece.state, piece.is_open, desk.has_file) == (S.REJECTED, True, True)
-    assert "margin of row 3" in piece.reason
+async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: TrackerSetup) -> None:
+    setup.submission("hard", verdicts=1)
+    setup.verdicts("hard", "margin of row 3")
+    record = await setup.poll_once()
+    assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, True, True)
+    assert "margin of row 3" in record.reason
     slash = {"progress": "proposed", "appeal_until_ms": START_MS + 9}
-    desk.api.answers[f"/slashes/{desk.name}"] = slash
-    await desk.look()
-    assert desk.told == [SlashReported(desk.name, START_MS + 9, is_own=True)]
-    desk.api.answers[f"/slashes/{desk.name}"] = {"progress": "executed", "appeal_until_ms": None}
-    piece = await desk.look()
-    assert (piece.state, piece.is_open, desk.has_file) == (S.SLASHED, False, False)
-    assert "margin of row 3" in piece.reason
+    setup.api.answers[f"/slashes/{setup.name}"] = slash
+    await setup.poll_once()
+    assert setup.events == [SlashReported(setup.name, START_MS + 9, is_own=True)]
+    setup.api.answers[f"/slashes/{setup.name}"] = {"progress": "executed", "appeal_until_ms": None}
+    record = await setup.poll_once()
+    assert (record.state, record.is_open, setup.has_file) == (S.SLASHED, False, False)
+    assert "margin of row 3" in record.reason
 
 
-async def test_a_slash_that_is_overturned_leaves_a_good_piece(desk: Desk) -> None:
-    desk.submission("hard", verdicts=1)
-    desk.verdicts("hard", "margin of row 3")
-    await desk.look()
-    desk.submission("accepted", verdicts=4, credited=True)
-    piece = await desk.look()
-    assert (piece.state, piece.reason) == (S.CREDITED, "")
+async def test_a_slash_that_is_overturned_leaves_a_good_piece(setup: TrackerSetup) -> None:
+    setup.submission("hard", verdicts=1)
+    setup.verdicts("hard", "margin of row 3")
+    await setup.poll_once()
+    setup.submission("accepted", verdicts=4, credited=True)
+    record = await setup.poll_once()
+    assert (record.state, record.reason) == (S.CREDITED, "")
 
 
-async def test_what_the_log_does_not_have_after_its_deadline_will_never_be_there(desk: Desk) -> None:
-    desk.api.answers["/submissions"] = {"rows": [], "next": None}
-    assert (await desk.look()).state is S.PRODUCED
-    desk.clock.now = START_MS + 60_000 + LATE_MS + 1
-    piece = await desk.look()
-    assert (piece.state, desk.has_file) == (S.REFUSED, False)
-    assert "before its lease's deadline" in piece.reason
+async def test_what_the_log_does_not_have_after_its_deadline_will_never_be_there(setup: TrackerSetup) -> None:
+    setup.api.answers["/submissions"] = {"rows": [], "next": None}
+    assert (await setup.poll_once()).state is S.PRODUCED
+    setup.clock.now = START_MS + 60_000 + LATE_MS + 1
+    record = await setup.poll_once()
+    assert (record.state, setup.has_file) == (S.REFUSED, False)
+    assert "before its lease's deadline" in record.reason
 
 
-async def test_nothing_is_followed_for_ever(desk: Desk) -> None:
-    desk.submission("waiting")
-    await desk.look()
-    desk.api.answers["/submissions"] = {"rows": [], "next": None}
-    desk.clock.now = START_MS + FOLLOW_MS + 1
-    piece = await desk.look()
-    assert (piece.state, piece.is_open) == (S.RECEIVED, False)
+async def test_nothing_is_followed_for_ever(setup: TrackerSetup) -> None:
+    setup.submission("waiting")
+    await setup.poll_once()
+    setup.api.answers["/submissions"] = {"rows": [], "next": None}
+    setup.clock.now = START_MS + FOLLOW_MS + 1
+    record = await setup.poll_once()
+    assert (record.state, record.is_open) == (S.RECEIVED, False)
 
 
 async def test_stake_is_asked_for_once_the_balance_is_there(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, stakes=True)
-    desk.submission("waiting")
-    await desk.look()
-    assert desk.told == [], "the log does not know this node yet"
+    setup = TrackerSetup(tmp_path, stakes=True)
+    setup.submission("waiting")
+    await setup.poll_once()
+    assert setup.events == [], "the log does not know this node yet"
     for balance, stake in ((50, 0), (150, 0), (50, 100)):
-        desk.node(balance=balance, stake_nano=stake)
-        await desk.look()
-        await desk.look()
-    assert desk.told == [StakeMissing(100), StakeMissing(0)]
-    assert desk.outcomes.account is not None
-    assert (desk.outcomes.account.standing, desk.outcomes.account.may_work) == ("unstaked", False)
+        setup.node(balance=balance, stake_nano=stake)
+        await setup.poll_once()
+        await setup.poll_once()
+    assert setup.events == [StakeMissing(100), StakeMissing(0)]
+    assert setup.tracker.account is not None
+    assert (setup.tracker.account.standing, setup.tracker.account.may_work) == ("unstaked", False)
 
 
 def test_a_node_that_was_found_dishonest_puts_up_no_more_by_itself() -> None:

@@ -129,28 +129,28 @@ class Keeper:
     """A head keeper over a log, stepped by hand."""
 
     def __init__(self, folder: Path, served: Log) -> None:
-        self.said: list[HeadSeen] = []
-        self.kept: list[int] = []
+        self.published: list[HeadSeen] = []
+        self.verified: list[int] = []
         self.served = served
         server = ServerAddress("http://127.0.0.1:1", key_of("coordinator").node)
 
-        async def say(seen: HeadSeen) -> None:
-            self.said.append(seen)
+        async def publish(seen: HeadSeen) -> None:
+            self.published.append(seen)
 
-        self.keeper = HeadMonitor(
+        self.monitor = HeadMonitor(
             served,  # type: ignore[arg-type]
             server,
             NETWORK,
             folder,
             log_key=None,
             clock=SystemClock(),
-            say=say,
+            publish=publish,
             count_nodes=lambda: 0,
         )
-        self.keeper.on_verified = self.kept.append
+        self.monitor.on_verified = self.verified.append
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        task = asyncio.create_task(self.keeper.run())
+        task = asyncio.create_task(self.monitor.run())
         try:
             async with asyncio.timeout(30):
                 while not holds():
@@ -162,52 +162,52 @@ class Keeper:
 
 
 async def test_a_keeper_learns_the_key_keeps_what_fits_and_tells_others(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "heads", LONG)
-    keeper.keeper.add_coordinator_head(LONG.note(300))
-    await keeper.until(lambda: keeper.kept == [300])
-    keeper.keeper.add_coordinator_head(LONG.note(700))
-    await keeper.until(lambda: keeper.kept[-1] == 700)
+    monitor = Keeper(tmp_path / "heads", LONG)
+    monitor.monitor.add_coordinator_head(LONG.note(300))
+    await monitor.until(lambda: monitor.verified == [300])
+    monitor.monitor.add_coordinator_head(LONG.note(700))
+    await monitor.until(lambda: monitor.verified[-1] == 700)
     assert (tmp_path / "heads" / "checkpoint").read_bytes() == LONG.note(700)
-    keeper.keeper.add_peer_head(HeadSeen(note=LONG.note(512)))
-    await keeper.until(lambda: keeper.keeper.compared == 1)
-    assert [seen.head.size for seen in keeper.said][:1] == [300]
-    assert keeper.keeper.forks == []
+    monitor.monitor.add_peer_head(HeadSeen(note=LONG.note(512)))
+    await monitor.until(lambda: monitor.monitor.compared == 1)
+    assert [seen.head.size for seen in monitor.published][:1] == [300]
+    assert monitor.monitor.forks == []
 
     again = Keeper(tmp_path / "heads", LONG)
-    await again.until(lambda: again.kept == [700])
-    assert again.keeper.latest == LONG.seen(700)
+    await again.until(lambda: again.verified == [700])
+    assert again.monitor.latest == LONG.seen(700)
 
 
 async def test_a_head_of_another_history_is_kept_as_evidence_for_ever(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "heads", LONG)
-    keeper.keeper.add_coordinator_head(LONG.note(700))
-    await keeper.until(lambda: keeper.kept == [700])
-    keeper.keeper.add_peer_head(HeadSeen(note=FORKED.note(600)))
-    await keeper.until(lambda: bool(keeper.keeper.forks))
-    (name,) = keeper.keeper.forks
+    monitor = Keeper(tmp_path / "heads", LONG)
+    monitor.monitor.add_coordinator_head(LONG.note(700))
+    await monitor.until(lambda: monitor.verified == [700])
+    monitor.monitor.add_peer_head(HeadSeen(note=FORKED.note(600)))
+    await monitor.until(lambda: bool(monitor.monitor.forks))
+    (name,) = monitor.monitor.forks
     evidence = (tmp_path / "heads" / name).read_text()
     assert LONG.note(700).decode() in evidence
     assert FORKED.note(600).decode() in evidence
-    assert Keeper(tmp_path / "heads", LONG).keeper.forks == [name], "also after a restart"
+    assert Keeper(tmp_path / "heads", LONG).monitor.forks == [name], "also after a restart"
 
 
 async def test_a_coordinator_that_shows_us_two_histories_is_convicted_and_not_followed(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "heads", FORKED)
-    keeper.keeper.add_coordinator_head(LONG.note(600))
-    await keeper.until(lambda: keeper.kept == [600])
-    keeper.keeper.add_coordinator_head(FORKED.note(700))
-    await keeper.until(lambda: bool(keeper.keeper.forks))
-    assert set(keeper.kept) == {600}
+    monitor = Keeper(tmp_path / "heads", FORKED)
+    monitor.monitor.add_coordinator_head(LONG.note(600))
+    await monitor.until(lambda: monitor.verified == [600])
+    monitor.monitor.add_coordinator_head(FORKED.note(700))
+    await monitor.until(lambda: bool(monitor.monitor.forks))
+    assert set(monitor.verified) == {600}
 
 
 async def test_what_the_log_did_not_sign_or_cannot_prove_convicts_nobody(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "heads", LONG)
+    monitor = Keeper(tmp_path / "heads", LONG)
     stranger = Ed25519PrivateKey.from_private_bytes(b"\x08" * 32)
-    keeper.keeper.add_coordinator_head(LONG.note(300, stranger))
-    keeper.keeper.add_peer_head(HeadSeen(note=LONG.note(300, stranger)))
-    keeper.keeper.add_coordinator_head(LONG.note(300))
-    await keeper.until(lambda: keeper.kept == [300])
-    keeper.keeper.add_peer_head(HeadSeen(note=Log(701).note(701)))
-    keeper.keeper.add_peer_head(HeadSeen(note=FORKED.note(700)))
-    await keeper.until(lambda: keeper.keeper.unproven == 2)
-    assert keeper.keeper.forks == []
+    monitor.monitor.add_coordinator_head(LONG.note(300, stranger))
+    monitor.monitor.add_peer_head(HeadSeen(note=LONG.note(300, stranger)))
+    monitor.monitor.add_coordinator_head(LONG.note(300))
+    await monitor.until(lambda: monitor.verified == [300])
+    monitor.monitor.add_peer_head(HeadSeen(note=Log(701).note(701)))
+    monitor.monitor.add_peer_head(HeadSeen(note=FORKED.note(700)))
+    await monitor.until(lambda: monitor.monitor.unproven == 2)
+    assert monitor.monitor.forks == []

@@ -157,18 +157,18 @@ def test_caps_hold_and_name_the_setting() -> None:
 def test_work_begins_when_others_have_left_the_machine_alone_for_a_while() -> None:
     policy = OwnerPolicy(PolicyConfig(idle_only=True, idle_ms=60_000))
 
-    def look(at_ms: int, cpu: float, gpu: float = 0.0) -> str:
+    def decide_at(at_ms: int, cpu: float, gpu: float = 0.0) -> str:
         gpus = (GpuUsage(number=0, uuid="GPU-00000000", others_percent=gpu),)
         return policy.decide(replace(QUIET, monotonic_ms=at_ms, cpu_others_percent=cpu, gpus=gpus)).hold
 
-    assert look(0, 5.0) == "", "a machine that is idle from the start needs no waiting"
-    assert look(5_000, 80.0) == "other programs use the machine: 80 % of the cores"
-    assert look(10_000, 80.0, 50.0) == "other programs use the machine: 80 % of the cores, 50 % of GPU 0"
-    assert look(20_000, 5.0).endswith("work starts in 1 min 0 s")
-    assert look(79_000, 5.0).endswith("work starts in 1 s")
-    assert look(80_000, 5.0) == ""
-    assert look(85_000, 5.0, 21.0) == "other programs use the machine: 21 % of GPU 0"
-    assert look(90_000, 5.0) != ""
+    assert decide_at(0, 5.0) == "", "a machine that is idle from the start needs no waiting"
+    assert decide_at(5_000, 80.0) == "other programs use the machine: 80 % of the cores"
+    assert decide_at(10_000, 80.0, 50.0) == "other programs use the machine: 80 % of the cores, 50 % of GPU 0"
+    assert decide_at(20_000, 5.0).endswith("work starts in 1 min 0 s")
+    assert decide_at(79_000, 5.0).endswith("work starts in 1 s")
+    assert decide_at(80_000, 5.0) == ""
+    assert decide_at(85_000, 5.0, 21.0) == "other programs use the machine: 21 % of GPU 0"
+    assert decide_at(90_000, 5.0) != ""
 
 
 def test_idle_only_where_nothing_is_known_holds_rather_than_disturbs() -> None:

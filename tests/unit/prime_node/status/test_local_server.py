@@ -18,13 +18,13 @@ from support.node_report import JOINING, RELAY, REPORT
 @asynccontextmanager
 async def serving(report: dict[str, Any], page: PageConfig | None = None) -> AsyncIterator[tuple[str, Any]]:
     pages = make_pages(lambda: report, make_metrics(lambda: report))
-    door = LocalServer(lambda: report, {}, page or PageConfig(), pages)
-    url = await door.start()
+    server = LocalServer(lambda: report, {}, page or PageConfig(), pages)
+    url = await server.start()
     try:
         async with aiohttp.ClientSession() as session:
             yield url, session
     finally:
-        await door.close()
+        await server.close()
 
 
 async def test_the_page_shows_the_node_and_allows_nothing_else() -> None:
@@ -98,6 +98,6 @@ async def test_a_port_that_is_taken_is_refused_if_it_was_asked_for() -> None:
             async with serving(REPORT, PageConfig(port=port)):
                 pass
     doors = [LocalServer(lambda: REPORT, {}, PageConfig()) for _ in range(2)]
-    urls = [await door.start() for door in doors]
+    urls = [await server.start() for server in doors]
     assert len(set(urls)) == 2, "two nodes on one machine both have a page"
-    await asyncio.gather(*(door.close() for door in doors))
+    await asyncio.gather(*(server.close() for server in doors))

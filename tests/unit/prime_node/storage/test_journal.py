@@ -21,7 +21,7 @@ def digest(text: str) -> Digest:
     return Digest(sha256(text.encode()).digest())
 
 
-def piece(lease: int = 1, state: JobState = S.PRODUCED) -> JobRecord:
+def record(lease: int = 1, state: JobState = S.PRODUCED) -> JobRecord:
     return JobRecord(
         run=RUN,
         lease=lease,
@@ -48,19 +48,19 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_a_piece_comes_back_as_it_went_also_in_the_next_process(tmp_path: Path, journal: Journal) -> None:
-    journal.add(piece(), 2_000)
+    journal.add(record(), 2_000)
     found = Journal(tmp_path / "journal.db").get_by_lease(RUN, 1)
-    assert found == replace(piece(), history=(("produced", 2_000),))
+    assert found == replace(record(), history=(("produced", 2_000),))
     assert journal.get_by_lease(RunId("other"), 1) is None
     assert journal.get_by_submission(digest("submission 1")) == found
 
 
 def test_a_piece_only_moves_forward_and_keeps_when(journal: Journal) -> None:
-    journal.add(piece(), 2_000)
-    moved = journal.advance(piece(), S.ACCEPTED, 3_000)
+    journal.add(record(), 2_000)
+    moved = journal.advance(record(), S.ACCEPTED, 3_000)
     moved = journal.advance(moved, S.RECEIVED, 4_000)
     assert moved.state is S.ACCEPTED
-    moved = journal.advance(piece(), S.PAID, 5_000)
+    moved = journal.advance(record(), S.PAID, 5_000)
     assert moved.history == (("produced", 2_000), ("accepted", 3_000), ("paid", 5_000)), "whoever held an old copy"
     assert not moved.is_open
     assert journal.get_by_lease(RUN, 1) == moved
@@ -68,8 +68,8 @@ def test_a_piece_only_moves_forward_and_keeps_when(journal: Journal) -> None:
 
 
 def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
-    journal.add(piece(), 0)
-    moved = journal.advance(piece(), S.REJECTED, 1, reason="margin of row 3")
+    journal.add(record(), 0)
+    moved = journal.advance(record(), S.REJECTED, 1, reason="margin of row 3")
     assert (moved.reason, moved.is_open) == ("margin of row 3", True)
     over = journal.advance(moved, S.REJECTED, 2, is_open=False)
     assert (over.reason, over.is_open, over.state) == ("margin of row 3", False, S.REJECTED)
@@ -77,11 +77,11 @@ def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
 
 
 def test_the_way_of_a_piece_is_told_with_what_nobody_saw_in_time_and_what_is_next(journal: Journal) -> None:
-    journal.add(piece(), 2_000)
-    journal.advance(piece(), S.RECEIVED, 3_000)
+    journal.add(record(), 2_000)
+    journal.advance(record(), S.RECEIVED, 3_000)
     assert [
         line.split("  ")[-1].partition(":")[0]
-        for line in describe_progress(journal.advance(piece(), S.CREDITED, 9_000), [5_000])
+        for line in describe_progress(journal.advance(record(), S.CREDITED, 9_000), [5_000])
     ] == [
         "produced",
         "received",
@@ -89,7 +89,7 @@ def test_the_way_of_a_piece_is_told_with_what_nobody_saw_in_time_and_what_is_nex
         "credited",
         "paid",
     ]
-    told = describe_progress(journal.advance(piece(), S.PAID, 10_000), [])
+    told = describe_progress(journal.advance(record(), S.PAID, 10_000), [])
     assert (told[0], len(told)) == ("1970-01-01 00:00:02 UTC  produced", 4), "unchecked, and nothing more to come"
 
 
@@ -106,7 +106,7 @@ def test_every_state_can_be_reached_and_ends_are_ends() -> None:
 
 def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
     for lease in range(5):
-        journal.add(piece(lease), 2_000)
+        journal.add(record(lease), 2_000)
     assert [each.lease for each in journal.list_newest(2)] == [4, 3]
     assert journal.find("3").lease == 3
     assert journal.find(str(digest("submission 2"))[:12]).lease == 2
@@ -120,7 +120,7 @@ def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
 def test_old_pieces_leave_and_open_ones_stay(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prime_node.storage.journal.RECORDS_KEPT", 3)
     for lease in range(6):
-        journal.add(replace(piece(lease), is_open=lease == 0), 2_000)
+        journal.add(replace(record(lease), is_open=lease == 0), 2_000)
     assert [each.lease for each in journal.list_newest()] == [5, 4, 3, 2, 0]
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
     journal = Journal(path)
-    journal.add(piece(), 1)
+    journal.add(record(), 1)
     assert len(journal.list_newest()) == 1
     assert (tmp_path / "journal.db.damaged").stat().st_size > 5_000
 
@@ -149,7 +149,7 @@ def test_a_damaged_row_is_forgotten_and_keeps_nobody_from_the_others(
     tmp_path: Path, journal: Journal, column: str, value: object
 ) -> None:
     for lease in (1, 2):
-        journal.add(piece(lease), 2_000)
+        journal.add(record(lease), 2_000)
     with sqlite3.connect(tmp_path / "journal.db") as database:
         database.execute(f"update jobs set {column} = ? where lease = 1", (value,))
     assert [each.lease for each in journal.list_newest()] == [2]
@@ -158,7 +158,7 @@ def test_a_damaged_row_is_forgotten_and_keeps_nobody_from_the_others(
 
 
 def test_a_text_that_is_none_any_more_is_read_as_far_as_it_goes(tmp_path: Path, journal: Journal) -> None:
-    journal.add(replace(piece(), reason="late"), 2_000)
+    journal.add(replace(record(), reason="late"), 2_000)
     with sqlite3.connect(tmp_path / "journal.db") as database:
         database.execute("update jobs set reason = cast(x'6cff' as text)")
     assert [each.reason for each in journal.list_newest()] == ["l\ufffd"]
@@ -170,12 +170,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_files_are_kept_whole_and_swept_when_nothing_names_them(tmp_path: Path) -> None:
-    shelf = UploadSpool(tmp_path / "files")
-    kept, gone = shelf.put(b"rollouts"), shelf.put(b"evidence")
-    assert (shelf.get(kept), shelf.put(b"rollouts")) == (b"rollouts", kept)
+    spool = UploadSpool(tmp_path / "files")
+    kept, gone = spool.put(b"rollouts"), spool.put(b"evidence")
+    assert (spool.get(kept), spool.put(b"rollouts")) == (b"rollouts", kept)
     (tmp_path / "files" / "draft.draft").write_bytes(b"half")
-    assert shelf.remove_unnamed({kept}) == 2
-    assert (shelf.get(kept), shelf.get(gone)) == (b"rollouts", None)
+    assert spool.remove_unnamed({kept}) == 2
+    assert (spool.get(kept), spool.get(gone)) == (b"rollouts", None)
     (tmp_path / "files" / kept.hex()).write_bytes(b"rollouts?")
-    assert shelf.get(kept) is None, "what is not what it was is not sent"
+    assert spool.get(kept) is None, "what is not what it was is not sent"
     assert list((tmp_path / "files").iterdir()) == []

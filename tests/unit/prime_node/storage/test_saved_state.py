@@ -22,11 +22,11 @@ FULL = SavedState(
 )
 
 
-@pytest.mark.parametrize("memory", [SavedState(), FULL])
-def test_what_was_saved_is_loaded(memory: SavedState, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [SavedState(), FULL])
+def test_what_was_saved_is_loaded(state: SavedState, tmp_path: Path) -> None:
     file = SavedStateFile(tmp_path / "memory")
-    file.save(memory)
-    assert file.load() == memory
+    file.save(state)
+    assert file.load() == state
 
 
 def test_nothing_or_damage_is_an_empty_memory(tmp_path: Path) -> None:
