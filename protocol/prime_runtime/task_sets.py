@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
@@ -17,10 +18,11 @@ from prime_protocol.tasks.family import Grade, SandboxJob, Task, TaskFamily, Tas
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest
 from prime_runtime.files import write_atomic
-from prime_runtime.http.client import HttpClient
-from prime_runtime.http.config import ServerAddress
-from prime_runtime.http.coordinator_api import fetch_file
-from prime_runtime.sandbox.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from prime_runtime.http.client import HttpClient
+    from prime_runtime.http.config import ServerAddress
+    from prime_runtime.sandbox.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ def open_task_set(task_set: str, problem_file: Path | None = None) -> TaskFamily
 class TaskSetCache:
     """Opens each task set once. Problem files come from the coordinator and are kept in `folder`, if given."""
 
-    def __init__(self, client: HttpClient, server: ServerAddress, folder: Path | None = None) -> None:
+    def __init__(self, client: "HttpClient", server: "ServerAddress", folder: Path | None = None) -> None:
         self._client = client
         self._server = server
         self._folder = folder
@@ -65,13 +67,16 @@ class TaskSetCache:
             if sha256(data).digest() == digest:
                 return data
             log.warning("the problem file %s on this disk is damaged; fetching it again", digest)
+        # The coordinator's checker opens task sets in small processes; those need no HTTP client.
+        from prime_runtime.http.coordinator_api import fetch_file
+
         data = await fetch_file(self._client, self._server, f"/datasets/{digest}", digest, bytes_max=DATASET_BYTES_MAX)
         if path is not None:
             await asyncio.to_thread(write_atomic, path, data)
         return data
 
 
-async def grade_answers(family: TaskFamily, task: Task, answers: Sequence[str], sandbox: Sandbox) -> list[Grade]:
+async def grade_answers(family: TaskFamily, task: Task, answers: Sequence[str], sandbox: "Sandbox") -> list[Grade]:
     """LocalError where this machine cannot run a sandbox job: that says nothing about the answer."""
     found = await asyncio.to_thread(lambda: [family.grade(task, answer) for answer in answers])
 

@@ -22,8 +22,7 @@ from typing import BinaryIO
 from prime_coordinator.intake.checks import ExpectedSubmission, verify_rollout_file
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Submitted
-from prime_protocol.tasks.family import TaskFamily, TaskSetSpec
-from prime_protocol.tasks.registry import open_family
+from prime_runtime.task_sets import open_task_set
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +46,14 @@ class CheckJob:
 # --- The checking process ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4)
-def _get_family(task_set: str, dataset: Path | None) -> TaskFamily:
-    """LocalError if it cannot be opened: the operator chose the task set and its problem file, not the worker."""
-    try:
-        return open_family(TaskSetSpec.parse(task_set), dataset.read_bytes() if dataset else b"")
-    except (RemoteError, OSError, MemoryError) as error:
-        raise LocalError(f"the run's task set {task_set} cannot be opened: {error}") from None
+_open_cached = lru_cache(maxsize=4)(open_task_set)
+"""LocalError if it cannot be opened: the operator chose the task set and its problem file, not the worker."""
 
 
 def run_check(job: CheckJob) -> dict[str, str]:
     """Empty if the file is good; `field` and `problem` if the worker is at fault, `local` if the operator is."""
     try:
-        family = _get_family(job.expected.terms.task_set, job.dataset)
+        family = _open_cached(job.expected.terms.task_set, job.dataset)
         verify_rollout_file(job.path.read_bytes(), job.entry, job.expected, family, None)
     except LocalError as error:
         return {"local": str(error)}

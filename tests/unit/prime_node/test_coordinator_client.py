@@ -100,7 +100,7 @@ async def test_a_busy_or_silent_coordinator_is_tried_again_before_the_entry_is_s
     assert (busy.sent, silent.sent) == (["question"], ["question"])
 
 
-async def test_an_entry_that_is_refused_is_told_as_it_was(spool: UploadSpool) -> None:
+async def test_a_refused_entry_is_reported_with_its_refusal(spool: UploadSpool) -> None:
     event = await deliver(Line(entry=refusal(RefusalCode.MALFORMED)), spool, spool.put(b"rows!"))
     assert isinstance(event, SendRefused)
     assert event.refusal.field == "purpose"

@@ -54,7 +54,7 @@ def test_what_the_owner_set_is_not_overruled() -> None:
         ([("a", "active")], {"coordinator_id": "0x" + "22" * 20}, "That is another coordinator: ask the operator"),
     ],
 )
-def test_what_cannot_be_chosen_or_does_not_fit_is_said(runs: Any, changes: dict[str, Any], problem: str) -> None:
+def test_an_ambiguous_or_contradicting_setting_is_an_error(runs: Any, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(LocalError, match=problem):
         complete_config(config(**changes), parse_coordinator_info(status(*runs)))
 
@@ -116,7 +116,7 @@ def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int 
         (LocalError("is the URL right?"), "is the URL right?"),
     ],
 )
-def test_a_new_user_is_told_what_to_do(error: LocalError | RemoteError, text: str) -> None:
+def test_errors_tell_a_new_owner_what_to_do(error: LocalError | RemoteError, text: str) -> None:
     assert text in explain_error(error, 3_600_000)
 
 
@@ -165,7 +165,7 @@ async def test_nothing_in_an_answer_can_command_a_terminal() -> None:
         assert await client.get("/x", run="demo") == {"a": ["\\x1b[2J", {"b\\x07": 1.5}], "c": None}
 
 
-async def test_nobody_there_is_told_as_that() -> None:
+async def test_an_unreachable_coordinator_is_reported_as_such() -> None:
     async with answering(b"{}") as url:
         pass
     async with open_json_client(url) as client:

@@ -69,7 +69,7 @@ def test_each_job_gets_one_line_of_result(garbage: Path) -> None:
 
 
 async def test_a_task_set_that_cannot_be_opened_is_the_operators_fault(checkers: CheckerPool, garbage: Path) -> None:
-    with pytest.raises(LocalError, match="the run's task set no-such-family cannot be opened"):
+    with pytest.raises(LocalError, match="the task set no-such-family cannot be opened"):
         await checkers.check(make_job(garbage, "no-such-family"))
 
 

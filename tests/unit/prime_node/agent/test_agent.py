@@ -299,7 +299,7 @@ def test_an_answer_that_was_overtaken_is_sent_again_and_one_that_was_refused_is_
     assert runner.sent(Submitted) == []
 
 
-def test_the_lease_of_a_refused_file_is_given_back() -> None:
+def test_the_lease_of_a_refused_file_is_returned() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant())
     runner.post(Generated(0, made()))
@@ -316,7 +316,7 @@ def test_work_that_ends_after_its_deadline_is_dropped() -> None:
     assert runner.sent(Submitted) == []
 
 
-def test_a_lease_that_cannot_be_done_in_time_is_given_back() -> None:
+def test_a_lease_that_cannot_be_finished_in_time_is_returned() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant(0))
     runner.wait(50_000)
@@ -361,7 +361,7 @@ def test_a_refused_request_is_repeated_with_growing_pauses_until_a_new_step_begi
     assert len(runner.sent(LeaseRequest)) == 1
 
 
-def test_a_lease_of_an_unknown_step_makes_the_node_beat_at_once() -> None:
+def test_a_lease_of_an_unknown_step_triggers_a_heartbeat() -> None:
     runner = FakeRunner().ready()
     runner.sent(Heartbeat)
     runner.lease(grant(step=1))
@@ -463,7 +463,7 @@ def test_an_inspection_ends_in_what_others_must_have_seen_and_in_no_verdict() ->
         assert [each.reader for each in sent.message.seen] == sorted([node("a"), node("b")])
 
 
-def test_a_verdict_has_the_looks_of_its_own_author_alone() -> None:
+def test_a_verdict_carries_only_its_own_authors_read_proof() -> None:
     runner = FakeRunner(VALIDATOR)
     runner.heartbeat(audits=(task(),))
     proofs = {KEY.node: b"\2" * READ_PROOF_BYTES, node("a"): b"\1" * READ_PROOF_BYTES}
@@ -474,7 +474,7 @@ def test_a_verdict_has_the_looks_of_its_own_author_alone() -> None:
 # --- Punishment and commands ----------------------------------------------------------------------------------------
 
 
-def test_a_node_appeals_for_its_own_work_and_for_nobody_elses() -> None:
+def test_a_node_appeals_only_for_its_own_submissions() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant())
     runner.post(Generated(0, made()))
@@ -563,7 +563,7 @@ def test_a_node_that_is_stopped_with_nothing_in_hand_ends_at_once() -> None:
     assert runner.pop(Stop) == [Stop("")]
 
 
-def test_a_lease_that_was_given_back_is_not_taken_up_again_even_after_a_restart() -> None:
+def test_a_returned_lease_is_not_resumed_even_after_a_restart() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant())
     runner.post(GenerationFailed(0, "out of memory"))
@@ -591,7 +591,7 @@ def test_a_node_that_cannot_do_its_work_asks_less_and_less_often() -> None:
     assert gaps[-1] > 8 * gaps[0]
 
 
-def test_the_time_that_an_engine_takes_to_start_is_not_a_nodes_pace() -> None:
+def test_engine_start_time_does_not_count_towards_throughput() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant(0))
     runner.wait(50_000)
@@ -602,7 +602,7 @@ def test_the_time_that_an_engine_takes_to_start_is_not_a_nodes_pace() -> None:
     assert len(runner.pop(Generate)) == 2, "a hundred seconds of work, and two minutes of time"
 
 
-def test_work_that_falls_too_far_behind_is_given_back_early() -> None:
+def test_a_lease_that_would_miss_its_deadline_is_returned_early() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant(minutes=4))
     runner.post(GenerationProgressed(0, rows_done=0, rows=16))
@@ -649,7 +649,7 @@ def test_a_stopped_node_gives_back_its_leases_and_ends() -> None:
     assert len(runner.pop(Stop)) == 1
 
 
-def test_a_stopped_node_ends_even_if_nobody_hears_it() -> None:
+def test_a_stopped_node_ends_even_if_the_coordinator_does_not_answer() -> None:
     runner = FakeRunner().ready()
     runner.lease(grant())
     runner.heartbeat(leases=(grant(),), command=NodeCommand.STOP)

@@ -307,13 +307,13 @@ async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
     assert evidence.numbers == ()
 
 
-async def test_a_finding_has_the_looks_of_its_own_reader_whatever_it_finds(bench: Bench) -> None:
+async def test_a_finding_has_its_own_read_proof_whatever_the_outcome(bench: Bench) -> None:
     for data in (bench.data, bench.forge(swap_token)):
         (reader, looks), *others = (await bench.find(data)).read_proofs.items()
         assert (reader, len(looks), others) == (KEY.node, READ_PROOF_BYTES, [])
 
 
-async def test_an_inspector_finds_the_looks_of_those_who_read_and_no_others(bench: Bench) -> None:
+async def test_an_inspection_yields_the_read_proofs_of_the_readers_only(bench: Bench) -> None:
     said, other = (await bench.find(bench.data)).read_proofs[KEY.node], NodeId(bytes(20))
     event = await bench.audit(bench.data, readers=(KEY.node, other))
     assert isinstance(event, AuditDone)
@@ -325,7 +325,7 @@ async def test_an_inspector_finds_the_looks_of_those_who_read_and_no_others(benc
     assert not event.finding.has_bundle
 
 
-async def test_what_needs_no_model_has_no_looks(bench: Bench) -> None:
+async def test_a_file_that_fails_without_the_model_has_no_read_proof(bench: Bench) -> None:
     finding = await bench.find(bench.forge(FORGERIES["another prompt"]))
     assert (finding.outcome, finding.read_proofs) == (Outcome.FRAUDULENT, {})
     event = await bench.audit(b"no file", readers=(KEY.node,))

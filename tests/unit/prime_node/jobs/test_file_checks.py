@@ -72,7 +72,7 @@ NUMBERS = RowMeasurement(
 HONEST = file(row([4, 5, EOS]), row([4] * LIMIT, FinishReason.LENGTH))
 
 
-def test_an_honest_file_has_no_flaw_and_its_numbers_are_told() -> None:
+def test_an_honest_file_has_no_flaw_and_reports_its_metrics() -> None:
     assert find_token_flaws(HONEST, RULES) == []
     numbers = [NUMBERS, replace(NUMBERS, row=1, margin_max=0.3, margin_sum=0.3)]
     assert find_model_flaws(numbers, TOLERANCE) == []
@@ -148,7 +148,7 @@ def test_a_number_far_beyond_its_limit_is_hard_by_itself(row: RowMeasurement, ch
         (replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=60),)), "exponent_mismatches"),
     ],
 )
-def test_one_chunk_beyond_a_limit_convicts_nobody_and_three_do(row: RowMeasurement, check: str) -> None:
+def test_one_chunk_beyond_a_limit_is_not_enough_and_three_are(row: RowMeasurement, check: str) -> None:
     for count in (1, 2):
         rows = [replace(row, row=number) for number in range(count)] + [NUMBERS] * 8
         weighed, flaws = weigh_rows(rows, TOLERANCE)
@@ -209,7 +209,7 @@ def test_limits_themselves_are_allowed() -> None:
     assert (flaws, weighed.beyond, weighed.unusual) == ([], 0, 1)
 
 
-def test_a_forged_file_is_told_in_a_few_flaws() -> None:
+def test_a_forged_file_lists_only_a_few_flaws() -> None:
     bad = [replace(with_span(margin_max=9.0), row=number) for number in range(1_000)]
     flaws = find_model_flaws(bad, TOLERANCE)
     assert len(flaws) == FLAWS_KEPT

@@ -98,7 +98,7 @@ async def test_an_engine_that_dies_once_costs_time_and_not_the_lease(setup: JobS
     assert setup.engine.restarts == 1
 
 
-async def test_an_engine_that_keeps_dying_costs_the_lease_and_then_nothing_is_tried(setup: JobSetup) -> None:
+async def test_an_engine_that_keeps_dying_costs_the_lease_and_is_then_held(setup: JobSetup) -> None:
     setup.behave("die")
     event = await setup.generator.generate(wanted(0), ignore)
     assert isinstance(event, GenerationFailed)

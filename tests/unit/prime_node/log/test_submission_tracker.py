@@ -119,7 +119,7 @@ def setup(tmp_path: Path) -> TrackerSetup:
     return TrackerSetup(tmp_path)
 
 
-async def test_a_piece_is_followed_from_its_receipt_to_its_pay_and_its_file_kept_until_it_is_accepted(
+async def test_a_submission_is_tracked_until_paid_and_its_file_kept_until_accepted(
     setup: TrackerSetup,
 ) -> None:
     seen = []
@@ -171,7 +171,7 @@ async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: 
     assert "margin of row 3" in record.reason
 
 
-async def test_a_slash_that_is_overturned_leaves_a_good_piece(setup: TrackerSetup) -> None:
+async def test_an_overturned_slash_leaves_an_accepted_job(setup: TrackerSetup) -> None:
     setup.submission("hard", verdicts=1)
     setup.verdicts("hard", "margin of row 3")
     await setup.poll_once()
@@ -220,7 +220,7 @@ def test_a_node_that_was_found_dishonest_puts_up_no_more_by_itself() -> None:
     assert compute_missing_stake(slashed, run) == 0
 
 
-def test_a_state_that_nobody_knows_is_taken_for_received() -> None:
+def test_an_unknown_progress_counts_as_received() -> None:
     seen = SubmissionStatus(submission=digest("x"), step=0, progress="in orbit", verdicts=0, credited=False)
     assert derive_state(seen, frozenset()) is S.RECEIVED
 

@@ -161,7 +161,7 @@ class Keeper:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_keeper_learns_the_key_keeps_what_fits_and_tells_others(tmp_path: Path) -> None:
+async def test_a_monitor_learns_the_key_saves_verified_heads_and_gossips_them(tmp_path: Path) -> None:
     monitor = Keeper(tmp_path / "heads", LONG)
     monitor.monitor.add_coordinator_head(LONG.note(300))
     await monitor.until(lambda: monitor.verified == [300])
@@ -200,7 +200,7 @@ async def test_a_coordinator_that_shows_us_two_histories_is_convicted_and_not_fo
     assert set(monitor.verified) == {600}
 
 
-async def test_what_the_log_did_not_sign_or_cannot_prove_convicts_nobody(tmp_path: Path) -> None:
+async def test_unsigned_or_unproven_heads_are_no_fork(tmp_path: Path) -> None:
     monitor = Keeper(tmp_path / "heads", LONG)
     stranger = Ed25519PrivateKey.from_private_bytes(b"\x08" * 32)
     monitor.monitor.add_coordinator_head(LONG.note(300, stranger))

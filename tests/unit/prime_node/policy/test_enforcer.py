@@ -118,7 +118,7 @@ async def test_a_gpu_can_be_paused_by_number_or_uuid(tmp_path: Path) -> None:
         enforcer.resume("1")
 
 
-async def test_gpus_that_come_and_go_are_told_of(tmp_path: Path) -> None:
+async def test_gpus_that_appear_and_disappear_are_reported(tmp_path: Path) -> None:
     driver = Driver("GPU-aaaaaaaa")
     enforcer, control = make(tmp_path, driver)
     await enforcer.poll()
@@ -139,7 +139,7 @@ async def test_gpus_that_come_and_go_are_told_of(tmp_path: Path) -> None:
     assert (control.changes, enforcer.lost) == (3, {})
 
 
-async def test_a_drain_is_said_once_and_stays(tmp_path: Path) -> None:
+async def test_a_drain_is_requested_once_and_stays(tmp_path: Path) -> None:
     enforcer, control = make(tmp_path)
     enforcer.drain()
     await enforcer.poll()
@@ -156,7 +156,7 @@ async def test_policy_ends_the_node_after_its_leases(tmp_path: Path) -> None:
     assert (control.drained, enforcer.decision.stop) == (1, "2 leases are done (policy.stop_after_leases)")
 
 
-async def test_before_the_node_has_joined_there_is_nobody_to_hold(tmp_path: Path) -> None:
+async def test_before_the_node_has_joined_there_is_nothing_to_hold(tmp_path: Path) -> None:
     enforcer, _ = make(tmp_path)
     enforcer.control = None
     enforcer.pause(None)

@@ -180,7 +180,7 @@ def test_idle_only_where_nothing_is_known_holds_rather_than_disturbs() -> None:
 # --- Ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_finishes_and_stops_when_its_owner_said() -> None:
+def test_a_node_drains_at_the_time_its_owner_set() -> None:
     policy = OwnerPolicy(PolicyConfig(stop_at="07:00"))
     evening, morning = MONDAY_MS + 20 * HOUR_MS, MONDAY_MS + DAY_MS + 7 * HOUR_MS
     assert policy.decide(replace(QUIET, local_ms=evening)) == PolicyDecision()

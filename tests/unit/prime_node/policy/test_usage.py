@@ -42,6 +42,6 @@ def test_a_damaged_one_is_taken_as_empty(tmp_path: Path) -> None:
     assert DailyCounterFile(path, clock).load() == 0
 
 
-def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
+def test_a_failing_disk_does_not_stop_the_node(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     DailyCounterFile(tmp_path / "file" / "sent.json", HandClock()).save(5)

@@ -41,7 +41,7 @@ def test_a_bond_is_put_up_in_time_and_inside_what_the_owner_allows(
 
 
 @pytest.mark.parametrize(("bond_max_nano", "rpc"), [(0, "http://127.0.0.1:1"), (5, "")])
-def test_without_leave_nothing_is_bonded_and_the_owner_is_told_how(
+def test_without_permission_no_bond_is_paid_and_the_log_says_how(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bond_max_nano: int, rpc: str
 ) -> None:
     appeals = make(tmp_path, bond_max_nano=bond_max_nano, rpc=rpc)
@@ -66,7 +66,7 @@ async def test_a_chain_that_is_away_is_asked_again_and_a_restart_forgets_nothing
     assert list(json.loads((tmp_path / "chain" / "appeals.json").read_text())) == [str(NAME)]
 
 
-def test_a_file_that_cannot_be_read_is_said_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_appeals_file_is_logged_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "chain").mkdir()
     (tmp_path / "chain" / "appeals.json").write_text('{"no name": 1}')
     make(tmp_path, bond_max_nano=5, rpc="http://127.0.0.1:1")

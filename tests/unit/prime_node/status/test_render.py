@@ -115,7 +115,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("report", "expected"), TROUBLES)
-def test_what_is_wrong_is_told_first_with_what_to_do(report: dict[str, Any], expected: str) -> None:
+def test_alerts_come_first_and_say_what_to_do(report: dict[str, Any], expected: str) -> None:
     assert expected in render_text(report).splitlines()[0]
     assert expected in text_of(render_html(report))
     assert "alerts" in screen_of(report)
@@ -191,7 +191,7 @@ def test_details_appear_when_they_are_there() -> None:
     assert "none yet" in render_text(changed(weights={"transfers": [], "held": []}))
 
 
-def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
+def test_standing_alerts_only_nodes_that_want_work() -> None:
     def tone(**parts: Any) -> Tone:
         (fact,) = (
             part
@@ -208,7 +208,7 @@ def test_standing_is_bad_news_only_for_those_who_want_work() -> None:
     assert tone(account=idle, owner={"hold": "paused"}) is Tone.GOOD, "it was the owner's wish"
 
 
-def test_a_report_of_another_version_is_told_as_one() -> None:
+def test_a_report_of_another_version_is_reported_as_such() -> None:
     assert render_report(REPORT, render_text) == render_text(REPORT)
     older = {name: value for name, value in REPORT.items() if name != "owner"}
     with pytest.raises(LocalError, match=r"another version \(0\.1\.0\) than this command; restart it"):
@@ -295,7 +295,7 @@ GOSSIPING = replace(P2P_OFF, is_running=True, connected=3, known=9, messages_in=
         (None, "off: no port; gossip comes from the coordinator over HTTP"),
     ],
 )
-def test_gossip_that_reaches_nobody_is_not_called_on(status: P2PStatus | None, text: str) -> None:
+def test_gossip_without_peers_is_not_shown_as_on(status: P2PStatus | None, text: str) -> None:
     told = describe_p2p(status, "no port")
     assert told["text"] == text
     assert told["is_on"] == (status is not None)

@@ -47,7 +47,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal.db")
 
 
-def test_a_piece_comes_back_as_it_went_also_in_the_next_process(tmp_path: Path, journal: Journal) -> None:
+def test_a_record_survives_a_restart_unchanged(tmp_path: Path, journal: Journal) -> None:
     journal.add(record(), 2_000)
     found = Journal(tmp_path / "journal.db").get_by_lease(RUN, 1)
     assert found == replace(record(), history=(("produced", 2_000),))
@@ -55,7 +55,7 @@ def test_a_piece_comes_back_as_it_went_also_in_the_next_process(tmp_path: Path, 
     assert journal.get_by_submission(digest("submission 1")) == found
 
 
-def test_a_piece_only_moves_forward_and_keeps_when(journal: Journal) -> None:
+def test_a_record_only_advances_and_keeps_its_times(journal: Journal) -> None:
     journal.add(record(), 2_000)
     moved = journal.advance(record(), S.ACCEPTED, 3_000)
     moved = journal.advance(moved, S.RECEIVED, 4_000)
@@ -76,7 +76,7 @@ def test_a_reason_stays_with_the_state_it_explains(journal: Journal) -> None:
     assert journal.advance(moved, S.CREDITED, 3).reason == "", "an appeal was heard"
 
 
-def test_the_way_of_a_piece_is_told_with_what_nobody_saw_in_time_and_what_is_next(journal: Journal) -> None:
+def test_the_progress_of_a_job_shows_skipped_states_and_what_comes_next(journal: Journal) -> None:
     journal.add(record(), 2_000)
     journal.advance(record(), S.RECEIVED, 3_000)
     assert [
@@ -104,7 +104,7 @@ def test_every_state_can_be_reached_and_ends_are_ends() -> None:
     }
 
 
-def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
+def test_records_are_found_by_lease_or_id_prefix(journal: Journal) -> None:
     for lease in range(5):
         journal.add(record(lease), 2_000)
     assert [each.lease for each in journal.list_newest(2)] == [4, 3]
@@ -117,7 +117,7 @@ def test_pieces_are_found_by_what_a_person_types(journal: Journal) -> None:
             journal.find(text)
 
 
-def test_old_pieces_leave_and_open_ones_stay(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_records_are_deleted_and_open_ones_kept(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prime_node.storage.journal.RECORDS_KEPT", 3)
     for lease in range(6):
         journal.add(replace(record(lease), is_open=lease == 0), 2_000)
@@ -145,7 +145,7 @@ def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
         ("run", "a b"),
     ],
 )
-def test_a_damaged_row_is_forgotten_and_keeps_nobody_from_the_others(
+def test_a_damaged_row_is_deleted_and_the_others_are_read(
     tmp_path: Path, journal: Journal, column: str, value: object
 ) -> None:
     for lease in (1, 2):

@@ -49,7 +49,7 @@ def test_a_key_is_drawn_once_and_found_again(tmp_path: Path) -> None:
         open_key(config_of(tmp_path, password=None))
 
 
-def test_who_gives_no_password_gets_a_strong_one_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_without_a_password_a_strong_one_is_generated_in_its_own_file(tmp_path: Path) -> None:
     opened = open_key(config_of(tmp_path, password=None))
     assert (opened.is_new, opened.is_password_new) == (True, True)
     password = NodeFolder(tmp_path).password
