@@ -15,7 +15,7 @@ from prime_node.doctor.machine import load_nvml, probe_port
 from prime_node.doctor.probes import describe_hardware
 from prime_node.joining import CoordinatorDiscovery, PrintLine
 from prime_node.policy.enforcer import PolicyEnforcer
-from prime_node.status.local_server import LocalServer, make_metrics, make_pages
+from prime_node.status.local_server import LocalServer
 from prime_node.status.report import ProcessInfo, make_joining_report, make_report
 from prime_node.storage.keys import OpenedKey, open_key
 from prime_node.storage.node_folder import (
@@ -52,14 +52,13 @@ class NodeProcess:
         self._enforcer = PolicyEnforcer(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
         self._parts = Supervisor([SupervisedTask("owner", self._enforcer.run)], clock)
         self._url = ""
-        orders = {
+        commands = {
             "stop": self._handle_stop,
             "pause": self._handle_pause,
             "resume": self._handle_resume,
             "drain": self._handle_drain,
         }
-        pages = make_pages(self.report, make_metrics(self.report))
-        self._local_server = LocalServer(self.report, orders, config.page, pages)
+        self._local_server = LocalServer(self.report, commands, config.page)
 
     async def start_control_api(self, lock: ProcessLock, stack: AsyncExitStack) -> None:
         """From then on other commands on this machine reach the node."""

@@ -17,7 +17,7 @@ from prime_node.storage.node_folder import save_trainer
 from prime_node.swarm import Swarm
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime.clock import Clock
+from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.http.client import HttpClient
 from prime_runtime.supervisor import SupervisedTask, Supervisor
 
@@ -80,10 +80,7 @@ class Daemon:
         """Waits for `stop`, then gives the agent a moment to return its leases."""
         await stop.wait()
         self.work.post_event(StopRequested())
-        try:
-            async with asyncio.timeout(SHUTDOWN_MS / 1000):
-                await self._agent_done.wait()
-        except TimeoutError:
+        if not await wait_until_set(self._agent_done, SHUTDOWN_MS):
             log.warning("shutdown timed out; leases and unsent entries resume at the next start")
 
     def _finish(self, reason: str) -> None:

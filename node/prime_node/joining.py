@@ -19,7 +19,7 @@ from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import Refusal, RefusalCode
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
-from prime_runtime.clock import Clock
+from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.formatting import format_duration
 from prime_runtime.http.client import CallRefused, HttpClient, Unreachable
 from prime_runtime.http.coordinator_api import open_json_client
@@ -224,7 +224,7 @@ class CoordinatorDiscovery:
                 if self._is_first and not is_retryable(error):
                     raise LocalError(problem) from None
                 self._report_problem(problem)
-            await self._wait(wait_ms)
+            await wait_until_set(self._stop, wait_ms)
             wait_ms = min(RETRY_MS_MAX, 2 * wait_ms)
         return None
 
@@ -233,10 +233,3 @@ class CoordinatorDiscovery:
             log.warning("cannot join yet: %s", problem)
             self._print(f"not joined yet, retrying: {problem}")
         self.problem = problem
-
-    async def _wait(self, wait_ms: int) -> None:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await self._stop.wait()
-        except TimeoutError:
-            pass

@@ -76,6 +76,15 @@ class SystemClock:
         await asyncio.sleep(duration_ms / 1000)
 
 
+async def wait_until_set(event: asyncio.Event, timeout_ms: int) -> bool:
+    """Whether the event was set in time."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 def read_wall_ms() -> int:
     return time.time_ns() // 1_000_000
 

@@ -15,7 +15,7 @@ from prime_node.engine.config import EngineConfig, EngineKind
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineProcess, build_command, build_environment
-from prime_node.jobs.file_checks import find_model_flaws
+from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.wire.ids import Digest
 from support.spliced_weights import splice_checkpoint
@@ -110,7 +110,7 @@ async def test_what_one_engine_writes_every_other_one_verifies_before_and_after_
         for writer in KINDS:
             for reader in (TORCH, VLLM_KIND):
                 rows = await processes[reader].check(stale[writer], SAMPLING, AUDIT)
-                assert find_model_flaws(rows, Tolerance()), f"{reader} takes what {writer} wrote with the old weights"
+                assert weigh_rows(rows, Tolerance())[1], f"{reader} takes what {writer} wrote with the old weights"
 
 
 async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kind, list[ClaimedRow]]) -> None:
@@ -118,6 +118,6 @@ async def check_all_pairs(processes: dict[Kind, EngineProcess], claims: dict[Kin
         for writer in KINDS:
             rows = await process.check(claims[writer], SAMPLING, AUDIT)
             is_exact = TORCH_BF16 not in (writer, reader)
-            flaws = find_model_flaws(rows, FLOAT32 if is_exact else Tolerance())
+            flaws = weigh_rows(rows, FLOAT32 if is_exact else Tolerance())[1]
             assert not flaws, f"{writer} -> {reader}: {flaws[0].text}"
             assert sum(row.tokens for row in rows) == sum(len(claim.sequence.output) for claim in claims[writer])

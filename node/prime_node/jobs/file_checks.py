@@ -168,10 +168,6 @@ def weigh_rows(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> tuple
     return weighed, [flaw for _, flaw in found[:FLAWS_KEPT]]
 
 
-def find_model_flaws(numbers: Sequence[RowMeasurement], tolerance: Tolerance) -> list[Flaw]:
-    return weigh_rows(numbers, tolerance)[1]
-
-
 def _mark_row(row: RowMeasurement, tolerance: Tolerance) -> Iterator[tuple[int, list[Deviation]]]:
     """The number of each chunk, and what is unusual about it."""
     for place, span in enumerate(row.spans):

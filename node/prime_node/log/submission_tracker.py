@@ -18,7 +18,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, verify_document
-from prime_runtime.clock import Clock
+from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.http.coordinator_api import JsonClient, NotFound, open_json_client
 
 log = logging.getLogger(__name__)
@@ -105,18 +105,9 @@ class SubmissionTracker:
                     self.problem, changed = str(error), False
                     log.debug("cannot read the public log: %s", error)
                 wait_ms = POLL_MS if changed else min(POLL_MS_MAX, 2 * wait_ms)
-                if await self._pause(wait_ms):
+                if await wait_until_set(self._wakeup, wait_ms):
+                    self._wakeup.clear()
                     wait_ms = POLL_MS
-
-    async def _pause(self, wait_ms: int) -> bool:
-        """Waits for the next poll; True: it is early, because of `poll_soon`."""
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await self._wakeup.wait()
-        except TimeoutError:
-            return False
-        self._wakeup.clear()
-        return True
 
     # --- One poll ---------------------------------------------------------------------------------------------------
 

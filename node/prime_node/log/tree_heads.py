@@ -34,7 +34,7 @@ from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
-from prime_runtime.clock import Clock
+from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.files import write_atomic
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
@@ -131,6 +131,8 @@ COMPARE_INTERVAL_MS = 500
 """Between two comparisons: each may take a dozen small files from the coordinator."""
 PUBLISH_INTERVAL_MS = 6_000
 """Between two heads that this node gossips: a little above the gossip rate limit per sender."""
+STEP_MS = 1_000
+"""At least this often the monitor checks whether it is time to gossip."""
 FORKS_SHOWN_MAX = 16
 BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
 
@@ -190,11 +192,7 @@ class HeadMonitor:
             self._log_key = await self._fetch_log_key()
         self._load(self._log_key)
         while True:
-            try:
-                async with asyncio.timeout(1):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                pass
+            await wait_until_set(self._wakeup, STEP_MS)
             self._wakeup.clear()
             await self._step(self._log_key)
 

@@ -4,7 +4,7 @@ Who is let in is decided in prime_runtime.http.control_api. Page and metrics are
 and change nothing. Labels of metrics have fixed values only.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,7 @@ from prime_runtime.http.control_api import ControlCommand, ControlPage, ControlS
 from prime_runtime.metrics import Metrics
 
 PAGE_PORT = 8470
-
-
-class LocalServer:
-    """The control API with its pages, on the port that the settings name."""
-
-    def __init__(
-        self,
-        report: StatusReport,
-        orders: Mapping[str, ControlCommand],
-        page: PageConfig,
-        pages: Mapping[str, ControlPage] | None = None,
-    ) -> None:
-        self._config = page
-        self._api = ControlServer(report, orders, (pages or {}) if page.enabled else {})
-
-    @property
-    def token(self) -> str:
-        return self._api.token
-
-    async def start(self) -> str:
-        """Its URL. LocalError: the port that was asked for is taken."""
-        config = self._config
-        port = config.port or (PAGE_PORT if config.enabled else 0)
-        return await self._api.open(port, advice="choose another --page-port", is_firm=bool(config.port))
-
-    async def close(self) -> None:
-        await self._api.close()
-
-
+PREFIX = "prime_node"
 STYLE = Path(__file__).with_name("style.css")
 HEADERS = {
     "Content-Security-Policy": (
@@ -61,8 +33,22 @@ HEADERS = {
 }
 
 
-def make_pages(report: Callable[[], dict[str, Any]], metrics: Metrics) -> dict[str, ControlPage]:
-    style = STYLE.read_text()
+class LocalServer(ControlServer):
+    """The control API, with page and metrics where the settings enable them."""
+
+    def __init__(self, report: StatusReport, commands: Mapping[str, ControlCommand], config: PageConfig) -> None:
+        super().__init__(report, commands, make_pages(report) if config.enabled else {})
+        self._config = config
+
+    async def start(self) -> str:
+        """Its URL. LocalError: the configured port is in use."""
+        port = self._config.port or (PAGE_PORT if self._config.enabled else 0)
+        return await self.open(port, advice="choose another --page-port", is_firm=bool(self._config.port))
+
+
+def make_pages(report: StatusReport) -> dict[str, ControlPage]:
+    style, metrics = STYLE.read_text(), Metrics("node")
+    metrics.registry.register(NodeCollector(report))
 
     async def show_page(request: web.Request) -> web.StreamResponse:
         return web.Response(text=render_html(report()), content_type="text/html", headers=HEADERS)
@@ -73,13 +59,10 @@ def make_pages(report: Callable[[], dict[str, Any]], metrics: Metrics) -> dict[s
     return {"/": show_page, STYLE_PATH: show_style, "/metrics": metrics.handle}
 
 
-PREFIX = "prime_node"
-
-
 class NodeCollector(Collector):
     """Derives the metrics from the report at each scrape."""
 
-    def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, report: StatusReport) -> None:
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
@@ -88,12 +71,6 @@ class NodeCollector(Collector):
         yield _gauge("joined", "1 once the node takes part in its run.", float(is_running))
         if is_running:
             yield from _running(report)
-
-
-def make_metrics(report: Callable[[], dict[str, Any]]) -> Metrics:
-    metrics = Metrics("node")
-    metrics.registry.register(NodeCollector(report))
-    return metrics
 
 
 def _running(report: dict[str, Any]) -> Iterator[Metric]:

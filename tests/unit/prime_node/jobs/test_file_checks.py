@@ -12,7 +12,6 @@ from prime_node.jobs.file_checks import (
     FLAWS_KEPT,
     FileRules,
     RewardSummary,
-    find_model_flaws,
     find_token_flaws,
     judge_file,
     judge_malformed,
@@ -75,7 +74,7 @@ HONEST = file(row([4, 5, EOS]), row([4] * LIMIT, FinishReason.LENGTH))
 def test_an_honest_file_has_no_flaw_and_reports_its_metrics() -> None:
     assert find_token_flaws(HONEST, RULES) == []
     numbers = [NUMBERS, replace(NUMBERS, row=1, margin_max=0.3, margin_sum=0.3)]
-    assert find_model_flaws(numbers, TOLERANCE) == []
+    assert weigh_rows(numbers, TOLERANCE)[1] == []
     judged = judge_file(HONEST, numbers, [], RewardSummary(mean=0.5, right=1, machine_dependent=0))
     assert (judged.outcome, judged.reason) == (Outcome.ACCEPT, "")
     metrics = {metric.name: metric.value for metric in judged.metrics}
@@ -135,7 +134,7 @@ def with_span(**changes: Any) -> RowMeasurement:
     ],
 )
 def test_a_number_far_beyond_its_limit_is_hard_by_itself(row: RowMeasurement, check: str, place: int) -> None:
-    flaw = find_model_flaws([row], TOLERANCE)[0]
+    flaw = weigh_rows([row], TOLERANCE)[1][0]
     assert (flaw.check, flaw.place) == (check, place)
     assert flaw.value > flaw.limit
 
@@ -159,7 +158,7 @@ def test_one_chunk_beyond_a_limit_is_not_enough_and_three_are(row: RowMeasuremen
         assert {"evidence": 5.0 * count, "chunks_beyond": float(count)}.items() <= {
             metric.name: metric.value for metric in judged.metrics
         }.items()
-    flaws = find_model_flaws([replace(row, row=number) for number in range(3)], TOLERANCE)
+    flaws = weigh_rows([replace(row, row=number) for number in range(3)], TOLERANCE)[1]
     assert {(flaw.check, flaw.row) for flaw in flaws} >= {(check, 0), (check, 1), (check, 2)}
     assert "the limit is" in flaws[0].text
 
@@ -172,13 +171,13 @@ def test_a_mean_of_the_file_beyond_its_limit_counts_like_one_chunk() -> None:
 def test_many_unusual_chunks_are_another_model_even_if_none_is_beyond_a_limit() -> None:
     whole = NUMBERS.spans[0]._replace(tokens=32)
     unusual = replace(NUMBERS, chunks=(CHUNK._replace(exponent_mismatches=20),), spans=(whole,))
-    assert find_model_flaws([unusual] * 11, TOLERANCE) == []
-    flaws = find_model_flaws([replace(unusual, row=number) for number in range(12)], TOLERANCE)
+    assert weigh_rows([unusual] * 11, TOLERANCE)[1] == []
+    flaws = weigh_rows([replace(unusual, row=number) for number in range(12)], TOLERANCE)[1]
     assert [flaw.row for flaw in flaws] == list(range(12))
     assert flaws[0].text == "exponent_mismatches of row 0, chunk 0 is 20, usual is at most 12"
     mixed = [unusual, *[NUMBERS] * 4] * 20
-    assert find_model_flaws(mixed, TOLERANCE)
-    assert find_model_flaws([unusual, *[NUMBERS] * 10] * 20, TOLERANCE) == []
+    assert weigh_rows(mixed, TOLERANCE)[1]
+    assert weigh_rows([unusual, *[NUMBERS] * 10] * 20, TOLERANCE)[1] == []
 
 
 def test_completions_that_are_all_a_little_noisier_are_another_computation() -> None:
@@ -211,7 +210,7 @@ def test_limits_themselves_are_allowed() -> None:
 
 def test_a_forged_file_lists_only_a_few_flaws() -> None:
     bad = [replace(with_span(margin_max=9.0), row=number) for number in range(1_000)]
-    flaws = find_model_flaws(bad, TOLERANCE)
+    flaws = weigh_rows(bad, TOLERANCE)[1]
     assert len(flaws) == FLAWS_KEPT
     assert "; 63 more" in judge_file(HONEST, bad, flaws, None).reason
 

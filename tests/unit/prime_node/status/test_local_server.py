@@ -10,15 +10,14 @@ import aiohttp
 import pytest
 
 from prime_node.config import PageConfig
-from prime_node.status.local_server import LocalServer, make_metrics, make_pages
+from prime_node.status.local_server import LocalServer
 from prime_protocol.errors import LocalError
 from support.node_report import JOINING, RELAY, REPORT
 
 
 @asynccontextmanager
 async def serving(report: dict[str, Any], page: PageConfig | None = None) -> AsyncIterator[tuple[str, Any]]:
-    pages = make_pages(lambda: report, make_metrics(lambda: report))
-    server = LocalServer(lambda: report, {}, page or PageConfig(), pages)
+    server = LocalServer(lambda: report, {}, page or PageConfig())
     url = await server.start()
     try:
         async with aiohttp.ClientSession() as session:
@@ -97,7 +96,7 @@ async def test_a_port_that_is_taken_is_refused_if_it_was_asked_for() -> None:
         with pytest.raises(LocalError, match="choose another --page-port"):
             async with serving(REPORT, PageConfig(port=port)):
                 pass
-    doors = [LocalServer(lambda: REPORT, {}, PageConfig()) for _ in range(2)]
-    urls = [await server.start() for server in doors]
+    servers = [LocalServer(lambda: REPORT, {}, PageConfig()) for _ in range(2)]
+    urls = [await server.start() for server in servers]
     assert len(set(urls)) == 2, "two nodes on one machine both have a page"
-    await asyncio.gather(*(server.close() for server in doors))
+    await asyncio.gather(*(server.close() for server in servers))
