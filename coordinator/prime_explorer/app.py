@@ -1,11 +1,8 @@
-"""The explorer, put together: an index that is kept up with a mirror of a log, and the pages over it.
+"""The explorer, put together: a process that indexes a mirror of a log, and the pages over the index.
 
-A coordinator mounts it beside its own routes; `prime-coordinator explorer` serves it alone, from a copy of the log.
-
-The explorer by itself: pages over a copy of somebody's log, for whoever would rather check than believe.
-
-It follows the copy like a coordinator's own explorer does, serves the copy's files for the checks in the browser, and
-fetches the files that the log names from where they are, if it is told where.
+A coordinator mounts it beside its own routes. `prime-coordinator explorer` serves it standalone, over a copy of another
+operator's log, for people who verify instead of trusting: it also serves the files of the copy, so that the browser can
+check proofs, and fetches the files that the log names, if it is told from where.
 """
 
 import asyncio
@@ -39,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 SHUTDOWN_S = 5.0
-"""For the follower to write its snapshot and go."""
+"""Time for the follower to write its snapshot and exit."""
 
 
 class Explorer:
@@ -59,15 +56,15 @@ class Explorer:
         key: str | None = None,
         is_live: bool,
     ) -> None:
-        """`folder` is where the index is kept; `source` is the URL that `mirror` is a copy of, where it is one."""
+        """`folder` holds the index; `source` is the URL that `mirror` is a copy of, if it is one."""
         self._clock = clock
         self._wanted = asyncio.Event()
         self._reader = IndexReader(folder / "index.db")
         self._updates = UpdateStream(self._reader, clock)
         renderer = Renderer(is_live=is_live, has_files=not isinstance(objects, NoObjects))
-        self._uptime = UptimeCounter(folder / "attendance.db", live, clock)
-        site = PageContext(self._reader, mirror, live, objects, ManifestCache(objects), self._uptime, models)
-        self._server = PageServer(site, renderer, wake=self._wanted.set, proxies=proxies)
+        self._uptime = UptimeCounter(folder / "uptime.db", live, clock)
+        context = PageContext(self._reader, mirror, live, objects, ManifestCache(objects), self._uptime, models)
+        self._server = PageServer(context, renderer, wake=self._wanted.set, proxies=proxies)
         self._command = [
             sys.executable,
             "-m",
@@ -93,28 +90,28 @@ class Explorer:
         app.router.add_get("/live", self._server.stream(self._updates.stream))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         parts = [
-            SupervisedTask("explorer's index", self._run_follower),
-            SupervisedTask("explorer's news", self._updates.run),
-            SupervisedTask("explorer's attendance", self._uptime.run),
+            SupervisedTask("explorer index", self._run_follower),
+            SupervisedTask("explorer updates", self._updates.run),
+            SupervisedTask("explorer uptime", self._uptime.run),
         ]
         await Supervisor(parts, self._clock).run()
 
     def start_indexing(self) -> None:
-        """Do not wait for the first reader."""
+        """Index now instead of waiting for the first request."""
         self._wanted.set()
 
     def close_streams(self) -> None:
-        """Let go of readers who would stay for ever."""
+        """End the update streams, which would otherwise stay open."""
         self._updates.close()
 
     def close(self) -> None:
-        """When nobody is served any more."""
+        """Called after the last request."""
         self._reader.close()
 
     async def _run_follower(self) -> None:
-        """The process that keeps the index, from when somebody wants it."""
+        """Run the indexing process, from the first request or after INDEX_DELAY_MS."""
         with suppress(TimeoutError):
             async with asyncio.timeout(INDEX_DELAY_MS / 1000):
                 await self._wanted.wait()
@@ -123,7 +120,7 @@ class Explorer:
             code = await process.wait()
         finally:
             await _stop_process(process)
-        raise LocalError(f"its process ended with {code}")
+        raise LocalError(f"the indexing process exited with code {code}")
 
 
 async def _send_openapi(request: web.Request) -> web.StreamResponse:
@@ -133,7 +130,7 @@ async def _send_openapi(request: web.Request) -> web.StreamResponse:
 async def _reject_unknown_path(request: web.Request) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
-    raise PageError(404, "Not found", f"What can be asked is in {JSON_ROOT}/openapi.json.")
+    raise PageError(404, "Not found", f"{JSON_ROOT}/openapi.json lists the pages.")
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
@@ -149,18 +146,18 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneConfig:
-    """What `prime-coordinator explorer` was told."""
+    """The options of `prime-coordinator explorer`."""
 
     log: str
     """URL of a log, or a folder that holds a copy of one."""
     folder: Path
-    """Where the index is kept, and the copy if the log is a URL."""
+    """Folder of the index, and of the copy if the log is a URL."""
     host: str = "127.0.0.1"
     port: int = 0
     key: str | None = None
-    """The log's verifier key, as its operator published it."""
+    """Verifier key of the log, as its operator published it."""
     objects: str | None = None
-    """URL under which files that the log names are found, as /objects/<digest>."""
+    """Base URL of the files that the log names: URL/objects/<digest>."""
     models: tuple[RunTokenizer, ...] = ()
 
     @property
@@ -173,7 +170,7 @@ class StandaloneConfig:
 
 
 class HttpObjects:
-    """Files by digest from a coordinator, each checked against its name."""
+    """Files from a coordinator, each verified against its digest."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url = url.rstrip("/")
@@ -202,7 +199,7 @@ async def read_bounded(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes 
 
 
 async def serve_standalone(config: StandaloneConfig, on_ready: asyncio.Future[str], until: asyncio.Event) -> None:
-    """Until told to stop; `on_ready` is given the address."""
+    """Serve until told to stop; `on_ready` gets the address."""
     async with AsyncExitStack() as stack:
         objects: ObjectSource = NoObjects()
         if config.objects:
@@ -238,9 +235,9 @@ async def serve_standalone(config: StandaloneConfig, on_ready: asyncio.Future[st
 
 
 async def _listen(runner: web.AppRunner, config: StandaloneConfig) -> str:
-    site = web.TCPSite(runner, config.host, config.port)
+    tcp_site = web.TCPSite(runner, config.host, config.port)
     try:
-        await site.start()
+        await tcp_site.start()
     except OSError as error:
         raise LocalError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port"
@@ -262,9 +259,7 @@ def _add_log_routes(app: web.Application, config: StandaloneConfig) -> None:
         except RemoteError as error:
             return web.Response(status=404, text=f"{error}\n")
         if config.objects is None:
-            text = (
-                "This explorer has only the log. Start it with --objects URL to be led to files that the log names.\n"
-            )
+            text = "This explorer has only the log. Start it with --objects URL to get the files that the log names.\n"
             return web.Response(status=404, text=text)
         return web.Response(status=302, headers={"Location": f"{config.objects.rstrip('/')}/objects/{digest}"})
 

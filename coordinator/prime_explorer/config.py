@@ -1,107 +1,104 @@
-"""Numbers of the explorer's own policy: nobody else has to agree with them.
-
-The settings of an explorer that a coordinator serves.
-"""
+"""The settings of an explorer that a coordinator serves, and limits that only the explorer uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLD_BATCH_ENTRIES = 1_000
-"""Entries folded between two commits of the index: about a fifth of a second, and what a crash makes fold again."""
+"""Entries per commit of the index: about a fifth of a second. A crash repeats at most one batch."""
 
 SNAPSHOT_ENTRIES = 50_000
-"""Entries between two snapshots of the state: folding so many again takes a start two seconds."""
+"""Entries between two snapshots of the state. Folding this many again takes two seconds at a start."""
 
 MIRROR_POLL_MS = 250
-"""Between two looks at a mirror on this machine: one `stat`."""
+"""Interval of polling a local mirror, which costs one `stat`."""
 
 REMOTE_POLL_MS = 2_000
-"""Between two looks at a mirror elsewhere."""
+"""Interval of polling a remote mirror."""
 
 FETCH_THREADS = 8
 FETCH_BATCH_FILES = 256
-"""Files of a mirror that are asked for before it is looked whether somebody still wants them."""
+"""Files of a mirror that are fetched between two checks for shutdown."""
 FETCH_TIMEOUT_S = 30.0
-"""For one file of a mirror elsewhere, at most 17 MB long."""
+"""Timeout for one file of a remote mirror, at most 17 MB long."""
 
 INDEX_DELAY_MS = 20_000
-"""When the index is followed up after a start, unless somebody opens a page before: a start has other things to do."""
+"""Delay of indexing after a start, unless a page is requested earlier. A start has more urgent work."""
 
 UPTIME_SAMPLE_MS = 60_000
-"""Between two counts of who is online."""
+"""Interval of sampling which nodes are online."""
 
 HEADS_KEPT = 5_000
-"""Signed heads kept in the index, newest first. Any older one is known by its size, and its root follows from tiles."""
+"""Newest signed heads kept in the index. The root of an older one can be computed from tiles."""
 
 READER_THREADS = 4
-"""Threads that read the index and fill templates."""
+"""Threads that read the index and render templates."""
 
 CONCURRENT_PAGES_MAX = 64
 PAGE_RATE = 50.0
 PAGE_BURST = 400
-"""Requests a second from one address for ever, and at once: a page is about eight files the first time."""
+"""Sustained and burst requests per second of one address. The first page loads about eight files."""
 
 ADDRESSES_TRACKED_MAX = 100_000
-"""Addresses whose rate is remembered."""
+"""Addresses whose request rate is tracked."""
 
 PAGE_TIMEOUT_MS = 10_000
-"""Time for one page."""
+"""Timeout of one page."""
 
 STREAMS_MAX = 500
 STREAMS_PER_ADDRESS_MAX = 10
-"""Pages that hear of news at once. Each is an open connection and nothing else."""
+"""Open update streams. Each costs one idle connection."""
 
 UPDATE_POLL_MS = 1_000
-"""Between two looks for news, for all streams together."""
+"""Interval of polling the index for updates, once for all streams."""
 
 STREAM_CHECK_MS = 1_000
-"""Between two looks whether the reader of a stream is still there."""
+"""Interval of checking whether the client of a stream is still connected."""
 
 KEEP_ALIVE_MS = 15_000
-"""Between two comments on a quiet stream, so that proxies do not close it."""
+"""Interval of comments on an idle stream, so that proxies keep it open."""
 
 ROWS_PER_PAGE = 25
-"""Rows of a table."""
+"""Rows of one page of a table."""
 
 STEPS_CHARTED = 200
-"""Newest steps that a run's charts show."""
+"""Newest steps in the charts of a run."""
 
 STEPS_DRAWN = 8
 """Newest steps in the timeline."""
 
 LINEAGE_NODES_DRAWN = 12
 NETWORK_NODES_DRAWN = 400
-"""Dots of the picture of the network; what is left out is said beside it."""
+"""Nodes in the drawing of the network; the page says how many are omitted."""
 
 ROLLOUTS_SHOWN = 6
 """Rollouts of a submission on one page."""
 
 ROLLOUT_CHARS_SHOWN = 4_000
-"""Characters of one completion; the file has the rest."""
+"""Characters shown of one completion."""
 
 ROLLOUT_FILE_BYTES_SHOWN = 32 * 2**20
-"""Longest rollout file that is read for a page; a longer one can be downloaded."""
+"""Largest rollout file that is read for a page."""
 
 MANIFEST_BYTES_READ = 8 * 2**20
 EVIDENCE_BYTES_READ = 32 * 2**20
-"""Longest manifest, and longest evidence with its rollout file in it, that is read for a page."""
+"""Largest manifest, and largest evidence bundle including its rollout file, that is read for a page."""
 
 MANIFESTS_CACHED = 4_096
 
 QUERY_CHARS_MAX = 100
 SEARCH_RESULTS_MAX = 20
-"""Most results of a search."""
+"""Maximum results of a search."""
 
 CSV_BATCH_ROWS = 1_000
 ANCHORS_SHOWN = 20
-"""Heads on the chain that the page of heads shows."""
+"""Newest anchored heads on the page of heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorerConfig:
-    """The section [explorer]: web pages over the log, on the same port."""
+    """The section [explorer]: web pages over the log, on the coordinator's port."""
 
     enabled: bool = True
-    """Serve them. The index that they read takes a process of its own and about 2 kB of disk for each entry."""
+    """Serve the pages. Their index needs its own process and about 2 kB of disk per log entry."""
     models: tuple[Path, ...] = ()
-    """Folders of checkpoints whose tokenizers turn rollouts into text, each used for runs that bind its files."""
+    """Model folders whose tokenizers decode rollouts. A folder is used for runs that bind its files."""

@@ -1,6 +1,6 @@
-"""How templates write numbers, times and ids. Pure. What comes out is escaped by the template like anything else.
+"""Template filters for numbers, times and ids, and SVG drawings. Pure.
 
-Pictures as SVG, drawn here, so that they are there without a script. Colours come from the style sheet. Pure.
+The template escapes what filters return. Drawings need no script; their colours come from the style sheet.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,6 @@ from markupsafe import Markup, escape
 
 from prime_explorer.config import LINEAGE_NODES_DRAWN, NETWORK_NODES_DRAWN
 from prime_explorer.pages import entries, nodes, submissions
-from prime_explorer.pages import submissions as slashes
 from prime_explorer.pages.runs import LineageRow, StepSummary
 from prime_explorer.pages.submissions import MetricStrip
 from prime_explorer.sources import ServingNode
@@ -23,7 +22,7 @@ SCALES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 def show_count(number: float | None) -> str:
-    """Every digit."""
+    """All digits, grouped."""
     return "–" if number is None else f"{number:,}"
 
 
@@ -33,7 +32,7 @@ def count_things(number: int, thing: str) -> str:
 
 
 def show_short_count(number: int) -> str:
-    """Three digits that count: 12.3 M."""
+    """Three significant digits: 12.3 M."""
     for size, letter in SCALES:
         if number >= size:
             return f"{number / size:.3g} {letter}"
@@ -41,7 +40,7 @@ def show_short_count(number: int) -> str:
 
 
 def show_short_amount(nano: int) -> str:
-    """Nano as tokens, to four decimals."""
+    """Nano as units, to four decimals."""
     return f"{nano / NANO:,.4f}".rstrip("0").rstrip(".")
 
 
@@ -60,22 +59,22 @@ def show_name(address: str) -> str:
 
 
 def shorten(digest: str) -> str:
-    """Enough of an id to tell it from others on one page."""
+    """Enough of an id to distinguish it on one page."""
     return f"{digest[:8]}…{digest[-4:]}" if len(digest) > 14 else digest
 
 
 def show_iso(at_ms: int) -> str:
-    """For machines, and for the reader's own zone."""
+    """For machines, and for conversion to the reader's time zone."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def show_utc(at_ms: int) -> str:
-    """As it stands where no script runs."""
+    """Shown when scripts are disabled."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def with_query(path: str, query: Mapping[str, Any], **changes: Any) -> str:
-    """The same page with other parameters; those that are empty are left out."""
+    """The same page with other parameters, without empty ones."""
     merged = {name: value for name, value in {**query, **changes}.items() if value not in (None, "")}
     return f"{path}?{urlencode(merged)}" if merged else path
 
@@ -114,7 +113,7 @@ GLOBALS: dict[str, Any] = {
     "ROLES": nodes.ROLE_COLUMNS,
     "NODE_STATUSES": nodes.NODE_STATUSES,
     "PROGRESS": submissions.SUBMISSION_PROGRESS,
-    "SLASH_PROGRESS": slashes.SLASH_PROGRESS,
+    "SLASH_PROGRESS": submissions.SLASH_PROGRESS,
 }
 
 
@@ -122,7 +121,7 @@ WIDTH = 720
 
 
 def _svg(width: int, height: int, title: str, parts: Sequence[str], kind: str, *, has_links: bool = False) -> Markup:
-    """A picture is one thing to a screen reader, unless there are links in it."""
+    """A drawing is one image to a screen reader, unless it contains links."""
     body = Markup("").join(Markup(part) for part in parts)
     return Markup(
         '<svg class="picture {}" viewBox="0 0 {} {}" role="{}" aria-label="{}" xmlns="http://www.w3.org/2000/svg">'
@@ -160,7 +159,7 @@ LABEL_WIDTH, ROW_HEIGHT = 58, 46
 
 
 def draw_timeline(steps: Sequence[StepSummary]) -> Markup:
-    """Newest steps, one row each: what the log says of when each part began and ended."""
+    """Newest steps, one row each, with the start and end of each phase according to the log."""
     times = [at for step in steps for at in (step.published_ms, step.last_submitted_ms, step.last_settled_ms) if at]
     if not times:
         return Markup("")
@@ -190,7 +189,7 @@ STRIP_HEIGHT, STRIP_LEFT, SHARE_MAX = 34, 250, 2.0
 
 
 def draw_strips(strips: Sequence[MetricStrip]) -> Markup:
-    """Each number as a share of what the run allows; right of the line is more than that."""
+    """Each metric as a share of the run's limit; points right of the line exceed it."""
     room = WIDTH - STRIP_LEFT - 70
     parts = []
     for row, strip in enumerate(strips):
@@ -216,7 +215,7 @@ def draw_strips(strips: Sequence[MetricStrip]) -> Markup:
 
 
 def draw_lineage(lineage: Sequence[LineageRow], step: int) -> Markup:
-    """From nodes, by how many rollouts each gave, to the checkpoint."""
+    """Flows from nodes to the checkpoint, as wide as their share of rollouts."""
     shown, rest = list(lineage[:LINEAGE_NODES_DRAWN]), lineage[LINEAGE_NODES_DRAWN:]
     rows = [(show_name(each.node), each.rollouts, f"/nodes/{each.node}") for each in shown]
     if rest:
@@ -244,7 +243,7 @@ def draw_lineage(lineage: Sequence[LineageRow], step: int) -> Markup:
 
 
 def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
-    """Those who serve, in rows by their distance from the origin, with a line to each who gave most of it."""
+    """Serving nodes in rows by depth, with lines to the nodes that sent them most of the weights."""
     levels: dict[int, list[ServingNode]] = {}
     for node in sorted(serving, key=lambda each: (each.depth, each.node))[:NETWORK_NODES_DRAWN]:
         levels.setdefault(node.depth, []).append(node)

@@ -1,8 +1,6 @@
-"""The parameters of a page, each with one way to write it. Pure.
+"""Page handlers: parameters in, a view out, read from the index and the other sources.
 
-What each page is made of: parameters in, a view out, read from the index and from what else is known here.
-
-Which page is where is in contents.py.
+Every parameter has exactly one accepted spelling. The paths of the pages are in routes.py.
 """
 
 import asyncio
@@ -22,10 +20,6 @@ from prime_explorer.config import (
 )
 from prime_explorer.index.store import IndexReader, ReadTransaction
 from prime_explorer.pages import entries, nodes, overview, runs, search, submissions
-from prime_explorer.pages import nodes as accounts
-from prime_explorer.pages import overview as network
-from prime_explorer.pages import runs as checkpoints
-from prime_explorer.pages import submissions as slashes
 from prime_explorer.pages.rollouts import (
     RolloutsView,
     RunTokenizer,
@@ -47,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PageParams:
-    """What stands in the path and behind the question mark. An empty parameter counts as left out: forms send those."""
+    """The parameters of path and query. An empty parameter counts as absent, because HTML forms send them."""
 
     values: Mapping[str, str]
 
@@ -87,13 +81,13 @@ class PageParams:
         return _parse_id(name, text, NodeId if len(text) < 50 else Digest)
 
     def cursor(self, name: str = "after") -> tuple[int, bytes] | None:
-        """Where a page of an ordered table begins: the last row's number and node."""
+        """Where a page of an ordered table starts: the last row's number and node."""
         text = self.text(name)
         if not text:
             return None
         match = CURSOR.fullmatch(text)
         if not match:
-            raise RemoteError(name, "is not a place in this table; go back to its first page")
+            raise RemoteError(name, "is not a position in this table; go back to its first page")
         return int(match[1]), bytes.fromhex(match[2][2:])
 
 
@@ -108,12 +102,12 @@ def _parse_id(name: str, text: str, kind: type[T]) -> T | None:
 
 View = Any
 MANIFESTS_AT_ONCE = 5 * STEPS_DRAWN
-"""Newest checkpoints whose sizes a run's page shows."""
+"""Newest checkpoints whose sizes the page of a run shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """Where pages get what they show."""
+    """The sources that handlers read from."""
 
     reader: IndexReader
     mirror: Path
@@ -124,7 +118,7 @@ class PageContext:
     models: tuple[RunTokenizer, ...] = ()
 
     async def read_manifest(self, digest: str, run: str, idx: int) -> ManifestFacts | None:
-        """`idx` is the entry that published it: its author is who signed the manifest."""
+        """`idx` is the entry that published it; the author of that entry signed the manifest."""
 
         def find(db: ReadTransaction) -> tuple[str, bytes]:
             author = db.value("SELECT author FROM entries WHERE idx=?", idx)
@@ -138,7 +132,7 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutView:
-    """What is read here."""
+    """The log that this explorer reads."""
 
     network: str
     origin: str
@@ -148,19 +142,19 @@ class AboutView:
     head_size: int
 
 
-async def show_overview(site: PageContext, ask: PageParams) -> View:
-    attendance = site.live.count()
-    return await site.reader.query(lambda db: overview.read_overview(db, attendance))
+async def show_overview(context: PageContext, params: PageParams) -> View:
+    online = context.live.count()
+    return await context.reader.query(lambda db: overview.read_overview(db, online))
 
 
-async def show_run(site: PageContext, ask: PageParams) -> View:
-    run, before, attendance = ask.run(), ask.number("before"), site.live.count()
+async def show_run(context: PageContext, params: PageParams) -> View:
+    run, before, online = params.run(), params.number("before"), context.live.count()
     assert run is not None
-    view = await site.reader.query(lambda db: runs.read_run(db, run, before, attendance))
+    view = await context.reader.query(lambda db: runs.read_run(db, run, before, online))
     if view is None:
         return None
     newest = view.charted[-MANIFESTS_AT_ONCE:]
-    facts = await asyncio.gather(*(site.read_manifest(step.manifest, run, step.idx) for step in newest))
+    facts = await asyncio.gather(*(context.read_manifest(step.manifest, run, step.idx) for step in newest))
     known = ((step, found) for step, found in zip(newest, facts, strict=True) if found is not None)
     weights = (
         runs.CheckpointSize(
@@ -171,21 +165,21 @@ async def show_run(site: PageContext, ask: PageParams) -> View:
     return replace(view, weights=tuple(weights))
 
 
-async def show_checkpoint(site: PageContext, ask: PageParams) -> View:
-    run, step, before = ask.run(), ask.number("step"), ask.number("before")
+async def show_checkpoint(context: PageContext, params: PageParams) -> View:
+    run, step, before = params.run(), params.number("step"), params.number("before")
     assert run is not None
     assert step is not None
-    view = await site.reader.query(lambda db: checkpoints.read_checkpoint(db, run, step, before))
+    view = await context.reader.query(lambda db: runs.read_checkpoint(db, run, step, before))
     if view is None:
         return None
-    facts = await site.read_manifest(view.step.manifest, run, view.step.idx)
+    facts = await context.read_manifest(view.step.manifest, run, view.step.idx)
     return replace(view, manifest=facts)
 
 
-async def show_nodes(site: PageContext, ask: PageParams) -> View:
-    order = ask.choice("order", nodes.NODE_ORDERS, "units")
-    role, status = ask.choice("role", nodes.ROLE_COLUMNS), ask.choice("status", nodes.NODE_STATUSES)
-    owner, after, query = ask.node("owner"), ask.cursor(), ask.text("q")
+async def show_nodes(context: PageContext, params: PageParams) -> View:
+    order = params.choice("order", nodes.NODE_ORDERS, "units")
+    role, status = params.choice("role", nodes.ROLE_COLUMNS), params.choice("status", nodes.NODE_STATUSES)
+    owner, after, query = params.node("owner"), params.cursor(), params.text("q")
 
     def read(db: ReadTransaction) -> nodes.NodesView:
         if query:
@@ -205,83 +199,85 @@ async def show_nodes(site: PageContext, ask: PageParams) -> View:
             rank=1 if is_whole else 0,
         )
 
-    view = await site.reader.query(read)
+    view = await context.reader.query(read)
     listed = [NodeId.parse(row.node) for row in view.nodes.rows]
-    return replace(view, presence=site.live.get_presence(listed), uptime=await site.uptime.get_uptime(listed))
+    return replace(view, presence=context.live.get_presence(listed), uptime=await context.uptime.get_uptime(listed))
 
 
-async def show_node(site: PageContext, ask: PageParams) -> View:
-    node = ask.node("node")
+async def show_node(context: PageContext, params: PageParams) -> View:
+    node = params.node("node")
     assert node is not None
-    view = await site.reader.query(lambda db: nodes.read_node(db, node) or accounts.read_account(db, node))
+    view = await context.reader.query(lambda db: nodes.read_node(db, node) or nodes.read_account(db, node))
     if not isinstance(view, nodes.NodeView):
         return view
-    presence = site.live.get_presence([node])
-    refused = await site.live.list_refused(node)
+    presence = context.live.get_presence([node])
+    refused = await context.live.list_refused(node)
     return replace(
         view,
         presence=presence[str(node)] if presence else None,
-        sent_bytes=site.live.get_sent_bytes(node),
-        uptime=(await site.uptime.get_uptime([node])).get(str(node)),
+        sent_bytes=context.live.get_sent_bytes(node),
+        uptime=(await context.uptime.get_uptime([node])).get(str(node)),
         refused=None if refused is None else tuple(refused),
     )
 
 
-async def show_submissions(site: PageContext, ask: PageParams) -> View:
-    run, node, before = ask.run(), ask.node("node"), ask.number("before")
-    state = ask.choice("state", submissions.SUBMISSION_PROGRESS)
-    found = await site.reader.query(lambda db: submissions.read_submissions(db, run, node, state, before))
+async def show_submissions(context: PageContext, params: PageParams) -> View:
+    run, node, before = params.run(), params.node("node"), params.number("before")
+    state = params.choice("state", submissions.SUBMISSION_PROGRESS)
+    found = await context.reader.query(lambda db: submissions.read_submissions(db, run, node, state, before))
     return submissions.SubmissionsView(run=run or "", node=str(node or ""), state=state, submissions=found)
 
 
-async def show_submission(site: PageContext, ask: PageParams) -> View:
-    name, first = ask.digest("submission"), ask.number("first", 10**6) or 0
+async def show_submission(context: PageContext, params: PageParams) -> View:
+    name, first = params.digest("submission"), params.number("first", 10**6) or 0
     assert name is not None
-    view = await site.reader.query(lambda db: submissions.read_submission(db, name))
+    view = await context.reader.query(lambda db: submissions.read_submission(db, name))
     if view is None:
         return None
-    return replace(view, rollouts=await _read_rollouts(site, view, first), chunk_strips=await _read_chunks(site, view))
-
-
-async def _read_rollouts(site: PageContext, view: submissions.SubmissionView, first: int) -> RolloutsView | None:
-    if view.file_bytes > ROLLOUT_FILE_BYTES_SHOWN:
-        return make_unavailable("the file is too large for a page; download it")
-    data = await site.objects.read(Digest.parse(view.file_digest), view.file_bytes)
-    if data is None:
-        return None
-    row = view.summary
-    terms = await site.reader.query(lambda db: submissions.read_terms(db, row.run))
-    lease = {"first_slot": row.first_slot, "slots": row.slots, "samples": row.samples}
-    return await site.reader.run_in_thread(
-        lambda: read_rollout_views(data, terms, lease, first, find_tokenizer(site.models, terms))
+    return replace(
+        view, rollouts=await _read_rollouts(context, view, first), chunk_strips=await _read_chunks(context, view)
     )
 
 
-async def _read_chunks(site: PageContext, view: submissions.SubmissionView) -> tuple[MetricStrip, ...]:
-    """Of the first evidence bundle that is here."""
+async def _read_rollouts(context: PageContext, view: submissions.SubmissionView, first: int) -> RolloutsView | None:
+    if view.file_bytes > ROLLOUT_FILE_BYTES_SHOWN:
+        return make_unavailable("the file is too large for a page; download it")
+    data = await context.objects.read(Digest.parse(view.file_digest), view.file_bytes)
+    if data is None:
+        return None
+    row = view.summary
+    terms = await context.reader.query(lambda db: submissions.read_terms(db, row.run))
+    lease = {"first_slot": row.first_slot, "slots": row.slots, "samples": row.samples}
+    return await context.reader.run_in_thread(
+        lambda: read_rollout_views(data, terms, lease, first, find_tokenizer(context.models, terms))
+    )
+
+
+async def _read_chunks(context: PageContext, view: submissions.SubmissionView) -> tuple[MetricStrip, ...]:
+    """The strips of the first evidence bundle that is available."""
     for name in dict.fromkeys(each.summary.evidence for each in view.verdicts if each.summary.outcome == "hard"):
-        data = await site.objects.read(Digest.parse(name), EVIDENCE_BYTES_READ)
+        data = await context.objects.read(Digest.parse(name), EVIDENCE_BYTES_READ)
         if data is not None:
-            return await site.reader.run_in_thread(partial(read_chunk_strips, data, view.tolerance))
+            return await context.reader.run_in_thread(partial(read_chunk_strips, data, view.tolerance))
     return ()
 
 
-async def show_slashes(site: PageContext, ask: PageParams) -> View:
-    run, before = ask.run(), ask.number("before")
-    found = await site.reader.query(lambda db: slashes.read_slashes(db, run, before))
-    return slashes.SlashesView(run=run or "", slashes=found)
+async def show_slashes(context: PageContext, params: PageParams) -> View:
+    run, before = params.run(), params.number("before")
+    found = await context.reader.query(lambda db: submissions.read_slashes(db, run, before))
+    return submissions.SlashesView(run=run or "", slashes=found)
 
 
-async def show_slash(site: PageContext, ask: PageParams) -> View:
-    name = ask.digest("submission")
+async def show_slash(context: PageContext, params: PageParams) -> View:
+    name = params.digest("submission")
     assert name is not None
-    return await site.reader.query(lambda db: slashes.read_slash(db, name))
+    return await context.reader.query(lambda db: submissions.read_slash(db, name))
 
 
-async def show_entries(site: PageContext, ask: PageParams) -> View:
-    kind, run, before = ask.choice("kind", entries.ENTRY_KINDS), ask.run(), ask.number("before")
-    about, author = ask.subject("about"), ask.node("author")
-    found = await site.reader.query(
+async def show_entries(context: PageContext, params: PageParams) -> View:
+    kind, run, before = params.choice("kind", entries.ENTRY_KINDS), params.run(), params.number("before")
+    about, author = params.subject("about"), params.node("author")
+    found = await context.reader.query(
         lambda db: entries.read_entries(db, kind=kind, run=run, about=about, author=author, before=before)
     )
     return entries.EntriesView(
@@ -289,39 +285,39 @@ async def show_entries(site: PageContext, ask: PageParams) -> View:
     )
 
 
-async def show_entry(site: PageContext, ask: PageParams) -> View:
-    index = ask.number("index")
+async def show_entry(context: PageContext, params: PageParams) -> View:
+    index = params.number("index")
     assert index is not None
-    return await site.reader.query(lambda db: entries.read_entry(db, site.mirror, index))
+    return await context.reader.query(lambda db: entries.read_entry(db, context.mirror, index))
 
 
-async def show_heads(site: PageContext, ask: PageParams) -> View:
-    before, old, new = ask.number("before"), ask.number("old"), ask.number("new")
+async def show_heads(context: PageContext, params: PageParams) -> View:
+    before, old, new = params.number("before"), params.number("old"), params.number("new")
     if old is not None and new is not None and old > new:
         raise RemoteError("old", f"is {old:,}, more than the newer head's {new:,}")
-    view = await site.reader.query(lambda db: entries.read_heads(db, before))
-    anchors = tuple((site.live.list_anchors() or ())[:ANCHORS_SHOWN])
+    view = await context.reader.query(lambda db: entries.read_heads(db, before))
+    anchors = tuple((context.live.list_anchors() or ())[:ANCHORS_SHOWN])
     return replace(view, old=old, new=new, anchors=anchors)
 
 
-async def show_network(site: PageContext, ask: PageParams) -> View:
-    run = ask.run()
-    view = await site.reader.query(lambda db: network.read_network(db, run))
+async def show_network(context: PageContext, params: PageParams) -> View:
+    run = params.run()
+    view = await context.reader.query(lambda db: overview.read_network(db, run))
     if view is None or not view.run:
         return view
-    serving = site.live.list_serving(RunId(view.run))
+    serving = context.live.list_serving(RunId(view.run))
     if serving is None:
         return view
     return replace(view, serving=tuple(serving), ahead=sum(view.latest_manifest in each.manifests for each in serving))
 
 
-async def show_search(site: PageContext, ask: PageParams) -> View:
-    query = ask.text("q")
-    return await site.reader.query(lambda db: search.search(db, query))
+async def show_search(context: PageContext, params: PageParams) -> View:
+    query = params.text("q")
+    return await context.reader.query(lambda db: search.search(db, query))
 
 
-async def show_about(site: PageContext, ask: PageParams) -> View:
-    facts = await site.reader.query(ReadTransaction.read_meta)
+async def show_about(context: PageContext, params: PageParams) -> View:
+    facts = await context.reader.query(ReadTransaction.read_meta)
     return AboutView(
         network=facts.get("network", ""),
         origin=facts.get("origin", ""),

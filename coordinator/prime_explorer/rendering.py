@@ -1,4 +1,4 @@
-"""Templates filled in, with every text escaped; the words and pictures that they use."""
+"""Renders views with templates. Every text is escaped."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from aiohttp import web
 
-from prime_explorer import formatting as pictures
-from prime_explorer import formatting as words
+from prime_explorer.formatting import DRAWINGS, FILTERS, GLOBALS
 from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction
 
 if TYPE_CHECKING:
@@ -21,31 +20,31 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFrame:
-    """What every page says beside its own subject."""
+    """What every page shows besides its view."""
 
     network: str
     size: int
     """Entries in the index."""
     signed_size: int
-    """Entries under the newest head that was checked."""
+    """Entries under the newest verified head."""
     head_ms: int
     problem: str
-    """What does not hold; empty where all does."""
-    trouble: str
-    """Why the log cannot be read just now; empty where it can."""
+    """Why verification of the log failed; empty if it did not."""
+    local_error: str
+    """Why the log cannot be read at the moment; empty if it can."""
     address: str
-    """Scheme and host as the reader sees them."""
+    """Scheme and host as the client sees them."""
     path: str
     data_path: str
-    """The same page as JSON; empty where there is none."""
+    """Path of the same page as JSON; empty if there is none."""
     is_live: bool
-    """Served by the coordinator itself."""
+    """The coordinator itself serves this page."""
     has_files: bool
-    """Files that the log names can be had."""
+    """Files that the log names are available."""
 
 
 class Renderer:
-    """All templates of this package."""
+    """The templates of this package."""
 
     def __init__(self, *, is_live: bool, has_files: bool) -> None:
         self._is_live = is_live
@@ -59,8 +58,8 @@ class Renderer:
             auto_reload=False,
             cache_size=-1,
         )
-        self._environment.filters |= words.FILTERS
-        self._environment.globals |= {**words.GLOBALS, **pictures.DRAWINGS, "static": get_static_url}
+        self._environment.filters |= FILTERS
+        self._environment.globals |= {**GLOBALS, **DRAWINGS, "static": get_static_url}
         for name in self._environment.list_templates():
             self._environment.get_template(name)  # now: a release that is installed later must not mix with this one
 
@@ -90,7 +89,7 @@ class Renderer:
             signed_size=facts.get("signed_size", 0),
             head_ms=facts.get("head_ms", 0),
             problem=facts.get("problem", ""),
-            trouble=facts.get("trouble", ""),
+            local_error=facts.get("local_error", ""),
             address=str(request.url.origin()),
             path=request.path,
             data_path=f"/api/pages{path}{query}" if has_data else "",
@@ -100,7 +99,7 @@ class Renderer:
 
 
 def get_static_url(name: str) -> str:
-    """With a digest, so that it can be kept for ever."""
+    """The URL contains a digest, so that clients can cache the file for ever."""
     digest = _DIGESTS.get(name)
     if digest is None:
         digest = _DIGESTS[name] = sha256((FOLDER / "static" / name).read_bytes()).hexdigest()[:12]

@@ -1,48 +1,41 @@
-"""The table of contents: every page, where it is, what makes it and what it looks like.
-
-The description of the pages as JSON, in OpenAPI 3.1, made from the table of pages and what they show. Pure.
-"""
+"""The routes of all pages, and their OpenAPI 3.1 description, which is generated from the routes and views. Pure."""
 
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prime_explorer import handlers as site
+from prime_explorer import handlers
 from prime_explorer.handlers import PageParams
 from prime_explorer.pages import entries, nodes, overview, runs, search, submissions
-from prime_explorer.pages import nodes as accounts
-from prime_explorer.pages import overview as network
-from prime_explorer.pages import runs as checkpoints
-from prime_explorer.pages import submissions as slashes
 from prime_runtime.http.json_schema import build_row_schema, list_row_types
 
-PageHandler = Callable[[site.PageContext, PageParams], Awaitable[Any]]
-"""A view; None where there is nothing to show."""
+PageHandler = Callable[[handlers.PageContext, PageParams], Awaitable[Any]]
+"""Returns a view, or None for 404."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """A page: where it is, what makes it, and what it looks like."""
+    """One page: its path, handler, template and views."""
 
     path: str
     template: str
     handler: PageHandler
     views: tuple[type, ...]
-    """What it may come to."""
+    """The types of view that the handler returns."""
     help: str
     filters: tuple[str, ...] = ()
-    """Parameters behind the question mark."""
+    """Query parameters."""
     not_found: str = "There is no such page."
-    """What is said where nothing is found."""
+    """The message of a 404."""
 
 
 PAGE_ROUTES = (
-    PageRoute("/", "overview.html", site.show_overview, (overview.Overview,), "The network at a glance."),
+    PageRoute("/", "overview.html", handlers.show_overview, (overview.Overview,), "The network at a glance."),
     PageRoute(
         "/runs/{run}",
         "run.html",
-        site.show_run,
+        handlers.show_run,
         (runs.RunView,),
         "A run.",
         ("before",),
@@ -51,8 +44,8 @@ PAGE_ROUTES = (
     PageRoute(
         "/runs/{run}/checkpoints/{step}",
         "checkpoint.html",
-        site.show_checkpoint,
-        (checkpoints.CheckpointView,),
+        handlers.show_checkpoint,
+        (runs.CheckpointView,),
         "A checkpoint and its lineage.",
         ("before",),
         not_found="This run has no such checkpoint yet.",
@@ -60,23 +53,23 @@ PAGE_ROUTES = (
     PageRoute(
         "/nodes",
         "nodes.html",
-        site.show_nodes,
+        handlers.show_nodes,
         (nodes.NodesView,),
-        "Nodes, those with the most first.",
+        "Nodes, best first.",
         ("q", "order", "role", "status", "owner", "after"),
     ),
     PageRoute(
         "/nodes/{node}",
         "node.html",
-        site.show_node,
-        (nodes.NodeView, accounts.AccountView),
-        "A node, or another address that the log knows.",
-        not_found="The log does not know this address.",
+        handlers.show_node,
+        (nodes.NodeView, nodes.AccountView),
+        "A node, or another address in the log.",
+        not_found="This address is not in the log.",
     ),
     PageRoute(
         "/submissions",
         "submissions.html",
-        site.show_submissions,
+        handlers.show_submissions,
         (submissions.SubmissionsView,),
         "Submissions, newest first.",
         ("run", "node", "state", "before"),
@@ -84,32 +77,32 @@ PAGE_ROUTES = (
     PageRoute(
         "/submissions/{submission}",
         "submission.html",
-        site.show_submission,
+        handlers.show_submission,
         (submissions.SubmissionView,),
-        "A submission and its judgement.",
+        "A submission and its verdicts.",
         ("first",),
-        not_found="No entry of the log has this submission.",
+        not_found="This submission is not in the log.",
     ),
     PageRoute(
         "/slashes",
         "slashes.html",
-        site.show_slashes,
-        (slashes.SlashesView,),
+        handlers.show_slashes,
+        (submissions.SlashesView,),
         "Slashes, newest first.",
         ("run", "before"),
     ),
     PageRoute(
         "/slashes/{submission}",
         "slash.html",
-        site.show_slash,
-        (slashes.SlashView,),
-        "A slash, from its submission to its end.",
+        handlers.show_slash,
+        (submissions.SlashView,),
+        "A slash, from the submission to its end.",
         not_found="This submission was not slashed.",
     ),
     PageRoute(
         "/log",
         "entries.html",
-        site.show_entries,
+        handlers.show_entries,
         (entries.EntriesView,),
         "Entries of the log, newest first.",
         ("kind", "run", "about", "author", "before"),
@@ -117,7 +110,7 @@ PAGE_ROUTES = (
     PageRoute(
         "/log/heads",
         "heads.html",
-        site.show_heads,
+        handlers.show_heads,
         (entries.HeadsView,),
         "Signed tree heads, newest first.",
         ("before", "old", "new"),
@@ -125,23 +118,34 @@ PAGE_ROUTES = (
     PageRoute(
         "/log/{index:[0-9]+}",
         "entry.html",
-        site.show_entry,
+        handlers.show_entry,
         (entries.EntryView,),
         "An entry of the log.",
-        not_found="The log has no entry of this number yet.",
+        not_found="The log has no entry with this number yet.",
     ),
     PageRoute(
         "/network",
         "network.html",
-        site.show_network,
-        (network.NetworkView,),
-        "Who serves weights.",
+        handlers.show_network,
+        (overview.NetworkView,),
+        "The nodes that serve weights.",
         ("run",),
         not_found="There is no such run.",
     ),
-    PageRoute("/search", "search.html", site.show_search, (search.SearchView,), "What begins so.", ("q",)),
     PageRoute(
-        "/about", "about.html", site.show_about, (site.AboutView,), "What this explorer reads, and how to check it."
+        "/search",
+        "search.html",
+        handlers.show_search,
+        (search.SearchView,),
+        "Everything that starts with the query.",
+        ("q",),
+    ),
+    PageRoute(
+        "/about",
+        "about.html",
+        handlers.show_about,
+        (handlers.AboutView,),
+        "What this explorer reads, and how to verify it.",
     ),
 )
 
@@ -161,7 +165,7 @@ ERROR_SCHEMA = {
 
 
 def build_openapi(version: str) -> dict[str, Any]:
-    """The whole document."""
+    """The OpenAPI document."""
     kinds = [kind for page in PAGE_ROUTES for view in page.views for kind in list_row_types(view)]
     schemas = {kind.__name__: build_row_schema(kind) for kind in kinds if not getattr(kind, "__parameters__", ())}
     return {
@@ -169,7 +173,9 @@ def build_openapi(version: str) -> dict[str, Any]:
         "info": {
             "title": "explorer",
             "version": version,
-            "description": "Every page as JSON. Ids are 0x and hex, times Unix milliseconds, amounts nano tokens.",
+            "description": (
+                "Every page as JSON. Ids are 0x and hex, times Unix milliseconds, amounts nano (10^-9 of the unit)."
+            ),
         },
         "paths": {get_json_path(page): {"get": _describe_operation(page)} for page in PAGE_ROUTES},
         "components": {"schemas": {**schemas, "Failure": ERROR_SCHEMA}},
@@ -177,7 +183,7 @@ def build_openapi(version: str) -> dict[str, Any]:
 
 
 def get_json_path(page: PageRoute) -> str:
-    """A parameter's pattern is not part of the description."""
+    """The path of the JSON page, without the patterns of parameters."""
     return JSON_ROOT + re.sub(r"\{(\w+):[^}]*\}", r"{\1}", page.path).rstrip("/")
 
 
@@ -193,10 +199,14 @@ def _describe_operation(page: PageRoute) -> dict[str, Any]:
             for name, place in places
         ],
         "responses": {
-            "200": _describe_response("What the page shows.", shown),
+            "200": _describe_response("The view of the page.", shown),
             **{
                 status: _describe_response(text, {"$ref": "#/components/schemas/Failure"})
-                for status, text in (("400", "A parameter is wrong."), ("404", "Not found."), ("429", "Too fast."))
+                for status, text in (
+                    ("400", "A parameter is wrong."),
+                    ("404", "Not found."),
+                    ("429", "Too many requests."),
+                )
             },
         },
     }

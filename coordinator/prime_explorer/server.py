@@ -1,8 +1,6 @@
-"""Pages over HTTP: bounds per address, templates, JSON twins, static files, and every failure as a page that helps.
+"""Serves pages over HTTP: HTML, JSON, static files, the CSV of contributions, and the stream of updates.
 
-Tells open pages that the log has grown: server-sent events, one look at the index for all of them.
-
-Contributions as CSV: one line for each node, or one for each step of one node.
+Requests are limited per address. Every failure becomes an error page that says what to do.
 """
 
 import asyncio
@@ -64,7 +62,7 @@ CACHE_FOREVER = "public, max-age=31536000, immutable"
 
 
 class PageError(Exception):
-    """What a reader is told instead of a page."""
+    """An error page."""
 
     def __init__(self, status: int, title: str, problem: str, *, retry_after_s: int = 0) -> None:
         super().__init__(problem)
@@ -75,12 +73,12 @@ class PageError(Exception):
 
 
 class PageServer:
-    """Answers anybody, within bounds."""
+    """Serves pages and JSON, with limits per address."""
 
     def __init__(
-        self, site: PageContext, renderer: Renderer, *, wake: Callable[[], None], proxies: Collection[str]
+        self, context: PageContext, renderer: Renderer, *, wake: Callable[[], None], proxies: Collection[str]
     ) -> None:
-        self._site = site
+        self._context = context
         self._renderer = renderer
         self._wake = wake
         self._proxies = proxies
@@ -92,7 +90,7 @@ class PageServer:
         return self.guard(partial(self._show_page, page))
 
     def data(self, page: PageRoute) -> Handler:
-        """The same as JSON."""
+        """The view as JSON."""
         return self.guard(partial(self._show_data, page), is_json=True)
 
     def file(self, name: str) -> Handler:
@@ -111,44 +109,44 @@ class PageServer:
         return self.guard(send)
 
     def stream(self, handler: Handler) -> Handler:
-        """For what stays open: counted apart, and not timed."""
+        """For responses that stay open: counted separately, without a timeout."""
         return self.guard(handler, gate=self._streams, is_timed=False)
 
     def guard(
         self, handler: Handler, *, is_json: bool = False, gate: ConcurrencyLimit | None = None, is_timed: bool = True
     ) -> Handler:
-        """Bounds before, and every failure as a page after."""
-        door = self._gate if gate is None else gate
+        """Apply the limits, and turn every failure into an error page."""
+        limit = self._gate if gate is None else gate
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             self._wake()
             origin = address_group(get_client_address(request, self._proxies))
             try:
-                self._check_limits(origin, door)
+                self._check_limits(origin, limit)
                 try:
                     async with asyncio.timeout(PAGE_TIMEOUT_MS / 1000 if is_timed else None):
                         return await handler(request)
                 finally:
-                    door.leave(origin)
-            except Exception as error:  # boundary: one page's bug must not stop the server, nor show its insides
+                    limit.leave(origin)
+            except Exception as error:  # boundary: a bug in one page must not stop the server or leak details
                 return await self._send_error(request, to_page_error(error, request), is_json=is_json)
 
         return guarded
 
-    def _check_limits(self, origin: str, door: ConcurrencyLimit) -> None:
+    def _check_limits(self, origin: str, limit: ConcurrencyLimit) -> None:
         if wait_ms := self._rates.take(origin, int(asyncio.get_running_loop().time() * 1000)):
             raise PageError(
-                429, "Too fast", "Many pages were asked for from your address.", retry_after_s=1 + wait_ms // 1000
+                429, "Too many requests", "Your address requested too many pages.", retry_after_s=1 + wait_ms // 1000
             )
-        if not door.enter(origin):
-            raise PageError(503, "Busy", "Too many pages are being made at once.", retry_after_s=2)
+        if not limit.enter(origin):
+            raise PageError(503, "Busy", "The server is rendering too many pages.", retry_after_s=2)
 
     async def _show_page(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
         view = await self._make_view(page, request)
         if target := getattr(view, "only", None):
             raise web.HTTPSeeOther(target)
         template = getattr(view, "TEMPLATE", page.template)
-        body = await self._renderer.render(self._site.reader, template, view, request)
+        body = await self._renderer.render(self._context.reader, template, view, request)
         return _reply(request, body, "text/html")
 
     async def _show_data(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
@@ -156,7 +154,7 @@ class PageServer:
         return _reply(request, encode_view(view), "application/json")
 
     async def _make_view(self, page: PageRoute, request: web.Request) -> Any:
-        view = await page.handler(self._site, PageParams({**request.query, **request.match_info}))
+        view = await page.handler(self._context, PageParams({**request.query, **request.match_info}))
         if view is None:
             raise PageError(404, "Not found", page.not_found)
         return view
@@ -172,32 +170,32 @@ class PageServer:
         if is_json:
             body = {"error": {"title": failure.title, "problem": failure.problem}}
             return web.json_response(body, status=failure.status, headers=headers)
-        text = await self._renderer.render_failure(self._site.reader, failure, request)
+        text = await self._renderer.render_failure(self._context.reader, failure, request)
         return web.Response(status=failure.status, text=text, content_type="text/html", headers=headers)
 
 
 def to_page_error(error: Exception, request: web.Request) -> PageError | web.HTTPException:
-    """Whose fault it is, and what to do."""
+    """Map an exception to the page that says whose fault it is and what to do."""
     match error:
         case PageError() | web.HTTPException():
             return error
         case RemoteError():
-            return PageError(400, "That address is not right", f"{error.field} {error.problem}.")
+            return PageError(400, "Invalid parameter", f"{error.field} {error.problem}.")
         case IndexNotReady():
             return PageError(
                 503,
-                "The index is being made",
-                "The log is being read and checked for the first time here, about 3,000 entries a second.",
+                "The index is being built",
+                "The log is being read and verified for the first time, about 3,000 entries per second.",
                 retry_after_s=2,
             )
         case TimeoutError():
-            return PageError(504, "Too slow", "This page could not be made in time.", retry_after_s=5)
+            return PageError(504, "Timeout", "This page could not be rendered in time.", retry_after_s=5)
         case LocalError():
             log.exception("cannot show %s", request.path)
-            return PageError(503, "Not possible just now", "Something that this page needs cannot be read here.")
+            return PageError(503, "Unavailable", "A file that this page needs cannot be read.")
     incident = secrets.token_hex(6)
     log.error("incident %s while showing %s", incident, request.path, exc_info=error)
-    return PageError(500, "An error of ours", f"It is noted here as incident {incident}.")
+    return PageError(500, "Internal error", f"The server logged it as incident {incident}.")
 
 
 def _reply(request: web.Request, body: bytes, kind: str) -> web.Response:
@@ -217,7 +215,7 @@ def encode_view(view: Any) -> bytes:
 
 
 class UpdateStream:
-    """Who listens, and what is new."""
+    """Tells open pages that the log has grown. One poll of the index serves all streams."""
 
     def __init__(self, reader: IndexReader, clock: Clock) -> None:
         self._reader = reader
@@ -228,7 +226,7 @@ class UpdateStream:
         self._is_closed = False
 
     async def run(self) -> None:
-        """For ever: a look now and then, while somebody listens."""
+        """Poll until cancelled, while there are streams."""
         while True:
             await self._clock.sleep_ms(UPDATE_POLL_MS)
             if self._listeners:
@@ -252,7 +250,7 @@ class UpdateStream:
         self._event = asyncio.Event()
 
     async def _wait(self) -> bool:
-        """Whether anything happened before it was time to see who has left."""
+        """Wait for an update; False after STREAM_CHECK_MS without one."""
         try:
             async with asyncio.timeout(STREAM_CHECK_MS / 1000):
                 await self._event.wait()
@@ -261,7 +259,7 @@ class UpdateStream:
         return True
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """An event for each change, until the reader leaves."""
+        """Send an event for each change, until the client disconnects."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
@@ -278,21 +276,21 @@ class UpdateStream:
                     quiet += 1
                     if quiet * STREAM_CHECK_MS >= KEEP_ALIVE_MS:
                         quiet = 0
-                        await response.write(b": still here\n\n")
+                        await response.write(b": keep-alive\n\n")
         except ConnectionError:
-            pass  # the reader has left
+            pass  # the client has disconnected
         finally:
             self._listeners -= 1
         return response
 
 
 def _is_gone(request: web.Request) -> bool:
-    """Nobody tells a handler that waits; a reader who goes from page to page must not use up the places."""
+    """aiohttp does not cancel a waiting handler, and closed pages must not occupy stream slots."""
     return request.transport is None or request.transport.is_closing()
 
 
 def read_update(db: ReadTransaction) -> dict[str, Any]:
-    """What a page needs to know to see whether it is out of date."""
+    """What an open page needs to see whether it is out of date."""
     facts = db.read_meta()
     steps = {row["run"]: row["latest_step"] for row in db.rows("SELECT run, latest_step FROM runs LIMIT 100")}
     return {"size": facts.get("size", 0), "head_size": facts.get("head_size", 0), "steps": steps}
@@ -308,7 +306,7 @@ STEP_COLUMNS = (
 
 
 async def send_contributions_csv(request: web.Request, reader: IndexReader) -> web.StreamResponse:
-    """Of all nodes, or with `node` of one, in pieces."""
+    """Stream the CSV of all nodes, or with `node` the steps of one node."""
     node = PageParams(request.query).node("node")
     columns = STEP_COLUMNS if node else NODE_COLUMNS
     name = f"contributions-{node}.csv" if node else "contributions.csv"

@@ -1,11 +1,7 @@
-"""What only a running coordinator knows, as far as pages show it. A mirror of the log alone tells none of it.
+"""What pages show besides the index: live state of a coordinator, files that the log names, uptime of nodes.
 
-What manifests of checkpoints say, as far as pages show it; each is read once, since a manifest never changes.
-
-How much of the time nodes were there, as the coordinator beside this explorer saw it: one look a minute, counted.
-
-The log does not say it, so a copy of the log cannot know it. The counts are kept in a file of their own; who deletes it
-begins to count anew.
+A mirror of the log alone has none of it. Uptime is sampled once a minute by the explorer beside a coordinator and kept
+in its own file; deleting the file restarts the count.
 """
 
 import asyncio
@@ -25,7 +21,7 @@ from prime_runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePresence:
-    """The last that was heard of a node."""
+    """The last heartbeat of a node."""
 
     phase: str
     activity: str | None
@@ -35,24 +31,24 @@ class NodePresence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingNode:
-    """A node that passes weights on, by its own word."""
+    """A node that serves weights, by its own announcement."""
 
     node: str
     depth: int
     slots_free: int
     urls: int
-    """Addresses it can be reached at."""
+    """Number of addresses at which it can be reached."""
     manifests: tuple[str, ...]
-    """What it serves, newest first."""
+    """Manifests that it serves, newest first."""
     parents: tuple[str, ...]
-    """Who gave it most of the newest."""
+    """Nodes that sent it most of the newest manifest."""
     sent_bytes: int
-    """Passed on since it was started."""
+    """Bytes sent since it started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedFile:
-    """A rollout file that intake refused, so that no entry of the log speaks of it."""
+    """A rollout file that intake refused. The log has no entry about it."""
 
     at_ms: int
     run: str
@@ -63,7 +59,7 @@ class RefusedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainAnchor:
-    """A head of the log that a contract holds."""
+    """A tree head that a contract holds."""
 
     run: str
     size: int
@@ -74,31 +70,31 @@ class ChainAnchor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineCounts:
-    """How many nodes there are, by what was last heard of them."""
+    """Number of nodes by their last heartbeat."""
 
     online: int
     late: int
 
 
 class LiveState(Protocol):
-    """Asked on the event loop; it only looks things up. None: not known here."""
+    """State of a running coordinator. Called in the event loop, so it must not block. None: not known here."""
 
     def count(self) -> OnlineCounts | None: ...
 
     def list_online(self) -> list[NodeId] | None: ...
 
     def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence] | None:
-        """By address as it prints."""
+        """By address in its printed form."""
         ...
 
     def list_serving(self, run: RunId) -> list[ServingNode] | None: ...
 
     def get_sent_bytes(self, node: NodeId) -> int | None:
-        """Weights that it passed on since it was started, by its own word, whatever the run."""
+        """Bytes of weights that it sent in all runs since it started, by its own announcement."""
         ...
 
     async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
-        """Newest first, of the last weeks."""
+        """Newest first, for the last weeks."""
         ...
 
     def list_anchors(self) -> list[ChainAnchor] | None:
@@ -110,12 +106,12 @@ class ObjectSource(Protocol):
     """Files that the log names: rollout files, evidence, manifests."""
 
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
-        """The file, checked against its digest; None where it is not here, or longer than that."""
+        """The verified file; None if it is missing or longer than `bytes_max`."""
         ...
 
 
 class NoLiveState:
-    """What a mirror knows beside the log."""
+    """The live state of an explorer that has only a mirror of the log."""
 
     def count(self) -> OnlineCounts | None:
         return None
@@ -140,7 +136,7 @@ class NoLiveState:
 
 
 class NoObjects:
-    """Where only the log was copied."""
+    """The objects of an explorer that has only a mirror of the log."""
 
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
         return None
@@ -148,28 +144,28 @@ class NoObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFacts:
-    """How a checkpoint travels."""
+    """What pages show of a manifest."""
 
     kind: str
     base: str | None
-    """Root of the checkpoint that a delta is applied to."""
+    """Root of the checkpoint that a delta applies to."""
     files: int
     shards: int
     tensors: int
     transport_bytes: int
     full_bytes: int
-    """Of all tensors, whichever way they travel."""
+    """Size of all tensors, as if sent in full."""
 
 
 class ManifestCache:
-    """Those that were read, the last used ones kept."""
+    """A cache of manifests. A manifest never changes."""
 
     def __init__(self, objects: ObjectSource) -> None:
         self._objects = objects
         self._known: OrderedDict[Digest, ManifestFacts] = OrderedDict()
 
     async def read(self, digest: Digest, *, network: NetworkId, run: RunId, trainer: NodeId) -> ManifestFacts | None:
-        """None where the file is not here, or is not what the trainer of the run signed."""
+        """None if the file is missing, or the trainer of the run did not sign it."""
         if digest in self._known:
             self._known.move_to_end(digest)
             return self._known[digest]
@@ -196,15 +192,15 @@ class ManifestCache:
 
 
 UPTIME_TABLES = """
-CREATE TABLE IF NOT EXISTS looks (count INTEGER);
-CREATE TABLE IF NOT EXISTS seen (node BLOB PRIMARY KEY, first INTEGER, looks INTEGER) WITHOUT ROWID;
-INSERT INTO looks SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM looks);
+CREATE TABLE IF NOT EXISTS samples (count INTEGER);
+CREATE TABLE IF NOT EXISTS seen (node BLOB PRIMARY KEY, first INTEGER, samples INTEGER) WITHOUT ROWID;
+INSERT INTO samples SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM samples);
 """
-COUNT_ONLINE = "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT (node) DO UPDATE SET looks=looks+1"
+COUNT_ONLINE = "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT (node) DO UPDATE SET samples=samples+1"
 
 
 class UptimeCounter:
-    """Looks that found each node online, and all looks since it was first found."""
+    """Counts samples that found each node online, and all samples since the first one."""
 
     def __init__(self, path: Path, live: LiveState, clock: Clock) -> None:
         self._path = path
@@ -212,7 +208,7 @@ class UptimeCounter:
         self._clock = clock
 
     async def run(self) -> None:
-        """For ever."""
+        """Sample until cancelled."""
         while True:
             await self._clock.sleep_ms(UPTIME_SAMPLE_MS)
             online = self._live.list_online()
@@ -220,28 +216,28 @@ class UptimeCounter:
                 await asyncio.to_thread(self.record_sample, online)
 
     def record_sample(self, online: Sequence[NodeId]) -> None:
-        """One look."""
+        """Record one sample."""
         try:
             connection = self._open()
             with connection:
-                connection.execute("UPDATE looks SET count=count+1")
-                (looks,) = connection.execute("SELECT count FROM looks").fetchone()
-                connection.executemany(COUNT_ONLINE, [(node, looks) for node in online])
+                connection.execute("UPDATE samples SET count=count+1")
+                (samples,) = connection.execute("SELECT count FROM samples").fetchone()
+                connection.executemany(COUNT_ONLINE, [(node, samples) for node in online])
             connection.close()
         except (sqlite3.Error, OSError) as error:
-            raise LocalError(f"cannot keep {self._path}: {error}; delete it to count anew") from None
+            raise LocalError(f"cannot keep {self._path}: {error}; delete it to start again") from None
 
     async def get_uptime(self, nodes: Sequence[NodeId]) -> dict[str, float]:
-        """The share of looks since the first one that found it, by address; none for a node that was never found."""
+        """Share of samples since a node was first online, by address. Nodes that were never online are absent."""
         return await asyncio.to_thread(self.read_uptime, nodes) if self._path.exists() else {}
 
     def read_uptime(self, nodes: Sequence[NodeId]) -> dict[str, float]:
         try:
             connection = self._open()
-            (total,) = connection.execute("SELECT count FROM looks").fetchone()
-            places = ",".join("?" * len(nodes))
-            found = connection.execute(f"SELECT node, first, looks FROM seen WHERE node IN ({places})", list(nodes))
-            shares = {"0x" + node.hex(): looks / (1 + total - first) for node, first, looks in found}
+            (total,) = connection.execute("SELECT count FROM samples").fetchone()
+            marks = ",".join("?" * len(nodes))
+            found = connection.execute(f"SELECT node, first, samples FROM seen WHERE node IN ({marks})", list(nodes))
+            shares = {"0x" + node.hex(): samples / (1 + total - first) for node, first, samples in found}
             connection.close()
         except sqlite3.Error:
             return {}

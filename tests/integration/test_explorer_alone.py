@@ -112,7 +112,7 @@ def test_a_copy_that_does_not_hold_is_said_on_every_page(tmp_path: Path, world: 
         shutil.copytree(bad / "tile", log / "tile", dirs_exist_ok=True)
         shutil.copy(bad / "checkpoint", log / "checkpoint")
         for path in ("/", "/nodes", "/log/3"):
-            text = until(url + path, "This log does not hold.")
+            text = until(url + path, "Verification of this log failed.")
             assert "does not hold the hashes" in text
             assert f"ends with entry {good - 1}" in text
 

@@ -1,9 +1,8 @@
-"""What an entry says, in one line for a list. Pure; plain text that a page escapes like any other.
+"""Folds leaves of the log into SQL statements for the index. Pure.
 
-One leaf after the other, checked as a stranger would and folded into the books; what follows for the index. Pure.
-
-The ledger has the rules and the numbers. Here is only which rows of which tables an entry touches; how the rows of
-nodes, accounts and runs look is read from the books when a batch ends, so both always say the same.
+Every leaf is verified and applied to a ledger, which has the rules and the numbers. This module only decides which rows
+an entry touches. The rows of nodes, accounts and runs are read from the ledger's state at the end of each batch, so the
+index and the ledger always agree.
 """
 
 import json
@@ -11,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from prime_explorer.index import fold_audits as fold_judgement
-from prime_explorer.index import fold_work
+from prime_explorer.index import fold_audits, fold_work
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.ledger import entries as e
@@ -29,7 +27,7 @@ BRIEF_CHARS_MAX = 160
 
 
 def write_brief(entry: Any) -> str:
-    """Empty where the kind says it all."""
+    """One line about an entry; empty if its kind says everything."""
     return _write_account_brief(entry)[:BRIEF_CHARS_MAX]
 
 
@@ -102,12 +100,12 @@ STAKE_KINDS = (
     e.Staked | e.Unbonded | e.Released | e.Delegated | e.DelegationRevoked
     | e.SlashProposed | e.SlashExecuted | e.SlashOverturned
 )  # fmt: skip
-"""Entries after which another stake may stand behind a node."""
+"""Entries that may change the stake of a node."""
 
 
 @dataclass
 class LogFold:
-    """A ledger, and what the index has yet to hear of it."""
+    """A ledger, and the statements that the index has not executed yet."""
 
     ledger: Ledger
     _writes: list[SqlWrite] = field(default_factory=list)
@@ -118,7 +116,7 @@ class LogFold:
         return self.ledger.state
 
     def apply_leaf(self, leaf: bytes) -> None:
-        """Fold in the next leaf; RemoteError where it does not hold, and then nothing has changed."""
+        """Verify and apply the next leaf. RemoteError if it is invalid; then nothing changes."""
         record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
         letter = open_envelope(record.frame, network=self.ledger.network, version_min=0).payload
         index = self.state.size
@@ -130,14 +128,14 @@ class LogFold:
         self._writes += self._describe(about, seen)
 
     def take_writes(self) -> list[SqlWrite]:
-        """Everything that follows from the leaves so far, in the order in which it is to be written."""
-        # Rows of nodes and runs come first, because others count up in them; steps are made by the entries themselves.
+        """All statements since the last call, in the order in which they must be executed."""
+        # Rows of nodes and runs come first, because later statements increment their counters.
         writes = [*self._describe_dirty(), *self._writes, *self._describe_steps()]
         self._writes, self._dirty = [], DirtyRows()
         return writes
 
     def _describe(self, about: FoldedEntry, seen: Any) -> Iterator[SqlWrite]:
-        entry, state, touched = about.entry, self.state, self._dirty
+        entry, state, dirty = about.entry, self.state, self._dirty
         subjects = [text for text in list_subjects(about.run, entry) if text.startswith("0x")]
         first = bytes.fromhex(subjects[0][2:]) if subjects else None
         run = find_run(about.run, entry)
@@ -146,40 +144,40 @@ class LogFold:
         )  # fmt: skip
         for subject in dict.fromkeys(subjects):
             yield ADD_MENTION, (bytes.fromhex(subject[2:]), about.index)
-        touched.accounts[about.author] = None
-        touched.seen_ms[about.author] = about.at_ms
+        dirty.accounts[about.author] = None
+        dirty.seen_ms[about.author] = about.at_ms
         if run is not None:
-            touched.runs.setdefault(run, about if isinstance(entry, e.RunCreated) else None)
-        yield from fold_work.describe(state, about, seen, touched)
-        yield from fold_judgement.describe(state, about, seen, touched)
+            dirty.runs.setdefault(run, about if isinstance(entry, e.RunCreated) else None)
+        yield from fold_work.describe(state, about, seen, dirty)
+        yield from fold_audits.describe(state, about, seen, dirty)
         yield from self._describe_account(about, seen)
 
     def _describe_account(self, about: FoldedEntry, seen: Any) -> Iterator[SqlWrite]:
         """Nodes that are new or changed, and their stakes."""
-        entry, touched, state = about.entry, self._dirty, self.state
+        entry, dirty, state = about.entry, self._dirty, self.state
         node = _changed_node(about)
         if node in state.nodes:
-            touched.nodes.setdefault(node, about)
+            dirty.nodes.setdefault(node, about)
             for run in state.runs:
-                touched.runs.setdefault(run, None)  # it may have become fit to be drawn, or unfit
+                dirty.runs.setdefault(run, None)  # the node may have become eligible for draws, or ineligible
         if isinstance(entry, e.Deposited):
-            touched.accounts[entry.account] = None
+            dirty.accounts[entry.account] = None
         staked = seen if isinstance(seen, NodeId) else node
         if isinstance(entry, STAKE_KINDS) and staked in state.nodes:
             yield ADD_STAKE, (staked, about.index, about.at_ms, type(entry).__name__, *get_stake(state, staked))
 
     def _describe_dirty(self) -> Iterator[SqlWrite]:
-        state, touched = self.state, self._dirty
-        for node, about in touched.nodes.items():
+        state, dirty = self.state, self._dirty
+        for node, about in dirty.nodes.items():
             yield PUT_NODE, get_node_values(state, node, about)
             name = friendly_name(node)
             for cut in (0, name.index("-") + 1, name.rindex("-") + 1):
                 yield ADD_NAME, (name[cut:], node)
-        for node, at_ms in touched.seen_ms.items():
+        for node, at_ms in dirty.seen_ms.items():
             yield UPDATE_LAST_SEEN, (at_ms, node)
-        for account in touched.accounts:
+        for account in dirty.accounts:
             yield PUT_ACCOUNT, (account, state.funds.balances[account])
-        for run, created in touched.runs.items():
+        for run, created in dirty.runs.items():
             if created:
                 yield ADD_RUN, (run, created.index, created.at_ms)
             yield PUT_RUN, get_run_values(state, run)
@@ -192,7 +190,7 @@ class LogFold:
 
 
 def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
-    """What an entry is about to make the books forget."""
+    """Read state that applying the entry will remove."""
     run = state.runs.get(about.run) if about.run else None
     match about.entry:
         case e.HeadNoted():
@@ -205,7 +203,7 @@ def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
 
 
 def _changed_node(about: FoldedEntry) -> NodeId | None:
-    """Whose offer, owner, status or stake an entry about accounts changes."""
+    """The node whose offer, owner, status or stake an entry changes."""
     match about.entry:
         case e.NodeRegistered():
             return about.author
@@ -218,11 +216,11 @@ def _changed_node(about: FoldedEntry) -> NodeId | None:
     return None
 
 
-# --- Rows that are read from the books --------------------------------------------------------------------------------
+# --- Rows read from the ledger state ----------------------------------------------------------------------------------
 
 
 def get_stake(state: LedgerState, node: NodeId) -> tuple[int, int]:
-    """What stands behind a node, and what its owner has asked back."""
+    """A node's stake, and the part that its owner is unbonding."""
     parts = state.funds.unbonding.get((state.owners[node], node), ())
     return state.get_stake(node), sum(part.amount_nano for part in parts)
 

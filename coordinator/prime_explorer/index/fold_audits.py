@@ -1,4 +1,4 @@
-"""What entries about draws, verdicts, outcomes, slashes and appeals mean for the index. Pure."""
+"""SQL statements for entries about draws, verdicts, outcomes, slashes and appeals. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_
 from prime_protocol.wire.ids import Digest, RunId
 
 REWARD_METRIC = "reward_mean"
-"""The number of a verdict that says what the rollouts were worth to the task."""
+"""The metric of a verdict that holds the mean task reward of the rollouts."""
 PROGRESS = {Outcome.ACCEPT: "accepted", Outcome.INVALID: "soft", Outcome.FRAUDULENT: "hard"}
 
 
-def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows) -> Iterator[SqlWrite]:
     match about.entry:
         case e.AuditDrawn():
             yield from _add_round(state, about)
@@ -26,23 +26,23 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRo
         case e.PlantRevealed(submission=name, outcome=truth):
             yield "UPDATE submissions SET planted=? WHERE submission=?", (str(truth), name)
         case e.Settled():
-            yield from _settle(state, about, touched)
+            yield from _settle(state, about, dirty)
         case e.ValidatorScored(validator=node):
-            touched.nodes.setdefault(node, about)
+            dirty.nodes.setdefault(node, about)
         case e.Inspected():
-            yield from _inspect(state, about, touched)
+            yield from _inspect(state, about, dirty)
         case e.SlashProposed():
-            yield from _propose(state, about, touched)
+            yield from _propose(state, about, dirty)
         case e.Appealed():
-            yield from _appeal(state, about, touched)
+            yield from _appeal(state, about, dirty)
         case e.SlashExecuted(submission=name):
-            yield from _end_slash(state, about, touched, "executed", Outcome.FRAUDULENT)
+            yield from _end_slash(state, about, dirty, "executed", Outcome.FRAUDULENT)
             yield "UPDATE runs SET executed=executed+1 WHERE run=?", (about.run,)
         case e.SlashOverturned(submission=name):
             assert about.run is not None
             outcome = state.runs[about.run].submissions[name].outcome
             assert outcome is not None
-            yield from _end_slash(state, about, touched, "overturned", outcome)
+            yield from _end_slash(state, about, dirty, "overturned", outcome)
             yield "UPDATE runs SET overturned=overturned+1 WHERE run=?", (about.run,)
             yield from _move_outcome(state, about.run, name, outcome)
 
@@ -50,7 +50,7 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRo
 def _add_round(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
-    made = state.runs[run].submissions[entry.submission]
+    submission = state.runs[run].submissions[entry.submission]
     drawn = json.dumps([str(node) for node in entry.validators])
     yield "INSERT INTO rounds VALUES (?,?,?,?,?,?)", (
         entry.submission, entry.round, about.index, about.at_ms, entry.head_size, drawn,
@@ -59,7 +59,7 @@ def _add_round(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
     if entry.round == 0:
         counter = "audited" if entry.validators else "undrawn"
         yield f"UPDATE runs SET {counter}={counter}+1 WHERE run=?", (run,)
-    yield COUNT_DRAW, (about.at_ms, entry.round == 0 and bool(entry.validators), run, made.step)
+    yield COUNT_DRAW, (about.at_ms, entry.round == 0 and bool(entry.validators), run, submission.step)
 
 
 def _add_verdict(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
@@ -78,8 +78,8 @@ def _add_verdict(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
     yield "UPDATE runs SET verdicts=verdicts+1 WHERE run=?", (run,)
 
 
-def _inspect(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
-    """Compare as the ledger does, and with how far they lie apart. A verdict stays refuted, whatever a second says."""
+def _inspect(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
+    """Compare read proofs as the ledger does, and store their distance. A refuted verdict stays refuted."""
     name, run = about.entry.submission, about.run
     assert run is not None
     said = {node: proof for each in state.runs[run].submissions[name].rounds for node, proof in each.read_proof.items()}
@@ -87,78 +87,78 @@ def _inspect(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iter
         error = compute_read_proof_error(said[seen.reader], seen.read_proof)
         distance = error if isfinite(error) else None
         yield INSPECT, (is_read_proof_refuted(said[seen.reader], seen.read_proof), distance, name, seen.reader)
-        touched.nodes.setdefault(seen.reader, about)
+        dirty.nodes.setdefault(seen.reader, about)
 
 
-def _settle(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _settle(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     name, run = about.entry.submission, about.run
     assert run is not None
-    made = state.runs[run].submissions[name]
+    submission = state.runs[run].submissions[name]
     outcome = about.entry.outcome
     yield SETTLE, (
-        PROGRESS[outcome], about.index, about.at_ms, name, name, str(outcome), explain(made), name,
+        PROGRESS[outcome], about.index, about.at_ms, name, name, str(outcome), explain(submission), name,
     )  # fmt: skip
-    yield "UPDATE steps SET last_settled_ms=? WHERE run=? AND step=?", (about.at_ms, run, made.step)
-    yield from _count_outcome(state, made, run, outcome, 1)
+    yield "UPDATE steps SET last_settled_ms=? WHERE run=? AND step=?", (about.at_ms, run, submission.step)
+    yield from _count_outcome(state, submission, run, outcome, 1)
     if outcome is Outcome.ACCEPT:
-        yield COUNT_REWARD, (name, name, run, made.step)
-    touched.nodes.setdefault(made.node, about)
-    touched.steps[(run, made.step)] = None
+        yield COUNT_REWARD, (name, name, run, submission.step)
+    dirty.nodes.setdefault(submission.node, about)
+    dirty.steps[(run, submission.step)] = None
     if outcome is not Outcome.FRAUDULENT:
-        yield from _uphold(made, name)
+        yield from _uphold(submission, name)
 
 
-def explain(made: SubmissionState) -> str:
-    """Why a submission was settled as it was, where no verdict says it."""
-    if made.planted is not None:
-        return "planted: made well or badly on purpose, to see what validators say"
-    if made.outcome is Outcome.INVALID and made.judged is None:
-        return "no majority of validators could be had in time"
+def explain(submission: SubmissionState) -> str:
+    """Why a submission was settled, if no verdict says it."""
+    if submission.planted is not None:
+        return "planted: submission well or badly on purpose, to see what validators say"
+    if submission.outcome is Outcome.INVALID and submission.judged is None:
+        return "the validators did not reach a majority in time"
     return ""
 
 
 def _count_outcome(
-    state: LedgerState, made: SubmissionState, run: RunId, outcome: Outcome, sign: int
+    state: LedgerState, submission: SubmissionState, run: RunId, outcome: Outcome, sign: int
 ) -> Iterator[SqlWrite]:
-    """Rollouts and tokens are counted where they are verified: accepted, whether or not a draw fell on them."""
+    """Accepted rollouts and tokens count as verified, whether or not validators were drawn."""
     column = PROGRESS[outcome]
     is_verified = sign if outcome is Outcome.ACCEPT else 0
-    samples = state.runs[run].steps[made.step].terms.samples_per_slot
-    rollouts, tokens = is_verified * len(made.slots) * samples, is_verified * made.output_tokens
+    samples = state.runs[run].steps[submission.step].terms.samples_per_slot
+    rollouts, tokens = is_verified * len(submission.slots) * samples, is_verified * submission.output_tokens
     for table, where, key in (
-        ("steps", "run=? AND step=?", (run, made.step)),
-        ("contributions", "node=? AND run=? AND step=?", (made.node, run, made.step)),
+        ("steps", "run=? AND step=?", (run, submission.step)),
+        ("contributions", "node=? AND run=? AND step=?", (submission.node, run, submission.step)),
         ("runs", "run=?", (run,)),
     ):
         yield f"UPDATE {table} SET {column}={column}+?, rollouts=rollouts+?, tokens=tokens+? WHERE {where}", (
             sign, rollouts, tokens, *key,
         )  # fmt: skip
-    yield "UPDATE nodes SET rollouts=rollouts+?, tokens=tokens+? WHERE node=?", (rollouts, tokens, made.node)
+    yield "UPDATE nodes SET rollouts=rollouts+?, tokens=tokens+? WHERE node=?", (rollouts, tokens, submission.node)
 
 
-def _uphold(made: SubmissionState, name: Digest) -> Iterator[SqlWrite]:
-    """Which verdicts stood, once that is final. Where nobody's did, nothing is said of them."""
-    if made.judged is None:
+def _uphold(submission: SubmissionState, name: Digest) -> Iterator[SqlWrite]:
+    """Mark the upheld verdicts once the outcome is final. Without a majority, none is marked."""
+    if submission.judged is None:
         return
-    yield "UPDATE verdicts SET upheld=(outcome=?) WHERE submission=?", (str(made.judged), name)
-    for each in made.rounds:
+    yield "UPDATE verdicts SET upheld=(outcome=?) WHERE submission=?", (str(submission.judged), name)
+    for each in submission.rounds:
         for node, found in each.verdicts.items():
-            if found is made.judged:
+            if found is submission.judged:
                 yield "UPDATE nodes SET upheld=upheld+1 WHERE node=?", (node,)
 
 
 def _move_outcome(state: LedgerState, run: RunId, name: Digest, outcome: Outcome) -> Iterator[SqlWrite]:
     """What was hard is something else after all."""
-    made = state.runs[run].submissions[name]
-    yield from _count_outcome(state, made, run, Outcome.FRAUDULENT, -1)
-    yield from _count_outcome(state, made, run, outcome, 1)
+    submission = state.runs[run].submissions[name]
+    yield from _count_outcome(state, submission, run, Outcome.FRAUDULENT, -1)
+    yield from _count_outcome(state, submission, run, outcome, 1)
     yield "UPDATE submissions SET progress=? WHERE submission=?", (PROGRESS[outcome], name)
 
 
 # --- Slashes ----------------------------------------------------------------------------------------------------------
 
 
-def _propose(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _propose(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
     slash = state.runs[run].slashes[entry.submission]
@@ -168,30 +168,30 @@ def _propose(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iter
     )  # fmt: skip
     yield "UPDATE submissions SET slash='proposed' WHERE submission=?", (entry.submission,)
     yield "UPDATE runs SET slashes=slashes+1 WHERE run=?", (run,)
-    touched.nodes.setdefault(slash.node, about)
+    dirty.nodes.setdefault(slash.node, about)
 
 
-def _appeal(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _appeal(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
     yield APPEAL, (about.index, about.at_ms, about.author, entry.reason, entry.submission)
     yield "UPDATE submissions SET slash='appealed' WHERE submission=?", (entry.submission,)
-    touched.accounts[state.runs[run].slashes[entry.submission].owner] = None
+    dirty.accounts[state.runs[run].slashes[entry.submission].owner] = None
 
 
 def _end_slash(
-    state: LedgerState, about: FoldedEntry, touched: DirtyRows, end: str, outcome: Outcome
+    state: LedgerState, about: FoldedEntry, dirty: DirtyRows, end: str, outcome: Outcome
 ) -> Iterator[SqlWrite]:
     name, run = about.entry.submission, about.run
     assert run is not None
-    made = state.runs[run].submissions[name]
+    submission = state.runs[run].submissions[name]
     yield "UPDATE slashes SET progress=?, ended_idx=?, ended_ms=?, outcome=? WHERE submission=?", (
         end, about.index, about.at_ms, str(outcome), name,
     )  # fmt: skip
     yield "UPDATE submissions SET slash=? WHERE submission=?", (end, name)
-    yield from _uphold(made, name)
-    touched.nodes.setdefault(made.node, about)
-    touched.accounts[made.owner] = None
+    yield from _uphold(submission, name)
+    dirty.nodes.setdefault(submission.node, about)
+    dirty.accounts[submission.owner] = None
 
 
 # --- Statements -------------------------------------------------------------------------------------------------------

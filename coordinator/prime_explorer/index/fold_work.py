@@ -1,4 +1,4 @@
-"""What entries about checkpoints, leases, submissions, credit and pay mean for the index. Pure."""
+"""SQL statements for entries about checkpoints, leases, submissions, credit and payouts. Pure."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ def read_before_apply(state: LedgerState, run: RunState, about: FoldedEntry) -> 
     return None
 
 
-def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows) -> Iterator[SqlWrite]:
     match about.entry:
         case e.CheckpointPublished():
             yield from _publish(state, about, seen)
@@ -36,15 +36,15 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, touched: DirtyRo
         case e.HeadNoted():
             yield from _note_head(state, about, seen)
         case e.LeaseGranted():
-            yield from _grant(about, touched)
+            yield from _grant(about, dirty)
         case e.LeaseEnded():
-            yield from _end_lease(about, seen, touched)
+            yield from _end_lease(about, seen, dirty)
         case e.Submitted():
-            yield from _submit(state, about, touched)
+            yield from _submit(state, about, dirty)
         case e.Credited():
-            yield from _credit(state, about, touched)
+            yield from _credit(state, about, dirty)
         case e.PaidOut():
-            yield from _pay(about, seen, touched)
+            yield from _pay(about, seen, dirty)
 
 
 def _publish(state: LedgerState, about: FoldedEntry, trained: list[Any]) -> Iterator[SqlWrite]:
@@ -67,10 +67,10 @@ def _note_head(state: LedgerState, about: FoldedEntry, waiting: list[tuple[RunId
         yield "UPDATE steps SET beacon=?, beacon_ms=? WHERE run=? AND step=?", (beacon, about.at_ms, run, step)
 
 
-def _grant(about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _grant(about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
-    touched.steps[(run, entry.step)] = None
+    dirty.steps[(run, entry.step)] = None
     yield ADD_LEASE, (
         run, entry.lease, about.index, entry.node, entry.step, entry.first_slot, entry.slots, about.at_ms,
         entry.deadline_ms, entry.speculative,
@@ -79,10 +79,10 @@ def _grant(about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
     yield "UPDATE nodes SET leases=leases+1 WHERE node=?", (entry.node,)
 
 
-def _end_lease(about: FoldedEntry, lease: Any, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _end_lease(about: FoldedEntry, lease: Any, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
-    touched.steps[(run, lease.step)] = None
+    dirty.steps[(run, lease.step)] = None
     yield "UPDATE leases SET state='ended', ended_ms=?, reason=? WHERE run=? AND lease=?", (
         about.at_ms, entry.reason, run, entry.lease,
     )  # fmt: skip
@@ -90,47 +90,51 @@ def _end_lease(about: FoldedEntry, lease: Any, touched: DirtyRows) -> Iterator[S
     yield "UPDATE runs SET expired=expired+1 WHERE run=?", (run,)
 
 
-def _submit(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _submit(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
     name = compute_receipt_id(entry.receipt)
-    made = state.runs[run].submissions[name]
-    samples = state.runs[run].steps[made.step].terms.samples_per_slot
-    place = (made.node, run, made.step)
+    submission = state.runs[run].submissions[name]
+    samples = state.runs[run].steps[submission.step].terms.samples_per_slot
+    key = (submission.node, run, submission.step)
     yield ADD_SUBMISSION, (
-        name, about.index, run, made.step, made.node, made.owner, made.lease, made.slots.start, len(made.slots),
-        samples, made.leased_at_ms, about.at_ms, made.file_digest, made.file_bytes, entry.receipt.rollout_root,
-        made.checkpoint_step, entry.receipt.checkpoint_root, made.output_tokens, made.context_tokens,
+        name, about.index, run, submission.step, submission.node, submission.owner, submission.lease,
+        submission.slots.start, len(submission.slots), samples, submission.leased_at_ms, about.at_ms,
+        submission.file_digest, submission.file_bytes, entry.receipt.rollout_root, submission.checkpoint_step,
+        entry.receipt.checkpoint_root, submission.output_tokens, submission.context_tokens,
     )  # fmt: skip
-    yield "UPDATE leases SET state='submitted', ended_ms=? WHERE run=? AND lease=?", (about.at_ms, run, made.lease)
-    yield COUNT_NODE_OF_STEP, (run, made.step, *place)
-    yield COUNT_SUBMISSION, (about.at_ms, about.at_ms, made.file_bytes, run, made.step)
-    yield f"{ADD_CONTRIBUTION} submissions=submissions+1", (*place, 1, 0, 0, 0)
-    yield "UPDATE nodes SET submissions=submissions+1 WHERE node=?", (made.node,)
-    yield "UPDATE runs SET submissions=submissions+1, file_bytes=file_bytes+? WHERE run=?", (made.file_bytes, run)
-    touched.steps[(run, made.step)] = None
+    yield (
+        "UPDATE leases SET state='submitted', ended_ms=? WHERE run=? AND lease=?",
+        (about.at_ms, run, submission.lease),
+    )
+    yield COUNT_NODE_OF_STEP, (run, submission.step, *key)
+    yield COUNT_SUBMISSION, (about.at_ms, about.at_ms, submission.file_bytes, run, submission.step)
+    yield f"{ADD_CONTRIBUTION} submissions=submissions+1", (*key, 1, 0, 0, 0)
+    yield "UPDATE nodes SET submissions=submissions+1 WHERE node=?", (submission.node,)
+    yield "UPDATE runs SET submissions=submissions+1, file_bytes=file_bytes+? WHERE run=?", (submission.file_bytes, run)
+    dirty.steps[(run, submission.step)] = None
 
 
-def _credit(state: LedgerState, about: FoldedEntry, touched: DirtyRows) -> Iterator[SqlWrite]:
+def _credit(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
-    made = state.runs[run].submissions[entry.submission]
-    is_carried = state.runs[run].steps[made.step].paid
+    submission = state.runs[run].submissions[entry.submission]
+    is_carried = state.runs[run].steps[submission.step].paid
     yield "UPDATE submissions SET units=?, credited_idx=?, is_carried=? WHERE submission=?", (
         entry.units, about.index, is_carried, entry.submission,
     )  # fmt: skip
     yield "UPDATE steps SET units=units+?, slots_done=slots_done+? WHERE run=? AND step=?", (
-        entry.units, len(made.slots), run, made.step,
+        entry.units, len(submission.slots), run, submission.step,
     )  # fmt: skip
     yield "UPDATE contributions SET units=units+? WHERE node=? AND run=? AND step=?", (
-        entry.units, made.node, run, made.step,
+        entry.units, submission.node, run, submission.step,
     )  # fmt: skip
     yield "UPDATE runs SET units=units+? WHERE run=?", (entry.units, run)
-    touched.nodes.setdefault(made.node, about)
-    touched.steps[(run, made.step)] = None
+    dirty.nodes.setdefault(submission.node, about)
+    dirty.steps[(run, submission.step)] = None
 
 
-def _pay(about: FoldedEntry, shares: Counter[StakeKey], touched: DirtyRows) -> Iterator[SqlWrite]:
+def _pay(about: FoldedEntry, shares: Counter[StakeKey], dirty: DirtyRows) -> Iterator[SqlWrite]:
     entry, run = about.entry, about.run
     assert run is not None
     for (owner, node), amount_nano in shares.items():
@@ -141,14 +145,14 @@ def _pay(about: FoldedEntry, shares: Counter[StakeKey], touched: DirtyRows) -> I
             f"{ADD_CONTRIBUTION} paid_nano=paid_nano+excluded.paid_nano",
             (node, run, entry.step, 0, 0, 0, amount_nano),
         )
-        touched.nodes.setdefault(node, about)
-        touched.accounts[owner] = None
+        dirty.nodes.setdefault(node, about)
+        dirty.accounts[owner] = None
     yield "UPDATE steps SET paid_ms=?, paid_nano=? WHERE run=? AND step=?", (
         about.at_ms, shares.total(), run, entry.step,
     )  # fmt: skip
     yield "UPDATE runs SET paid_nano=paid_nano+? WHERE run=?", (shares.total(), run)
     yield PAY_SUBMISSIONS, (about.index, run, entry.step)
-    touched.steps[(run, entry.step)] = None
+    dirty.steps[(run, entry.step)] = None
 
 
 # --- Statements -------------------------------------------------------------------------------------------------------
@@ -159,7 +163,7 @@ ADD_STEP = (
     " (SELECT max(settled_ms) FROM submissions WHERE run=? AND trained_into=?))"
 )
 CHARTED = ("held_out", "entropy", "mismatch_kl")
-"""Those of the trainer's numbers that a run's page draws."""
+"""The trainer's metrics that the page of a run charts."""
 MEASURE_STEP = "UPDATE steps SET held_out=?, entropy=?, mismatch_kl=?, metrics=?, measured_idx=? WHERE run=? AND step=?"
 ADD_LEASE = "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,?,'open',NULL,NULL)"
 COUNT_LEASE = "UPDATE steps SET leases=leases+1, first_lease_ms=ifnull(first_lease_ms,?) WHERE run=? AND step=?"

@@ -1,14 +1,10 @@
-"""Copies a mirror of a log from a URL, file by file, into a folder. What it brings is checked by following.py.
+"""Keeps an index up to date with a log, in a process of its own: `python -m prime_explorer.index.follower`.
 
-Follows a mirror of a log: each new head is checked against every entry and tile, then folded into the index.
-
-Checked is what `prime-coordinator log verify` checks. What the index holds was signed by the log and keeps the rules;
-what does not hold is said in the index's `problem`, and the index stays where it was.
-
-The process that keeps an index up with a log: `python -m prime_explorer.index.follower`. It ends when its input does.
-
-A process of its own, because folding takes the processor for as long as there is something to fold, and the one that
-serves pages, or the coordinator's, must answer meanwhile. It only reads the mirror and only writes the index.
+The follower verifies each new tree head against every entry and tile, exactly like `prime-coordinator log verify`, and
+then folds the entries into the index. If verification fails, the index records the `problem` and stays where it was.
+Folding occupies the processor, so it runs in its own process: the process that serves pages must answer meanwhile. It
+reads the mirror, writes the index, and ends when its standard input closes. A remote mirror is first copied from its
+URL, file by file.
 """
 
 import argparse
@@ -68,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class MirrorFetcher:
-    """One copy of one mirror."""
+    """Copies a remote mirror into a folder. The follower verifies what it fetched."""
 
     def __init__(self, source: str, mirror: Path) -> None:
         self._source = source.rstrip("/")
@@ -77,7 +73,7 @@ class MirrorFetcher:
         self._old_note = b""
 
     def fetch(self, is_wanted: Callable[[], bool]) -> None:
-        """Bring the folder up to the newest head. The head is written last, so the copy is whole at any time."""
+        """Fetch what the newest head adds. The head is written last, so the copy is complete at any time."""
         note = self._get(CHECKPOINT_PATH, NOTE_BYTES_MAX)
         old = self._read_local_head()
         if note == old:
@@ -89,14 +85,14 @@ class MirrorFetcher:
             raise RemoteError("tree_head.size", f"is {size}, but {old_size} entries were signed before")
         parts: Iterator[Tile | EntryBundle] = chain(list_new_bundles(old_size, size), list_new_tiles(old_size, size))
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
-            # Some at a time: a size is only a claim, and may be far beyond what there is.
+            # In batches: the size is only a claim, and may be far larger than the log.
             while is_wanted() and (some := list(islice(parts, FETCH_BATCH_FILES))):
                 list(threads.map(self._download, some))
         if is_wanted():
             write_atomic(self._mirror / CHECKPOINT_PATH, note)
 
     def discard_last(self) -> None:
-        """What was brought last does not hold: bring it again next time."""
+        """Verification of the last fetch failed: remove its files, so that the next call fetches them again."""
         for path in self._downloaded:
             path.unlink(missing_ok=True)
         if self._old_note:
@@ -114,7 +110,7 @@ class MirrorFetcher:
         path = self._mirror / part.path
         self._downloaded.append(path)
         if path.is_file():
-            return  # a copy that broke off had brought it
+            return  # an interrupted fetch already has it
         most = BUNDLE_BYTES_MAX if isinstance(part, EntryBundle) else TILE_HASHES * DIGEST_BYTES
         write_atomic(path, self._get(part.path, most))
 
@@ -138,7 +134,7 @@ FORKED = "this copy is damaged, or the log has forked"
 
 
 class LogFollower:
-    """An index, brought from head to head."""
+    """Advances an index from tree head to tree head."""
 
     def __init__(self, mirror: Path, index: IndexWriter, *, snapshot: Path, key: VerifierKey | None) -> None:
         self._mirror = mirror
@@ -146,17 +142,17 @@ class LogFollower:
         self._snapshot = snapshot
         self._given_key = key
         self._tree = MerkleTree()
-        """Over the entries that a checked head has signed; the index may still be on its way there."""
+        """The tree over the entries of the newest verified head. The index may still be behind it."""
         self._tiles_size = 0
-        """Tiles of the tree of this size were compared with it."""
+        """Tiles up to this tree size are verified."""
         self._folding: LogFold | None = None
         self._note = b""
         self._snapshot_size = 0
 
     def advance(self, now_ms: int, is_wanted: ShouldContinue = lambda: True) -> bool:
-        """To the newest head, or as far as it `is_wanted`; False where nothing is new.
+        """Advance to the newest head, or until `is_wanted` returns False; return False if there is nothing new.
 
-        RemoteError says what does not hold, and so does the index from then on.
+        RemoteError says which check failed. The index then shows it as its `problem`.
         """
         note = read_tree_head(self._mirror)
         if note == self._note:
@@ -179,10 +175,10 @@ class LogFollower:
             write_snapshot(self._snapshot, self._folding.state)
         self._index.close()
 
-    # --- Checking -----------------------------------------------------------------------------------------------------
+    # --- Verifying ----------------------------------------------------------------------------------------------------
 
     def _check(self, head: TreeHead, note: bytes) -> None:
-        """The head is signed and continues what is known, and the files hold what it says."""
+        """Verify that the head is signed, extends the known tree, and matches every entry and tile."""
         size = self._tree.size
         if head.size < size:
             raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
@@ -200,10 +196,10 @@ class LogFollower:
         self._index.write([], log_key=str(key), is_key_given=self._given_key is not None, signed_size=head.size)
 
     def _read_log_key(self, head: TreeHead) -> str:
-        """As the first entry names it."""
+        """The key that the first entry of the log names."""
         first = next(self._read_leaves(0, head.size), None)
         if first is None:
-            raise RemoteError("tree_head.size", "is 0: there is nothing in this log yet")
+            raise RemoteError("tree_head.size", "is 0: the log is empty")
         return decode(NetworkCreated, decode_leaf(first)[1].body).log_key
 
     def _read_leaves(self, start: int, stop: int) -> Iterator[bytes]:
@@ -242,20 +238,20 @@ class LogFollower:
             coordinator=state.coordinator,
         )
 
-    # --- Beginning again ----------------------------------------------------------------------------------------------
+    # --- Resuming -----------------------------------------------------------------------------------------------------
 
     def _resume(self, head: TreeHead) -> LogFold:
-        """The books after the entries that the index holds: from a snapshot as far as there is one, then folded."""
+        """Restore the ledger state at the index's size: from a snapshot if there is one, then by replaying entries."""
         ledger, size = Ledger(parse_origin(head.origin)), self._index.size
         if self._index.get("network") not in (None, ledger.network):
-            raise LocalError(f"{self._index.path} is the index of {self._index.get('network')}: choose another folder")
+            raise LocalError(f"{self._index.path} is the index of {self._index.get('network')}; choose another folder")
         if size:
             self._tree = self._read_tree(head, size)
             self._tiles_size = size
             state = read_snapshot(self._snapshot)
             if state and state.size <= size and state.frontier.root() == compute_root(state.size, self._tree.get_node):
                 ledger.state = state
-            log.info("folding %d of %d entries again", size - ledger.state.size, size)
+            log.info("replaying %d of %d entries", size - ledger.state.size, size)
             for leaf in self._read_leaves(ledger.state.size, size):
                 ledger.restore(leaf)
         self._snapshot_size = ledger.state.size
@@ -263,7 +259,7 @@ class LogFollower:
         return LogFold(ledger)
 
     def _read_tree(self, head: TreeHead, size: int) -> MerkleTree:
-        """Over the entries that the index holds, from the hashes in the mirror."""
+        """The tree over the indexed entries, from the hashes in the mirror."""
         if head.size < size:
             raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
         tree = MerkleTree()
@@ -282,13 +278,13 @@ def _split_hashes(hashes: bytes) -> Iterator[bytes]:
 
 
 NICENESS = 10
-"""Whoever answers somebody goes first."""
+"""Processes that answer requests have priority."""
 LOCAL_ERRORS_MAX = 5
-"""Times in a row that a file may be missing: a mirror that is being written changes under its reader."""
+"""Consecutive local errors before one is shown: a mirror that is being written may miss a file for a moment."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: the input ended, 1: this cannot go on."""
+    """0: standard input closed, 1: the index cannot be kept."""
     args = parse_args(argv)
     os.nice(NICENESS)
     configure_logging(LogConfig(), stream=sys.stderr, secrets=[])
@@ -297,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run_follower(args.mirror, args.folder, args.source, VerifierKey.parse(args.key) if args.key else None, stop)
     except LocalError as error:
-        log.error("the index cannot be kept: %s", error)
+        log.error("cannot keep the index: %s", error)
         return 1
     return 0
 
@@ -305,14 +301,14 @@ def main(argv: list[str] | None = None) -> int:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m prime_explorer.index.follower", description=__doc__)
     parser.add_argument("--mirror", type=Path, required=True, help="folder with `checkpoint` and `tile/`")
-    parser.add_argument("--folder", type=Path, required=True, help="where the index is")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the index")
     parser.add_argument("--source", help="URL of the mirror that the folder is a copy of")
     parser.add_argument("--key", help="the log's verifier key")
     return parser.parse_args(argv)
 
 
 def _stop_when_stdin_closes(stop: threading.Event) -> None:
-    """Whoever started this holds the other end, and lets go of it even when killed."""
+    """The parent process holds the other end, and the kernel closes it even when the parent is killed."""
     sys.stdin.buffer.read()
     stop.set()
 
@@ -320,31 +316,31 @@ def _stop_when_stdin_closes(stop: threading.Event) -> None:
 def run_follower(
     mirror: Path, folder: Path, source: str | None, key: VerifierKey | None, stop: threading.Event
 ) -> None:
-    """Until told to stop."""
+    """Run until told to stop."""
     clock = SystemClock()
     fetcher = MirrorFetcher(source, mirror) if source else None
     index = IndexWriter.open(folder / "index.db", compute_code_digest().hex()[:16])
     follower = LogFollower(mirror, index, snapshot=folder / "state.snapshot", key=key)
-    troubles = 0
+    local_errors = 0
     try:
         while not stop.is_set():
             try:
                 if fetcher is not None:
                     fetcher.fetch(lambda: not stop.is_set())
                 follower.advance(clock.now_ms(), lambda: not stop.is_set())
-                if troubles:
-                    index.write([], trouble="")
-                troubles = 0
+                if local_errors:
+                    index.write([], local_error="")
+                local_errors = 0
             except RemoteError as error:
-                log.error("the log does not hold: %s", error)
+                log.error("verification of the log failed: %s", error)
                 index.write([], problem=str(error))
                 if fetcher is not None:
                     fetcher.discard_last()
             except LocalError as error:
-                troubles += 1
-                if troubles >= LOCAL_ERRORS_MAX:
-                    index.write([], trouble=str(error))
-            stop.wait((REMOTE_POLL_MS if fetcher or troubles else MIRROR_POLL_MS) / 1000)
+                local_errors += 1
+                if local_errors >= LOCAL_ERRORS_MAX:
+                    index.write([], local_error=str(error))
+            stop.wait((REMOTE_POLL_MS if fetcher or local_errors else MIRROR_POLL_MS) / 1000)
     finally:
         follower.close()
 

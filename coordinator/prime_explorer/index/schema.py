@@ -1,9 +1,8 @@
-"""The explorer's index: tables that follow from the log, so that any page is a few look-ups. SQLite, one file.
+"""The tables of the index, and the types that the fold passes on. SQLite, one file.
 
-It can be thrown away at any time and is made again from the log. Ids are bytes, amounts nano, times Unix milliseconds.
-What a column means is what the same word means in prime_protocol.ledger.state.
-
-What the parts of the fold hand to each other: the circumstances of an entry, and what is to be written.
+Every page is a few look-ups in these tables. They are derived from the log, so the file can be deleted at any time.
+Ids are bytes, amounts nano, times Unix milliseconds. Columns mean what the same words mean in
+prime_protocol.ledger.state.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 CREATE TABLE entries (
   idx INTEGER PRIMARY KEY, at_ms INTEGER, kind TEXT, author BLOB, run TEXT,
-  about BLOB,   -- what it is about first of all: a submission, a node, a checkpoint root
-  brief TEXT    -- one line for people
+  about BLOB,   -- its main subject: a submission, a node, a checkpoint root
+  brief TEXT    -- one line of text
 );
 CREATE INDEX entries_by_kind ON entries (kind, idx);
 CREATE INDEX entries_by_author ON entries (author, idx);
@@ -144,16 +143,16 @@ CREATE INDEX slashes_by_node ON slashes (node, idx);
 """
 
 SCHEMA_DIGEST = sha256(TABLES.encode()).hexdigest()[:16]
-"""An index with other tables is made anew."""
+"""An index with another schema is rebuilt."""
 
 
 SqlWrite = tuple[str, tuple[Any, ...]]
-"""A statement and its values."""
+"""An SQL statement and its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedEntry:
-    """An entry, who wrote it, and where it stands."""
+    """An entry with its author and position in the log."""
 
     index: int
     at_ms: int
@@ -164,12 +163,12 @@ class FoldedEntry:
 
 @dataclass(slots=True)
 class DirtyRows:
-    """Whose rows are to be read from the books when a batch ends. Dictionaries for their order."""
+    """Rows to be read from the ledger state at the end of a batch. Dictionaries keep the order."""
 
     nodes: dict[NodeId, FoldedEntry] = field(default_factory=dict)
-    """With the entry that touched it first: a node's first one of all is kept."""
+    """With the first entry that touched each: the index keeps a node's first entry."""
     accounts: dict[NodeId, None] = field(default_factory=dict)
     seen_ms: dict[NodeId, int] = field(default_factory=dict)
     runs: dict[RunId, FoldedEntry | None] = field(default_factory=dict)
-    """With the entry that created it, where it is new."""
+    """With the entry that created it, if it is new."""
     steps: dict[tuple[RunId, Step], None] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""The index on disk, the writing side: one process, one connection. What is written is decided in folding.py.
-
-The index on disk, the reading side: a few threads, each with a connection that cannot write.
-"""
+"""The index on disk. One process writes it; the readers are a few threads with read-only connections."""
 
 import asyncio
 import sqlite3
@@ -18,11 +15,11 @@ from prime_protocol.errors import LocalError
 from prime_protocol.log.tree_head import TreeHead
 
 SQLITE_SUFFIXES = ("", "-wal", "-shm")
-"""What a database in WAL mode consists of."""
+"""Suffixes of the files of a database in WAL mode."""
 
 
 class IndexWriter:
-    """Tables that follow from the first `size` entries of a log."""
+    """The writing side: tables derived from the first `size` entries of a log."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -30,7 +27,7 @@ class IndexWriter:
 
     @classmethod
     def open(cls, path: Path, made_by: str) -> "IndexWriter":
-        """The index in this file, or an empty one in its place where other code has made it, or nothing can read it."""
+        """Open the index; replace it with an empty one if another version wrote it or it is unreadable."""
         wanted = f"{SCHEMA_DIGEST} {made_by}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +50,7 @@ class IndexWriter:
         return found[0] if found else None
 
     def write(self, writes: Iterable[SqlWrite], **facts: Any) -> None:
-        """All of it or nothing. `facts` are about the index itself: its size, what it follows, what is wrong."""
+        """Write in one transaction. `facts` go into the table meta: size, source, problems."""
         try:
             with self._connection as connection:
                 for statement, values in writes:
@@ -64,7 +61,7 @@ class IndexWriter:
             raise LocalError(f"cannot write {self.path}: {error}") from None
 
     def write_head(self, head: TreeHead, note: bytes, at_ms: int) -> None:
-        """A head whose entries are all in the index and hold."""
+        """Record a verified head whose entries are all in the index."""
         self.write(
             [
                 ("INSERT OR REPLACE INTO heads VALUES (?,?,?,?)", (head.size, at_ms, head.root, note)),
@@ -83,11 +80,11 @@ class IndexWriter:
 
     def _create(self, made_by: str) -> None:
         self._connection.executescript(TABLES)
-        self.write([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", trouble="", made_by=made_by)
+        self.write([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", local_error="", made_by=made_by)
 
 
 def _read_made_by(path: Path) -> str | None:
-    """Which code has made it; None where there is nothing that can be read."""
+    """Version of the code that wrote the index; None if it is unreadable."""
     if not path.exists():
         return None
     connection = sqlite3.connect(path, timeout=30)
@@ -103,7 +100,7 @@ def _read_made_by(path: Path) -> str | None:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30)
     connection.execute("PRAGMA journal_mode=WAL")
-    # Losing the last moments to a power cut costs folding them again.
+    # A power cut may lose the last commits; folding them again is cheap.
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA cache_size=-65536")
     return connection
@@ -113,11 +110,11 @@ T = TypeVar("T")
 
 
 class IndexNotReady(LocalError):
-    """There is no index to read from yet."""
+    """There is no index to read yet."""
 
 
 class ReadTransaction:
-    """One connection."""
+    """One read transaction: a page sees a single state of the index."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -135,12 +132,12 @@ class ReadTransaction:
         return None if found is None else found[0]
 
     def read_meta(self) -> dict[str, Any]:
-        """What the index says of itself."""
+        """The table meta: facts about the index itself."""
         return {row["name"]: row["value"] for row in self.rows("SELECT name, value FROM meta")}
 
 
 class IndexReader:
-    """Answers from one state of the index: a page is read in one transaction."""
+    """The reading side: runs queries in threads, each in one transaction."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -148,25 +145,25 @@ class IndexReader:
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = []
 
-    async def query(self, question: Callable[[ReadTransaction], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.query_sync, question)
+    async def query(self, read: Callable[[ReadTransaction], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.query_sync, read)
 
-    def query_sync(self, question: Callable[[ReadTransaction], T]) -> T:
-        """For a caller that is in a thread of its own."""
+    def query_sync(self, read: Callable[[ReadTransaction], T]) -> T:
+        """For a caller that already runs in a thread."""
         connection = self._connect()
         try:
             connection.execute("BEGIN")
             try:
-                return question(ReadTransaction(connection))
+                return read(ReadTransaction(connection))
             finally:
                 connection.execute("COMMIT")
         except sqlite3.DatabaseError as error:
-            # The follower may be making it anew; else what is wrong here is for the log of this program to tell.
+            # The follower may be replacing the file. Any other cause is logged by the caller.
             self._local.connection = None
             raise LocalError(f"the index {self._path} cannot be read: {error}") from None
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Anything else that takes a moment."""
+        """Run other slow work in the same threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
@@ -188,13 +185,13 @@ class IndexReader:
             raise IndexNotReady(f"there is no index yet: {error}") from None
         if made_by is None or not made_by[0].startswith(SCHEMA_DIGEST):
             connection.close()
-            raise IndexNotReady("the index is of another release, and is being made anew")
+            raise IndexNotReady("another release wrote the index; it is being rebuilt")
         self._local.connection = (stamp, connection)
         self._opened.append(connection)
         return connection
 
     def _stamp(self) -> int:
-        """Another file under the same name is another index."""
+        """The inode: it changes when the index is replaced."""
         try:
             return self._path.stat().st_ino
         except OSError:
@@ -202,12 +199,12 @@ class IndexReader:
 
 
 def format_id(value: Any) -> Any:
-    """Ids as they print."""
+    """Bytes as 0x and hex; other values unchanged."""
     return "0x" + value.hex() if isinstance(value, bytes) else value
 
 
 def make_row(kind: type[T], row: sqlite3.Row, **more: Any) -> T:
-    """The columns that a dataclass has fields for; `more` are those that no column has."""
+    """Build a dataclass from the columns of the same names; `more` are fields without a column."""
     names = set(row.keys())
     values = {each.name: format_id(row[each.name]) for each in fields(kind) if each.name in names}  # type: ignore[arg-type]
     missing = [

@@ -1,4 +1,4 @@
-"""The log itself: its entries, one entry with what it takes to prove it, and its signed heads."""
+"""The log itself: its entries, one entry with the data to prove it, and its signed tree heads."""
 
 import json
 import sqlite3
@@ -38,24 +38,24 @@ class EntriesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry, opened."""
+    """One decoded entry."""
 
     summary: EntrySummary
     meaning: str
-    """What such an entry says, in the protocol's words."""
+    """What such an entry means, from the protocol."""
     body: dict[str, Any]
     leaf_hash: str
     leaf_bytes: int
     signature: str
-    """The author's, over everything but the time the log took it in."""
+    """The author's signature. It covers everything but the time at which the log accepted the entry."""
     version: int
     sequence: int
     issued_at_ms: int
     expires_at_ms: int
     mentions: tuple[str, ...]
-    """Addresses and digests that it speaks of."""
+    """Addresses and digests that it mentions."""
     size: int
-    """Entries in the index: whether there is a next one."""
+    """Entries in the index, to link the next entry."""
     log_key: str
 
 
@@ -68,21 +68,21 @@ class TreeHeadSummary:
     root: str
     note: str
     cosigners: tuple[str, ...]
-    """Who else signed it, by the names in it. Their keys are not known here, so their signatures are not checked."""
+    """Names of cosigners. Their keys are unknown here, so their signatures are not verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsView:
-    """Signed heads, newest first, and those that the log itself notes."""
+    """Signed heads, newest first, and those that the log itself records."""
 
     heads: Rows[TreeHeadSummary]
     noted: Rows[EntrySummary]
     log_key: str
     is_key_given: bool
-    """False: the key is the one that the log names itself."""
+    """False: the key is the one that the log itself names."""
     chain_id: int
     anchors: tuple[ChainAnchor, ...]
-    """Newest first, as far as a running coordinator has followed them."""
+    """Newest first, as far as the coordinator has followed the chain."""
     old: int | None
     new: int | None
 
@@ -96,7 +96,7 @@ def read_entries(
     author: NodeId | None = None,
     before: int | None = None,
 ) -> Rows[EntrySummary]:
-    """Newest first. What an entry speaks of, and its author, are looked for by themselves."""
+    """Newest first. `about` and `author` each exclude the other filters."""
     if about is not None:
         found = db.rows(
             "SELECT entries.* FROM mentions JOIN entries ON entries.idx=mentions.idx"
@@ -138,7 +138,7 @@ def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
 
 
 def read_leaf(mirror: Path, idx: int, size: int) -> bytes:
-    """From the bundle that holds it in the tree of this size."""
+    """Read a leaf from its entry bundle in the tree of this size."""
     bundle, place = divmod(idx, TILE_HASHES)
     return read_bundle(mirror, EntryBundle(bundle, min(TILE_HASHES, size - bundle * TILE_HASHES)))[place]
 

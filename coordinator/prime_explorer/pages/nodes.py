@@ -1,7 +1,4 @@
-"""Nodes: the table of all, and everything about one.
-
-An address that is no node: a coordinator, a trainer, an owner, a sponsor. What the books and the log say of it.
-"""
+"""Nodes and accounts: the table of nodes, one node, and one address that is not a node."""
 
 import json
 import sqlite3
@@ -63,16 +60,16 @@ class NodesView:
     query: str
     nodes: Rows[NodeCard]
     presence: dict[str, NodePresence] | None
-    """By address; null where this explorer does not know who is there."""
+    """By address; null if this explorer has no live state."""
     uptime: dict[str, float]
-    """By address: share of the minutes since it was first seen that it was online, as far as this explorer looked."""
+    """By address: share of samples since it was first seen in which it was online."""
     rank: int
-    """Place of the first row, from 1; 0 where the table is filtered or goes on from another page."""
+    """Rank of the first row, from 1; 0 if the table is filtered or not on its first page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StakeChange:
-    """What stood behind a node after an entry."""
+    """The stake of a node after an entry."""
 
     idx: int
     at_ms: int
@@ -83,7 +80,7 @@ class StakeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePayout:
-    """What a node was paid with a step."""
+    """A payout to a node for a step."""
 
     idx: int
     at_ms: int
@@ -126,15 +123,15 @@ class NodeView:
     first_ms: int
     presence: NodePresence | None
     sent_bytes: int | None
-    """Weights passed on since it was started, by its own word; null where that is not known."""
+    """Bytes of weights sent since it started, by its own announcement; null if unknown."""
     uptime: float | None
-    """Share of the minutes since it was first seen that it was online; null where nobody looked."""
+    """Share of samples since it was first seen in which it was online; null if there are none."""
     contributions: tuple[ContributionRow, ...]
     """Newest steps, oldest first."""
     submissions: Rows[SubmissionSummary]
     unanswered: tuple[UnansweredLease, ...]
     refused: tuple[RefusedFile, ...] | None
-    """Files that intake refused; null where this explorer cannot know."""
+    """Files that intake refused; null if this explorer has no live state."""
     verdicts: Rows[VerdictSummary]
     slashes: Rows[SlashSummary]
     stakes: tuple[StakeChange, ...]
@@ -154,7 +151,7 @@ def read_nodes(
     owner: NodeId | None,
     after: tuple[int, bytes] | None,
 ) -> Rows[NodeCard]:
-    """Those with the most first."""
+    """Highest first."""
     column = ORDER_COLUMNS[order]
     conditions = ["1"]
     values: list[object] = []
@@ -214,7 +211,7 @@ def read_node_contributions(db: ReadTransaction, node: NodeId) -> tuple[Contribu
 
 
 def find_nodes_by_name(db: ReadTransaction, text: str, limit: int) -> tuple[NodeCard, ...]:
-    """Nodes whose name, or a word of it, begins so."""
+    """Nodes with a name, or a word of it, that starts with `text`."""
     low, high = text, text + "\U0010ffff"
     found = db.rows(
         "SELECT nodes.* FROM names JOIN nodes ON nodes.node=names.node WHERE term>=? AND term<? ORDER BY term LIMIT ?",
@@ -227,7 +224,7 @@ def find_nodes_by_name(db: ReadTransaction, text: str, limit: int) -> tuple[Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountView:
-    """An address with a balance, or with a part in some run."""
+    """An address that is not a node: a coordinator, trainer, owner or sponsor."""
 
     TEMPLATE: ClassVar[str] = "account.html"
 
@@ -237,9 +234,9 @@ class AccountView:
     trains: tuple[str, ...]
     """Runs whose trainer it is."""
     nodes: tuple[NodeCard, ...]
-    """Nodes that it owns, those with the most units first."""
+    """Nodes that it owns, most units first."""
     entries: Rows[EntrySummary]
-    """What it wrote, newest first."""
+    """Entries that it signed, newest first."""
 
 
 def read_account(db: ReadTransaction, account: NodeId) -> AccountView | None:

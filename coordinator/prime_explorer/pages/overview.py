@@ -1,7 +1,4 @@
-"""The first page: the network at a glance.
-
-Who serves weights, and how far from the origin, as far as the nodes themselves say it.
-"""
+"""The network at a glance, and the nodes that serve weights."""
 
 import json
 import sqlite3
@@ -94,14 +91,14 @@ def read_run_card(db: ReadTransaction, row: sqlite3.Row) -> RunCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkView:
-    """The tree of one run."""
+    """The nodes that serve the weights of one run."""
 
     run: str
     runs: tuple[str, ...]
     serving: tuple[ServingNode, ...] | None
-    """Null where this explorer cannot know: it reads a copy of the log."""
+    """Null if this explorer has no live state."""
     ahead: int
-    """Of those who serve: who has the newest weights."""
+    """Number of serving nodes that have the newest weights."""
     latest_step: int
     latest_manifest: str | None
     registered: int
@@ -111,7 +108,7 @@ class NetworkView:
 
 
 def read_network(db: ReadTransaction, run: RunId | None) -> NetworkView | None:
-    """Of the run that is asked for, or of the newest."""
+    """For the given run, or for the newest one."""
     runs = tuple(row["run"] for row in db.rows("SELECT run FROM runs ORDER BY idx DESC LIMIT 20"))
     name = run or (RunId(runs[0]) if runs else None)
     if name is None:

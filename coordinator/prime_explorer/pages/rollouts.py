@@ -1,4 +1,4 @@
-"""The rollouts of a submission for people: the file read strictly, its tokens as text where there is a tokenizer."""
+"""The rollouts of a submission, read strictly, with tokens decoded to text if a tokenizer is available."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from prime_protocol.wire.ids import Digest, Slot
 
 INLINE_FAMILIES = ("arithmetic", "sort-digits")
 TOKENS_SHOWN = 400
-"""Of a completion that no tokenizer can turn into text."""
+"""Tokens shown of a completion without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +31,16 @@ class RolloutView:
     prompt: str
     completion: str
     is_cut: bool
-    """There is more of it in the file."""
+    """The file has more of it."""
     prompt_tokens: int
     output_tokens: int
     reward: float | None
-    """As graded here; null where its task set needs a sandbox or a problem file."""
+    """As graded here; null if its task set needs a sandbox or a dataset."""
     grade: str
     """Why it got that reward."""
     logprob_mean: float
     proofs: int
-    """Chunks of 32 tokens, each with its proof."""
+    """Chunks of 32 tokens, each with a proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +51,24 @@ class RolloutsView:
     first: int
     rows: tuple[RolloutView, ...]
     is_text: bool
-    """False: token numbers are shown, since no tokenizer of this model is set here."""
+    """False: token ids are shown, because this explorer has no tokenizer of the model."""
     problem: str
-    """Why the file cannot be shown; empty where it can."""
+    """Why the file cannot be shown; empty if it can."""
 
 
 class RunTokenizer(Protocol):
-    """A model whose tokenizer is here."""
+    """A tokenizer, named by the files of its model."""
 
     @property
     def digest(self) -> Digest:
-        """Of the files that say how the model is run, as runs' terms bind it."""
+        """Digest of the model files, as the terms of runs bind it."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 def find_tokenizer(models: Iterable[RunTokenizer], terms: dict[str, Any]) -> RunTokenizer | None:
-    """The run's own. A run that binds none may have any model, so none is guessed."""
+    """The run's own tokenizer. A run that binds no files may use any model, so none is guessed."""
     wanted = Digest.parse(terms["model_files"])
     return None if wanted == ANY_MODEL_FILES else next((model for model in models if model.digest == wanted), None)
 
@@ -80,7 +80,7 @@ def make_unavailable(problem: str) -> RolloutsView:
 def read_rollout_views(
     data: bytes, terms: dict[str, Any], lease: dict[str, int], first: int, model: RunTokenizer | None
 ) -> RolloutsView:
-    """`lease` has the slots and samples that the file must hold."""
+    """`lease` has the slots and samples that the file must contain."""
     try:
         limits = RolloutLimits(
             first_slot=Slot(lease["first_slot"]),
@@ -99,7 +99,7 @@ def read_rollout_views(
 
 
 def open_inline_family(task_set: str) -> TaskFamily | None:
-    """A family that grades at once; others need walls around strangers' answers, or their problem file."""
+    """A family that grades without a sandbox or dataset; None for others."""
     spec = TaskSetSpec.parse(task_set)
     return open_family(spec) if spec.family in INLINE_FAMILIES else None
 

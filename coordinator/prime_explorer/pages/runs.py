@@ -1,7 +1,4 @@
-"""A run: how far it is, what it made, who waits for whom, and what is known of what it learns.
-
-A checkpoint: what it was trained on and by whom, how it travels, and what became of its step's work.
-"""
+"""Runs and checkpoints: progress, waiting times, metrics, lineage and contributions."""
 
 import json
 import sqlite3
@@ -20,7 +17,7 @@ from prime_protocol.wire.ids import RunId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One step, from its checkpoint to its payout. A time is null where that has not happened."""
+    """One step, from its checkpoint to its payout. Times are null for what has not happened yet."""
 
     step: int
     idx: int
@@ -50,14 +47,14 @@ class StepSummary:
     units: int
     nodes: int
     reward: float | None
-    """Mean of what validators found, over accepted submissions; null where no verdict says it."""
+    """Mean reward that validators found, over accepted submissions; null if no verdict has it."""
     held_out: float | None
-    """Mean reward of the checkpoint on held-out problems, by the trainer's word; null where it was not tried."""
+    """Mean reward on held-out problems, as the trainer reported; null if it was not evaluated."""
     entropy: float | None
     mismatch_kl: float | None
     trained_on: int
     lag_mean: float | None
-    """Of the submissions that the checkpoint was trained on."""
+    """Mean lag of the submissions that the checkpoint was trained on."""
     lag_max: int | None
     ready_ms: int | None
     """When the last submission that the checkpoint was trained on was settled."""
@@ -71,7 +68,7 @@ class RunRates:
     soft: float | None
     hard: float | None
     overturned: float | None
-    """Of the slashes that have ended, those that were taken back."""
+    """Share of ended slashes that were overturned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +82,20 @@ class PlannedUpgrade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitTimes:
-    """Where the time between checkpoints went, over some steps, as far as the log tells."""
+    """Where the time between checkpoints went, over some steps, according to the log."""
 
     steps: int
     for_work_ms: int
-    """From a checkpoint until the last outcome that the next one was trained on: the trainer waits for rollouts."""
+    """From a checkpoint to the last outcome that the next one was trained on: the trainer waits for rollouts."""
     for_trainer_ms: int
-    """From then until that next checkpoint: the work waits for the trainer."""
+    """From then to the next checkpoint: rollouts wait for the trainer."""
     for_weights_ms: int
-    """From a checkpoint until its first lease, a part of the first: nodes wait for weights and a beacon."""
+    """From a checkpoint to its first lease, a part of for_work_ms: nodes wait for weights and a beacon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSize:
-    """How a checkpoint travels, from its manifest."""
+    """Size of a checkpoint, from its manifest."""
 
     step: int
     kind: str
@@ -133,10 +130,10 @@ class RunView:
     drawn: tuple[StepSummary, ...]
     """Newest steps, oldest first."""
     waits: WaitTimes | None
-    """Over the drawn steps; null before the second of them that was trained on anything."""
+    """Over the drawn steps; null before two of them have data."""
     charted: tuple[StepSummary, ...]
     weights: tuple[CheckpointSize, ...]
-    """Of the newest checkpoints whose manifests this explorer could read."""
+    """Sizes of the newest checkpoints whose manifests are available."""
     steps: Rows[StepSummary]
     notices: Rows[EntrySummary]
     """When the run was created, changed, paused."""
@@ -228,7 +225,7 @@ def find_upgrade(terms: dict[str, Any]) -> PlannedUpgrade | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageRow:
-    """What one node gave to a checkpoint."""
+    """What one node contributed to a checkpoint."""
 
     node: str
     submissions: int
@@ -262,20 +259,20 @@ class CheckpointView:
     trainer: str
     step: StepSummary
     metrics: dict[str, float]
-    """The trainer's numbers of the step; empty before it has published them."""
+    """The trainer's metrics of the step; empty before it reported them."""
     measured_idx: int | None
     """The entry that has them."""
     beacon: str | None
     previous_root: str | None
     is_latest: bool
     lineage: tuple[LineageRow, ...]
-    """All nodes whose work it was trained on, those with the most rollouts first."""
+    """All nodes whose rollouts it was trained on, most rollouts first."""
     trained: Rows[SubmissionSummary]
     """The submissions it was trained on."""
     contributions: tuple[ContributionRow, ...]
     """Work of this step: made with this checkpoint, trained into later ones."""
     manifest: ManifestFacts | None
-    """What the manifest says, where this explorer could read it."""
+    """From the manifest, if it is available."""
 
 
 def read_checkpoint(db: ReadTransaction, run: RunId, step: int, before: int | None) -> CheckpointView | None:
@@ -305,7 +302,7 @@ def read_checkpoint(db: ReadTransaction, run: RunId, step: int, before: int | No
 
 
 def _read_lineage(db: ReadTransaction, run: RunId, step: int) -> tuple[LineageRow, ...]:
-    """A checkpoint names at most 1,500 submissions."""
+    """A checkpoint names at most 1,500 submissions, so the query needs no limit."""
     found = db.rows(
         "SELECT node, count(*) AS submissions, sum(slots*samples) AS rollouts, sum(output_tokens) AS tokens"
         " FROM submissions WHERE run=? AND trained_into=? GROUP BY node ORDER BY rollouts DESC, node",

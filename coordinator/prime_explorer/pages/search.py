@@ -1,4 +1,4 @@
-"""One box for everything: addresses, names, submissions, checkpoints, files, entries, runs, by their beginnings."""
+"""Search by the first characters of addresses, names, submissions, checkpoints, files, entries and runs."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NAME = re.compile(r"[a-z0-9-]{2,40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchHit:
-    """Something that was found."""
+    """A search result that is not a node."""
 
     kind: str
     title: str
@@ -24,7 +24,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchView:
-    """What was found."""
+    """The results of a search."""
 
     query: str
     nodes: tuple[NodeCard, ...]
@@ -32,7 +32,7 @@ class SearchView:
 
     @property
     def only(self) -> str | None:
-        """Where to go at once: the one thing that was found."""
+        """The path of the only result, to redirect to."""
         paths = [f"/nodes/{node.node}" for node in self.nodes] + [hit.path for hit in self.hits]
         return paths[0] if len(paths) == 1 else None
 
@@ -55,7 +55,7 @@ def search(db: ReadTransaction, query: str) -> SearchView:
 
 
 def get_hex_range(digits: str, size: int) -> tuple[bytes, bytes] | None:
-    """The first and the last id of this size that begin with these digits."""
+    """The first and the last id of `size` bytes that start with these digits."""
     if len(digits) > 2 * size:
         return None
     return bytes.fromhex(digits.ljust(2 * size, "0")), bytes.fromhex(digits.ljust(2 * size, "f"))
@@ -72,7 +72,7 @@ def _find_addresses(db: ReadTransaction, digits: str) -> dict[str, NodeCard]:
 
 def _find_digests(db: ReadTransaction, digits: str) -> list[SearchHit]:
     ends = get_hex_range(digits, DIGEST_BYTES)
-    assert ends is not None, "at most 64 digits are looked for"
+    assert ends is not None, "the pattern allows at most 64 digits"
     hits = [
         SearchHit(
             kind="submission", title=format_id(row["submission"]), path=f"/submissions/{format_id(row['submission'])}"

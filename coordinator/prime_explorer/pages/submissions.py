@@ -1,8 +1,6 @@
-"""How close the numbers of an audit are to what the run allows: each as a strip with its threshold. Pure.
+"""Submissions and slashes: tables, and everything about one submission or slash.
 
-Submissions: the table of all, and everything about one: slots, judgement, rollouts, what it became.
-
-Slashes and appeals: the table of all, and the whole story of one, in order, with what it takes to check it.
+A strip shows one metric of an audit against the run's limit.
 """
 
 import json
@@ -30,7 +28,7 @@ METRIC_LIMITS = {
     "logprob_error_max": ("logprob_error_max", "log-prob error, largest"),
     "logprob_error_mean": ("logprob_error_mean_max", "log-prob error, mean"),
 }
-"""A verdict's numbers: which of the run's tolerances each is held to, and what it is called."""
+"""Metrics of a verdict, with the run's tolerance that limits each, and a title."""
 CHUNK_LIMITS = {
     "exponent_mismatches": "exponent_mismatches_max",
     "sign_mismatches": "sign_mismatches_max",
@@ -41,17 +39,17 @@ POINTS_MAX = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPoint:
-    """One number of one validator, or of one chunk."""
+    """One value of one validator, or of one chunk."""
 
     who: str
     value: float
     share: float
-    """Of the limit: above 1 is more than the run allows."""
+    """Share of the limit: above 1 exceeds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricStrip:
-    """All numbers of one kind."""
+    """All values of one metric."""
 
     name: str
     title: str
@@ -62,7 +60,7 @@ class MetricStrip:
 def make_metric_strips(
     verdicts: Sequence[tuple[str, dict[str, float]]], tolerance: dict[str, Any]
 ) -> tuple[MetricStrip, ...]:
-    """One strip for each number that the run has a limit for, with a point for each verdict."""
+    """One strip per metric that the run limits, with one point per verdict."""
     strips = []
     for name, (limit_name, title) in METRIC_LIMITS.items():
         limit = float(tolerance.get(limit_name, 0))
@@ -77,9 +75,9 @@ def _compute_share(value: float, limit: float) -> float:
 
 
 def read_chunk_strips(evidence: bytes, tolerance: dict[str, Any]) -> tuple[MetricStrip, ...]:
-    """From an evidence bundle as prime-node writes it: a strip for each number, with a point for each chunk or row.
+    """From an evidence bundle of prime-node: one strip per metric, with one point per chunk or row.
 
-    A bundle is a validator's word. What cannot be read gives no strips.
+    A bundle is a validator's claim. An unreadable bundle gives no strips.
     """
     try:
         numbers = [_read_numbers(each) for each in msgpack.unpackb(evidence, strict_map_key=True)["numbers"]]
@@ -102,7 +100,7 @@ def _read_numbers(raw: Any) -> tuple[int, float, list[ChunkReport]]:
     """A row's number, its largest margin, and the reports of its chunks: rows of 32-bit integers."""
     margin = float(raw["margin_max"])
     if not math.isfinite(margin):
-        raise ValueError("a margin that is no number")
+        raise ValueError("a margin is not finite")
     values = np.frombuffer(raw["reports"], dtype="<i4").reshape(-1, len(ChunkReport._fields))
     return int(raw["row"]), margin, list(map(ChunkReport._make, values.tolist()))
 
@@ -131,9 +129,9 @@ INDEXES = {
     (False, True, True): "submissions_by_node",
     (True, True, True): "submissions_by_node",
 }
-"""Which index is walked along, by whether run, node and progress are given."""
+"""The SQL index to use, by whether run, node and progress are given."""
 HISTORY_MAX = 300
-"""Entries about one submission: at most 16 rounds of 15 validators, in practice a dozen."""
+"""Entries about one submission: at most 16 rounds of 15 validators, usually a dozen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,22 +181,22 @@ class SubmissionView:
     settled_ms: int | None
     planted: str | None
     reward: float | None
-    """Mean of what the validators found; null where no verdict says it."""
+    """Mean reward that the validators found; null if no verdict has it."""
     credited_idx: int | None
     is_carried: int | None
-    """Credited after its step was paid, so the next payout of the run takes it along."""
+    """Credited after its step was paid, so the next payout of the run includes it."""
     tolerance: dict[str, Any]
-    """What the run allows as noise."""
+    """The tolerances of the run."""
     rounds: tuple[AuditRound, ...]
     verdicts: tuple[VerdictDetail, ...]
     strips: tuple[MetricStrip, ...]
-    """Numbers of all verdicts against what the run allows."""
+    """Metrics of all verdicts against the run's limits."""
     chunk_strips: tuple[MetricStrip, ...]
-    """Numbers of each chunk, from an evidence bundle, where this explorer could read one."""
+    """Values of each chunk from an evidence bundle, if one is available."""
     story: tuple[EntrySummary, ...]
     """Every entry about it, oldest first."""
     rollouts: RolloutsView | None
-    """Null where the file is not here."""
+    """Null if the file is not available."""
 
 
 def read_submissions(
@@ -254,9 +252,9 @@ def read_terms(db: ReadTransaction, run: str) -> dict[str, Any]:
 
 SLASH_PROGRESS = {
     "proposed": "stake is in escrow, and can be appealed",
-    "appealed": "other validators look again",
-    "executed": "the stake is gone",
-    "overturned": "stake and bond went back",
+    "appealed": "other validators check again",
+    "executed": "the stake is slashed",
+    "overturned": "stake and bond were returned",
 }
 
 
@@ -285,7 +283,7 @@ class SlashView:
     appeal_reason: str | None
     ended_idx: int | None
     outcome: str | None
-    """What the submission is in the end."""
+    """The final outcome of the submission."""
     rounds: tuple[AuditRound, ...]
     verdicts: tuple[VerdictDetail, ...]
     story: tuple[EntrySummary, ...]

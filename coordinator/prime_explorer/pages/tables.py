@@ -1,4 +1,4 @@
-"""Rows that stand in tables of several pages, and how a page of them is read. Newest first, by place in the log."""
+"""Rows that several pages show, and how a page of them is read: newest first."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """Some rows of a table, and where the next ones begin."""
+    """One page of a table, and the cursor of the next page."""
 
     rows: tuple[T, ...]
     next: str | None = None
-    """`before`, or `after`, of the next page; null after the last."""
+    """`before` or `after` of the next page; null on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class SubmissionSummary:
     validators: int
     verdicts: int
     units: int | None
-    """Credited; null where it was not."""
+    """Credited units; null if none."""
     paid_idx: int | None
     trained_into: int | None
     slash: str | None
@@ -59,7 +59,7 @@ class SubmissionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSummary:
-    """A verdict, whether it stood, and whether its author had read the file."""
+    """A verdict, whether it was upheld, and whether its author had read the file."""
 
     idx: int
     at_ms: int
@@ -71,11 +71,11 @@ class VerdictSummary:
     reason: str
     evidence: str
     upheld: int | None
-    """Null while that is open, or where nobody's verdict stood."""
+    """Null while the outcome is open, or if no verdict was upheld."""
     refuted: int | None
-    """1 where an inspector found that its author had not read the file; null where none has looked."""
+    """1 if an inspector found that its author had not read the file; null if none has checked."""
     look_error: float | None
-    """How far its looks are from what the inspector saw; null also where it has none."""
+    """Distance of its read proof from the inspector's; null if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def read_rows(
     index: str = "",
     **where: Any,
 ) -> Rows[T]:
-    """Newest first, those that have all of these values. `index` is what SQLite is to walk along."""
+    """Newest first, rows that match all of these values. `index` names the SQL index to use."""
     given = {name: value for name, value in where.items() if value is not None}
     conditions = [f"{name}=?" for name in given] + (["idx<?"] if before is not None else [])
     values = [*given.values(), *([before] if before is not None else [])]
@@ -126,6 +126,6 @@ def read_rows(
 
 
 def cut_page(rows: tuple[T, ...], limit: int) -> Rows[T]:
-    """One more than wanted was read, to see whether there is a next page."""
+    """`rows` has one row more than the page if there is a next page."""
     shown = rows[:limit]
     return Rows(shown, str(shown[-1].idx) if len(rows) > limit else None)  # type: ignore[attr-defined]

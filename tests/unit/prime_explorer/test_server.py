@@ -233,11 +233,11 @@ async def test_a_search_leads_to_what_it_found(client: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/log/999999", 404, "no entry of this number yet"),
-        ("/nodes/0x" + "12" * 20, 404, "does not know this address"),
+        ("/log/999999", 404, "no entry with this number yet"),
+        ("/nodes/0x" + "12" * 20, 404, "This address is not in the log"),
         ("/nodes/ann", 400, "node must be 0x and 40"),
         ("/nodes?order=beauty", 400, "order is not one of units"),
-        ("/nodes?after=5", 400, "not a place in this table"),
+        ("/nodes?after=5", 400, "not a position in this table"),
         ("/submissions/0x12", 400, "64 lower-case hex digits"),
         ("/submissions?before=-1", 400, "before is not a whole number"),
         ("/slashes/0x" + "12" * 32, 404, "was not slashed"),
@@ -282,7 +282,7 @@ async def test_before_there_is_an_index_pages_say_so_and_come_back_by_themselves
             async with client.get(path) as answer:
                 assert answer.status == 503
                 assert 'http-equiv="refresh"' in await answer.text()
-        assert (await ask(client, "/nodes", 503))["error"]["title"] == "The index is being made"
+        assert (await ask(client, "/nodes", 503))["error"]["title"] == "The index is being built"
     explorer.close()
 
 

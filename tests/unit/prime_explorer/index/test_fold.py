@@ -153,7 +153,7 @@ def test_a_reason_is_the_verdicts_or_says_why_there_is_none() -> None:
     world.wait(world.run.terms.verdict_ms)
     assert world.settle(name) is SOFT
     row = one(fold(world.leaves)[0], "submissions")
-    assert row["reason"] == "no majority of validators could be had in time"
+    assert row["reason"] == "the validators did not reach a majority in time"
     planted = world.planted("bob", HARD, 1)
     world.judge(planted, HARD, HARD, ACCEPT)
     world.reveal(planted, HARD)
