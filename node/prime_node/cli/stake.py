@@ -90,7 +90,9 @@ def appeal(context: NodeCliContext) -> int:
         return open_chain_staking(context).appeal(submission, context.args.reason)
     config = load_joined_config(context)
     entry = Appealed(submission=submission, reason=context.args.reason)
-    return write_owner_entry(context, lambda node: entry, "the slash is appealed; others look again", run=config.run_id)
+    return write_owner_entry(
+        context, lambda node: entry, "the slash is appealed; other validators will check it", run=config.run_id
+    )
 
 
 def settles_on_chain(context: NodeCliContext) -> bool:

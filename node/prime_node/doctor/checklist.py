@@ -113,9 +113,9 @@ def check_machine(examined: MachineReport, role: str) -> Iterator[CheckResult]:
     yield make_result(
         what="disk",
         found=f"{format_bytes(disk.free_bytes)} free at {disk.folder}",
-        needed=format_bytes(need.disk_bytes) if need.disk_bytes else "room for the weights",
+        needed=format_bytes(need.disk_bytes) if need.disk_bytes else "space for the weights",
         is_good=disk.free_bytes >= need.disk_bytes,
-        advice="make room, or put the weights elsewhere: --weights-folder",
+        advice="free disk space, or store the weights elsewhere: --weights-folder",
     )
     rate = disk.write_bytes_per_s or 0
     yield make_result(

@@ -20,26 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prime_node.engine import frames as values
-from prime_node.engine.frames import (
-    HEADER_BYTES,
-    PROBLEM_BYTES_MAX,
-    CancelJob,
-    CheckRowsJob,
-    EngineCommand,
-    EngineProgress,
-    EngineReady,
-    EngineReply,
-    GenerateJob,
-    JobDone,
-    JobFailed,
-    LoadJob,
-    ReadProofFrame,
-    StopEngine,
-    decode_frame_body,
-    decode_frame_header,
-    encode_frame,
-)
+from prime_node.engine import frames
 from prime_node.engine.interface import Engine
 from prime_node.engine.measurement import measure_row
 from prime_protocol.errors import LocalError, RemoteError
@@ -68,30 +49,30 @@ class CommandReader:
     def __init__(self, source: BinaryIO, leave: Callable[[int], Any] = os._exit) -> None:
         self._source = source
         self._leave = leave
-        self._requests: queue.Queue[EngineCommand] = queue.Queue()
-        self._abandoned = -1
+        self._requests: queue.Queue[frames.EngineCommand] = queue.Queue()
+        self._cancelled = -1
 
     def start(self) -> None:
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def next(self) -> EngineCommand:
+    def next(self) -> frames.EngineCommand:
         return self._requests.get()
 
     def is_wanted(self, job: int) -> bool:
-        return job > self._abandoned
+        return job > self._cancelled
 
     def _read(self) -> None:
         try:
-            while len(head := self._source.read(HEADER_BYTES)) == HEADER_BYTES:
-                kind, length = decode_frame_header(head)
-                self._take(decode_frame_body(kind, self._source.read(length)))
+            while len(head := self._source.read(frames.HEADER_BYTES)) == frames.HEADER_BYTES:
+                kind, length = frames.decode_frame_header(head)
+                self._take(frames.decode_frame_body(kind, self._source.read(length)))
         finally:
-            # The node is gone. The engine may be deep in a computation, so nothing is asked to end: all of it does.
+            # The node is gone. The engine may be in a long computation, so the process exits at once.
             self._leave(0)
 
-    def _take(self, request: EngineCommand) -> None:
-        if isinstance(request, CancelJob):
-            self._abandoned = max(self._abandoned, request.job)
+    def _take(self, request: frames.EngineCommand) -> None:
+        if isinstance(request, frames.CancelJob):
+            self._cancelled = max(self._cancelled, request.job)
         else:
             self._requests.put(request)
 
@@ -108,8 +89,8 @@ class ReplyWriter:
     def begin(self) -> None:
         self._steps = self._tokens = self._rows = 0
 
-    def send(self, reply: EngineReply) -> None:
-        self._target.write(encode_frame(reply))
+    def send(self, reply: frames.EngineReply) -> None:
+        self._target.write(frames.encode_frame(reply))
         self._target.flush()
 
     def report_progress(self, *, tokens: int = 0, rows: int = 0) -> None:
@@ -119,79 +100,82 @@ class ReplyWriter:
         self._rows += rows
         if self._now_s() - self._reported_s >= PROGRESS_S:
             self._reported_s = self._now_s()
-            self.send(EngineProgress(steps=self._steps, tokens=self._tokens, rows=self._rows))
+            self.send(frames.EngineProgress(steps=self._steps, tokens=self._tokens, rows=self._rows))
 
 
-def serve(engine: Engine, inbox: CommandReader, outbox: ReplyWriter) -> int:
+def serve(engine: Engine, commands: CommandReader, replies: ReplyWriter) -> int:
     """Run jobs one after the other until StopEngine. After an unexpected error the process exits and is not reused."""
-    while not isinstance(request := inbox.next(), StopEngine):
-        assert not isinstance(request, CancelJob), "the inbox keeps those"
-        outbox.begin()
+    while not isinstance(request := commands.next(), frames.StopEngine):
+        assert not isinstance(request, frames.CancelJob), "CommandReader handles those itself"
+        replies.begin()
         try:
-            run_job(engine, request, inbox, outbox)
+            run_job(engine, request, commands, replies)
         except (LocalError, RemoteError) as error:
-            outbox.send(JobFailed(job=request.job, problem=encode_problem(str(error))))
+            replies.send(frames.JobFailed(job=request.job, problem=encode_problem(str(error))))
         except Exception as error:  # boundary: report any error to the node before this process exits
             traceback.print_exc()
-            outbox.send(JobFailed(job=request.job, problem=encode_problem(f"{type(error).__name__}: {error}")))
+            replies.send(frames.JobFailed(job=request.job, problem=encode_problem(f"{type(error).__name__}: {error}")))
             return 1
     return 0
 
 
 def run_job(
-    engine: Engine, request: LoadJob | GenerateJob | CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter
+    engine: Engine,
+    request: frames.LoadJob | frames.GenerateJob | frames.CheckRowsJob,
+    commands: CommandReader,
+    replies: ReplyWriter,
 ) -> None:
     match request:
-        case LoadJob():
+        case frames.LoadJob():
             changed = None if request.changed is None else frozenset(request.changed)
             engine.load(Path(os.fsdecode(request.folder)), changed)
-            outbox.send(values.encode_facts(engine.facts))
-        case GenerateJob():
-            run_generate(engine, request, inbox, outbox)
-        case CheckRowsJob():
-            run_check(engine, request, inbox, outbox)
-    outbox.send(JobDone(job=request.job))
+            replies.send(frames.encode_facts(engine.facts))
+        case frames.GenerateJob():
+            run_generate(engine, request, commands, replies)
+        case frames.CheckRowsJob():
+            run_check(engine, request, commands, replies)
+    replies.send(frames.JobDone(job=request.job))
 
 
-def run_generate(engine: Engine, request: GenerateJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
+def run_generate(engine: Engine, request: frames.GenerateJob, commands: CommandReader, replies: ReplyWriter) -> None:
     def is_wanted() -> bool:
-        outbox.report_progress()
-        return inbox.is_wanted(request.job)
+        replies.report_progress()
+        return commands.is_wanted(request.job)
 
-    requests = [values.decode_request(frame) for frame in request.requests]
-    for completion in engine.generate(requests, values.decode_sampling(request.sampling), is_wanted):
-        outbox.report_progress(tokens=len(completion.tokens), rows=1)
-        outbox.send(values.encode_completion(completion))
+    requests = [frames.decode_request(frame) for frame in request.requests]
+    for completion in engine.generate(requests, frames.decode_sampling(request.sampling), is_wanted):
+        replies.report_progress(tokens=len(completion.tokens), rows=1)
+        replies.send(frames.encode_completion(completion))
 
 
-def run_check(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
-    claims = {claim.number: values.decode_claim(claim) for claim in request.claims}
+def run_check(engine: Engine, request: frames.CheckRowsJob, commands: CommandReader, replies: ReplyWriter) -> None:
+    claims = {claim.number: frames.decode_claim(claim) for claim in request.claims}
     sequences = [claim.sequence for claim in claims.values()]
     rows = {sequence.number: row for row, sequence in enumerate(sequences)}
-    looker = ReadProofBuilder(
+    builder = ReadProofBuilder(
         ReadProofRequest(request.submission, request.readers), [len(sequence.output) for sequence in sequences]
     )
-    for result in engine.read(sequences, values.decode_sampling(request.sampling)):
+    for result in engine.read(sequences, frames.decode_sampling(request.sampling)):
         numbers = measure_row(claims[result.number], result, seed=request.seed)
-        outbox.report_progress(tokens=numbers.tokens, rows=1)
-        outbox.send(values.encode_measurement(numbers))
-        looker.add_row(rows[result.number], result.hidden_bits)
-        if not inbox.is_wanted(request.job):
+        replies.report_progress(tokens=numbers.tokens, rows=1)
+        replies.send(frames.encode_measurement(numbers))
+        builder.add_row(rows[result.number], result.hidden_bits)
+        if not commands.is_wanted(request.job):
             return
-    for reader, looks in looker.finish().items():
-        outbox.send(ReadProofFrame(reader=reader, read_proof=looks))
+    for reader, proofs in builder.finish().items():
+        replies.send(frames.ReadProofFrame(reader=reader, read_proof=proofs))
 
 
 def encode_problem(text: str) -> bytes:
-    return text.encode(errors="replace")[:PROBLEM_BYTES_MAX]
+    return text.encode(errors="replace")[: frames.PROBLEM_BYTES_MAX]
 
 
 def claim_standard_streams() -> tuple[BinaryIO, BinaryIO]:
     """Reserve standard input and output for frames. From here on, print() writes to standard error."""
-    requests, replies = os.dup(0), os.dup(1)
+    source, target = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
+    return os.fdopen(source, "rb"), os.fdopen(target, "wb")
 
 
 def open_engine(options: ChildOptions) -> Engine:
@@ -258,16 +242,16 @@ def main(argv: list[str], make: Callable[[ChildOptions], Engine] = open_engine) 
     if options.memory_mb_max:
         limit_bytes = options.memory_mb_max * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
-    requests, replies = claim_standard_streams()
-    inbox, outbox = CommandReader(requests), ReplyWriter(replies)
-    inbox.start()
+    source, target = claim_standard_streams()
+    commands, replies = CommandReader(source), ReplyWriter(target)
+    commands.start()
     try:
         engine = make(options)
     except (LocalError, ImportError) as error:
-        outbox.send(JobFailed(job=0, problem=encode_problem(str(error))))
+        replies.send(frames.JobFailed(job=0, problem=encode_problem(str(error))))
         return 1
-    outbox.send(EngineReady(software=list_software()))
-    return serve(engine, inbox, outbox)
+    replies.send(frames.EngineReady(software=list_software()))
+    return serve(engine, commands, replies)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NodeId
 
 PIPE_BYTES_MAX = 2 * ROLLOUT_FILE_BYTES_MAX
-"""Longest frame: all rows of the largest rollout file, and room."""
+"""Longest frame: all rows of the largest rollout file, with a margin."""
 HEADER_BYTES = 5
 TENSORS_MAX = 2**14
 PROBLEM_BYTES_MAX = 4096
@@ -38,18 +38,18 @@ PROBLEM_BYTES_MAX = 4096
 ArrayBytes = Annotated[bytes, Size(0, PIPE_BYTES_MAX)]
 SeedBytes = Annotated[bytes, Size(8, 8)]
 TextBytes = Annotated[bytes, Size(0, PROBLEM_BYTES_MAX)]
-"""Text for people. As bytes, since an engine's last words may hold anything."""
+"""Text as bytes, since an engine's output may not be valid UTF-8."""
 JobNumber = Uint
 
 
-# --- The node asks --------------------------------------------------------------------------------------------------
+# --- Commands -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
     job: JobNumber
     folder: TextBytes
-    """Path, as the file system has it."""
+    """Path, in the file system's encoding."""
     changed: Annotated[tuple[str, ...], Size(0, TENSORS_MAX)] | None
 
 
@@ -89,16 +89,16 @@ class CheckRowsJob:
     job: JobNumber
     sampling: SamplingFrame
     seed: Digest
-    """Decoys come from it."""
+    """Seed of the decoy evaluations."""
     claims: Annotated[tuple[ClaimFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
     submission: Digest
     readers: Annotated[tuple[NodeId, ...], Size(0, READERS_MAX)]
-    """Whose looks at this submission to take."""
+    """The readers whose read proofs of this submission to build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob:
-    """Nobody waits for the rest of this job."""
+    """The node no longer waits for this job."""
 
     job: JobNumber
 
@@ -108,15 +108,15 @@ class StopEngine:
     job: JobNumber
 
 
-# --- The engine answers ---------------------------------------------------------------------------------------------
+# --- Replies --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The process runs and can be asked."""
+    """The process is ready for jobs."""
 
     software: Annotated[tuple[str, ...], Size(0, 32)]
-    """Names and versions of what computes."""
+    """Names and versions of the libraries that compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProgress:
-    """The engine has got further."""
+    """The engine has made progress."""
 
     steps: Uint
-    """Times it looked up from its work."""
+    """Steps of the engine in this job."""
     tokens: Uint
-    """Of the rows that are done."""
+    """Tokens of the finished rows."""
     rows: Uint
 
 
@@ -154,9 +154,9 @@ class MeasurementFrame:
     row: Uint
     tokens: Uint
     reports: ArrayBytes
-    """Chunk reports, as 32-bit integers."""
+    """Chunk reports as 32-bit integers."""
     spans: ArrayBytes
-    """What the tokens of each chunk gave, as 64-bit floats."""
+    """Margins and log-prob errors of each chunk, as 64-bit floats."""
     proof_problem: TextBytes
     margin_max: float
     margin_at: Uint
@@ -169,7 +169,7 @@ class MeasurementFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadProofFrame:
-    """A reader's looks at the claims, when all of them were read."""
+    """The read proof of one reader over all claims."""
 
     reader: NodeId
     read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)]
@@ -182,7 +182,7 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """The job cannot be done here; whether the process goes on is for it to show."""
+    """The job failed. The process may go on or exit."""
 
     job: JobNumber
     problem: TextBytes
@@ -240,7 +240,7 @@ def decode_frame_body(kind: type[Any], body: bytes) -> Any:
 T = TypeVar("T", bound=np.generic)
 REPORT_INTS, SPAN_FLOATS = len(ChunkReport._fields), len(ReplayedChunk._fields)
 TABLE_FIELDS = ("reports", "spans")
-"""What a frame holds as bytes of many numbers."""
+"""Fields that hold tables as bytes."""
 INT32, FLOAT32, FLOAT64 = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 
 

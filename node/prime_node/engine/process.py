@@ -16,29 +16,8 @@ from pathlib import Path
 import prime_node
 import prime_protocol
 import prime_runtime
-from prime_node.engine import frames as values
+from prime_node.engine import frames
 from prime_node.engine.config import EngineConfig
-from prime_node.engine.frames import (
-    HEADER_BYTES,
-    CancelJob,
-    CheckRowsJob,
-    CompletionFrame,
-    EngineCommand,
-    EngineProgress,
-    EngineReady,
-    EngineReply,
-    GenerateJob,
-    JobDone,
-    JobFailed,
-    LoadJob,
-    MeasurementFrame,
-    ModelLoaded,
-    ReadProofFrame,
-    StopEngine,
-    decode_frame_body,
-    decode_frame_header,
-    encode_frame,
-)
 from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest, Sampling
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_protocol.errors import LocalError, RemoteError
@@ -56,7 +35,7 @@ CANCEL_MS = 5_000
 READ_BYTES = 2**20
 """Buffer for the engine's output, so that a long frame arrives in few pieces."""
 
-OnProgress = Callable[[EngineProgress], None]
+OnProgress = Callable[[frames.EngineProgress], None]
 
 
 class EngineDied(LocalError):
@@ -143,8 +122,12 @@ class EngineProcess:
         except BaseException:  # boundary: if the start fails or is cancelled, the process must not survive
             await engine.kill()
             raise
-        if not isinstance(reply, EngineReady):
-            why = decode_problem(reply) if isinstance(reply, JobFailed) else f"it began with {type(reply).__name__}"
+        if not isinstance(reply, frames.EngineReady):
+            why = (
+                decode_problem(reply)
+                if isinstance(reply, frames.JobFailed)
+                else f"its first reply was {type(reply).__name__}"
+            )
             await engine.kill()
             raise LocalError(f"the engine does not start: {why}")
         engine.software = reply.software
@@ -157,30 +140,32 @@ class EngineProcess:
         names = None if changed is None else tuple(sorted(changed))
         found: list[EngineFacts] = []
 
-        def take(reply: EngineReply) -> None:
-            if isinstance(reply, ModelLoaded):
-                found.append(values.decode_facts(reply))
+        def take(reply: frames.EngineReply) -> None:
+            if isinstance(reply, frames.ModelLoaded):
+                found.append(frames.decode_facts(reply))
 
-        await self._run_job(LoadJob(job=self._next(), folder=os.fsencode(folder), changed=names), self._load_ms, take)
+        await self._run_job(
+            frames.LoadJob(job=self._next(), folder=os.fsencode(folder), changed=names), self._load_ms, take
+        )
         if len(found) != 1:
-            raise await self._kill_and_describe("it loaded a checkpoint and did not say what it is")
+            raise await self._kill_and_describe("it loaded a checkpoint and did not describe it")
         return found[0]
 
     async def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, on_progress: OnProgress = lambda progress: None
     ) -> list[Completion]:
         """All completions, in the order of the requests. If the caller is cancelled, the engine's job is too."""
-        wanted = GenerateJob(
+        wanted = frames.GenerateJob(
             job=self._next(),
-            sampling=values.encode_sampling(sampling),
-            requests=tuple(values.encode_request(request) for request in requests),
+            sampling=frames.encode_sampling(sampling),
+            requests=tuple(frames.encode_request(request) for request in requests),
         )
         found: dict[int, Completion] = {}
 
-        def take(reply: EngineReply) -> None:
-            if isinstance(reply, CompletionFrame):
-                found[reply.number] = values.decode_completion(reply)
-            elif isinstance(reply, EngineProgress):
+        def take(reply: frames.EngineReply) -> None:
+            if isinstance(reply, frames.CompletionFrame):
+                found[reply.number] = frames.decode_completion(reply)
+            elif isinstance(reply, frames.EngineProgress):
                 on_progress(reply)
 
         await self._run_job(wanted, self._stall_ms, take)
@@ -194,62 +179,64 @@ class EngineProcess:
         return numbers
 
     async def check_with_read_proofs(
-        self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest, onlookers: ReadProofRequest
+        self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest, wanted_proofs: ReadProofRequest
     ) -> tuple[list[RowMeasurement], dict[NodeId, bytes]]:
-        """The numbers of every claim, in its order, and everybody's looks at them all."""
-        wanted = CheckRowsJob(
+        """The measurement of every claim, in their order, and the requested read proofs of all of them."""
+        wanted = frames.CheckRowsJob(
             job=self._next(),
-            sampling=values.encode_sampling(sampling),
+            sampling=frames.encode_sampling(sampling),
             seed=seed,
-            claims=tuple(values.encode_claim(claim) for claim in claims),
-            submission=onlookers.submission,
-            readers=onlookers.readers,
+            claims=tuple(frames.encode_claim(claim) for claim in claims),
+            submission=wanted_proofs.submission,
+            readers=wanted_proofs.readers,
         )
         found: dict[int, RowMeasurement] = {}
-        looks: dict[NodeId, bytes] = {}
+        proofs: dict[NodeId, bytes] = {}
 
-        def take(reply: EngineReply) -> None:
-            if isinstance(reply, MeasurementFrame):
-                found[reply.row] = values.decode_measurement(reply)
-            elif isinstance(reply, ReadProofFrame):
-                looks[reply.reader] = reply.read_proof
+        def take(reply: frames.EngineReply) -> None:
+            if isinstance(reply, frames.MeasurementFrame):
+                found[reply.row] = frames.decode_measurement(reply)
+            elif isinstance(reply, frames.ReadProofFrame):
+                proofs[reply.reader] = reply.read_proof
 
         await self._run_job(wanted, self._stall_ms, take)
         if found.keys() != {claim.sequence.number for claim in claims}:
             raise await self._kill_and_describe(f"it read {len(found)} of {len(claims)} rows")
-        if looks.keys() != set(onlookers.readers):
+        if proofs.keys() != set(wanted_proofs.readers):
             raise await self._kill_and_describe(
-                f"it took the looks of {len(looks)} of {len(onlookers.readers)} readers"
+                f"it made the read proofs of {len(proofs)} of {len(wanted_proofs.readers)} readers"
             )
-        return [found[claim.sequence.number] for claim in claims], looks
+        return [found[claim.sequence.number] for claim in claims], proofs
 
     def _next(self) -> int:
         self._job += 1
         return self._job
 
-    async def _run_job(self, request: EngineCommand, stall_ms: int, take: Callable[[EngineReply], None]) -> None:
+    async def _run_job(
+        self, request: frames.EngineCommand, stall_ms: int, take: Callable[[frames.EngineReply], None]
+    ) -> None:
         """Pass replies to `take` until the job ends. Without a reply for `stall_ms` the process is killed."""
         try:
-            self._input.write(encode_frame(request))
+            self._input.write(frames.encode_frame(request))
             async with asyncio.timeout(stall_ms / 1000):
                 await self._input.drain()
-            while not isinstance(reply := await self._read(stall_ms), JobDone):
-                if isinstance(reply, JobFailed):
+            while not isinstance(reply := await self._read(stall_ms), frames.JobDone):
+                if isinstance(reply, frames.JobFailed):
                     raise LocalError(f"the engine cannot do this: {decode_problem(reply)}")
                 take(reply)
         except asyncio.CancelledError:
             await self._cancel_job(request.job)
             raise
         except RemoteError as error:
-            raise await self._kill_and_describe(f"it wrote nonsense: {error}") from None
+            raise await self._kill_and_describe(f"it sent a malformed frame: {error}") from None
         except (TimeoutError, OSError):
             raise await self._kill_and_describe("it takes no more requests") from None
 
-    async def _read(self, stall_ms: int) -> EngineReply:
+    async def _read(self, stall_ms: int) -> frames.EngineReply:
         try:
             async with asyncio.timeout(stall_ms / 1000):
-                kind, length = decode_frame_header(await self._output.readexactly(HEADER_BYTES))
-                reply: EngineReply = decode_frame_body(kind, await self._output.readexactly(length))
+                kind, length = frames.decode_frame_header(await self._output.readexactly(frames.HEADER_BYTES))
+                reply: frames.EngineReply = frames.decode_frame_body(kind, await self._output.readexactly(length))
                 return reply
         except TimeoutError:
             raise await self._kill_and_describe(f"it showed no progress for {stall_ms} ms and was ended") from None
@@ -269,9 +256,9 @@ class EngineProcess:
     async def _cancel_job(self, job: int) -> None:
         """Cancel the job, or kill the process."""
         try:
-            self._input.write(encode_frame(CancelJob(job=job)))
+            self._input.write(frames.encode_frame(frames.CancelJob(job=job)))
             async with asyncio.timeout(CANCEL_MS / 1000):
-                while not isinstance(await self._read(CANCEL_MS), JobDone | JobFailed):
+                while not isinstance(await self._read(CANCEL_MS), frames.JobDone | frames.JobFailed):
                     pass
         except (LocalError, RemoteError, OSError, TimeoutError):
             await self.kill()
@@ -289,7 +276,7 @@ class EngineProcess:
     async def close(self) -> None:
         """Ask it to exit, then kill it."""
         try:
-            self._input.write(encode_frame(StopEngine(job=self._next())))
+            self._input.write(frames.encode_frame(frames.StopEngine(job=self._next())))
             async with asyncio.timeout(CANCEL_MS / 1000):
                 await self._process.wait()
         except (OSError, TimeoutError):
@@ -318,5 +305,5 @@ class EngineProcess:
                     self._tail.append(line.strip()[:TAIL_LINE_BYTES])
 
 
-def decode_problem(reply: JobFailed) -> str:
+def decode_problem(reply: frames.JobFailed) -> str:
     return reply.problem.decode(errors="replace")

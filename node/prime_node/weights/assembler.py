@@ -138,7 +138,7 @@ class CheckpointAssembler:
                 return
             self._copy = None
             shutil.rmtree(self._store.preallocated_path, ignore_errors=True)
-            draft = self._store.preallocated_path.with_name("room.new" + DRAFT_SUFFIX)
+            draft = self._store.preallocated_path.with_name("preallocated.new" + DRAFT_SUFFIX)
             try:
                 copy = preallocate_checkpoint(self._store.checkpoint_path(newest.root), draft)
                 draft.rename(self._store.preallocated_path)

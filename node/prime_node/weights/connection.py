@@ -97,12 +97,12 @@ def parse_head(raw: bytes) -> ResponseHead:
 class ShardConnection(asyncio.BufferedProtocol):
     """A kept-alive connection for one request at a time."""
 
-    def __init__(self, host: str, pace: BandwidthLimit | None = None, room: memoryview | None = None) -> None:
+    def __init__(self, host: str, limit: BandwidthLimit | None = None, buffer: memoryview | None = None) -> None:
         self._host = host.encode()
-        self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX)) if room is None else room
+        self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX)) if buffer is None else buffer
         """Bytes are consumed before the loop serves another connection, so several connections may share one buffer."""
-        self._pace = pace
-        self._piece_bytes = max(PIECE_BYTES_MIN, pace.bytes_per_s // 10) if pace is not None else None
+        self._limit = limit
+        self._piece_bytes = max(PIECE_BYTES_MIN, limit.bytes_per_s // 10) if limit is not None else None
         self._state = ConnectionState.IDLE
         self._transport: asyncio.Transport | None = None
         self._head_buffer = memoryview(bytearray(HEAD_BYTES_MAX))
@@ -245,7 +245,7 @@ class ShardConnection(asyncio.BufferedProtocol):
 
     def _throttle(self, nbytes: int) -> None:
         """Apply the owner's rate limit: stop reading, the kernel's buffer fills up, and the sender waits."""
-        wait_ms = self._pace.take(nbytes, time.monotonic_ns() // 1_000_000) if self._pace is not None else 0
+        wait_ms = self._limit.take(nbytes, time.monotonic_ns() // 1_000_000) if self._limit is not None else 0
         if wait_ms and self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(wait_ms / 1000, self._resume_reading)
@@ -274,7 +274,7 @@ class ShardConnection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    url: ServerUrl, *, allow_private: bool, pace: BandwidthLimit | None = None, room: memoryview | None = None
+    url: ServerUrl, *, allow_private: bool, limit: BandwidthLimit | None = None, buffer: memoryview | None = None
 ) -> ShardConnection:
     """Connect to an untrusted server. ConnectionBroken if it cannot be reached, or has a private address."""
     loop = asyncio.get_running_loop()
@@ -284,7 +284,7 @@ async def open_connection(
             address = choose_address([str(each[4][0]) for each in found], allow_private=allow_private)
             kwargs: dict[str, Any] = {"ssl": True, "server_hostname": url.host} if url.scheme == "https" else {}
             _, connection = await loop.create_connection(
-                lambda: ShardConnection(str(url).partition("//")[2], pace, room), address, url.port, **kwargs
+                lambda: ShardConnection(str(url).partition("//")[2], limit, buffer), address, url.port, **kwargs
             )
     except (OSError, TimeoutError, RemoteError) as error:
         raise ConnectionBroken(f"cannot connect to {url}: {error or type(error).__name__}") from None
@@ -309,7 +309,7 @@ class ConnectionPool:
 
     def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
         self._allow_private = allow_private
-        self._pace = BandwidthLimit(bytes_per_s) if bytes_per_s else None
+        self._limit = BandwidthLimit(bytes_per_s) if bytes_per_s else None
         self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX))
         """The rate limit and the buffer are shared by all connections."""
         self._idle: OrderedDict[tuple[str, int], ShardConnection] = OrderedDict()
@@ -341,7 +341,7 @@ class ConnectionPool:
             try:
                 server = ServerUrl.parse(url)
                 return url, await open_connection(
-                    server, allow_private=self._allow_private, pace=self._pace, room=self._receive_buffer
+                    server, allow_private=self._allow_private, limit=self._limit, buffer=self._receive_buffer
                 )
             except ConnectionBroken as error:
                 problem = error

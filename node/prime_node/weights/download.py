@@ -10,28 +10,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 from typing import assert_never
 
-from prime_node.weights.events import (
-    CancelTransfer,
-    DownloadEffect,
-    DownloadEvent,
-    DownloadFinished,
-    DownloadProgress,
-    DownloadTick,
-    DropParent,
-    FailReason,
-    FetchLimits,
-    FetchShard,
-    ParentFound,
-    ParentFull,
-    ParentLost,
-    PollAnswered,
-    PollFailed,
-    PollParent,
-    ShardArrived,
-    ShardCorrupt,
-    ShardFailed,
-    TransferProgressed,
-)
+from prime_node.weights import events
 from prime_node.weights.parents import DEPTH_MAX, Neighbour, Neighbours, ParentScores, draw_bit
 from prime_node.weights.transfers import NEVER_MS, DownloadMeter, ShardTransfer, TransferTable
 from prime_protocol.constants import GOSSIP_PARENTS_MAX
@@ -127,7 +106,12 @@ class Download:
     """The decisions of one manifest's download. It never sees the bytes."""
 
     def __init__(
-        self, lengths: Sequence[int], held: Collection[int], parents: ParentScores, rng: Random, limits: FetchLimits
+        self,
+        lengths: Sequence[int],
+        held: Collection[int],
+        parents: ParentScores,
+        rng: Random,
+        limits: events.FetchLimits,
     ) -> None:
         self._lengths = tuple(lengths)
         self._all = (1 << len(lengths)) - 1
@@ -139,55 +123,57 @@ class Download:
         self._neighbours = Neighbours(len(lengths), limits, rng)
         self._transfers = TransferTable(limits)
         self._meter = DownloadMeter(sum(lengths), sum(lengths[shard] for shard in held))
-        self._effects: list[DownloadEffect] = []
+        self._effects: list[events.DownloadEffect] = []
         self._is_finished, self._depth = False, DEPTH_MAX
         self.wake_ms = 0
         """The caller sends a DownloadTick at this time if nothing happens before."""
 
-    def handle(self, event: DownloadEvent, now_ms: int) -> list[DownloadEffect]:
+    def handle(self, event: events.DownloadEvent, now_ms: int) -> list[events.DownloadEffect]:
         assert not self._effects
         last = self._apply(event, now_ms)
-        if isinstance(event, TransferProgressed):
+        if isinstance(event, events.TransferProgressed):
             # The most frequent event, and it creates no new choice.
             self.wake_ms = min(self.wake_ms, self._transfers.check_ms)
             return []
         if self._held == self._all:
-            self._effects += [] if self._is_finished else [DownloadFinished()]
+            self._effects += [] if self._is_finished else [events.DownloadFinished()]
             self._is_finished = True
         else:
             self._check_transfers(now_ms)
             missing = self._all & ~self._held
             # Bitmaps without a missing shard create no new choice either.
-            if not isinstance(event, ParentFound) and (last is None or (last.held | last.coming) & missing):
+            if not isinstance(event, events.ParentFound) and (last is None or (last.held | last.coming) & missing):
                 self._start_transfers(now_ms)
-            self._effects += [PollParent(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)]
+            self._effects += [
+                events.PollParent(parent) for parent in self._neighbours.choose_polls(last, missing, now_ms)
+            ]
         self.wake_ms = self._find_wake_ms(now_ms)
         effects, self._effects = self._effects, []
         return effects
 
-    def _apply(self, event: DownloadEvent, now_ms: int) -> Neighbour | None:
+    def _apply(self, event: events.DownloadEvent, now_ms: int) -> Neighbour | None:
         """Apply the event; returns the neighbour whose poll it ended, if any."""
         match event:
-            case ParentFound(parent, depth, slots_free):
+            case events.ParentFound(parent, depth, slots_free):
                 self._neighbours.add_from_record(parent, depth, slots_free)
                 self._restore_parent(parent)
-            case ParentLost(parent):
+            case events.ParentLost(parent):
                 self._neighbours.remove(parent)
-            case PollAnswered():
+            case events.PollAnswered():
                 return self._neighbours.apply_poll_answer(event, now_ms)
-            case PollFailed(parent):
+            case events.PollFailed(parent):
                 self._neighbours.apply_poll_failure(parent, now_ms)
-            case TransferProgressed(parent, shard, received_bytes):
+            case events.TransferProgressed(parent, shard, received_bytes):
                 self._on_progress(parent, shard, received_bytes, now_ms)
-            case ShardArrived():
+            case events.ShardArrived():
                 self._on_shard_arrived(event, now_ms)
-            case ShardCorrupt(parent, shard):
+            case events.ShardCorrupt(parent, shard):
                 self._on_shard_corrupt(parent, shard, now_ms)
-            case ShardFailed(parent, shard, reason):
+            case events.ShardFailed(parent, shard, reason):
                 self._on_shard_failed(parent, shard, reason, now_ms)
-            case ParentFull():
+            case events.ParentFull():
                 self._on_parent_full(event, now_ms)
-            case DownloadTick():
+            case events.DownloadTick():
                 pass
             case _:
                 assert_never(event)
@@ -220,7 +206,7 @@ class Download:
         if neighbour is not None and self._depth == DEPTH_MAX:
             self._depth = neighbour.depth + 1
 
-    def _on_shard_arrived(self, event: ShardArrived, now_ms: int) -> None:
+    def _on_shard_arrived(self, event: events.ShardArrived, now_ms: int) -> None:
         _, neighbour = self._end(event.parent, event.shard)
         self._parents.record_arrived(event.parent, event.length_bytes, event.elapsed_ms, now_ms)
         if neighbour is not None:
@@ -238,31 +224,31 @@ class Download:
         """The parent sent wrong bytes: ban it, and cancel its other transfers instead of waiting for more."""
         _, neighbour = self._end(parent, shard)
         self._parents.record_corrupt(parent, now_ms)
-        self._effects.append(DropParent(parent))
+        self._effects.append(events.DropParent(parent))
         for other in [each for each in self._transfers if each.parent == parent and not each.is_cancelled]:
             self._cancel(other)
         self._restore_parent(parent)
         if neighbour is not None:
             self._neighbours.set_bitmaps(neighbour, held=0, coming=0)
 
-    def _on_shard_failed(self, parent: NodeId, shard: int, reason: FailReason, now_ms: int) -> None:
+    def _on_shard_failed(self, parent: NodeId, shard: int, reason: events.FailReason, now_ms: int) -> None:
         transfer, neighbour = self._end(parent, shard)
-        is_our_doing = transfer is not None and (transfer.is_cancelled or reason is FailReason.STALLED)
+        is_our_doing = transfer is not None and (transfer.is_cancelled or reason is events.FailReason.STALLED)
         if transfer is None or (is_our_doing and not transfer.was_slow):
             return
-        if transfer.is_promised and not transfer.first_bytes_ms and reason is FailReason.STALLED:
-            reason = FailReason.TIMED_OUT
-        if reason in (FailReason.BROKEN, FailReason.STALLED):
+        if transfer.is_promised and not transfer.first_bytes_ms and reason is events.FailReason.STALLED:
+            reason = events.FailReason.TIMED_OUT
+        if reason in (events.FailReason.BROKEN, events.FailReason.STALLED):
             self._parents.record_failed(parent, now_ms)
         if neighbour is None:
             return
         neighbour.was_full = False
-        if reason in (FailReason.ABSENT, FailReason.TIMED_OUT):
+        if reason in (events.FailReason.ABSENT, events.FailReason.TIMED_OUT):
             kept = ~(1 << shard)
             self._neighbours.set_bitmaps(neighbour, held=neighbour.held & kept, coming=neighbour.coming & kept)
         neighbour.pause(self._limits.backoff_ms, self._limits, self._rng, now_ms)
 
-    def _on_parent_full(self, event: ParentFull, now_ms: int) -> None:
+    def _on_parent_full(self, event: events.ParentFull, now_ms: int) -> None:
         _, neighbour = self._end(event.parent, event.shard)
         for child, depth in event.children:
             self._neighbours.add_from_hearsay(child, depth, 0)
@@ -274,7 +260,7 @@ class Download:
 
     def _cancel(self, transfer: ShardTransfer) -> None:
         self._transfers.cancel(transfer)
-        self._effects.append(CancelTransfer(transfer.parent, transfer.shard))
+        self._effects.append(events.CancelTransfer(transfer.parent, transfer.shard))
 
     # --- Starting transfers -----------------------------------------------------------------------------------------
 
@@ -299,7 +285,7 @@ class Download:
             neighbour.running += 1
             neighbour.slots_free = max(0, neighbour.slots_free - 1)
             self._transfers.start(ShardTransfer(neighbour.id, shard, self._lengths[shard], now_ms, is_promised))
-            self._effects.append(FetchShard(neighbour.id, shard))
+            self._effects.append(events.FetchShard(neighbour.id, shard))
 
     def _find_wake_ms(self, now_ms: int) -> int:
         if self._is_finished:
@@ -330,7 +316,7 @@ class Download:
         """The parents that sent most so far, most first."""
         return self._neighbours.find_best(GOSSIP_PARENTS_MAX)
 
-    def progress(self, now_ms: int) -> DownloadProgress:
+    def progress(self, now_ms: int) -> events.DownloadProgress:
         sources = len({each.parent for each in self._transfers if each.first_bytes_ms})
         coming = self._transfers.coming.bit_count()
         return self._meter.read(len(self._lengths), self._held.bit_count(), coming, sources, now_ms)

@@ -16,30 +16,9 @@ from typing import Any, assert_never
 
 from blake3 import blake3
 
+from prime_node.weights import events
 from prime_node.weights.connection import ConnectionBroken, ConnectionPool, ShardConnection
 from prime_node.weights.download import Download
-from prime_node.weights.events import (
-    CancelTransfer,
-    DownloadEffect,
-    DownloadEvent,
-    DownloadFinished,
-    DownloadProgress,
-    DownloadTick,
-    DropParent,
-    FailReason,
-    FetchLimits,
-    FetchShard,
-    ParentFound,
-    ParentFull,
-    ParentLost,
-    PollAnswered,
-    PollFailed,
-    PollParent,
-    ShardArrived,
-    ShardCorrupt,
-    ShardFailed,
-    TransferProgressed,
-)
 from prime_node.weights.parents import ParentScores
 from prime_protocol.errors import RemoteError
 from prime_protocol.weights.transfer import ShardAvailability, ShardServerFull, ShardServerHint
@@ -112,7 +91,7 @@ PARENTS_UPDATE_MS = 1_000
 
 
 class ShardFetcher:
-    """Brings one stock's missing shards here."""
+    """Fetches the missing shards of one shard set."""
 
     def __init__(
         self,
@@ -124,7 +103,7 @@ class ShardFetcher:
         node: NodeId,
         clock: Clock,
         rng: Random,
-        limits: FetchLimits,
+        limits: events.FetchLimits,
         learn_record: Callable[[bytes], None],
     ) -> None:
         self._shard_set = shard_set
@@ -135,8 +114,8 @@ class ShardFetcher:
         self._learn_record = learn_record
         lengths = [shard.length for shard in shard_set.manifest.shards]
         self._download = Download(lengths, shard_set.list_held(), parents, rng, limits)
-        self._events: asyncio.Queue[DownloadEvent | asyncio.Task[DownloadEvent]] = asyncio.Queue()
-        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[DownloadEvent]] = {}
+        self._events: asyncio.Queue[events.DownloadEvent | asyncio.Task[events.DownloadEvent]] = asyncio.Queue()
+        self._tasks: dict[tuple[NodeId, int | None], asyncio.Task[events.DownloadEvent]] = {}
         self._in_place: dict[int, NodeId] = {}
         """The parent whose transfer of a shard writes directly into the file."""
         self._seen: dict[NodeId, int] = {}
@@ -149,13 +128,13 @@ class ShardFetcher:
         self.received_bytes = 0
         """Bytes of all shards received, right or wrong."""
 
-    def progress(self) -> DownloadProgress:
+    def progress(self) -> events.DownloadProgress:
         return self._download.progress(self._clock.monotonic_ms())
 
     async def run(self) -> None:
         """Run until every shard is on disk."""
         try:
-            is_finished = self._handle(DownloadTick())
+            is_finished = self._handle(events.DownloadTick())
             while not is_finished:
                 is_finished = self._handle(await self._next_event())
         finally:
@@ -165,7 +144,7 @@ class ShardFetcher:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._shard_set.set_coming(0)
 
-    async def _next_event(self) -> DownloadEvent:
+    async def _next_event(self) -> events.DownloadEvent:
         """The next event, or a DownloadTick at the next wake-up."""
         now_ms = self._clock.monotonic_ms()
         wait_ms = max(0, min(self._download.wake_ms - now_ms, PARENTS_UPDATE_MS))
@@ -176,7 +155,7 @@ class ShardFetcher:
             async with asyncio.timeout(wait_ms / 1000):
                 found = await self._events.get()
         except TimeoutError:
-            return DownloadTick()
+            return events.DownloadTick()
         # An exception that the task does not turn into an event is a bug: result() raises it here.
         return found.result() if isinstance(found, asyncio.Task) else found
 
@@ -185,12 +164,12 @@ class ShardFetcher:
         servers.pop(self._node, None)
         for node in sorted(servers.keys() - self._parents):
             serving = servers[node].serving
-            self._events.put_nowait(ParentFound(node, serving.depth, serving.slots_free))
+            self._events.put_nowait(events.ParentFound(node, serving.depth, serving.slots_free))
         for node in sorted(self._parents - servers.keys()):
-            self._events.put_nowait(ParentLost(node))
+            self._events.put_nowait(events.ParentLost(node))
         self._parents = set(servers)
 
-    def _handle(self, event: DownloadEvent) -> bool:
+    def _handle(self, event: events.DownloadEvent) -> bool:
         """True once every shard is on disk."""
         is_finished = False
         for effect in self._download.handle(event, self._clock.monotonic_ms()):
@@ -201,28 +180,28 @@ class ShardFetcher:
         self._shard_set.set_coming(int.from_bytes(self._download.coming, "little"))
         return is_finished
 
-    def _apply_effect(self, effect: DownloadEffect) -> bool:
+    def _apply_effect(self, effect: events.DownloadEffect) -> bool:
         match effect:
-            case PollParent(parent):
+            case events.PollParent(parent):
                 self._start((parent, None), self._poll(parent))
-            case FetchShard(parent, shard):
+            case events.FetchShard(parent, shard):
                 self._start((parent, shard), self._fetch(parent, shard))
-            case CancelTransfer(parent, shard):
+            case events.CancelTransfer(parent, shard):
                 self._cancel(parent, shard)
-            case DropParent(parent):
+            case events.DropParent(parent):
                 log.warning("%s sent a shard with a wrong digest", parent)
                 self._directory.drop(parent)
-            case DownloadFinished():
+            case events.DownloadFinished():
                 return True
             case _:
                 assert_never(effect)
         return False
 
-    def _start(self, key: tuple[NodeId, int | None], work: Coroutine[Any, Any, DownloadEvent]) -> None:
+    def _start(self, key: tuple[NodeId, int | None], work: Coroutine[Any, Any, events.DownloadEvent]) -> None:
         task = self._tasks[key] = asyncio.create_task(work)
         task.add_done_callback(partial(self._ended, key))
 
-    def _ended(self, key: tuple[NodeId, int | None], task: asyncio.Task[DownloadEvent]) -> None:
+    def _ended(self, key: tuple[NodeId, int | None], task: asyncio.Task[events.DownloadEvent]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled():
@@ -235,11 +214,11 @@ class ShardFetcher:
             if connection := self._receiving.pop((parent, shard), None):
                 connection.close()
             self._release(parent, shard)
-            self._events.put_nowait(ShardFailed(parent, shard, FailReason.STALLED))
+            self._events.put_nowait(events.ShardFailed(parent, shard, events.FailReason.STALLED))
 
     # --- Bitmaps ----------------------------------------------------------------------------------------------------
 
-    async def _poll(self, parent: NodeId) -> DownloadEvent:
+    async def _poll(self, parent: NodeId) -> events.DownloadEvent:
         wait_ms = self._polled_ms.get(parent, 0) + self._get_poll_spacing_ms() - self._clock.monotonic_ms()
         if wait_ms > 0:
             await self._clock.sleep_ms(wait_ms)
@@ -252,16 +231,16 @@ class ShardFetcher:
             ):
                 answer = await connection.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
             if answer.status != 200:
-                return PollFailed(parent)
+                return events.PollFailed(parent)
             have = decode(ShardAvailability, answer.body)
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
             log.debug("poll of %s failed: %s", parent, error)
-            return PollFailed(parent)
+            return events.PollFailed(parent)
         size = (self._shard_set.shards + 7) // 8
         if len(have.held) != size or len(have.coming) != size:
-            return PollFailed(parent)
+            return events.PollFailed(parent)
         self._seen[parent] = have.version
-        return PollAnswered(parent, have.held, have.coming, have.slots_free, have.depth)
+        return events.PollAnswered(parent, have.held, have.coming, have.slots_free, have.depth)
 
     def _get_poll_spacing_ms(self) -> int:
         """A bitmap older than a few shards is stale; polling more often costs the swarm more than it gains."""
@@ -274,33 +253,33 @@ class ShardFetcher:
 
     # --- Shards -----------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, parent: NodeId, shard: int) -> DownloadEvent:
+    async def _fetch(self, parent: NodeId, shard: int) -> events.DownloadEvent:
         try:
             return await (self._fetch_aside if shard in self._in_place else self._fetch_in_place)(parent, shard)
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
             log.debug("shard %d from %s failed: %s", shard, parent, error)
-            return ShardFailed(parent, shard, FailReason.BROKEN)
+            return events.ShardFailed(parent, shard, events.FailReason.BROKEN)
 
-    async def _fetch_in_place(self, parent: NodeId, shard: int) -> DownloadEvent:
+    async def _fetch_in_place(self, parent: NodeId, shard: int) -> events.DownloadEvent:
         self._in_place[shard] = parent
         try:
             with open_file_writer(*self._shard_set.locate(shard)) as writer:
                 event = await self._receive(parent, shard, writer)
-            if isinstance(event, ShardArrived) and not self._shard_set.held >> shard & 1:
+            if isinstance(event, events.ShardArrived) and not self._shard_set.held >> shard & 1:
                 self._shard_set.mark_held(shard)
             return event
         finally:
             self._release(parent, shard)
 
-    async def _fetch_aside(self, parent: NodeId, shard: int) -> DownloadEvent:
+    async def _fetch_aside(self, parent: NodeId, shard: int) -> events.DownloadEvent:
         memory = bytearray(self._shard_set.manifest.shards[shard].length)
         event = await self._receive(parent, shard, make_memory_writer(memory))
-        if isinstance(event, ShardArrived) and not self._shard_set.held >> shard & 1:
+        if isinstance(event, events.ShardArrived) and not self._shard_set.held >> shard & 1:
             self._take_over(shard, memory)
             self._shard_set.mark_held(shard)
         return event
 
-    async def _receive(self, parent: NodeId, shard: int, writer: ShardWriter) -> DownloadEvent:
+    async def _receive(self, parent: NodeId, shard: int, writer: ShardWriter) -> events.DownloadEvent:
         """ShardArrived only if all bytes came and the digest is right."""
         entry = self._shard_set.manifest.shards[shard]
         began_ms = told_ms = 0
@@ -311,7 +290,7 @@ class ShardFetcher:
             began_ms = began_ms or now_ms
             if not told_ms or now_ms - told_ms >= PROGRESS_MS:
                 told_ms = now_ms
-                self._events.put_nowait(TransferProgressed(parent, shard, received_bytes))
+                self._events.put_nowait(events.TransferProgressed(parent, shard, received_bytes))
 
         headers = {NODE_HEADER: str(self._node), WAIT_HEADER: str(WAIT_MS_MAX)}
         async with self._connections.borrow(self._urls(parent)) as connection:
@@ -325,16 +304,16 @@ class ShardFetcher:
             return self._explain(parent, shard, answer.status, answer.body)
         if writer.digest != entry.digest:
             self.corrupt += 1
-            return ShardCorrupt(parent, shard)
-        return ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
+            return events.ShardCorrupt(parent, shard)
+        return events.ShardArrived(parent, shard, entry.length, max(1, self._clock.monotonic_ms() - began_ms))
 
-    def _explain(self, parent: NodeId, shard: int, status: int, body: bytes) -> DownloadEvent:
+    def _explain(self, parent: NodeId, shard: int, status: int, body: bytes) -> events.DownloadEvent:
         if status == 503:
             full = decode(ShardServerFull, body)
             children = tuple((child.node, child.depth) for child in full.children if self._knows(child))
-            return ParentFull(parent, shard, full.retry_ms, children)
-        reason = {404: FailReason.ABSENT, 504: FailReason.TIMED_OUT}.get(status, FailReason.BROKEN)
-        return ShardFailed(parent, shard, reason)
+            return events.ParentFull(parent, shard, full.retry_ms, children)
+        reason = {404: events.FailReason.ABSENT, 504: events.FailReason.TIMED_OUT}.get(status, events.FailReason.BROKEN)
+        return events.ShardFailed(parent, shard, reason)
 
     def _knows(self, child: ShardServerHint) -> bool:
         """Whether its address is known. A record that came with the refusal is signed, like one from gossip."""

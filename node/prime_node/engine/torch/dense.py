@@ -262,10 +262,10 @@ class DenseBatch:
         self.lengths: list[int] = []
         """Cached tokens of each row."""
 
-    def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
+    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         joining: list[Generation] = []
         tokens = 0
-        while waiting and len(joining) < room and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
+        while waiting and len(joining) < slots and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
             joining.append(waiting.popleft())
             tokens += joining[-1].length
         # Longest first, as all rows are; equal ones are neighbours and share an attention call.

@@ -139,9 +139,9 @@ class GenerationScheduler:
     def is_busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def step(self, model: TorchModel, batch: DecodeBatch, room: int) -> None:
+    def step(self, model: TorchModel, batch: DecodeBatch, slots: int) -> None:
         """Generate one token for every row. If memory runs out, no row has got one, and the caller must `requeue`."""
-        joining = batch.admit(self.waiting, room - len(self.running))
+        joining = batch.admit(self.waiting, slots - len(self.running))
         self.running += joining
         for generation in joining:
             self.proofs.join(generation)

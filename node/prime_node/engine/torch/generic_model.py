@@ -174,11 +174,11 @@ class GenericBatch:
         self._cache: Any = None
         self._rows = 0
 
-    def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
+    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         if self._cache is not None or not waiting:
             return []
         length = waiting[0].length
-        joining = [generation for generation in waiting if generation.length == length][:room]
+        joining = [generation for generation in waiting if generation.length == length][:slots]
         for generation in joining:
             waiting.remove(generation)
         return joining

@@ -93,7 +93,7 @@ def list_names(names: list[str]) -> str:
 class DecodeBatch(Protocol):
     """Sequences that are decoded together. After an error it must be discarded."""
 
-    def admit(self, waiting: deque[Generation], room: int) -> list[Generation]:
+    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         """Take those that join now from the front of the queue, at most `room`; an empty batch admits at least one."""
         ...
 

@@ -32,7 +32,7 @@ async def ask(
     async with server:
         port = server.sockets[0].getsockname()[1]
         url = ServerUrl(scheme="http", host="127.0.0.1", port=port)
-        link = await open_connection(url, allow_private=True, pace=pace)
+        link = await open_connection(url, allow_private=True, limit=pace)
         try:
             async with asyncio.timeout(5):
                 answer = await link.get("/x", {}, target=target)
