@@ -52,7 +52,7 @@ async def was_refuted(network: Network, idler: NodeId) -> bool:
     found = False
     for name, each in seen:
         is_idler = each["reader"] == str(idler)
-        assert is_read_proof_refuted(read_bytes(given[name]["looks"]), read_bytes(each["looks"])) == is_idler
+        assert is_read_proof_refuted(read_bytes(given[name]["read_proof"]), read_bytes(each["read_proof"])) == is_idler
         found = found or is_idler
     return found
 
