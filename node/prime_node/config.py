@@ -31,7 +31,7 @@ from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
 
 CONFIG_NAME = "config.toml"
 RATE_BYTES_PER_S_MIN = 50_000
-"""Of one transfer: below it a shard of 16 MiB takes six minutes, and parents are taken for dead."""
+"""Of one transfer: below it a shard of 16 MiB takes six minutes, and its sender counts as dead."""
 
 
 class NodeRole(StrEnum):
@@ -45,7 +45,7 @@ class NodeRole(StrEnum):
 
     @property
     def log_roles(self) -> tuple[Role, ...]:
-        """As the log has it."""
+        """The roles that the node registers in the log."""
         return (Role.VALIDATOR, Role.WORKER) if self is NodeRole.BOTH else (Role(self),)
 
 
@@ -54,20 +54,20 @@ class WeightsConfig:
     """The section [weights]: what is fetched and kept."""
 
     folder: Path | None = None
-    """Where weights are kept. Nothing: a subfolder."""
+    """Folder of the weights. Default: a subfolder of the node's folder."""
     disk_bytes_max: Annotated[int, Between(0, 10**15)] = 0
-    """Most bytes in the folder of weights, checkpoints included; 0 is no cap."""
+    """Limit of the folder of weights, checkpoints included; 0: no limit."""
     keep: Annotated[int, Between(1, 1000)] = VERSIONS_KEPT
-    """Versions kept; older ones are removed."""
+    """Versions to keep; older ones are removed."""
     build: bool = False
-    """Build whole checkpoints on a relay too, under checkpoints/<root>: for a copy, or for another program to read."""
+    """Build whole checkpoints on a relay too, in checkpoints/<root>, for a copy or for other programs."""
     transfers_max: Annotated[int, Between(1, 64)] = 6
-    """Shards fetched at once."""
+    """Shards to fetch at the same time."""
     bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
-    """Download rate over all transfers; 0 is as fast as the line."""
+    """Download limit over all transfers; 0: no limit."""
     allow_private: bool = False
-    """Fetch from private and loopback addresses too: for networks in one building or on one machine. Done anyway where
-    the coordinator's own address is such a one."""
+    """Fetch from private and loopback addresses too, for networks in one building or on one machine. Always on where
+    the coordinator's own address is private."""
 
     def __post_init__(self) -> None:
         if 0 < self.bytes_per_s < RATE_BYTES_PER_S_MIN:
@@ -75,7 +75,7 @@ class WeightsConfig:
 
     @property
     def transfers_at_once(self) -> int:
-        """Fewer on a narrow line, so that none of them looks dead."""
+        """Fewer with a low rate limit, so that none falls below the rate at which a parent counts as dead."""
         return min(self.transfers_max, self.bytes_per_s // RATE_BYTES_PER_S_MIN or self.transfers_max)
 
 
@@ -86,49 +86,50 @@ class PageConfig:
     enabled: bool = True
     """Show the page and the metrics on 127.0.0.1."""
     port: Annotated[int, Between(0, 65_535)] = 0
-    """Port on 127.0.0.1; 0 takes 8470, or any that is free where that is taken."""
+    """Port on 127.0.0.1; 0: 8470, or any free port if that is in use."""
 
 
 @settings_class
 class NodeConfig:
-    """Everything the owner of a node can set."""
+    """All settings of a node."""
 
     folder: Path
-    """Where the node keeps its key, its settings and its files."""
+    """Folder of the node's key, settings and files."""
     coordinator: str = ""
     """URL of the coordinator, as its operator publishes it. A first start needs nothing else."""
     coordinator_id: str = ""
-    """Address of the coordinator's key. Empty: as its first answer says, and no other from then on."""
+    """Address of the coordinator's key. Default: pinned from its first answer."""
     run: str = ""
-    """Name of the run to take part in. Empty: the only one that is active."""
+    """Name of the run to take part in. Default: the only active run."""
     network: str = ""
-    """Name of the network; it stands in every signed message. Empty: as the coordinator says."""
+    """Name of the network, which every signed message contains. Default: pinned from the coordinator's first answer."""
     role: NodeRole = NodeRole.WORKER
     """What the node does."""
     password: Secret | None = None
-    """Password of the node's key. Where there is none, and no password_file, one is drawn and kept in the folder."""
+    """Password of the node's key. Default, without password_file: generated and kept in the folder."""
     password_file: Path | None = None
     """File whose first line is the password of the node's key."""
     log_key: str | None = None
-    """Verifier key of the log, as its operator publishes it. Nothing: as the coordinator's first answer says."""
+    """Verifier key of the log, as its operator publishes it. Default: pinned from the coordinator's first answer."""
     domain: str = ""
-    """Where receipts count, as CHAIN:COURT. Empty: as the coordinator's first answer says; without a chain, none."""
+    """Chain and court that receipts are signed for, as CHAIN:COURT. Default: pinned from the coordinator's first
+    answer; none without a chain."""
     rpc: str = ""
-    """URL of a node of the chain that the network settles on, for the commands that move value there."""
+    """RPC URL of the chain that the network settles on, for commands that send transactions."""
     appeal_bond_max_nano: Annotated[int, Between(0, AMOUNT_NANO_MAX)] = 0
-    """Largest bond that the node puts up by itself, from its own wallet, to appeal a slash of its own before the court
-    on the chain. It needs `rpc`. 0: none; the log says how its owner can."""
+    """Largest bond that the node may pay from its own wallet to appeal a slash to the court on the chain. Needs `rpc`.
+    0: it only logs the command for its owner."""
     delegation: Path | None = None
-    """File that `prime-node keys delegate` wrote for this node: it works for that owner. Nothing: for itself."""
+    """File from `prime-node keys delegate`: the node works with that owner's stake. Default: with its own."""
     stake: bool = True
-    """Stake from this node's own balance what the run asks for; not done where an owner has delegated."""
+    """Stake the run's minimum from this node's own balance. Ignored with a delegation."""
     authority: Path | None = None
-    """PEM file of the TLS authority to trust with an https coordinator, if this machine does not know it."""
+    """PEM file of a TLS authority to trust for an https coordinator, if this machine does not trust it already."""
     hardware: str = ""
     """One line about the machine, for people."""
     announce: tuple[str, ...] = ()
-    """Where other nodes reach this one, best first: http://host:port. Port 0 stands for the one that is bound. Nothing:
-    outbound only, it serves nobody."""
+    """URLs at which other nodes reach this one, best first: http://host:port. Port 0 means the listening port.
+    Default: outbound only, it serves no weights."""
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
     client: ClientLimits = field(default_factory=ClientLimits)
@@ -161,7 +162,7 @@ class NodeConfig:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it says all that joining needs; what it leaves out, the coordinator is asked: see joining.py."""
+        """Whether it has all that joining needs. The coordinator supplies what is missing: see joining.py."""
         return all((self.coordinator, self.coordinator_id, self.run, self.network))
 
     @property
@@ -170,12 +171,12 @@ class NodeConfig:
 
     @property
     def signing_domain(self) -> Domain:
-        """What this node's receipts are signed for."""
+        """Chain and court that this node signs receipts for."""
         return Domain.parse(self.domain) if self.domain else EMBEDDED_DOMAIN
 
     @property
     def allows_private_addresses(self) -> bool:
-        """Whether a stranger's record may send this node to a private address: only where its network is private."""
+        """Whether to fetch from private addresses. Otherwise an announcement could make this node scan its own LAN."""
         host = urlsplit(self.coordinator).hostname or ""
         try:
             return self.weights.allow_private or host == "localhost" or not ip_address(host).is_global

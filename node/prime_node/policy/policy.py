@@ -73,29 +73,29 @@ def parse_time(text: str) -> int:
 
 @settings_class
 class PolicyConfig:
-    """The section [policy]: when this node works, and what it leaves to others."""
+    """The section [policy]: when this node works, and how much of the machine it uses."""
 
     hours: tuple[str, ...] = ()
     """When it takes work, in this machine's own time: "22:00-07:00", "sat,sun 00:00-24:00", "mon-fri 18:30-08:00".
-    Nothing: always."""
+    Default: always."""
     idle_only: bool = False
-    """Take work only while nobody else uses the machine."""
+    """Take work only while no other program uses the machine."""
     idle_cpu_max: Annotated[int, Between(1, 100)] = 25
     """With idle_only: percent of all cores that other programs may use."""
     idle_gpu_max: Annotated[int, Between(1, 100)] = 20
     """With idle_only: percent of a GPU that other programs may use."""
     idle_ms: Annotated[int, Between(0, 86_400_000)] = 60_000
-    """With idle_only: how long the machine has to be idle before work is taken again."""
+    """With idle_only: how long the machine has to be idle before the node takes work again."""
     paused_gpus: tuple[str, ...] = ()
-    """GPUs that are left alone, by number or UUID as `prime-node doctor` shows them."""
+    """GPUs that the node does not use, by number or UUID as `prime-node doctor` shows them."""
     data_bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
-    """Bytes of weights and rollouts, sent and received, in a day of UTC; then no work is taken. 0 is no cap."""
+    """Limit of weights and rollouts, sent and received, per UTC day; beyond it the node takes no work. 0: no limit."""
     disk_free_bytes_min: Annotated[int, Between(0, 10**15)] = 500_000_000
-    """Room that must stay free on the disk of the node's folder; with less no work is taken."""
+    """Free space to leave on the disk of the node's folder; with less the node takes no work."""
     stop_at: str = ""
-    """Time of day, such as "07:00", at which the node finishes what it has and stops. Empty: never."""
+    """Time of day, such as "07:00", at which the node finishes its jobs and stops. Default: never."""
     stop_after_leases: Annotated[int, Between(0, 10**9)] = 0
-    """Leases after which the node stops; 0 is never."""
+    """Leases after which the node stops; 0: never."""
 
     def __post_init__(self) -> None:
         for text in self.hours:
