@@ -118,7 +118,7 @@ def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
 def test_who_does_not_read_must_be_inspected_found_out_and_paid_less(name: str) -> None:
     scene = lie(name)
     outcome = judged(name, scene)
-    assert (outcome.verdict, outcome.checks) == (AttackVerdict.OVERRULED, ("looks",))
+    assert (outcome.verdict, outcome.checks) == (AttackVerdict.OVERRULED, ("read_proof",))
     assert judge_unread(replace(scene, honest=frozenset(scene.chronicle.registered))) is None, "nobody lies in it"
     tales = [tale for tale in scene.chronicle.submissions.values() if tale.unread()]
     line = next(line for line in tales[0].verdicts if line.author in tales[0].unread())

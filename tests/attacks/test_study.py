@@ -55,8 +55,8 @@ def subject(place: Path) -> StudySubject:
 
 @pytest.fixture(scope="module")
 def found(place: Path, subject: StudySubject) -> Study:
-    pieces = ResultCache(place / "keep" / "0-1", math.inf)
-    return asyncio.run(run_study(subject, place / "work", pieces, lambda text: None))
+    cache = ResultCache(place / "keep" / "0-1", math.inf)
+    return asyncio.run(run_study(subject, place / "work", cache, lambda text: None))
 
 
 def test_an_8_bit_cache_is_seen_by_its_noise_and_only_with_bounds_of_the_models_own(found: Study) -> None:
@@ -88,7 +88,7 @@ async def test_what_was_made_is_judged_again_and_what_was_not_is_said_to_be_miss
         ends_s=-math.inf,
         chunks=1,
         slots=1,
-        say=said.append,
+        report_progress=said.append,
     )
     assert not tally.is_whole
     assert said[-1] == f"{never.name}: no time for calibration-0-0"
@@ -109,10 +109,10 @@ def test_every_kind_of_validator_reads_without_rounding_and_knows_its_own_noise(
     precision: str, subject: StudySubject
 ) -> None:
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=96)
-    dice = np.random.default_rng(4)
+    rng = np.random.default_rng(4)
     texts = [
         TokenSequence(number=n, prompt=row[:8], output=row[8:], seed=n)
-        for n, row in enumerate(dice.integers(0, 512, (8, 104)).astype(np.int32))
+        for n, row in enumerate(rng.integers(0, 512, (8, 104)).astype(np.int32))
     ]
     exact = list(open_engine(FLOAT32, subject.checkpoint).read(texts, sampling))
     for true, reading in zip(exact, open_engine(precision, subject.checkpoint).read(texts, sampling), strict=True):

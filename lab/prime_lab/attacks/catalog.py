@@ -1,6 +1,6 @@
-"""Every attack we know: who makes it, what it does, what must catch it, and what it saves its maker. Pure.
+"""Every known attack: who makes it, what it does, which check must catch it, and what it saves the attacker. Pure.
 
-How each is carried out is in the modules beside this one; this is what they are held to.
+The other modules of this folder carry the attacks out; this list is what they are held to.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Attacker(StrEnum):
-    """Who attacks."""
+    """The role that attacks."""
 
     WORKER = "worker"
     VALIDATOR = "validator"
@@ -17,25 +17,25 @@ class Attacker(StrEnum):
 
 
 class AttackVerdict(StrEnum):
-    """What an attack must come to."""
+    """The result that an attack must have."""
 
     REFUSED = "refused"
-    """Not taken: no credit, and nothing of it is used. The cheap checks of every file, or the rules of the log."""
-    FRAUDULENT = "hard"
-    """Called dishonest by whoever audits it: no credit, and the stake is slashed."""
-    PROVEN = "shown"
-    """Two signed words contradict each other, or a stranger's replay of the log fails: proof for everybody."""
+    """Not accepted: no credit, and nothing of it is used. Found by the intake checks or by the ledger's rules."""
+    FRAUDULENT = "fraudulent"
+    """Found by an audit: no credit, and the stake is slashed."""
+    PROVEN = "proven"
+    """Two signed statements contradict each other, or an independent replay of the log fails: anyone can verify it."""
     OVERRULED = "overruled"
-    """What it said does not stand, and is counted against it."""
+    """The verdict does not stand, and counts against the validator."""
     HARMLESS = "harmless"
-    """Nobody is harmed and the attacker gains nothing; it may stay unnamed."""
-    UNDETECTED = "unseen"
-    """Nothing shows it. The gallery carries it out and measures what it brings; docs/verification.md says it first."""
+    """It harms no one and gains the attacker nothing; it may stay unattributed."""
+    UNDETECTED = "undetected"
+    """No check finds it. The suite runs it and measures what it gains; docs/verification.md lists it first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One entry of the gallery."""
+    """One attack and what is expected of it."""
 
     name: str
     party: Attacker
@@ -43,500 +43,273 @@ class Attack:
     """In one sentence."""
     verdict: AttackVerdict
     caught_by: tuple[str, ...]
-    """Checks of which one at least must name it: fields of an intake refusal, flaws of an audit, rules."""
+    """At least one of these checks must name it: fields of an intake refusal, flaws of an audit, rules."""
     saves: float = 0.0
-    """Part of the honest work of a submission, or of an audit, that the attacker is spared."""
+    """The share of honest work, of a submission or an audit, that the attacker saves."""
     gains: str = ""
-    """What else it would bring, in words."""
+    """What else the attacker would gain, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackResult:
-    """What one try came to."""
+    """The result of one attempt."""
 
     verdict: AttackVerdict | None
-    """None: it went through."""
+    """None: the attack succeeded."""
     checks: tuple[str, ...]
-    """What named it."""
+    """The checks that named it."""
     reason: str
     tokens: int = 0
-    """Output tokens that were looked at before it was clear; 0 where none were needed."""
+    """Output tokens that were read before the result was clear; 0 if none were needed."""
 
     def is_as_listed(self, attack: Attack) -> bool:
-        """By the verdict, and by a check that it is listed under; by none where it is listed as unseen."""
+        """Whether the verdict is the listed one and a listed check named it; no check, if none is listed."""
         is_named = bool(set(self.checks) & set(attack.caught_by)) if attack.caught_by else not self.checks
         return self.verdict is attack.verdict and is_named
 
 
-def _make_worker_attack(
-    name: str, does: str, verdict: AttackVerdict, *caught_by: str, saves: float = 0.0, gains: str = ""
-) -> Attack:
-    return Attack(
-        name=name, party=Attacker.WORKER, does=does, verdict=verdict, caught_by=caught_by, saves=saves, gains=gains
-    )
-
-
-PROOF_CHECKS = ("exponent_mismatches", "mantissa_error_mean", "mantissa_error_median", "sign_mismatches", "noise")
-TOKEN_CHECKS = ("margin", "margin_mean")
-LOGPROB_CHECKS = ("logprob_error", "logprob_error_mean")
-FORGERY_CHECKS = ("decoy_hits", "leading_zeros", "collisions")
-
-ENGINE_ATTACKS = (
-    _make_worker_attack(
-        "other-model",
-        "runs another model of the same shape",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "older-checkpoint",
-        "runs the checkpoint before",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.1,
-        gains="no download",
-    ),
-    _make_worker_attack(
-        "int8-weights",
-        "weights in 8 bits",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.5,
-    ),
-    _make_worker_attack(
-        "int4-weights",
-        "weights in 4 bits",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.7,
-    ),
-    _make_worker_attack(
-        "fp8-weights",
-        "weights in 8-bit floats",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.5,
-    ),
-    _make_worker_attack(
-        "int8-cache",
-        "keys and values in 8 bits",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.3,
-    ),
-    _make_worker_attack(
-        "fp8-cache",
-        "keys and values in 8-bit floats",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.3,
-    ),
-    _make_worker_attack(
-        "small-model",
-        "half of the layers draw the tokens, the whole model reads them once for true proofs",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        saves=0.6,
-    ),
-    _make_worker_attack(
-        "best-of-n",
-        "draws four times and keeps the likeliest",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        gains="better rewards",
-    ),
-    _make_worker_attack(
-        "other-seed", "draws with noise of its own", AttackVerdict.FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"
-    ),
-    _make_worker_attack(
-        "edited-answer",
-        "changes one token of each answer",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        gains="better rewards",
-    ),
-    _make_worker_attack(
-        "answer-sheet",
-        "writes the right answer itself",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        saves=0.9,
-        gains="better rewards",
-    ),
-    _make_worker_attack("truncated", "ends every completion early", AttackVerdict.FRAUDULENT, *TOKEN_CHECKS, saves=0.9),
-    _make_worker_attack(
-        "padded",
-        "adds tokens before the end",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        saves=0.2,
-        gains="paid by the token",
-    ),
-    _make_worker_attack(
-        "wrong-temperature",
-        "draws at 0.7 of the temperature",
-        AttackVerdict.FRAUDULENT,
-        *TOKEN_CHECKS,
-        gains="better rewards",
-    ),
-    _make_worker_attack(
-        "top-k", "draws among the eight likeliest only", AttackVerdict.FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"
-    ),
-    _make_worker_attack(
-        "hidden-prompt",
-        "answers half of the prompt and names the whole one",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        *TOKEN_CHECKS,
-        *LOGPROB_CHECKS,
-        saves=0.1,
-    ),
-    _make_worker_attack(
-        "forged-logprobs",
-        "halves every log-prob",
-        AttackVerdict.FRAUDULENT,
-        *LOGPROB_CHECKS,
-        gains="bends what is learnt",
-    ),
-)
-"""Made by the engine of a dishonest owner: prime_lab.cheats.engines has them, and a live devnet runs them."""
-
-ROW_ATTACKS = (
-    _make_worker_attack(
-        "constant-proof",
-        "every proof is one constant",
-        AttackVerdict.FRAUDULENT,
-        *FORGERY_CHECKS,
-        *PROOF_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "low-degree-proof",
-        "a polynomial through 16 likely values",
-        AttackVerdict.FRAUDULENT,
-        *FORGERY_CHECKS,
-        *PROOF_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "dressed-constant-proof",
-        "a constant with all 128 coefficients filled in",
-        AttackVerdict.FRAUDULENT,
-        *FORGERY_CHECKS,
-        *PROOF_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "learned-proof",
-        "interpolates the indices and values that proofs of other files had most often",
-        AttackVerdict.FRAUDULENT,
-        *FORGERY_CHECKS,
-        *PROOF_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "replayed-proof", "proofs of another completion of the file", AttackVerdict.FRAUDULENT, *PROOF_CHECKS, saves=0.9
-    ),
-    _make_worker_attack(
-        "replayed-step-proof",
-        "proofs of the same slots in another step",
-        AttackVerdict.FRAUDULENT,
-        *PROOF_CHECKS,
-        saves=0.9,
-    ),
-    _make_worker_attack(
-        "swapped-chunks", "exchanges two proofs of a completion", AttackVerdict.FRAUDULENT, *PROOF_CHECKS
-    ),
-    _make_worker_attack("missing-chunk", "leaves the last proof out", AttackVerdict.REFUSED, "proofs", saves=0.1),
-    _make_worker_attack("extra-chunk", "one proof too many", AttackVerdict.REFUSED, "proofs"),
-    _make_worker_attack(
-        "edited-prompt", "asks something easier", AttackVerdict.REFUSED, "prompt_tokens", gains="better rewards"
-    ),
-    _make_worker_attack(
-        "same-edited-prompt",
-        "asks all samples something easier",
-        AttackVerdict.FRAUDULENT,
-        "prompt",
-        gains="better rewards",
-    ),
-    _make_worker_attack(
-        "after-the-end",
-        "goes on after the end token",
-        AttackVerdict.FRAUDULENT,
-        "termination",
-        gains="paid by the token",
-    ),
-    _make_worker_attack(
-        "cut-for-length", "claims the length limit too early", AttackVerdict.FRAUDULENT, "termination", saves=0.5
-    ),
-    _make_worker_attack(
-        "cherry-picked-slots", "answers other slots than leased", AttackVerdict.REFUSED, "slot", gains="easy tasks"
-    ),
-    _make_worker_attack(
-        "cherry-picked-tasks", "names an easier task for its slot", AttackVerdict.REFUSED, "task", gains="easy tasks"
-    ),
-    _make_worker_attack("dropped-samples", "leaves out the samples it does not like", AttackVerdict.REFUSED, "slot"),
-    _make_worker_attack("stated-temperature", "says that it drew cooler", AttackVerdict.REFUSED, "temperature"),
-    _make_worker_attack(
-        "forged-rewards", "adds a column of rewards", AttackVerdict.REFUSED, "footer", "file", gains="better rewards"
-    ),
-    _make_worker_attack(
-        "inflated-count", "claims more tokens than there are", AttackVerdict.REFUSED, "output_tokens", saves=0.5
-    ),
-    _make_worker_attack(
-        "copied-file", "sends the file of another node", AttackVerdict.REFUSED, "header.node", saves=1.0
-    ),
-    _make_worker_attack(
-        "copied-rows", "sends another node's rows as its own", AttackVerdict.REFUSED, "slot", saves=1.0
-    ),
-    _make_worker_attack(
-        "two-leases", "answers two leases with one file", AttackVerdict.REFUSED, "header.lease", saves=1.0
-    ),
-    _make_worker_attack(
-        "replayed-step", "sends what it made for another step", AttackVerdict.REFUSED, "header.step", saves=1.0
-    ),
-    _make_worker_attack("replayed-rows", "sends rows of another step as new", AttackVerdict.REFUSED, "task", saves=1.0),
-    _make_worker_attack(
-        "other-checkpoint", "names another checkpoint in the file", AttackVerdict.REFUSED, "header.checkpoint_root"
-    ),
-)
-"""Files that are bent by hand."""
-
-FILE_ATTACKS = (
-    _make_worker_attack(
-        "bomb-list", "a list that claims 2^40 elements", AttackVerdict.REFUSED, "slot.page_header", "file"
-    ),
-    _make_worker_attack("bomb-page", "a page that claims 2^40 bytes", AttackVerdict.REFUSED, "slot"),
-    _make_worker_attack("bomb-footer", "a footer of gigabytes", AttackVerdict.REFUSED, "footer"),
-    _make_worker_attack("huge-file", "more bytes than may be", AttackVerdict.REFUSED, "file"),
-    _make_worker_attack(
-        "wrong-type", "floats where integers belong", AttackVerdict.REFUSED, "footer", "output_tokens.page_header"
-    ),
-    _make_worker_attack("unknown-token", "a token that the vocabulary lacks", AttackVerdict.REFUSED, "output_tokens"),
-    _make_worker_attack("negative-token", "a token below zero", AttackVerdict.REFUSED, "output_tokens"),
-    _make_worker_attack("not-a-number", "log-probs that are no numbers", AttackVerdict.REFUSED, "output_logprobs"),
-    _make_worker_attack("positive-logprob", "a chance above one", AttackVerdict.REFUSED, "output_logprobs"),
-    _make_worker_attack("broken-modulus", "a proof whose modulus divides by zero", AttackVerdict.FRAUDULENT, "proofs"),
-    _make_worker_attack("noise", "bytes that are no file", AttackVerdict.REFUSED, "file"),
-    _make_worker_attack("cut-file", "the first half of a file", AttackVerdict.REFUSED, "file"),
-)
-"""Bytes that attack the reader."""
-
-PROGRAM_ATTACKS = (
-    _make_worker_attack(
-        "fork-bomb", "forks without end", AttackVerdict.HARMLESS, "processes", gains="the validator's machine"
-    ),
-    _make_worker_attack(
-        "daemon", "leaves a process behind", AttackVerdict.HARMLESS, "processes", gains="the validator's machine"
-    ),
-    _make_worker_attack(
-        "network", "calls home", AttackVerdict.HARMLESS, "network", gains="what the validator can reach"
-    ),
-    _make_worker_attack(
-        "file-reads", "reads keys and the answers", AttackVerdict.HARMLESS, "files", gains="the validator's key"
-    ),
-    _make_worker_attack(
-        "memory", "takes all memory", AttackVerdict.HARMLESS, "memory", gains="the validator's machine"
-    ),
-    _make_worker_attack(
-        "endless-output", "writes without end", AttackVerdict.HARMLESS, "output", gains="the validator's memory"
-    ),
-    _make_worker_attack(
-        "endless-loop", "never ends and ignores signals", AttackVerdict.HARMLESS, "time", gains="the validator's time"
-    ),
-    _make_worker_attack(
-        "signals", "kills whom it can reach", AttackVerdict.HARMLESS, "signals", gains="the validator's process"
-    ),
-    _make_worker_attack("printed-verdict", "prints that it passed", AttackVerdict.HARMLESS, "result", gains="a reward"),
-    _make_worker_attack(
-        "pickle", "answers with a pickle that runs when it is read", AttackVerdict.HARMLESS, "result", gains="a reward"
-    ),
-)
-"""Code answers that attack whoever grades them. The answer earns nothing, and nothing else happens."""
-
-LEDGER_ATTACKS = (
-    _make_worker_attack("late", "answers after the deadline", AttackVerdict.REFUSED, "receipt.lease"),
-    _make_worker_attack(
-        "backdated", "answers late in an envelope that says it was early", AttackVerdict.REFUSED, "receipt.lease"
-    ),
-    _make_worker_attack(
-        "copycat",
-        "submits the work of others as its own",
-        AttackVerdict.REFUSED,
-        "header.lease",
-        "header.node",
-        "rows",
-        saves=1.0,
-    ),
-    _make_worker_attack(
-        "two-keys",
-        "waits until another key of its owner gets the late lease's twin, and answers both with one work",
-        AttackVerdict.REFUSED,
-        "slots",
-        saves=0.5,
-    ),
-    _make_worker_attack(
-        "duplicate", "answers one lease twice, with other bytes", AttackVerdict.REFUSED, "receipt.lease", saves=0.5
-    ),
-    _make_worker_attack(
-        "swapped-when-drawn", "sends an honest file once it is drawn", AttackVerdict.FRAUDULENT, "audit", saves=0.9
-    ),
-    _make_worker_attack(
-        "runs-with-stake", "forges and asks its stake back", AttackVerdict.FRAUDULENT, "audit", saves=0.9
-    ),
-    _make_worker_attack(
-        "sleeper", "earns trust, then forges now and then", AttackVerdict.FRAUDULENT, "audit", saves=0.9
-    ),
-)
-"""Against the log's rules, in the simulator, which runs the coordinator's and the node's own decisions."""
-
-
-def _make_attack(
-    party: Attacker, name: str, does: str, verdict: AttackVerdict, *caught_by: str, gains: str, saves: float = 0.0
+def _attack(
+    party: Attacker, name: str, does: str, verdict: AttackVerdict, *caught_by: str, saves: float = 0.0, gains: str = ""
 ) -> Attack:
     return Attack(name=name, party=party, does=does, verdict=verdict, caught_by=caught_by, saves=saves, gains=gains)
 
 
+def _worker(
+    name: str, does: str, verdict: AttackVerdict, *caught_by: str, saves: float = 0.0, gains: str = ""
+) -> Attack:
+    return _attack(Attacker.WORKER, name, does, verdict, *caught_by, saves=saves, gains=gains)
+
+
+REFUSED, FRAUDULENT, PROVEN, OVERRULED, HARMLESS, UNDETECTED = AttackVerdict
+VALIDATOR, RELAY, COORDINATOR = Attacker.VALIDATOR, Attacker.RELAY, Attacker.COORDINATOR
+PROOF_CHECKS = ("exponent_mismatches", "mantissa_error_mean", "mantissa_error_median", "sign_mismatches", "noise")
+TOKEN_CHECKS = ("margin", "margin_mean")
+LOGPROB_CHECKS = ("logprob_error", "logprob_error_mean")
+MODEL_CHECKS = (*PROOF_CHECKS, *TOKEN_CHECKS, *LOGPROB_CHECKS)
+FORGED_PROOF_CHECKS = ("decoy_hits", "leading_zeros", "collisions", *PROOF_CHECKS)
+
+ENGINE_ATTACKS = (
+    _worker("other-model", "runs another model of the same shape", FRAUDULENT, *MODEL_CHECKS, saves=0.9),
+    _worker(
+        "older-checkpoint", "runs the checkpoint before", FRAUDULENT, *MODEL_CHECKS, saves=0.1, gains="no download"
+    ),
+    _worker("int8-weights", "weights in 8 bits", FRAUDULENT, *MODEL_CHECKS, saves=0.5),
+    _worker("int4-weights", "weights in 4 bits", FRAUDULENT, *MODEL_CHECKS, saves=0.7),
+    _worker("fp8-weights", "weights in 8-bit floats", FRAUDULENT, *MODEL_CHECKS, saves=0.5),
+    _worker("int8-cache", "keys and values in 8 bits", FRAUDULENT, *MODEL_CHECKS, saves=0.3),
+    _worker("fp8-cache", "keys and values in 8-bit floats", FRAUDULENT, *MODEL_CHECKS, saves=0.3),
+    _worker(
+        "small-model",
+        "half of the layers draw the tokens, the whole model reads them once for true proofs",
+        FRAUDULENT,
+        *TOKEN_CHECKS,
+        saves=0.6,
+    ),
+    _worker("best-of-n", "draws four times and keeps the likeliest", FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"),
+    _worker("other-seed", "draws with noise of its own", FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"),
+    _worker("edited-answer", "changes one token of each answer", FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"),
+    _worker(
+        "answer-sheet", "writes the right answer itself", FRAUDULENT, *TOKEN_CHECKS, saves=0.9, gains="better rewards"
+    ),
+    _worker("truncated", "ends every completion early", FRAUDULENT, *TOKEN_CHECKS, saves=0.9),
+    _worker("padded", "adds tokens before the end", FRAUDULENT, *TOKEN_CHECKS, saves=0.2, gains="paid by the token"),
+    _worker("wrong-temperature", "draws at 0.7 of the temperature", FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"),
+    _worker("top-k", "draws among the eight likeliest only", FRAUDULENT, *TOKEN_CHECKS, gains="better rewards"),
+    _worker(
+        "hidden-prompt", "answers half of the prompt and names the whole one", FRAUDULENT, *MODEL_CHECKS, saves=0.1
+    ),
+    _worker("forged-logprobs", "halves every log-prob", FRAUDULENT, *LOGPROB_CHECKS, gains="bends what is learnt"),
+)
+"""Run by the engine of a dishonest owner; prime_lab.cheats has the engines, and a devnet runs them live."""
+
+ROW_ATTACKS = (
+    _worker("constant-proof", "every proof is one constant", FRAUDULENT, *FORGED_PROOF_CHECKS, saves=0.9),
+    _worker("low-degree-proof", "a polynomial through 16 likely values", FRAUDULENT, *FORGED_PROOF_CHECKS, saves=0.9),
+    _worker(
+        "dressed-constant-proof",
+        "a constant with all 128 coefficients filled in",
+        FRAUDULENT,
+        *FORGED_PROOF_CHECKS,
+        saves=0.9,
+    ),
+    _worker(
+        "learned-proof",
+        "interpolates the indices and values that proofs of other files had most often",
+        FRAUDULENT,
+        *FORGED_PROOF_CHECKS,
+        saves=0.9,
+    ),
+    _worker("replayed-proof", "proofs of another completion of the file", FRAUDULENT, *PROOF_CHECKS, saves=0.9),
+    _worker("replayed-step-proof", "proofs of the same slots in another step", FRAUDULENT, *PROOF_CHECKS, saves=0.9),
+    _worker("swapped-chunks", "exchanges two proofs of a completion", FRAUDULENT, *PROOF_CHECKS),
+    _worker("missing-chunk", "leaves the last proof out", REFUSED, "proofs", saves=0.1),
+    _worker("extra-chunk", "one proof too many", REFUSED, "proofs"),
+    _worker("edited-prompt", "asks something easier", REFUSED, "prompt_tokens", gains="better rewards"),
+    _worker("same-edited-prompt", "asks all samples something easier", FRAUDULENT, "prompt", gains="better rewards"),
+    _worker("after-the-end", "goes on after the end token", FRAUDULENT, "termination", gains="paid by the token"),
+    _worker("cut-for-length", "claims the length limit too early", FRAUDULENT, "termination", saves=0.5),
+    _worker("cherry-picked-slots", "answers other slots than leased", REFUSED, "slot", gains="easy tasks"),
+    _worker("cherry-picked-tasks", "names an easier task for its slot", REFUSED, "task", gains="easy tasks"),
+    _worker("dropped-samples", "leaves out the samples it does not like", REFUSED, "slot"),
+    _worker("stated-temperature", "says that it drew cooler", REFUSED, "temperature"),
+    _worker("forged-rewards", "adds a column of rewards", REFUSED, "footer", "file", gains="better rewards"),
+    _worker("inflated-count", "claims more tokens than there are", REFUSED, "output_tokens", saves=0.5),
+    _worker("copied-file", "sends the file of another node", REFUSED, "header.node", saves=1.0),
+    _worker("copied-rows", "sends another node's rows as its own", REFUSED, "slot", saves=1.0),
+    _worker("two-leases", "answers two leases with one file", REFUSED, "header.lease", saves=1.0),
+    _worker("replayed-step", "sends what it made for another step", REFUSED, "header.step", saves=1.0),
+    _worker("replayed-rows", "sends rows of another step as new", REFUSED, "task", saves=1.0),
+    _worker("other-checkpoint", "names another checkpoint in the file", REFUSED, "header.checkpoint_root"),
+)
+"""Rollout files with changed rows."""
+
+FILE_ATTACKS = (
+    _worker("bomb-list", "a list that claims 2^40 elements", REFUSED, "slot.page_header", "file"),
+    _worker("bomb-page", "a page that claims 2^40 bytes", REFUSED, "slot"),
+    _worker("bomb-footer", "a footer of gigabytes", REFUSED, "footer"),
+    _worker("huge-file", "more bytes than may be", REFUSED, "file"),
+    _worker("wrong-type", "floats where integers belong", REFUSED, "footer", "output_tokens.page_header"),
+    _worker("unknown-token", "a token that the vocabulary lacks", REFUSED, "output_tokens"),
+    _worker("negative-token", "a token below zero", REFUSED, "output_tokens"),
+    _worker("not-a-number", "log-probs that are no numbers", REFUSED, "output_logprobs"),
+    _worker("positive-logprob", "a chance above one", REFUSED, "output_logprobs"),
+    _worker("broken-modulus", "a proof whose modulus divides by zero", FRAUDULENT, "proofs"),
+    _worker("noise", "bytes that are no file", REFUSED, "file"),
+    _worker("cut-file", "the first half of a file", REFUSED, "file"),
+)
+"""Files that attack the reader."""
+
+PROGRAM_ATTACKS = (
+    _worker("fork-bomb", "forks without end", HARMLESS, "processes", gains="the validator's machine"),
+    _worker("daemon", "leaves a process behind", HARMLESS, "processes", gains="the validator's machine"),
+    _worker("network", "calls home", HARMLESS, "network", gains="what the validator can reach"),
+    _worker("file-reads", "reads keys and the answers", HARMLESS, "files", gains="the validator's key"),
+    _worker("memory", "takes all memory", HARMLESS, "memory", gains="the validator's machine"),
+    _worker("endless-output", "writes without end", HARMLESS, "output", gains="the validator's memory"),
+    _worker("endless-loop", "never ends and ignores signals", HARMLESS, "time", gains="the validator's time"),
+    _worker("signals", "kills whom it can reach", HARMLESS, "signals", gains="the validator's process"),
+    _worker("printed-verdict", "prints that it passed", HARMLESS, "result", gains="a reward"),
+    _worker("pickle", "answers with a pickle that runs when it is read", HARMLESS, "result", gains="a reward"),
+)
+"""Code answers that attack the machine that grades them. The answer earns nothing, and nothing else happens."""
+
+LEDGER_ATTACKS = (
+    _worker("late", "answers after the deadline", REFUSED, "receipt.lease"),
+    _worker("backdated", "answers late in an envelope that says it was early", REFUSED, "receipt.lease"),
+    _worker(
+        "copycat", "submits the work of others as its own", REFUSED, "header.lease", "header.node", "rows", saves=1.0
+    ),
+    _worker(
+        "two-keys",
+        "waits until another key of its owner gets the late lease's twin, and answers both with one work",
+        REFUSED,
+        "slots",
+        saves=0.5,
+    ),
+    _worker("duplicate", "answers one lease twice, with other bytes", REFUSED, "receipt.lease", saves=0.5),
+    _worker("swapped-when-drawn", "sends an honest file once it is drawn", FRAUDULENT, "audit", saves=0.9),
+    _worker("runs-with-stake", "forges and asks its stake back", FRAUDULENT, "audit", saves=0.9),
+    _worker("sleeper", "earns trust, then forges now and then", FRAUDULENT, "audit", saves=0.9),
+)
+"""Against the ledger's rules, in the simulator, which runs the coordinator's and the node's own decisions."""
+
 VALIDATOR_ATTACKS = (
-    _make_attack(
-        Attacker.VALIDATOR,
+    _attack(
+        VALIDATOR,
         "lazy",
-        "accepts all without a look",
-        AttackVerdict.OVERRULED,
-        "looks",
+        "accepts every file without reading it",
+        OVERRULED,
+        "read_proof",
         gains="pay for nothing",
         saves=1.0,
     ),
-    _make_attack(
-        Attacker.VALIDATOR,
-        "vindictive",
-        "rejects all",
-        AttackVerdict.OVERRULED,
-        "score",
-        gains="others lose their stake",
-    ),
-    _make_attack(
-        Attacker.VALIDATOR,
+    _attack(VALIDATOR, "vindictive", "rejects all", OVERRULED, "score", gains="others lose their stake"),
+    _attack(
+        VALIDATOR,
         "colluding-minority",
         "a fifth pass forgeries and denounce the honest",
-        AttackVerdict.OVERRULED,
+        OVERRULED,
         "score",
         gains="forged work is paid",
     ),
-    _make_attack(
-        Attacker.VALIDATOR,
+    _attack(
+        VALIDATOR,
         "copies-verdicts",
         "says what another has said",
-        AttackVerdict.OVERRULED,
-        "looks",
+        OVERRULED,
+        "read_proof",
         gains="pay for nothing",
         saves=1.0,
     ),
-    _make_attack(
-        Attacker.VALIDATOR,
+    _attack(
+        VALIDATOR,
         "leaks-draws",
         "tells a worker that it is drawn, who then sends another file",
-        AttackVerdict.HARMLESS,
+        HARMLESS,
         "receipt.lease",
         gains="the worker could change its file",
     ),
-    _make_attack(
-        Attacker.VALIDATOR, "silent", "is drawn and never speaks", AttackVerdict.HARMLESS, "rounds", gains="delay"
-    ),
+    _attack(VALIDATOR, "silent", "is drawn and never speaks", HARMLESS, "rounds", gains="delay"),
 )
+
 RELAY_ATTACKS = (
-    _make_attack(
-        Attacker.RELAY, "wrong-bytes", "serves damaged shards", AttackVerdict.REFUSED, "digest", gains="broken weights"
-    ),
-    _make_attack(
-        Attacker.RELAY, "stale-version", "serves an older version", AttackVerdict.REFUSED, "digest", gains="old weights"
-    ),
-    _make_attack(
-        Attacker.RELAY, "stalls", "takes requests and says nothing", AttackVerdict.REFUSED, "speed", gains="delay"
-    ),
-    _make_attack(
-        Attacker.RELAY, "false-claim", "claims shards that it lacks", AttackVerdict.REFUSED, "absent", gains="delay"
-    ),
+    _attack(RELAY, "wrong-bytes", "serves damaged shards", REFUSED, "digest", gains="broken weights"),
+    _attack(RELAY, "stale-version", "serves an older version", REFUSED, "digest", gains="old weights"),
+    _attack(RELAY, "stalls", "takes requests and says nothing", REFUSED, "speed", gains="delay"),
+    _attack(RELAY, "false-claim", "claims shards that it lacks", REFUSED, "absent", gains="delay"),
 )
+
 COORDINATOR_ATTACKS = (
-    _make_attack(
-        Attacker.COORDINATOR,
+    _attack(
+        COORDINATOR,
         "two-histories",
         "shows two parties different logs",
-        AttackVerdict.PROVEN,
+        PROVEN,
         "consistency",
         gains="pays whom it likes",
     ),
-    _make_attack(
-        Attacker.COORDINATOR,
-        "reordered-log",
-        "exchanges entries",
-        AttackVerdict.PROVEN,
-        "replay",
-        "consistency",
-        gains="who came first",
-    ),
-    _make_attack(
-        Attacker.COORDINATOR,
+    _attack(COORDINATOR, "reordered-log", "exchanges entries", PROVEN, "replay", "consistency", gains="who came first"),
+    _attack(
+        COORDINATOR,
         "dropped-submission",
         "loses one after it was acknowledged",
-        AttackVerdict.PROVEN,
+        PROVEN,
         "consistency",
         gains="unpaid work",
     ),
-    _make_attack(
-        Attacker.COORDINATOR,
+    _attack(
+        COORDINATOR,
         "invented-draw",
         "names validators that were not drawn",
-        AttackVerdict.PROVEN,
+        PROVEN,
         "replay",
         gains="friends judge friends",
     ),
-    _make_attack(
-        Attacker.COORDINATOR,
-        "spared-draw",
-        "does not draw a newcomer's file",
-        AttackVerdict.PROVEN,
-        "replay",
-        gains="forged work is paid",
+    _attack(
+        COORDINATOR, "spared-draw", "does not draw a newcomer's file", PROVEN, "replay", gains="forged work is paid"
     ),
-    _make_attack(
-        Attacker.COORDINATOR,
+    _attack(
+        COORDINATOR,
         "back-dated-head",
         "draws from a head before the submission",
-        AttackVerdict.PROVEN,
+        PROVEN,
         "replay",
         gains="can try until it likes the draw",
     ),
-    _make_attack(
-        Attacker.COORDINATOR,
+    _attack(
+        COORDINATOR,
         "back-dated-entry",
         "logs an entry before the one before it",
-        AttackVerdict.PROVEN,
+        PROVEN,
         "replay",
         gains="late work is in time",
     ),
 )
-GROUND_DRAW = _make_attack(
-    Attacker.COORDINATOR,
+GROUND_DRAW = _attack(
+    COORDINATOR,
     "ground-draw",
     "tries in private what it may choose before a head until the draw suits it, and publishes that",
-    AttackVerdict.UNDETECTED,
+    UNDETECTED,
     gains="a friend's forged work is never audited, or friends judge it",
 )
 WORKER_ATTACKS = (*ENGINE_ATTACKS, *ROW_ATTACKS, *FILE_ATTACKS)

@@ -56,14 +56,14 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
     from prime_lab.attacks.suite import describe_suite
 
     began = time.monotonic()
-    tally = await run_suite(args, folder)
+    summary = await run_suite(args, folder)
     print(f"{time.monotonic() - began:.0f} s")
-    for line in describe_suite(tally):
+    for line in describe_suite(summary):
         print(line)
-    if not tally.is_whole:
+    if not summary.is_whole:
         print(f"the time is over and not all is done: run the same command again, it goes on from {args.keep}")
         return 3
-    return 0 if tally.is_good else 1
+    return 0 if summary.is_good else 1
 
 
 async def run_suite(args: argparse.Namespace, folder: Path) -> "SuiteSummary":
@@ -81,7 +81,7 @@ async def run_suite(args: argparse.Namespace, folder: Path) -> "SuiteSummary":
         ends_s=time.monotonic() + 60 * args.minutes,
         chunks=args.chunks,
         slots=args.submissions,
-        say=print_line,
+        report_progress=print_line,
     )
 
 

@@ -1,13 +1,9 @@
-"""A dishonest coordinator: logs that are bent after the fact, signed with its own keys, shown to a stranger.
+"""A dishonest coordinator: logs changed after the fact, and draws that it grinds until they suit it.
 
-Whoever runs a coordinator can sign any entry of its own and any tree head. What it cannot do is make a stranger's
-replay hold, or make two heads that it signed fit.
-
-A coordinator that grinds the draw: it tries in private what it may choose, and publishes what suits a friend.
-
-A draw hangs on the first head after the submission, and the head on every entry before it. The last of these was taken
-in at a time that only the coordinator knows, so each millisecond that it may claim is another head. A stranger sees one
-log that holds, and no try that was thrown away.
+A coordinator can sign any entry of its own and any tree head. It cannot make an independent replay of a changed log
+succeed, nor make two heads that it signed consistent. Grinding is different: a draw depends on the first head after the
+submission, and the head on every entry before it. Only the coordinator knows when it received the last of these, so
+each millisecond that it may claim is another head. Others see one log that replays, and no attempt that was discarded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,39 +38,39 @@ Leaves = Sequence[bytes]
 def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = lambda entry: True) -> int:
     """Index of the first entry of a kind."""
     for index, leaf in enumerate(leaves):
-        _, letter = decode_leaf(leaf)
-        if letter.kind == kind.__name__ and is_wanted(decode(kind, letter.body)):
+        _, payload = decode_leaf(leaf)
+        if payload.kind == kind.__name__ and is_wanted(decode(kind, payload.body)):
             return index
     raise AssertionError(f"the world has no {kind.__name__}")
 
 
 def rewrite_entry(host: CoordinatorHost, leaf: bytes, change: Callable[[Any], Any]) -> bytes:
-    """One of the coordinator's own entries with other words, signed by it at the same place and time."""
+    """One of the coordinator's own entries with other content, signed by it at the same position and time."""
     record = decode(LogRecord, leaf)
-    _, letter = decode_leaf(leaf)
-    entry = change(decode(ENTRY_TYPES[letter.kind], letter.body))
+    _, payload = decode_leaf(leaf)
+    entry = change(decode(ENTRY_TYPES[payload.kind], payload.body))
     frame = seal_envelope(
         host.key,
-        kind=letter.kind,
+        kind=payload.kind,
         body=encode(entry),
-        network=letter.network,
-        run=letter.run,
-        sequence=letter.sequence,
-        issued_at_ms=letter.issued_at_ms,
-        life_ms=get_life_ms(letter),
+        network=payload.network,
+        run=payload.run,
+        sequence=payload.sequence,
+        issued_at_ms=payload.issued_at_ms,
+        life_ms=get_life_ms(payload),
     )
     return encode(replace(record, frame=frame))
 
 
-def get_life_ms(letter: Payload) -> int:
-    return letter.expires_at_ms - letter.issued_at_ms
+def get_life_ms(payload: Payload) -> int:
+    return payload.expires_at_ms - payload.issued_at_ms
 
 
 # --- Histories ------------------------------------------------------------------------------------------------------
 
 
 def fork_log(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-    """The same length, and one payment of another time in it."""
+    """A log of the same length, with another time in its last entry."""
     other = list(leaves)
     record = decode(LogRecord, other[-1])
     other[-1] = encode(replace(record, at_ms=record.at_ms + 1))
@@ -82,7 +78,7 @@ def fork_log(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
 
 
 def reorder_submissions(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-    """Two submissions change places."""
+    """Swap two submissions."""
     first = find_entry(leaves, e.Submitted)
     second = first + 1 + find_entry(leaves[first + 1 :], e.Submitted)
     other = list(leaves)
@@ -91,23 +87,23 @@ def reorder_submissions(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
 
 
 def drop_submission(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-    """Up to a submission whose author was told that it is in the log, and on without it."""
+    """Cut the log before a submission that was acknowledged to its author."""
     return list(leaves[: find_entry(leaves, e.Submitted)])
 
 
 def change_draw(change: Callable[[e.AuditDrawn], e.AuditDrawn]) -> Callable[[CoordinatorHost, Leaves], list[bytes]]:
     def bend(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-        place = find_entry(leaves, e.AuditDrawn, lambda entry: bool(entry.validators))
-        return [*leaves[:place], rewrite_entry(host, leaves[place], change), *leaves[place + 1 :]]
+        position = find_entry(leaves, e.AuditDrawn, lambda entry: bool(entry.validators))
+        return [*leaves[:position], rewrite_entry(host, leaves[position], change), *leaves[position + 1 :]]
 
     return bend
 
 
 def backdate_entry(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-    place = find_entry(leaves, e.Submitted)
-    record = decode(LogRecord, leaves[place])
-    before = decode(LogRecord, leaves[place - 1])
-    return [*leaves[:place], encode(replace(record, at_ms=before.at_ms - 1)), *leaves[place + 1 :]]
+    position = find_entry(leaves, e.Submitted)
+    record = decode(LogRecord, leaves[position])
+    before = decode(LogRecord, leaves[position - 1])
+    return [*leaves[:position], encode(replace(record, at_ms=before.at_ms - 1)), *leaves[position + 1 :]]
 
 
 FORGED_LOGS: dict[str, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
@@ -121,7 +117,7 @@ FORGED_LOGS: dict[str, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
 }
 
 
-# --- What a stranger makes of them ----------------------------------------------------------------------------------
+# --- Detection ------------------------------------------------------------------------------------------------------
 
 
 def attack_logs() -> Iterator[tuple[Attack, AttackResult]]:
@@ -133,12 +129,12 @@ def attack_logs() -> Iterator[tuple[Attack, AttackResult]]:
 
 
 def verify_forged_log(host: CoordinatorHost, shown: Leaves, bent: Leaves) -> AttackResult:
-    """A party that kept a head of what it was shown first, and is now shown something else."""
+    """What a reader finds that kept a head of the first log, and is now shown the second."""
     try:
         replay(NETWORK, bent, coordinator=host.key.node)
     except RemoteError as error:
         return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=str(error))
-    # The bent log goes on as long as the other did, so that it cannot be told by its length.
+    # The changed log is as long as the other, so that its length does not give it away.
     longer = [*bent, *shown[len(bent) :][1:]] if len(bent) < len(shown) else list(bent)
     one, other = sign_head(host, shown), sign_head(host, longer)
     relation = compare_sizes(one, other)
@@ -162,13 +158,13 @@ def sign_head(host: CoordinatorHost, leaves: Leaves) -> SignedHead:
 
 
 TRIES_MAX = 200
-"""Far fewer than a coordinator has time for: a try is one hash of the log's right edge."""
+"""Far fewer than a coordinator has time for: an attempt costs one hash of the log's right edge."""
 Draw = tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GrindingPosition:
-    """Where a log can be ground: its entries up to the last before a head, and the draw that hangs on that head."""
+    """Where a log can be ground: its entries up to the last before a head, and the draw that depends on that head."""
 
     leaves: Leaves
     """Without what comes after the draw."""
@@ -178,32 +174,32 @@ class GrindingPosition:
     rate_bps: int
     """How likely it was to be drawn."""
     foe: NodeId
-    """A judge whom the coordinator would rather not have."""
+    """A validator that the coordinator wants to avoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroundLog:
-    """A log that suits, and how many were tried."""
+    """A log with a draw that suits, and the number of attempts."""
 
     leaves: Leaves
     drawn: Draw
-    """Nobody: it is spared."""
+    """Empty: the submission is not audited."""
     tries: int
 
 
 def attack_draws() -> Iterator[tuple[Attack, AttackResult]]:
-    """In an honest world's log; the friend is the first worker past probation whose file was drawn."""
+    """In the log of an honest world, for the first worker past probation whose file was drawn."""
     _, scene = simulate_world(SimulationPlan(seed=1, nodes=16, steps=4, malicious=0.0))
     host = scene.world.host
     yield GROUND_DRAW, grind_log(host, list(host.disk))
 
 
 def grind_log(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
-    place = find_grinding_position(leaves)
-    if place is None:
-        return AttackResult(verdict=None, checks=(), reason="nobody past probation was drawn")
-    spared = grind_draw(host, place, lambda drawn: not drawn)
-    friendly = grind_draw(host, place, lambda drawn: bool(drawn) and place.foe not in drawn)
+    position = find_grinding_position(leaves)
+    if position is None:
+        return AttackResult(verdict=None, checks=(), reason="no worker past probation was drawn")
+    spared = grind_draw(host, position, lambda drawn: not drawn)
+    friendly = grind_draw(host, position, lambda drawn: bool(drawn) and position.foe not in drawn)
     if spared is None or friendly is None:
         return AttackResult(verdict=None, checks=(), reason=f"no draw suited in {TRIES_MAX} tries")
     for found in (spared, friendly):
@@ -211,14 +207,13 @@ def grind_log(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
             replay(NETWORK, found.leaves, coordinator=host.key.node)
         except RemoteError as error:
             return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=str(error))
-    told = (
-        f"spared in try {spared.tries} at {place.rate_bps / BASIS_POINTS:.0%}, rid of a judge in try {friendly.tries}"
-    )
+    rate = f"{position.rate_bps / BASIS_POINTS:.0%}"
+    told = f"spared in try {spared.tries} at {rate}, rid of a judge in try {friendly.tries}"
     return AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason=f"{told}; both replay")
 
 
 def find_grinding_position(leaves: Leaves) -> GrindingPosition | None:
-    """The first draw that fell on a submission which might have been spared."""
+    """The first draw of a submission that might not have been audited."""
     ledger = Ledger(NETWORK)
     for index, leaf in enumerate(leaves):
         entry = read_entry(leaf)
@@ -234,12 +229,12 @@ def find_grinding_position(leaves: Leaves) -> GrindingPosition | None:
     return None
 
 
-def grind_draw(host: CoordinatorHost, place: GrindingPosition, suits: Callable[[Draw], bool]) -> GroundLog | None:
-    """Claim one millisecond after the other for the last entry before the head, until the draw suits."""
+def grind_draw(host: CoordinatorHost, position: GrindingPosition, suits: Callable[[Draw], bool]) -> GroundLog | None:
+    """Claim a later millisecond for the last entry before the head, until the draw suits."""
     before = Ledger(NETWORK)
-    for leaf in place.leaves[: place.head - 1]:
+    for leaf in position.leaves[: position.head - 1]:
         before.restore(leaf)
-    last, head, draw = place.leaves[place.head - 1], place.leaves[place.head], place.leaves[-1]
+    last, head, draw = position.leaves[position.head - 1], position.leaves[position.head], position.leaves[-1]
     for number in range(1, TRIES_MAX + 1):
         ledger, tried = deepcopy(before), delay_entry(last, number)
         ledger.restore(tried)
@@ -247,19 +242,19 @@ def grind_draw(host: CoordinatorHost, place: GrindingPosition, suits: Callable[[
         noted = delay_entry(rewrite_entry(host, head, partial(replace, root=root)), number)
         ledger.restore(noted)
         at_ms = decode(LogRecord, draw).at_ms + number
-        drawn = compute_draw(ledger.state, ledger.state.runs[RUN], place.submission, at_ms)
+        drawn = compute_draw(ledger.state, ledger.state.runs[RUN], position.submission, at_ms)
         if drawn is not None and suits(drawn):
             said = delay_entry(rewrite_entry(host, draw, partial(replace, validators=drawn)), number)
-            return GroundLog([*place.leaves[: place.head - 1], tried, noted, said], drawn, number)
+            return GroundLog([*position.leaves[: position.head - 1], tried, noted, said], drawn, number)
     return None
 
 
 def delay_entry(leaf: bytes, wait_ms: int) -> bytes:
-    """The same entry, said to be taken in later. Its author's signature does not cover that."""
+    """The same entry with a later time of receipt, which its author's signature does not cover."""
     record = decode(LogRecord, leaf)
     return encode(replace(record, at_ms=record.at_ms + wait_ms))
 
 
 def read_entry(leaf: bytes) -> Any:
-    _, letter = decode_leaf(leaf)
-    return decode(ENTRY_TYPES[letter.kind], letter.body)
+    _, payload = decode_leaf(leaf)
+    return decode(ENTRY_TYPES[payload.kind], payload.body)

@@ -1,17 +1,10 @@
-"""How sure a counted share is, and what it says of more than one try. Pure.
+"""How often each attack of a worker is caught, by our rules and by those of the public original, and how sure that is.
 
-Rules that a submission is judged by: ours, and the public original's, side by side. Pure.
+Files are not written here and no process is started, so that there can be many submissions; the measurements and rules
+are those of an audit. Attacks that are refused without a model are certain, and are in the small suite. The public
+original compares each chunk's proof by three numbers: it knows neither replayed sampling nor decoys. Forged proofs are
+tried on real final hidden states: the forger learns from half of the texts and forges proofs for the other half.
 
-The original compares each chunk's proof by three numbers and no more: it knows neither replayed sampling nor decoys.
-
-How often each attack of a worker is caught, and how much of it has to be read: many submissions of one model.
-
-Files are not written here and no process is started, so that there can be many; numbers and rules are those of an
-audit. What is refused without a model is certain, and is in the small gallery.
-
-Which proofs made without the model pass on real final hidden states, under the original's rules and ours. Pure.
-
-The forger learns from half of the texts and forges for the other half.
 """
 
 import math
@@ -47,7 +40,7 @@ from prime_protocol.rollouts.rollout import Rollout
 
 Points = Sequence[tuple[float, float]]
 BISECTION_STEPS = 60
-"""Halvings of an interval: far below what a float can tell."""
+"""Halvings of an interval: beyond the precision of a float."""
 
 
 def compute_log_binomial(n: int, k: int, chance: float) -> float:
@@ -63,7 +56,7 @@ def compute_binomial_tail(n: int, k: int, chance: float) -> float:
 
 
 def compute_confidence_interval(n: int, k: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's, which is never too narrow."""
+    """The interval of Clopper and Pearson, which is never too narrow."""
     if n == 0:
         return 0.0, 1.0
     tail = (1 - confidence) / 2
@@ -73,7 +66,7 @@ def compute_confidence_interval(n: int, k: int, confidence: float = 0.95) -> tup
 
 
 def bisect(is_below: Callable[[float], bool]) -> float:
-    """Where a condition that holds near 0 ceases to hold."""
+    """The point up to which a condition holds that holds near 0."""
     low, high = 0.0, 1.0
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
@@ -82,7 +75,7 @@ def bisect(is_below: Callable[[float], bool]) -> float:
 
 
 def compute_roc(honest: Sequence[float], dishonest: Sequence[float]) -> list[tuple[float, float]]:
-    """False and true alarms at every threshold, from none to all."""
+    """False and true positive rates at every threshold."""
     high, low = sorted(honest, reverse=True), sorted(dishonest, reverse=True)
     points, wrong, right = [(0.0, 0.0)], 0, 0
     for threshold in sorted({*honest, *dishonest}, reverse=True):
@@ -95,7 +88,7 @@ def compute_roc(honest: Sequence[float], dishonest: Sequence[float]) -> list[tup
 
 
 def compute_area(points: Points) -> float:
-    """Under the curve: 1 tells all apart, 0.5 nothing."""
+    """Area under the curve: 1 separates perfectly, 0.5 not at all."""
     return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(points))
 
 
@@ -104,7 +97,7 @@ Rows = Sequence[RowMeasurement]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRule:
-    """Three hard cuts for each chunk; one chunk above any of them and the file is rejected."""
+    """Three thresholds for each chunk; a file is rejected if one chunk exceeds any of them."""
 
     name: str
     exponents: int
@@ -112,7 +105,7 @@ class ReferenceRule:
     median: float
 
     def score(self, report: ChunkReport) -> float:
-        """Above 1 is rejected."""
+        """Above 1, the chunk is rejected."""
         return max(
             report.exponent_mismatches / self.exponents,
             report.mantissa_error_mean / self.mean,
@@ -131,17 +124,17 @@ DEPLOYED = ReferenceRule("60/40/40", 60, 40, 40)
 
 
 def score_rows(rows: Rows, tolerance: Tolerance) -> float:
-    """Ours: the evidence, in powers of ten."""
+    """Our score: the evidence, in powers of ten."""
     return weigh_rows(rows, tolerance)[0].evidence / 10
 
 
 def find_checks(rows: Rows, tolerance: Tolerance) -> tuple[str, ...]:
-    """What convicts, the heaviest first; nothing where nothing does."""
+    """The checks that convict, heaviest first; empty if none does."""
     return tuple(dict.fromkeys(flaw.check for flaw in weigh_rows(rows, tolerance)[1]))
 
 
 def count_tokens_needed(rows: Rows, tolerance: Tolerance) -> int | None:
-    """Output tokens that were read when the evidence sufficed; None where it never does."""
+    """Output tokens read until the evidence sufficed; None if it never does."""
     total = noise = tokens = 0
     for row in rows:
         for size, weight in list_weights(row, tolerance):
@@ -182,34 +175,34 @@ Submission = list[RowMeasurement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionRate:
-    """What became of one attack in many submissions."""
+    """How many submissions of one attack were caught."""
 
     attack: str
     submissions: int
     caught: int
     rows: int
     rows_caught: int
-    """Completions whose chunks convict by themselves, without the means over the file."""
+    """Completions whose chunks convict alone, without the means over the file."""
     tokens: int
     """Output tokens of a submission, on average."""
     needed: tuple[int, ...]
-    """Tokens that were read when the evidence sufficed, of each that was caught by its chunks."""
+    """Tokens read until the evidence sufficed, for each submission that was caught by its chunks."""
     checks: tuple[str, ...]
-    """What convicted, the commonest first."""
+    """The checks that convicted, most frequent first."""
     paper: int
     deployed: int
-    """Submissions that the original's rules reject, with the paper's and with the deployed thresholds."""
+    """Submissions that the original rejects, with the paper's and with the deployed thresholds."""
     defaults: int
     """Submissions that a run's default bounds convict."""
     parts: tuple[tuple[int, int, int], ...] = ()
-    """Of two and of four completions at a time: how many that are, parts, and those whose chunks convict."""
+    """For groups of two and of four completions: size, number of groups, and groups whose chunks convict."""
 
     @property
     def interval(self) -> tuple[float, float]:
         return compute_confidence_interval(self.submissions, self.caught)
 
     def sure(self, slots: int = 1) -> float:
-        """Lower bound of the detection of a submission of so many slots: what was counted, or what parts of it say.
+        """Lower bound of the detection rate of a submission of so many slots, from whole submissions and from groups.
 
         The evidence of some rows does not shrink in a longer file, so a submission is missed only if each part of it
         is. Rows are drawn with seeds of their own, and taken to be missed independently. The best of several bounds is
@@ -221,16 +214,16 @@ class DetectionRate:
         return max(1 - (1 - low) ** (slots * SAMPLES // size) for size, low in lows)
 
 
-def read_rows(scene: AttackHarness, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowMeasurement]:
-    """What an honest engine makes of rows, in their order."""
-    claims, seed = list_claims(rows, scene.briefing.beacon), digest_words("audit", name)
-    readings = engine.read([claim.sequence for claim in claims], scene.briefing.sampling)
+def read_rows(harness: AttackHarness, engine: Engine, rows: Sequence[Rollout], name: str) -> list[RowMeasurement]:
+    """Measurements of rows by an honest engine, in order."""
+    claims, seed = list_claims(rows, harness.briefing.beacon), digest_words("audit", name)
+    readings = engine.read([claim.sequence for claim in claims], harness.briefing.sampling)
     numbers = [measure_row(claims[reading.number], reading, seed=seed) for reading in readings]
     return sorted(numbers, key=lambda each: each.row)
 
 
 def split_submissions(rows: Sequence[RowMeasurement]) -> list[Submission]:
-    """A slot each, with its rows numbered anew."""
+    """One submission per slot, with its rows renumbered."""
     return [
         [replace(row, row=number) for number, row in enumerate(rows[start : start + SAMPLES])]
         for start in range(0, len(rows), SAMPLES)
@@ -241,20 +234,20 @@ def split_submissions(rows: Sequence[RowMeasurement]) -> list[Submission]:
 
 
 def cheat_slots(
-    scene: AttackHarness, attack: Attack, engine: Engine, lease: HarnessLease, reader: Engine
+    harness: AttackHarness, attack: Attack, engine: Engine, lease: HarnessLease, reader: Engine
 ) -> list[RowMeasurement]:
-    """An engine that cheats, in every slot of a lease where it finds what to cheat in, as an honest engine reads it."""
+    """Measurements, by an honest engine, of the slots of a lease that a cheating engine changed."""
     cheat = open_cheat(attack.name, engine)
-    cheat.load(scene.setting.checkpoint)
-    rows = scene.make_rows(cheat, lease)
+    cheat.load(harness.config.checkpoint)
+    rows = harness.make_rows(cheat, lease)
     left_alone = cheat.left_alone if isinstance(cheat, Rewriter) else set()
     touched = {number // SAMPLES for number in range(len(rows)) if number not in left_alone}
     bent = [row for number, row in enumerate(rows) if number // SAMPLES in touched]
-    return read_rows(scene, reader, bent, attack.name) if bent else []
+    return read_rows(harness, reader, bent, attack.name) if bent else []
 
 
 def forge_slots(
-    scene: AttackHarness, attack: Attack, start: HonestWork, lease: HarnessLease, reader: Engine
+    harness: AttackHarness, attack: Attack, start: HonestWork, lease: HarnessLease, reader: Engine
 ) -> Iterator[RowMeasurement]:
     """The same change to the honest file of each slot of a lease."""
     for number in range(lease.slots):
@@ -262,10 +255,10 @@ def forge_slots(
         one = replace(start, rows=start.rows[part], other_step=start.other_step[part])
         sent = FILE_FORGERS[attack.name](one)
         try:
-            file = read_rollouts(sent.data, scene.briefing.get_limits(lease.first_slot + number, 1))
+            file = read_rollouts(sent.data, harness.briefing.get_limits(lease.first_slot + number, 1))
         except RemoteError as error:
             raise AssertionError(f"{attack.name} is no matter of the model: {error}") from None
-        yield from read_rows(scene, reader, file.rows, f"{attack.name} {number}")
+        yield from read_rows(harness, reader, file.rows, f"{attack.name} {number}")
 
 
 MODEL_ATTACKS = tuple(
@@ -273,7 +266,7 @@ MODEL_ATTACKS = tuple(
     for attack in (*ENGINE_ATTACKS, *ROW_ATTACKS)
     if attack.verdict is AttackVerdict.FRAUDULENT and not {"prompt", "termination"} & set(attack.caught_by)
 )
-"""Those that take the model to see."""
+"""Attacks that only a model can detect."""
 
 
 def measure_rate(name: str, submissions: Sequence[Submission], tolerance: Tolerance) -> DetectionRate:
@@ -316,21 +309,21 @@ UNBOUNDED_NOISE = Tolerance(
     exponent_mismatches_usual=127,
     mantissa_error_mean_usual=127.0,
 )
-"""Bounds that allow any noise: what is left is what decoys, degree and collisions see."""
+"""Bounds that allow any noise: only decoys, degree and collisions are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedChunks:
-    """Chunks of one forgery that each rule lets pass."""
+    """Chunks of one forgery that each rule accepts."""
 
     forgery: str
     chunks: int
     paper: int
     deployed: int
     defaults: int
-    """Ours, with a run's default bounds."""
+    """Our rule, with a run's default bounds."""
     loose: int
-    """Ours, with no bound on noise at all."""
+    """Our rule, without bounds on noise."""
 
 
 def study_forged_proofs(states: Bits) -> list[PassedChunks]:
@@ -361,5 +354,5 @@ def count_passed_chunks(
 
 
 def passes_limits(report: ChunkReport, tolerance: Tolerance) -> bool:
-    """Nothing beyond a limit."""
+    """Whether no value exceeds a limit."""
     return get_chunk_weight(find_proof_deviations(report, tolerance, is_whole=True)) < EVIDENCE_BEYOND_LIMIT

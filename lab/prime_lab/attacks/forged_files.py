@@ -1,7 +1,4 @@
-"""Rollout files bent by hand: what a worker writes that has an honest file, and wants another. Pure.
-
-Each maker takes what an honest worker has and gives the bytes that are sent, with what is said of them.
-"""
+"""Forged rollout files: each forger takes honest work and returns the bytes that a dishonest worker sends. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,27 +23,27 @@ from prime_protocol.wire.ids import Digest, NodeId, Slot, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HonestWork:
-    """What a cheater starts from."""
+    """The honest work that a forger starts from."""
 
     header: RolloutHeader
     rows: Sequence[Rollout]
     others: Sequence[Rollout]
-    """Honest rows of other slots, as they stand in public files of the same step."""
+    """Honest rows of other slots, from public files of the same step."""
     other_step: Sequence[Rollout]
     """Honest rows of the same slots in another step."""
     known: forgery.ModelStatistics
-    """What the hidden states of the other rows tell of the model."""
+    """Statistics of the model, from the hidden states of the other rows."""
     hidden: int
     eos: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentFile:
-    """What arrives."""
+    """A file as the coordinator receives it."""
 
     data: bytes
     more_tokens: int = 0
-    """Claimed beyond what the file has."""
+    """Tokens that the worker claims in excess of the file's."""
 
 
 FileForger = Callable[[HonestWork], SentFile]
@@ -74,7 +71,7 @@ def change_header(**changes: object) -> FileForger:
 
 
 def forge_proofs(make: forgery.ProofForger) -> FileForger:
-    """Proofs made without running the model on these tokens."""
+    """Proofs built without running the model on these tokens."""
 
     def bend(honest: HonestWork) -> SentFile:
         known, hidden = honest.known, honest.hidden
@@ -88,7 +85,7 @@ def forge_proofs(make: forgery.ProofForger) -> FileForger:
 
 
 def replay_proofs_of(pick: Callable[[HonestWork], Sequence[Rollout]]) -> FileForger:
-    """Each row gets the proofs of another one that has as many of them."""
+    """Give each row as many proofs of other rows."""
 
     def bend(honest: HonestWork) -> SentFile:
         proofs = forgery.replay_proofs([row.proofs for row in honest.rows], [row.proofs for row in pick(honest)])
@@ -115,7 +112,7 @@ def simplify_prompt(honest: HonestWork, row: Rollout) -> Rollout:
 
 
 def continue_after_end(honest: HonestWork, row: Rollout) -> Rollout:
-    """An end token in the middle, and the rest of the answer behind it."""
+    """Put an end token at the start, and keep the rest of the answer."""
     tokens = row.output_tokens.copy()
     tokens[0] = honest.eos
     return replace(row, output_tokens=tokens) if len(tokens) > 1 else row
@@ -172,7 +169,7 @@ def drop_samples(honest: HonestWork) -> SentFile:
 
 
 def add_rewards(honest: HonestWork) -> SentFile:
-    """A column that the schema does not have, behind the others."""
+    """Append a column that the schema does not have."""
     data = write_rollouts(honest.header, honest.rows)
     footer = int.from_bytes(data[-TRAILER_BYTES : -len(MAGIC)], "little")
     at = len(data) - TRAILER_BYTES - footer

@@ -1,11 +1,9 @@
-"""A run, a model and the parties of one submission, for attacks on the real checks: intake's process and an engine's.
+"""One run with one model, and the real checks of a submission: the intake process and a validator's engine process.
 
-A file goes the way it goes in a network: to the process that checks every file, then to the examination that every
-validator runs, with an engine in a process of its own. Only the network between them is missing.
+A file takes the same path as in a network: the process that checks every file, then the audit that every validator
+runs, with an engine in its own process. Only the network between them is missing. Bounds are calibrated first, from
+honest work of this model on this machine, by the code of `prime-node calibrate`.
 
-Runs the attacks of workers against the real checks, and honest work beside them.
-
-Bounds are calibrated first, from honest work of this model on this machine, by the code of `prime-node calibrate`.
 """
 
 import asyncio
@@ -55,7 +53,7 @@ NETWORK, RUN = NetworkId("gallery"), RunId("attacked")
 STEP, OTHER_STEP = Step(7), Step(6)
 TASK_SET = "sort-digits"
 SAMPLES = 8
-"""As a run has by default."""
+"""The default of a run."""
 CHECK_MS, CHECK_MEMORY_MB = 60_000, 4096
 ROW_INDEX = re.compile(r"\[[0-9]+\]")
 
@@ -66,7 +64,7 @@ def digest_words(*words: object) -> Digest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessLease:
-    """What a worker was asked for."""
+    """The slots that a worker has to fill."""
 
     number: int
     first_slot: int
@@ -75,11 +73,11 @@ class HarnessLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessConfig:
-    """What a gallery is shown with."""
+    """The model under attack, and the limits of its run."""
 
     checkpoint: Path
     folder: Path
-    """For the engine's process and for files on their way."""
+    """Of the engine process, and of files that are being checked."""
     tokens_max: int
     tolerance: Tolerance
     prompt_tokens_max: int = 64
@@ -88,12 +86,12 @@ class HarnessConfig:
 class AttackHarness:
     """One run with one checkpoint."""
 
-    def __init__(self, setting: HarnessConfig, keeper: EngineManager, checkers: CheckerPool) -> None:
-        self.setting = setting
+    def __init__(self, config: HarnessConfig, keeper: EngineManager, checkers: CheckerPool) -> None:
+        self.config = config
         self._keeper = keeper
         self._checkers = checkers
-        self.model = ModelFiles.open(setting.checkpoint)
-        self.root = digest_words("root", setting.checkpoint)
+        self.model = ModelFiles.open(config.checkpoint)
+        self.root = digest_words("root", config.checkpoint)
         self.key = WalletKey.from_secret(sha256(b"a worker of the gallery").digest())
         self.briefing = self._brief(STEP)
         self._number = 0
@@ -104,35 +102,35 @@ class AttackHarness:
             step=step,
             terms=make_terms(
                 vocabulary=self.model.vocabulary,
-                model=self.setting.checkpoint.name,
-                tokens_max=self.setting.tokens_max,
-                prompt_tokens_max=self.setting.prompt_tokens_max,
-                tolerance=self.setting.tolerance,
+                model=self.config.checkpoint.name,
+                tokens_max=self.config.tokens_max,
+                prompt_tokens_max=self.config.prompt_tokens_max,
+                tolerance=self.config.tolerance,
             ),
             beacon=digest_words("beacon", step),
             root=self.root,
-            folder=self.setting.checkpoint,
+            folder=self.config.checkpoint,
             family=open_family(TaskSetSpec.parse(TASK_SET)),
             model=self.model,
         )
 
     def hold_to(self, tolerance: Tolerance) -> None:
-        """From here on everything is judged by these bounds."""
+        """Judge everything from here on by these bounds."""
         self.briefing = replace(self.briefing, terms=replace(self.briefing.terms, tolerance=tolerance))
 
     # --- Making files -----------------------------------------------------------------------------------------------
 
     def lease(self, slots: int) -> HarnessLease:
-        """The next one, of slots that nobody had."""
+        """The next lease, of slots that no other lease has."""
         self._number += 1
         return HarnessLease(number=self._number, first_slot=self._number * 64, slots=slots)
 
     def go_to(self, number: int) -> None:
-        """The next lease has this number, so that a piece of work is the same whatever was done before."""
+        """Give the next lease this number, so that its work does not depend on what was done before."""
         self._number = number - 1
 
     def make_rows(self, engine: Engine, lease: HarnessLease, step: Step = STEP) -> list[Rollout]:
-        """What an engine makes of a lease."""
+        """The rollouts that an engine generates for a lease."""
         briefing = self.briefing if step == STEP else self._brief(step)
         rows = list_samples(lease.first_slot, lease.slots, briefing)
         orders = make_requests(rows, briefing)
@@ -140,7 +138,7 @@ class AttackHarness:
         return make_rollouts(rows, orders, done, briefing)
 
     def read_states(self, engine: Engine, rows: Sequence[Rollout]) -> NDArray[np.uint16]:
-        """Hidden states of rows, end to end."""
+        """Hidden states of rows, concatenated."""
         texts = [
             TokenSequence(number=number, prompt=row.prompt_tokens, output=row.output_tokens, seed=0)
             for number, row in enumerate(rows)
@@ -152,7 +150,7 @@ class AttackHarness:
         return self.briefing.make_header(lease.number, node or self.key.node)
 
     def gather(self, engine: Engine, lease: HarnessLease) -> HonestWork:
-        """What a cheater who can also work honestly starts from."""
+        """The honest work that a forger starts from."""
         others = self.make_rows(engine, self.lease(lease.slots + 1))
         return HonestWork(
             header=self.header(lease),
@@ -167,7 +165,7 @@ class AttackHarness:
     # --- The way of a file ------------------------------------------------------------------------------------------
 
     async def submit(self, sent: SentFile, lease: HarnessLease) -> AttackResult:
-        """Intake, then an audit."""
+        """Check a file as the intake does, then audit it."""
         try:
             await self._take_in(sent, lease)
         except RemoteError as error:
@@ -183,19 +181,19 @@ class AttackHarness:
         return AttackResult(verdict=verdict, checks=checks, reason=judged.reason, tokens=tokens)
 
     async def audit(self, data: bytes, lease: HarnessLease) -> Examination:
-        """As a validator does, with a seed that the file's maker did not know."""
+        """Audit as a validator does, with a seed that the worker did not know."""
         briefing = self.briefing
         header, limits = self.header(lease), briefing.get_limits(lease.first_slot, lease.slots)
         seed = digest_words("audit", sha256(data).hexdigest())
         return await examine(data, briefing, header, limits, self._keeper, seed)
 
     async def _take_in(self, sent: SentFile, lease: HarnessLease) -> None:
-        """The cheap checks, in the process that the coordinator runs them in."""
+        """The intake checks, in the process that the coordinator runs them in."""
         briefing = self.briefing
         expected = ExpectedSubmission(
             self.header(lease), briefing.get_limits(lease.first_slot, lease.slots), briefing.terms, briefing.beacon
         )
-        path = self.setting.folder / f"lease-{lease.number}"
+        path = self.config.folder / f"lease-{lease.number}"
         await asyncio.to_thread(path.write_bytes, sent.data)
         try:
             await self._checkers.check(CheckJob(path, self._sign(sent, lease, expected), expected, None))
@@ -203,7 +201,7 @@ class AttackHarness:
             path.unlink()
 
     def _sign(self, sent: SentFile, lease: HarnessLease, expected: ExpectedSubmission) -> Submitted:
-        """The receipt of a worker who knows what it sends; what cannot be read is claimed to be empty."""
+        """The receipt of a worker that knows what it sends; it claims no tokens for a file that cannot be read."""
         root, outputs, context = Digest(bytes(32)), 0, 0
         try:
             file = read_rollouts(sent.data, expected.limits)
@@ -233,13 +231,13 @@ class AttackHarness:
 
 
 @asynccontextmanager
-async def open_harness(setting: HarnessConfig) -> AsyncIterator[AttackHarness]:
-    """With the processes that it needs."""
-    setting.folder.mkdir(parents=True, exist_ok=True)
-    keeper = EngineManager(EngineConfig(device="cpu", threads=1), setting.folder / "engine", SystemClock())
+async def open_harness(config: HarnessConfig) -> AsyncIterator[AttackHarness]:
+    """Start the processes of a harness, and stop them at the end."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    keeper = EngineManager(EngineConfig(device="cpu", threads=1), config.folder / "engine", SystemClock())
     checkers = CheckerPool(count=1, check_ms=CHECK_MS, memory_mb=CHECK_MEMORY_MB)
     try:
-        yield AttackHarness(setting, keeper, checkers)
+        yield AttackHarness(config, keeper, checkers)
     finally:
         await keeper.close()
         await checkers.close()
@@ -248,7 +246,7 @@ async def open_harness(setting: HarnessConfig) -> AsyncIterator[AttackHarness]:
 def make_terms(
     *, vocabulary: int, model: str, tokens_max: int, prompt_tokens_max: int, tolerance: Tolerance
 ) -> RunTerms:
-    """A run's defaults, around the model that is attacked."""
+    """The default terms of a run, for the model under attack."""
     config = TermsConfig(
         trainer=str(NodeId(bytes(20))),
         model=model,
@@ -264,12 +262,12 @@ def make_terms(
 
 
 BATCHES = (5, 16, 64)
-"""Sequences that honest workers write at once: what makes them differ from a validator, who reads whole texts."""
+"""Sequences that honest workers generate at once. Batching makes their numbers differ from those of a validator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HonestSummary:
-    """What became of honest work."""
+    """How the checks judged honest work."""
 
     files: int
     rows: int
@@ -278,45 +276,47 @@ class HonestSummary:
     """Reasons."""
 
 
-def open_engine(scene: AttackHarness, batch: int | None = None) -> TorchEngine:
-    precision = scene.setting.tolerance.precision.value
+def open_engine(harness: AttackHarness, batch: int | None = None) -> TorchEngine:
+    precision = harness.config.tolerance.precision.value
     return TorchEngine(device="cpu", precision=precision, threads=1, batch_max=batch)
 
 
-def open_honest_engines(scene: AttackHarness) -> list[Engine]:
+def open_honest_engines(harness: AttackHarness) -> list[Engine]:
     engines: list[Engine] = []
     for batch in BATCHES:
-        engine = open_engine(scene, batch)
-        engine.load(scene.setting.checkpoint)
+        engine = open_engine(harness, batch)
+        engine.load(harness.config.checkpoint)
         engines.append(engine)
     return engines
 
 
-async def calibrate(scene: AttackHarness, engines: Sequence[Engine], leases: int, slots: int) -> Tolerance:
-    """Bounds from honest work, which the scene holds everybody to from here on."""
+async def calibrate(harness: AttackHarness, engines: Sequence[Engine], leases: int, slots: int) -> Tolerance:
+    """Fit bounds to honest work, and judge by them from here on."""
     rows: list[RowMeasurement] = []
     for number in range(leases):
-        lease = scene.lease(slots)
-        data = write_rollouts(scene.header(lease), scene.make_rows(engines[number % len(engines)], lease))
-        rows += (await scene.audit(data, lease)).numbers
+        lease = harness.lease(slots)
+        data = write_rollouts(harness.header(lease), harness.make_rows(engines[number % len(engines)], lease))
+        rows += (await harness.audit(data, lease)).numbers
     tolerance = fit_tolerance(
         [collect_noise("torch → torch", rows)],
         CalibrationTarget(),
-        precision=scene.setting.tolerance.precision,
-        hidden=scene.model.hidden,
+        precision=harness.config.tolerance.precision,
+        hidden=harness.model.hidden,
     )
-    scene.hold_to(tolerance)
+    harness.hold_to(tolerance)
     return tolerance
 
 
-async def submit_honest_work(scene: AttackHarness, engines: Sequence[Engine], leases: int, slots: int) -> HonestSummary:
-    """Honest files through intake and audit."""
+async def submit_honest_work(
+    harness: AttackHarness, engines: Sequence[Engine], leases: int, slots: int
+) -> HonestSummary:
+    """Submit honest files to intake and audit."""
     files = rows = chunks = 0
     refused: list[str] = []
     for number in range(leases):
-        lease = scene.lease(slots)
-        made = scene.make_rows(engines[number % len(engines)], lease)
-        outcome = await scene.submit(SentFile(data=write_rollouts(scene.header(lease), made)), lease)
+        lease = harness.lease(slots)
+        made = harness.make_rows(engines[number % len(engines)], lease)
+        outcome = await harness.submit(SentFile(data=write_rollouts(harness.header(lease), made)), lease)
         files += 1
         rows += len(made)
         chunks += sum(-(-len(row.output_tokens) // 32) for row in made)
@@ -325,19 +325,19 @@ async def submit_honest_work(scene: AttackHarness, engines: Sequence[Engine], le
     return HonestSummary(files=files, rows=rows, chunks=chunks, refused=tuple(refused))
 
 
-async def attack_with_engines(scene: AttackHarness, slots: int) -> AsyncIterator[tuple[Attack, AttackResult]]:
+async def attack_with_engines(harness: AttackHarness, slots: int) -> AsyncIterator[tuple[Attack, AttackResult]]:
     for attack in ENGINE_ATTACKS:
-        cheat = open_cheat(attack.name, open_engine(scene))
-        cheat.load(scene.setting.checkpoint)
-        lease = scene.lease(slots)
-        data = write_rollouts(scene.header(lease), scene.make_rows(cheat, lease))
-        yield attack, await scene.submit(SentFile(data=data), lease)
+        cheat = open_cheat(attack.name, open_engine(harness))
+        cheat.load(harness.config.checkpoint)
+        lease = harness.lease(slots)
+        data = write_rollouts(harness.header(lease), harness.make_rows(cheat, lease))
+        yield attack, await harness.submit(SentFile(data=data), lease)
 
 
 async def attack_with_files(
-    scene: AttackHarness, honest: Engine, slots: int
+    harness: AttackHarness, honest: Engine, slots: int
 ) -> AsyncIterator[tuple[Attack, AttackResult]]:
-    lease = scene.lease(slots)
-    start = scene.gather(honest, lease)
+    lease = harness.lease(slots)
+    start = harness.gather(honest, lease)
     for attack in (*ROW_ATTACKS, *FILE_ATTACKS):
-        yield attack, await scene.submit(FILE_FORGERS[attack.name](start), lease)
+        yield attack, await harness.submit(FILE_FORGERS[attack.name](start), lease)

@@ -155,7 +155,7 @@ def judge_unread(scene: FinishedWorld) -> AttackResult | None:
     told = f"{found} of {liars} inspected verdicts of liars were found unread, and {others} of the others"
     paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
     is_so = found == liars and not others and earned < 1
-    return make_result(AttackVerdict.OVERRULED, is_so, f"{told}; {paid}", "looks")
+    return make_result(AttackVerdict.OVERRULED, is_so, f"{told}; {paid}", "read_proof")
 
 
 def compute_verdict_pay_ratio(scene: FinishedWorld) -> float:

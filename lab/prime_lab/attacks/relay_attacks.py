@@ -1,8 +1,8 @@
-"""Shard servers and fetchers in one process, on real sockets: origin, relays and nodes without the rest of a daemon.
+"""Dishonest relays, between an honest origin and a node that wants the newest weights, on real sockets.
 
-Relays that lie, between an honest origin and a node that wants the newest weights.
+A ShardHost is the shard server and fetcher of a node, without the rest of the daemon. The node learns of the dishonest
+relay first and requests shards from it; later it learns of the origin too. It must end with the origin's bytes.
 
-The node hears of the liar first and asks it; later it hears of the origin too. It must end with the origin's bytes.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ UNLIMITED = ServerLimits(
     address_rate=10_000.0,
     address_burst=100_000,
 )
-"""Everybody is on one address here."""
+"""All hosts share one address."""
 
 
 def make_key(name: str) -> WalletKey:
@@ -64,7 +64,7 @@ TRAINER = make_key("trainer")
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, bytes]) -> Path:
-    """A safetensors file of bf16 tensors, and a small file beside it."""
+    """Write a checkpoint: a safetensors file of bf16 tensors, and a config file."""
     header: dict[str, Any] = {}
     offset = 0
     for name, data in tensors.items():
@@ -79,7 +79,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, bytes]) -> Path:
 
 
 class ShardHost:
-    """One party: a store with a server in front of it, and a fetcher behind it."""
+    """One host: a shard store, its server and a fetcher."""
 
     def __init__(
         self,
@@ -152,41 +152,41 @@ class ShardHost:
         return self.say(make_announcement(signed))
 
     def record(self, *manifests: SignedManifest) -> ReceivedGossip:
-        """Its serving record; without arguments, of what it has."""
+        """A serving record, of these manifests or of all that it holds."""
         offer = self.server.offer()
         named = tuple(signed.digest for signed in manifests) or offer.manifests
         depth = 0 if self.node == TRAINER.node else max(1, offer.depth)
         return self.say(ServingRecord(urls=(self.url,), depth=depth, slots_free=offer.slots_free, manifests=named))
 
     def claim(self, signed: SignedManifest, url: str | None = None) -> ReceivedGossip:
-        """A serving record of that version, whether it has it or not."""
+        """A serving record of this manifest, true or not."""
         depth = 0 if self.node == TRAINER.node else 1
         return self.say(ServingRecord(urls=(url or self.url,), depth=depth, slots_free=8, manifests=(signed.digest,)))
 
 
 LIAR_ONLY_S, WAIT_S = 8.0, 120.0
-"""How long the node may be alone with the liar, and how long the whole may take."""
+"""How long the node may know only the dishonest relay, and how long the whole attack may take."""
 POLL_S = 0.05
 TENSOR_BYTES = 600_000
 LIMITS = FetchLimits(stall_ms=500, first_byte_ms=1_000)
-"""Everybody is on one machine: short patience."""
+"""Short timeouts: all hosts are on one machine."""
 
 
 class FalseShardServer(ShardServer):
-    """Says that it has every shard of what it was told of, and has none. Counts who asks."""
+    """Claims every shard and holds none. Counts the requests."""
 
     def __init__(self, host: ShardHost, *, is_mute: bool) -> None:
         super().__init__(host.store, host.server.slots, clock=host.clock)
         self._is_mute = is_mute
-        """It answers nothing at all, rather than that there is nothing."""
+        """Whether it never answers, instead of answering 404."""
         self._is_over = False
         self.told_absent = 0
         self.given_up = 0
-        """Requests that their sender broke off while it was still being kept waiting."""
+        """Requests that the client cancelled while it waited."""
 
     def boast(self, signed: SignedManifest) -> None:
-        stock = self.store.add(signed)
-        stock.held = (1 << stock.shards) - 1
+        shard_set = self.store.add(signed)
+        shard_set.held = (1 << shard_set.shards) - 1
 
     async def get_shard(self, request: web.Request) -> web.StreamResponse:
         if self._is_mute:
@@ -204,7 +204,7 @@ class FalseShardServer(ShardServer):
 
 @dataclass(slots=True)
 class RelayScenario:
-    """Who takes part."""
+    """The hosts of one attack, and the two versions of the weights."""
 
     origin: ShardHost
     liar: ShardHost
@@ -212,82 +212,82 @@ class RelayScenario:
     old: SignedManifest
     new: SignedManifest
     stack: AsyncExitStack
-    boaster: FalseShardServer | None = None
-    """Serves in the liar's name where it lies about what it has."""
+    false_server: FalseShardServer | None = None
+    """Serves for the relay if that claims shards that it lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayObservation:
-    """What a node saw of the liar while it knew nobody else, and what it has in the end."""
+    """What a node observed of the relay while it knew no other host, and what it has in the end."""
 
     corrupt: int = 0
     """Shards of another digest than the manifest names."""
     given_up: int = 0
-    """Requests that it broke off because nothing came."""
+    """Requests that it cancelled because no bytes came."""
     absent: int = 0
-    """Requests that were answered with nothing."""
+    """Requests that were answered with 404."""
     is_fooled: bool = False
-    """It took the liar's word for the weights."""
+    """Whether it accepted weights from the relay alone."""
     is_exact: bool = False
-    """It has the origin's bytes in the end."""
+    """Whether it has the origin's bytes in the end."""
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """What named the liar; nothing where it was never asked."""
+        """The checks that named the relay; empty if the node never requested a shard from it."""
         counts = (("digest", self.corrupt), ("speed", self.given_up), ("absent", self.absent))
         return tuple(name for name, count in counts if count)
 
 
 RelayBehavior = Callable[[RelayScenario], Awaitable[str]]
-"""What the liar does; the URL it serves under."""
+"""Prepares the dishonest relay and returns its URL."""
 
 
-async def fetch_weights(stage: RelayScenario, signed: SignedManifest) -> None:
-    stage.liar.fetcher.handle_gossip(stage.origin.announce(signed))
-    stage.liar.fetcher.handle_gossip(stage.origin.claim(signed))
+async def fetch_weights(scenario: RelayScenario, signed: SignedManifest) -> None:
+    scenario.liar.fetcher.handle_gossip(scenario.origin.announce(signed))
+    scenario.liar.fetcher.handle_gossip(scenario.origin.claim(signed))
     async with asyncio.timeout(WAIT_S):
-        await stage.liar.fetcher.ensure_checkpoint(signed.root)
+        await scenario.liar.fetcher.ensure_checkpoint(signed.root)
 
 
-async def serve_damaged_shards(stage: RelayScenario) -> str:
-    """Has the right version, with a bit flipped in every shard."""
-    await fetch_weights(stage, stage.new)
-    path = stage.liar.store.shard_sets[stage.new.digest].folder / "model.safetensors"
+async def serve_damaged_shards(scenario: RelayScenario) -> str:
+    """Serve the right version with a flipped bit in every shard."""
+    await fetch_weights(scenario, scenario.new)
+    path = scenario.liar.store.shard_sets[scenario.new.digest].folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     for place in range(SHARD_BYTES // 2, len(data), SHARD_BYTES):
         data[place] ^= 1
     path.write_bytes(bytes(data))
-    return stage.liar.url
+    return scenario.liar.url
 
 
-async def serve_stale_version(stage: RelayScenario) -> str:
-    """Has the version before, and puts its bytes where those of the new one belong."""
-    await fetch_weights(stage, stage.new)
-    await fetch_weights(stage, stage.old)
-    stocks = stage.liar.store.shard_sets
-    old = (stocks[stage.old.digest].folder / "model.safetensors").read_bytes()
-    (stocks[stage.new.digest].folder / "model.safetensors").write_bytes(old)
-    return stage.liar.url
+async def serve_stale_version(scenario: RelayScenario) -> str:
+    """Serve the bytes of the previous version as those of the new one."""
+    await fetch_weights(scenario, scenario.new)
+    await fetch_weights(scenario, scenario.old)
+    stocks = scenario.liar.store.shard_sets
+    old = (stocks[scenario.old.digest].folder / "model.safetensors").read_bytes()
+    (stocks[scenario.new.digest].folder / "model.safetensors").write_bytes(old)
+    return scenario.liar.url
 
 
-async def stall_requests(stage: RelayScenario) -> str:
-    """Claims every shard, takes every request for one and never says a word."""
-    return await start_false_server(stage, is_mute=True)
+async def stall_requests(scenario: RelayScenario) -> str:
+    """Claim every shard, accept every request and never answer."""
+    return await start_false_server(scenario, is_mute=True)
 
 
-async def claim_missing_shards(stage: RelayScenario) -> str:
-    """Claims every shard and has none."""
-    return await start_false_server(stage, is_mute=False)
+async def claim_missing_shards(scenario: RelayScenario) -> str:
+    """Claim every shard and hold none."""
+    return await start_false_server(scenario, is_mute=False)
 
 
-async def start_false_server(stage: RelayScenario, *, is_mute: bool) -> str:
-    boaster = stage.boaster = FalseShardServer(stage.liar, is_mute=is_mute)
-    boaster.boast(stage.new)
-    http = HttpServer(stage.liar.key, NETWORK, clock=stage.liar.clock, limits=UNLIMITED)
-    boaster.add_routes(http)
+async def start_false_server(scenario: RelayScenario, *, is_mute: bool) -> str:
+    false_server = scenario.false_server = FalseShardServer(scenario.liar, is_mute=is_mute)
+    false_server.boast(scenario.new)
+    http = HttpServer(scenario.liar.key, NETWORK, clock=scenario.liar.clock, limits=UNLIMITED)
+    false_server.add_routes(http)
     port = await http.start(ListenConfig(host="127.0.0.1"))
-    stage.stack.push_async_callback(http.stop)
-    stage.stack.callback(boaster.close)
+    scenario.stack.push_async_callback(http.stop)
+    scenario.stack.callback(false_server.close)
     return f"http://127.0.0.1:{port}"
 
 
@@ -302,8 +302,8 @@ RELAY_BEHAVIORS: dict[str, RelayBehavior] = {
 async def attack_weights(folder: Path) -> AsyncIterator[tuple[Attack, AttackResult]]:
     for attack in RELAY_ATTACKS:
         async with AsyncExitStack() as stack:
-            stage = await open_scenario(folder / attack.name, stack)
-            yield attack, await run_scenario(stage, RELAY_BEHAVIORS[attack.name])
+            scenario = await open_scenario(folder / attack.name, stack)
+            yield attack, await run_scenario(scenario, RELAY_BEHAVIORS[attack.name])
 
 
 async def open_scenario(folder: Path, stack: AsyncExitStack) -> RelayScenario:
@@ -329,41 +329,44 @@ def read_weights(host: ShardHost, signed: SignedManifest) -> bytes:
     return (host.store.checkpoint_path(signed.root) / "model.safetensors").read_bytes()
 
 
-def observe_relay(stage: RelayScenario) -> RelayObservation:
-    fetcher, boaster = stage.node.fetcher, stage.boaster
+def observe_relay(scenario: RelayScenario) -> RelayObservation:
+    fetcher, false_server = scenario.node.fetcher, scenario.false_server
     return RelayObservation(
         corrupt=fetcher.corrupt + sum(transfer.corrupt for transfer in fetcher.list_transfers()),
-        given_up=boaster.given_up if boaster else 0,
-        absent=boaster.told_absent if boaster else 0,
+        given_up=false_server.given_up if false_server else 0,
+        absent=false_server.told_absent if false_server else 0,
     )
 
 
-async def wait_until_observed(stage: RelayScenario, task: "asyncio.Task[object]") -> RelayObservation:
-    """Until the liar was asked and found out, or for so long."""
+async def wait_until_observed(scenario: RelayScenario, task: "asyncio.Task[object]") -> RelayObservation:
+    """Wait until a check names the relay, or until the time is over."""
     deadline_s = asyncio.get_running_loop().time() + LIAR_ONLY_S
     while (
-        not (seen := observe_relay(stage)).checks and not task.done() and asyncio.get_running_loop().time() < deadline_s
+        not (observed := observe_relay(scenario)).checks
+        and not task.done()
+        and asyncio.get_running_loop().time() < deadline_s
     ):
         await asyncio.sleep(POLL_S)
-    return replace(seen, is_fooled=task.done())
+    return replace(observed, is_fooled=task.done())
 
 
-async def run_scenario(stage: RelayScenario, lie: RelayBehavior) -> AttackResult:
-    url = await lie(stage)
-    fetcher = stage.node.fetcher
-    fetcher.handle_gossip(stage.origin.announce(stage.new))
-    fetcher.handle_gossip(stage.liar.claim(stage.new, url))
-    task = asyncio.create_task(fetcher.ensure_checkpoint(stage.new.root))
-    seen = await wait_until_observed(stage, task)
-    fetcher.handle_gossip(stage.origin.claim(stage.new))
+async def run_scenario(scenario: RelayScenario, behavior: RelayBehavior) -> AttackResult:
+    url = await behavior(scenario)
+    fetcher = scenario.node.fetcher
+    fetcher.handle_gossip(scenario.origin.announce(scenario.new))
+    fetcher.handle_gossip(scenario.liar.claim(scenario.new, url))
+    task = asyncio.create_task(fetcher.ensure_checkpoint(scenario.new.root))
+    observed = await wait_until_observed(scenario, task)
+    fetcher.handle_gossip(scenario.origin.claim(scenario.new))
     async with asyncio.timeout(WAIT_S):
         await task
-    is_exact = read_weights(stage.node, stage.new) == read_weights(stage.origin, stage.new)
-    return judge_observation(replace(seen, is_exact=is_exact))
+    is_exact = read_weights(scenario.node, scenario.new) == read_weights(scenario.origin, scenario.new)
+    return judge_observation(replace(observed, is_exact=is_exact))
 
 
-def judge_observation(seen: RelayObservation) -> AttackResult:
-    """Refused: the liar was asked, something named it, and its lie is not in the weights."""
-    told = f"{seen.corrupt} shards of a wrong digest, {seen.given_up} requests given up, {seen.absent} without a shard"
-    is_caught = seen.is_exact and not seen.is_fooled and bool(seen.checks)
-    return AttackResult(verdict=AttackVerdict.REFUSED if is_caught else None, checks=seen.checks, reason=told)
+def judge_observation(observed: RelayObservation) -> AttackResult:
+    """Refused: the liar was asked, something named it, and its behavior is not in the weights."""
+    stalled = f"{observed.given_up} requests given up, {observed.absent} without a shard"
+    told = f"{observed.corrupt} shards of a wrong digest, {stalled}"
+    is_caught = observed.is_exact and not observed.is_fooled and bool(observed.checks)
+    return AttackResult(verdict=AttackVerdict.REFUSED if is_caught else None, checks=observed.checks, reason=told)

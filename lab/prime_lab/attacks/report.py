@@ -1,7 +1,4 @@
-"""Curves as SVG, drawn by hand: right against wrong alarms, the wrong ones on a scale of powers of ten. Pure.
-
-A study as Markdown, for docs/verification.md. Pure.
-"""
+"""A study as Markdown tables and ROC curves (SVG), for docs/verification. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +15,7 @@ from prime_protocol.proofs.tolerance import Tolerance
 
 WIDTH, HEIGHT, EDGE = 460, 320, 48
 LEAST = 1e-3
-"""Left edge of the scale; what is below is drawn there."""
+"""Left edge of the logarithmic scale; smaller values are drawn there."""
 COLOURS = ("#0b5fa5", "#b3261e", "#2e7d32", "#8a5a00", "#6a3fa0", "#00707a")
 
 Curve = tuple[str, Sequence[tuple[float, float]]]
@@ -73,9 +70,9 @@ ORIGINAL = ("original 38/10/8", "original 60/40/40")
 SURE = ("at least", f"in {COMMON_SLOTS} slots")
 DEFAULTS = "ours, default bounds"
 DETECTION = 0.999
-"""Of what is drawn, at the least."""
+"""Least detection rate of audited submissions."""
 WRONG_SHARE = 0.05
-"""Of the verdicts of a validator that does not look: where one file in twenty is dishonest."""
+"""Overturned verdicts of a validator that does not read, if one file in twenty is dishonest."""
 REFUSED = ("**refused**", "refused by 38/10/8", "by 60/40/40")
 
 
@@ -126,7 +123,7 @@ def make_table_head(*columns: str) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Never rounded up to all."""
+    """Rounded down, so that it never reads 100 % by rounding."""
     return "> 99.999 %" if share > 0.99999 else f"{int(share * 1e5) / 1e3:.3f} %"
 
 
@@ -147,7 +144,7 @@ def list_forgeries(name: str, passed: Sequence[PassedChunks]) -> Iterator[str]:
 
 
 def draw_study(study: Study) -> str:
-    """Ours in full colour order, then the original's rule for the same attacks."""
+    """ROC curves of our rule and of the original's, for attacks close to honest work."""
     curves: list[tuple[str, Points]] = []
     for name in NEAR_HONEST:
         if name in study.scores:
@@ -158,7 +155,7 @@ def draw_study(study: Study) -> str:
 
 
 def list_catalog() -> Iterator[str]:
-    """Every attack: who, what, what it must come to, what names it, what it would bring, what it is worth."""
+    """A table of every attack: attacker, action, expected result, checks, savings and expected gain."""
     terms = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=64, tolerance=Tolerance())
     yield make_table_head(
         "attack", "by", "what it does", "comes to", "named by", "spares or brings", "worth: 1 slot, a step"
@@ -174,7 +171,7 @@ def list_catalog() -> Iterator[str]:
 
 
 def format_gain(attack: Attack, terms: RunTerms) -> str:
-    """Of a worker in tokens, for one slot and for a step; of a validator as a part of a verdict's pay."""
+    """Of a worker in coins, for one slot and for a step; of a validator as a share of a verdict's pay."""
     if attack.party is Attacker.WORKER and attack.verdict is not AttackVerdict.HARMLESS:
         gains = [
             compute_gain_nano(attack, terms, slots=n, detection=DETECTION) / 1e9 for n in (1, terms.slots_per_step)

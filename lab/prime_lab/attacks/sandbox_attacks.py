@@ -1,6 +1,7 @@
 """Code answers that attack the machine that grades them, run in the real sandbox.
 
-Every attack is bounded by itself as well, so that a hole in the sandbox fails the gallery and not the machine.
+Each program also limits itself, so that a hole in the sandbox fails the suite and does not harm the machine.
+
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from prime_runtime.sandbox.sandbox import Sandbox
 
 LIMITS = SandboxLimits(wall_ms=3_000, cpu_s=1, memory_bytes=256 * 2**20, file_bytes=2**20, output_bytes=2**18)
 SILENT_EXIT = (JobEnd.EXIT, 0, b"")
-"""A program that found every door closed has nothing to say."""
+"""The outcome of a program that could reach nothing."""
 REAP_S, POLL_S = 3.0, 0.02
-"""How long the kernel may take to bury the last process of a job that is over, and how often one looks."""
+"""How long the kernel may take to reap the last process of a finished job, and the polling interval."""
 
 FORKS = """
 import os, time
@@ -93,48 +94,48 @@ os.write(1, pickle.dumps(Answer()))
 
 @dataclass(frozen=True, slots=True)
 class SandboxTargets:
-    """What the attacks are after."""
+    """What the programs try to reach."""
 
     secret: Path
     mark: Path
-    """A file that only a program that got out can make."""
+    """A file that only a program that escaped can write."""
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class HostileProgram:
-    """One answer, and how to tell that it came to nothing."""
+    """One program, and how to tell that it achieved nothing."""
 
     source: Callable[[SandboxTargets], str]
     is_held: Callable[[SandboxOutcome, SandboxTargets], bool]
 
 
-def is_silent(found: SandboxOutcome, place: SandboxTargets) -> bool:
+def is_silent(found: SandboxOutcome, targets: SandboxTargets) -> bool:
     return (found.end, found.code, found.stdout) == SILENT_EXIT
 
 
 HOSTILE_PROGRAMS: dict[str, HostileProgram] = {
     "fork-bomb": HostileProgram(
-        lambda place: FORKS, lambda found, _: found.end is JobEnd.EXIT and int(found.stdout) <= LIMITS.processes
+        lambda targets: FORKS, lambda found, _: found.end is JobEnd.EXIT and int(found.stdout) <= LIMITS.processes
     ),
     "daemon": HostileProgram(
-        lambda place: DAEMON, lambda found, _: (found.end, found.stdout) == (JobEnd.EXIT, b"left\n")
+        lambda targets: DAEMON, lambda found, _: (found.end, found.stdout) == (JobEnd.EXIT, b"left\n")
     ),
-    "network": HostileProgram(lambda place: CALL.format(port=place.port), is_silent),
-    "file-reads": HostileProgram(lambda place: READ.format(secret=str(place.secret)), is_silent),
+    "network": HostileProgram(lambda targets: CALL.format(port=targets.port), is_silent),
+    "file-reads": HostileProgram(lambda targets: READ.format(secret=str(targets.secret)), is_silent),
     "memory": HostileProgram(
-        lambda place: "print(len(bytearray(2**30)))", lambda found, _: b"MemoryError" in found.stderr
+        lambda targets: "print(len(bytearray(2**30)))", lambda found, _: b"MemoryError" in found.stderr
     ),
     "endless-output": HostileProgram(
-        lambda place: "import os\nfor _ in range(10**6): os.write(1, b'x' * 4096)",
+        lambda targets: "import os\nfor _ in range(10**6): os.write(1, b'x' * 4096)",
         lambda found, _: found.end is JobEnd.OUTPUT and len(found.stdout) <= LIMITS.output_bytes,
     ),
-    "endless-loop": HostileProgram(lambda place: LOOP, lambda found, _: found.end in (JobEnd.TIMEOUT, JobEnd.SIGNAL)),
-    "signals": HostileProgram(lambda place: KILL.format(pid=os.getpid()), is_silent),
-    "printed-verdict": HostileProgram(lambda place: "print('exit 0\\n1')", lambda found, _: found.result == b""),
+    "endless-loop": HostileProgram(lambda targets: LOOP, lambda found, _: found.end in (JobEnd.TIMEOUT, JobEnd.SIGNAL)),
+    "signals": HostileProgram(lambda targets: KILL.format(pid=os.getpid()), is_silent),
+    "printed-verdict": HostileProgram(lambda targets: "print('exit 0\\n1')", lambda found, _: found.result == b""),
     "pickle": HostileProgram(
-        lambda place: PICKLE.format(mark=place.mark),
-        lambda found, place: found.result == b"" and not place.mark.exists(),
+        lambda targets: PICKLE.format(mark=targets.mark),
+        lambda found, targets: found.result == b"" and not targets.mark.exists(),
     ),
 }
 
@@ -142,22 +143,22 @@ HOSTILE_PROGRAMS: dict[str, HostileProgram] = {
 async def attack_graders() -> AsyncIterator[tuple[Attack, AttackResult]]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(folder, 0o755)
-        place = SandboxTargets(Path(folder) / "secret", Path(folder) / "mark", server.getsockname()[1])
-        place.secret.write_text("the secret")
-        place.secret.chmod(0o644)
+        targets = SandboxTargets(Path(folder) / "secret", Path(folder) / "mark", server.getsockname()[1])
+        targets.secret.write_text("the secret")
+        targets.secret.chmod(0o644)
         async with Sandbox() as sandbox:
             for attack in PROGRAM_ATTACKS:
-                yield attack, await attack_grader(sandbox, HOSTILE_PROGRAMS[attack.name], place, attack)
+                yield attack, await attack_grader(sandbox, HOSTILE_PROGRAMS[attack.name], targets, attack)
 
 
 async def attack_grader(
-    sandbox: Sandbox, program: HostileProgram, place: SandboxTargets, attack: Attack
+    sandbox: Sandbox, program: HostileProgram, targets: SandboxTargets, attack: Attack
 ) -> AttackResult:
-    """One program; then who it left behind, and whether the next answer is graded as if nothing had been."""
-    found = await sandbox.run(SandboxJob(program.source(place), b"", LIMITS))
+    """Run one program; then look for processes that it left, and grade the next answer."""
+    found = await sandbox.run(SandboxJob(program.source(targets), b"", LIMITS))
     left = await find_survivors(sandbox)
     after = await sandbox.run(SandboxJob("print(input())", b"still here", LIMITS))
-    is_held = program.is_held(found, place) and not left and after.stdout == b"still here\n"
+    is_held = program.is_held(found, targets) and not left and after.stdout == b"still here\n"
     return AttackResult(
         verdict=AttackVerdict.HARMLESS if is_held else None,
         checks=attack.caught_by if is_held else (),
@@ -166,7 +167,7 @@ async def attack_grader(
 
 
 async def find_survivors(sandbox: Sandbox) -> set[int]:
-    """Processes of jobs that are over."""
+    """Processes of finished jobs."""
     zygotes = {zygote.process.pid for zygote in sandbox.zygotes.values()}
     homes = [str(zygote.home) for zygote in sandbox.zygotes.values()]
     ends_s = asyncio.get_running_loop().time() + REAP_S
@@ -176,7 +177,7 @@ async def find_survivors(sandbox: Sandbox) -> set[int]:
 
 
 def list_processes(homes: Sequence[str]) -> set[int]:
-    """Every process whose environment names one of these homes, wherever it hangs in the tree."""
+    """Every process whose environment names one of these home folders, whatever its parent."""
     marks = [f"HOME={home}\0".encode() for home in homes]
     found = set()
     for entry in Path("/proc").iterdir():

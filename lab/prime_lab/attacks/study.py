@@ -1,9 +1,8 @@
-"""Work of the full gallery on disk, piece by piece: who is stopped goes on there, with the same command.
+"""One model under all attacks that only a model can detect, with much honest work: the error rates of the document.
 
-A piece is what reading some completions gave, in numbers. Bounds and rules are not part of it: they may change, and all
-pieces are judged anew at the end of every run.
+The work is cached on disk in parts, so a run that was stopped continues with the same command. A part holds the
+measurements of some completions. Bounds and rules are not cached: all parts are judged again at the end of every run.
 
-One model under all attacks that take the model to see, with much honest work beside it: rates for the document.
 """
 
 import os
@@ -46,19 +45,19 @@ from prime_protocol.proofs.toploc_verify import ChunkReport
 
 
 class OutOfTimeError(Exception):
-    """The minutes are over. What was made is kept."""
+    """The time limit has passed. Finished parts stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultCache:
-    """Of one subject."""
+    """Measurements of one subject, by name."""
 
     folder: Path
     ends_s: float
-    """When nothing new is begun any more, by time.monotonic."""
+    """No new part starts after this time, by time.monotonic."""
 
     def get(self, name: str, make: Callable[[], Sequence[RowMeasurement]]) -> list[RowMeasurement]:
-        """A piece that was made before, or is made now. OutOfTimeError where it is too late to begin."""
+        """A cached part, or a new one. OutOfTimeError if it is too late to start."""
         path = self.folder / f"{name}.npz"
         if not path.exists():
             if time.monotonic() >= self.ends_s:
@@ -69,7 +68,7 @@ class ResultCache:
 
 
 def save_rows(path: Path, rows: Sequence[RowMeasurement]) -> None:
-    """Whole, or not at all."""
+    """Write atomically."""
     spans = [span for row in rows for span in row.spans]
     reports = [report for row in rows for report in row.chunks]
     part = path.with_suffix(".part")
@@ -105,7 +104,7 @@ def load_rows(path: Path) -> list[RowMeasurement]:
 def rebuild_row(
     number: int, spans: Sequence[ReplayedChunk], reports: Sequence[ChunkReport], end: float, problem: str
 ) -> RowMeasurement:
-    """The numbers of a row follow from those of its chunks."""
+    """The measurement of a row follows from those of its chunks."""
     margin = max(spans, key=lambda span: span.margin_max)
     error = max(spans, key=lambda span: span.logprob_error_max)
     return RowMeasurement(
@@ -129,18 +128,18 @@ FLOAT32, BFLOAT16, IMITATED, ROUNDED = "float32", "bfloat16", "bfloat16-imitated
 that imitates them does not write so, and one of the last kind reads so wherever it runs."""
 BATCHES = (512, 64, 256, 512)
 NEAR_HONEST = ("int4-weights", "fp8-weights", "int8-weights", "int8-cache", "fp8-cache", "older-checkpoint")
-"""Attacks that are nearest to honest work."""
+"""Attacks that are closest to honest work."""
 NEEDS_EOS = ("padded",)
-"""Attacks that need a completion which ends by itself: where completions are short, not every slot has one."""
+"""Attacks that need a completion with an end token: if completions are short, not every slot has one."""
 SCORES_KEPT = 4_000
 STATES_SLOTS_MAX = 16
 CACHED_SLOTS = 40
-"""Submissions of an attack that are kept together: a minute or less for a tiny model."""
+"""Slots of one cached part: a minute or less of work for a tiny model."""
 STATES_LEASE, CALIBRATION_LEASE, HONEST_LEASE, BENT_LEASE, ATTACK_LEASE = 1, 1_000, 10_000, 90_000, 100_000
-"""Numbers from which leases are counted, so that no slot is used twice and each piece is the same in every run."""
-StudyProgress = Callable[[str], None]
+"""First lease numbers, so that no slot is used twice and each part is the same in every run."""
+Progress = Callable[[str], None]
 Scores = list[tuple[float, float]]
-"""Of submissions: by our rule and by the original's."""
+"""Scores of submissions: by our rule and by the original's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,28 +150,28 @@ class StudySubject:
     checkpoint: Path
     precision: Precision
     writer: str
-    """What workers compute in."""
+    """Precision of the workers."""
     readers: tuple[str, ...]
-    """What validators compute in, in turn."""
+    """Precisions of the validators, in turn."""
     tokens_max: int
     calibration_chunks: int
-    """Honest ones that the bounds are fitted to, for each reader."""
+    """Honest chunks that the bounds are fitted to, for each reader."""
     honest_chunks: int
-    """Others, that are judged by these bounds."""
+    """Other honest chunks, which are judged by these bounds."""
     slots: int
     """Submissions of each attack."""
     near_slots: int
-    """The same of those that are nearest to honest work."""
+    """Submissions of each attack that is close to honest work."""
     seldom_slots: int = 0
-    """The same of those that not every slot has an occasion for, at the least."""
+    """Least number of slots for attacks that not every slot allows."""
     lease_slots: int = 64
-    """Of honest leases."""
+    """Slots of an honest lease."""
     batches: tuple[int, ...] = BATCHES
-    """Completions that honest workers write at once, in turn."""
+    """Batch sizes of honest workers, in turn."""
     attacks: tuple[Attack, ...] = MODEL_ATTACKS
 
     def count_slots(self, attack: Attack) -> int:
-        """Slots that a cheat is given. Where it finds nothing to cheat in, no submission comes of it."""
+        """Slots for an attack. A slot that the attack cannot change gives no submission."""
         if attack.name in NEAR_HONEST:
             return self.near_slots
         return max(self.slots, self.seldom_slots) if attack.name in NEEDS_EOS else self.slots
@@ -193,9 +192,9 @@ class HonestCount:
     deployed: int = 0
     """Refused by the original's rules."""
     scores: Scores = field(default_factory=list)
-    """Of the first submissions."""
+    """Scores of the first submissions."""
     is_whole: bool = True
-    """Whether there was time for all that was asked for."""
+    """Whether there was time for all of it."""
 
     def add(self, rows: Submission, tolerance: Tolerance) -> None:
         weighed, _ = weigh_rows(rows, tolerance)
@@ -214,39 +213,39 @@ class HonestCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What came of it."""
+    """The results for one subject."""
 
     subject: StudySubject
     tolerance: Tolerance
     honest: HonestCount
     rates: tuple[DetectionRate, ...]
     scores: dict[str, Scores]
-    """Of each attack."""
+    """Scores by attack."""
     forgeries: tuple[PassedChunks, ...]
     is_whole: bool
     """Whether there was time for all submissions of all attacks."""
 
 
-async def run_study(subject: StudySubject, folder: Path, pieces: ResultCache, say: StudyProgress) -> Study:
-    setting = HarnessConfig(
+async def run_study(subject: StudySubject, folder: Path, cache: ResultCache, report_progress: Progress) -> Study:
+    config = HarnessConfig(
         checkpoint=subject.checkpoint,
         folder=folder,
         tokens_max=subject.tokens_max,
         tolerance=Tolerance(precision=subject.precision),
     )
-    async with open_harness(setting) as scene:
-        return study_model(scene, subject, pieces, say)
+    async with open_harness(config) as harness:
+        return study_model(harness, subject, cache, report_progress)
 
 
-def study_model(scene: AttackHarness, subject: StudySubject, pieces: ResultCache, say: StudyProgress) -> Study:
-    """What calibrates first, then the attacks, as they are fewer, then honest work."""
-    tolerance = calibrate(scene, subject, pieces)
-    say(f"{subject.name}: {tolerance}")
-    rates, scores, is_whole = judge_attacks(scene, subject, tolerance, pieces, say)
-    honest = judge_honest(scene, subject, tolerance, pieces)
-    say(f"{subject.name}: {honest.chunks} honest chunks, {honest.refused} submissions refused")
-    scene.go_to(STATES_LEASE)
-    states = read_states(scene, subject, open_engine(subject.readers[0], subject.checkpoint))
+def study_model(harness: AttackHarness, subject: StudySubject, cache: ResultCache, report_progress: Progress) -> Study:
+    """Calibrate, then judge the attacks, which are fewer, then honest work."""
+    tolerance = calibrate(harness, subject, cache)
+    report_progress(f"{subject.name}: {tolerance}")
+    rates, scores, is_whole = judge_attacks(harness, subject, tolerance, cache, report_progress)
+    honest = judge_honest(harness, subject, tolerance, cache)
+    report_progress(f"{subject.name}: {honest.chunks} honest chunks, {honest.refused} submissions refused")
+    harness.go_to(STATES_LEASE)
+    states = read_states(harness, subject, open_engine(subject.readers[0], subject.checkpoint))
     return Study(
         subject=subject,
         tolerance=tolerance,
@@ -258,22 +257,24 @@ def study_model(scene: AttackHarness, subject: StudySubject, pieces: ResultCache
     )
 
 
-def calibrate(scene: AttackHarness, subject: StudySubject, pieces: ResultCache) -> Tolerance:
+def calibrate(harness: AttackHarness, subject: StudySubject, cache: ResultCache) -> Tolerance:
     noises = []
     for place, name in enumerate(subject.readers):
         leases = make_honest_leases(
-            scene, subject, pieces, f"calibration-{place}", CALIBRATION_LEASE * (1 + place), (name,)
+            harness, subject, cache, f"calibration-{place}", CALIBRATION_LEASE * (1 + place), (name,)
         )
         rows = list(take_chunks(leases, subject.calibration_chunks))
         noises.append(collect_noise(f"{subject.writer} → {name}", rows))
-    return fit_tolerance(noises, CalibrationTarget(), precision=subject.precision, hidden=scene.model.hidden)
+    return fit_tolerance(noises, CalibrationTarget(), precision=subject.precision, hidden=harness.model.hidden)
 
 
-def judge_honest(scene: AttackHarness, subject: StudySubject, tolerance: Tolerance, pieces: ResultCache) -> HonestCount:
-    """As much as was asked for; where the time is over, what there is."""
+def judge_honest(
+    harness: AttackHarness, subject: StudySubject, tolerance: Tolerance, cache: ResultCache
+) -> HonestCount:
+    """Judge honest work, as much as the time allows."""
     honest = HonestCount()
     try:
-        for rows in make_honest_leases(scene, subject, pieces, "honest", HONEST_LEASE, subject.readers):
+        for rows in make_honest_leases(harness, subject, cache, "honest", HONEST_LEASE, subject.readers):
             for submission in split_submissions(rows):
                 honest.add(submission, tolerance)
             if honest.chunks >= subject.honest_chunks:
@@ -284,15 +285,15 @@ def judge_honest(scene: AttackHarness, subject: StudySubject, tolerance: Toleran
 
 
 def judge_attacks(
-    scene: AttackHarness, subject: StudySubject, tolerance: Tolerance, pieces: ResultCache, say: StudyProgress
+    harness: AttackHarness, subject: StudySubject, tolerance: Tolerance, cache: ResultCache, report_progress: Progress
 ) -> tuple[tuple[DetectionRate, ...], dict[str, Scores], bool]:
-    """Each in pieces of a lease; and whether there was time for all. Where it is over, those count that there are."""
+    """Judge the submissions of each attack, and say whether there was time for all of them."""
     rates, scores, is_whole = [], {}, True
-    starts = HonestWorkCache(scene, subject)
+    starts = HonestWorkCache(harness, subject)
     for attack in subject.attacks:
         submissions: list[Submission] = []
         try:
-            for piece in list_attack_rows(scene, subject, attack, pieces, starts):
+            for piece in list_attack_rows(harness, subject, attack, cache, starts):
                 submissions += split_submissions(piece)
         except OutOfTimeError:
             is_whole = False
@@ -301,35 +302,37 @@ def judge_attacks(
         found = measure_rate(attack.name, submissions, tolerance)
         rates.append(found)
         scores[attack.name] = [(score_rows(rows, tolerance), PAPER.score_rows(rows)) for rows in submissions]
-        say(f"{subject.name}: {attack.name} {found.caught} of {found.submissions}, {', '.join(found.checks[:2])}")
+        report_progress(
+            f"{subject.name}: {attack.name} {found.caught} of {found.submissions}, {', '.join(found.checks[:2])}"
+        )
     return tuple(rates), scores, is_whole
 
 
 def list_attack_rows(
-    scene: AttackHarness, subject: StudySubject, attack: Attack, pieces: ResultCache, starts: "HonestWorkCache"
+    harness: AttackHarness, subject: StudySubject, attack: Attack, cache: ResultCache, starts: "HonestWorkCache"
 ) -> Iterator[list[RowMeasurement]]:
-    """As many as were asked for. OutOfTimeError where the time is over."""
+    """Measurements of an attack, part by part. OutOfTimeError if the time is over."""
 
     def make() -> list[RowMeasurement]:
         reader = open_engine(subject.readers[0], subject.checkpoint)
         if attack not in ENGINE_ATTACKS:
             lease, honest = starts.get(start, slots)
-            return list(forge_slots(scene, attack, honest, lease, reader))
-        scene.go_to(ATTACK_LEASE + 1_000 * subject.attacks.index(attack) + start)
+            return list(forge_slots(harness, attack, honest, lease, reader))
+        harness.go_to(ATTACK_LEASE + 1_000 * subject.attacks.index(attack) + start)
         writer = TorchEngine(device="cpu", precision=subject.writer)
-        return cheat_slots(scene, attack, writer, scene.lease(slots), reader)
+        return cheat_slots(harness, attack, writer, harness.lease(slots), reader)
 
     wanted = subject.count_slots(attack)
     for start in range(0, wanted, CACHED_SLOTS):
         slots = min(CACHED_SLOTS, wanted - start)
-        yield pieces.get(f"{attack.name}-{start}", make)
+        yield cache.get(f"{attack.name}-{start}", make)
 
 
 class HonestWorkCache:
-    """Honest work that files are bent from, the same for every attack of that kind: writing it takes longest."""
+    """Honest work that forged files start from. Attacks share it, as generating it takes longest."""
 
-    def __init__(self, scene: AttackHarness, subject: StudySubject) -> None:
-        self._scene = scene
+    def __init__(self, harness: AttackHarness, subject: StudySubject) -> None:
+        self._scene = harness
         self._subject = subject
         self._made: dict[int, tuple[HarnessLease, HonestWork]] = {}
 
@@ -352,18 +355,20 @@ def open_engine(precision: str, checkpoint: Path, batch: int | None = None) -> T
 
 
 def make_honest_leases(
-    scene: AttackHarness, subject: StudySubject, pieces: ResultCache, name: str, first: int, readers: Sequence[str]
+    harness: AttackHarness, subject: StudySubject, cache: ResultCache, name: str, first: int, readers: Sequence[str]
 ) -> Iterator[list[RowMeasurement]]:
-    """Honest leases without end, written in batches of every size and read by every reader."""
+    """Endless honest leases, generated in every batch size and read in every precision."""
 
     def make() -> list[RowMeasurement]:
-        scene.go_to(first + number)
+        harness.go_to(first + number)
         writer = open_engine(subject.writer, subject.checkpoint, subject.batches[number % len(subject.batches)])
         reader = open_engine(readers[number % len(readers)], subject.checkpoint)
-        return read_rows(scene, reader, scene.make_rows(writer, scene.lease(subject.lease_slots)), f"{name} {number}")
+        return read_rows(
+            harness, reader, harness.make_rows(writer, harness.lease(subject.lease_slots)), f"{name} {number}"
+        )
 
     for number in count():
-        yield pieces.get(f"{name}-{number}", make)
+        yield cache.get(f"{name}-{number}", make)
 
 
 def take_chunks(leases: Iterator[list[RowMeasurement]], chunks: int) -> Iterator[RowMeasurement]:
@@ -374,7 +379,7 @@ def take_chunks(leases: Iterator[list[RowMeasurement]], chunks: int) -> Iterator
             return
 
 
-def read_states(scene: AttackHarness, subject: StudySubject, reader: TorchEngine) -> Bits:
+def read_states(harness: AttackHarness, subject: StudySubject, reader: TorchEngine) -> Bits:
     """Hidden states of honest texts."""
     slots = min(STATES_SLOTS_MAX, subject.lease_slots)
-    return scene.read_states(reader, scene.make_rows(reader, scene.lease(slots)))
+    return harness.read_states(reader, harness.make_rows(reader, harness.lease(slots)))

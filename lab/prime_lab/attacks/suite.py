@@ -1,8 +1,7 @@
-"""What a run of the gallery found, as a table for people and a line for scripts. Pure.
+"""The attack suite: every attack once on a tiny model (small), or many times on several models (full), and its summary.
 
-The whole gallery in a small setting: every attack once, on a tiny model, with honest work beside it.
+The summary is a table for people and a RESULT line for scripts.
 
-The gallery in full: the small one, then many submissions of each attack on a tiny model and on a pretrained one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,21 +44,21 @@ REASON_CHARS = 60
 
 @dataclass(slots=True)
 class SuiteSummary:
-    """Everything that was tried."""
+    """The result of every attempt, and of honest work."""
 
     tries: list[tuple[Attack, AttackResult]] = field(default_factory=list)
     honest_chunks: int = 0
     honest_rows: int = 0
     refused: list[str] = field(default_factory=list)
-    """Why honest work was refused, where it was."""
+    """Reasons why honest work was refused."""
     escaped: list[str] = field(default_factory=list)
-    """Attacks that were caught too seldom in many submissions, with the model."""
+    """Attacks whose detection rate is too low."""
     is_whole: bool = True
-    """Whether there was time for all that was asked for."""
+    """Whether there was time for all of it."""
 
     @property
     def missed(self) -> list[str]:
-        """Attacks that did not come to what they must come to."""
+        """Attacks whose result is not the listed one."""
         missed = [attack.name for attack, outcome in self.tries if not outcome.is_as_listed(attack)]
         return list(dict.fromkeys([*missed, *self.escaped]))
 
@@ -77,81 +76,81 @@ def list_table_rows(tries: Sequence[tuple[Attack, AttackResult]]) -> Iterator[st
         yield f"{attack.name:<24}{attack.party:<13}{came_to:<10}{named:<24}{outcome.reason[:REASON_CHARS]}{mark}"
 
 
-def describe_suite(tally: SuiteSummary) -> Iterator[str]:
-    yield from list_table_rows(tally.tries)
-    yield f"honest work: {tally.honest_rows} completions, {tally.honest_chunks} chunks, {len(tally.refused)} refused"
-    for attack, outcome in tally.tries:
+def describe_suite(summary: SuiteSummary) -> Iterator[str]:
+    yield from list_table_rows(summary.tries)
+    honest = f"{summary.honest_rows} completions, {summary.honest_chunks} chunks"
+    yield f"honest work: {honest}, {len(summary.refused)} refused"
+    for attack, outcome in summary.tries:
         if outcome.verdict is AttackVerdict.UNDETECTED:
             yield f"NOT CAUGHT, as docs/verification.md says first: {attack.name}: {outcome.reason}"
-    for name in tally.escaped:
+    for name in summary.escaped:
         yield f"  caught too seldom: {name}"
-    for reason in tally.refused:
+    for reason in summary.refused:
         yield f"  refused: {reason}"
     yield (
-        f"RESULT attacks={len({attack.name for attack, _ in tally.tries})} missed={len(tally.missed)} "
-        f"false_rejects={len(tally.refused)} honest_chunks={tally.honest_chunks}"
+        f"RESULT attacks={len({attack.name for attack, _ in summary.tries})} missed={len(summary.missed)} "
+        f"false_rejects={len(summary.refused)} honest_chunks={summary.honest_chunks}"
     )
 
 
 VOCABULARY, TOKENS_MAX = 64, 128
 LEASES, SLOTS = 9, 8
-"""Honest work to calibrate with, and as much again to judge."""
+"""Honest work to calibrate with; as much again is judged."""
 
-SuiteProgress = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-async def run_small(folder: Path, say: SuiteProgress) -> SuiteSummary:
-    tally = SuiteSummary()
-    await run_worker_attacks(folder, tally, say)
-    say("workers: programs against the sandbox")
+async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
+    summary = SuiteSummary()
+    await run_worker_attacks(folder, summary, report_progress)
+    report_progress("workers: programs against the sandbox")
     async for attack, outcome in attack_graders():
-        add_result(tally, attack, outcome)
-    say("relays: lying about weights")
+        add_result(summary, attack, outcome)
+    report_progress("relays: lying about weights")
     async for attack, outcome in attack_weights(folder / "relays"):
-        add_result(tally, attack, outcome)
-    say("books, validators and coordinators: in the simulator")
+        add_result(summary, attack, outcome)
+    report_progress("books, validators and coordinators: in the simulator")
     for attack, outcome in chain(attack_networks(), attack_logs(), attack_draws()):
-        add_result(tally, attack, outcome)
-    return tally
+        add_result(summary, attack, outcome)
+    return summary
 
 
-async def run_worker_attacks(folder: Path, tally: SuiteSummary, say: SuiteProgress) -> None:
+async def run_worker_attacks(folder: Path, summary: SuiteSummary, report_progress: Progress) -> None:
     checkpoint = make_tiny_checkpoint(folder / "tiny", vocabulary=VOCABULARY)
-    setting = HarnessConfig(
+    config = HarnessConfig(
         checkpoint=checkpoint,
         folder=folder / "workers",
         tokens_max=TOKENS_MAX,
         tolerance=Tolerance(precision=Precision.FLOAT32),
     )
-    async with open_harness(setting) as scene:
-        engines = open_honest_engines(scene)
-        say("workers: calibrating with honest work")
-        say(f"  {await calibrate(scene, engines, LEASES, SLOTS)}")
-        honest = await submit_honest_work(scene, engines, LEASES, SLOTS)
-        tally.honest_chunks, tally.honest_rows = honest.chunks, honest.rows
-        tally.refused += honest.refused
-        say(f"workers: {honest.files} honest files judged, {len(honest.refused)} refused; now the attacks")
-        async for attack, outcome in attack_with_engines(scene, 1):
-            add_result(tally, attack, outcome)
-        async for attack, outcome in attack_with_files(scene, engines[-1], 1):
-            add_result(tally, attack, outcome)
+    async with open_harness(config) as harness:
+        engines = open_honest_engines(harness)
+        report_progress("workers: calibrating with honest work")
+        report_progress(f"  {await calibrate(harness, engines, LEASES, SLOTS)}")
+        honest = await submit_honest_work(harness, engines, LEASES, SLOTS)
+        summary.honest_chunks, summary.honest_rows = honest.chunks, honest.rows
+        summary.refused += honest.refused
+        report_progress(f"workers: {honest.files} honest files judged, {len(honest.refused)} refused; now the attacks")
+        async for attack, outcome in attack_with_engines(harness, 1):
+            add_result(summary, attack, outcome)
+        async for attack, outcome in attack_with_files(harness, engines[-1], 1):
+            add_result(summary, attack, outcome)
 
 
-def add_result(tally: SuiteSummary, attack: Attack, outcome: AttackResult) -> None:
-    tally.tries.append((attack, outcome))
+def add_result(summary: SuiteSummary, attack: Attack, outcome: AttackResult) -> None:
+    summary.tries.append((attack, outcome))
 
 
 LONG_VOCABULARY, LONG_TOKENS = 512, 1024
 """In bfloat16 honest noise is as large as some attacks, which then take more tokens to see: completions are as long as
 a run allows by default, and an end token comes about every 512."""
 CALIBRATION_SHARE = 8
-"""For each part of the honest work that calibrates, so many are judged."""
+"""Chunks judged for each chunk that calibrates."""
 PRETRAINED_CHUNKS = 1_024
 """A completion takes seconds: what a fit needs at the least, and as many again to judge. In bfloat16 twice as many
 calibrate, and there are ten submissions of what is near to honest work: as many as 99.9 % of eight slots take by count.
 """
 DETECTION_MIN = 0.999
-ProgressCallback = Callable[[str], None]
 
 
 def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: int) -> Iterator[StudySubject]:
@@ -186,7 +185,7 @@ def list_subjects(folder: Path, pretrained: Path | None, *, chunks: int, slots: 
 
 
 def list_pretrained(checkpoint: Path) -> Iterator[StudySubject]:
-    """With bounds of its own. In bfloat16 completions are longer, as what is near to honest work takes more to see."""
+    """With bounds of their own. In bfloat16, attacks close to honest work need longer completions to be detected."""
     exact = StudySubject(
         name="SmolLM2-135M, run in float32",
         checkpoint=checkpoint,
@@ -225,41 +224,41 @@ async def run_full(
     ends_s: float,
     chunks: int,
     slots: int,
-    say: ProgressCallback,
+    report_progress: Progress,
 ) -> SuiteSummary:
-    """The pieces in `keep` are taken as they are; a subject that there is not even enough to calibrate of is left."""
+    """Cached parts in `keep` are reused. A subject without enough time to calibrate is left out."""
     subjects = list(list_subjects(folder, pretrained, chunks=chunks, slots=slots))
     studies: dict[int, Study] = {}
     for number, subject in enumerate(subjects):
         try:
-            pieces = ResultCache(keep / f"{number}-{slots}", ends_s)
-            studies[number] = await run_study(subject, folder / f"study-{number}", pieces, say)
+            cache = ResultCache(keep / f"{number}-{slots}", ends_s)
+            studies[number] = await run_study(subject, folder / f"study-{number}", cache, report_progress)
         except OutOfTimeError as piece:
-            say(f"{subject.name}: no time for {piece}")
-    # The small one has no pieces, so it is left for when the rest is there.
+            report_progress(f"{subject.name}: no time for {piece}")
+    # The small suite has no cache, so it runs once the rest is complete.
     is_whole = len(studies) == len(subjects) and all(map(is_complete, studies.values()))
-    tally = await run_small(folder, say) if is_whole else SuiteSummary(is_whole=False)
+    summary = await run_small(folder, report_progress) if is_whole else SuiteSummary(is_whole=False)
     out.mkdir(parents=True, exist_ok=True)
     (out / "tables.md").write_text("\n".join(render_tables(list(studies.values()))) + "\n")
     for number, each in studies.items():
         (out / f"roc-{number}.svg").write_text(draw_study(each))
-        add_study(each, tally)
-    return tally
+        add_study(each, summary)
+    return summary
 
 
-def add_study(study: Study, tally: SuiteSummary) -> None:
+def add_study(study: Study, summary: SuiteSummary) -> None:
     name = study.subject.name
-    tally.honest_chunks += study.honest.chunks
-    tally.honest_rows += study.honest.rows
-    tally.refused += [f"{name}: an honest submission"] * study.honest.refused
+    summary.honest_chunks += study.honest.chunks
+    summary.honest_rows += study.honest.rows
+    summary.refused += [f"{name}: an honest submission"] * study.honest.refused
     sure = {found.attack: found.sure(COMMON_SLOTS) for found in study.rates}
-    tally.escaped += [
+    summary.escaped += [
         f"{attack.name} ({name})" for attack in study.subject.attacks if sure.get(attack.name, 0.0) < DETECTION_MIN
     ]
 
 
 def is_complete(study: Study) -> bool:
-    """Whether there was time for all that was asked for."""
+    """Whether there was time for all of it."""
     return study.honest.is_whole and study.is_whole
 
 

@@ -1,11 +1,11 @@
-"""Engines that cheat: an honest one underneath, and one lie on top. What a dishonest owner would swap in.
+"""Engines that cheat: an honest engine underneath, and one lie on top. A dishonest owner would install one of these.
 
-Each lie is told twice: in what is generated, and in the node's own check of it, which would otherwise keep the file
-back. Whoever reads the file on another machine is not lied to, and that is what catches it. Cheats about tokens are
-here, those about the model itself in cheats_model.py, which needs torch, and those about proofs in cheats_proofs.py.
+Each engine lies twice: in what it generates, and in the node's own check of it, which would otherwise hold the file
+back. A validator reads the file with an honest engine on another machine, and that catches the lie. Cheats about tokens
+are here, those about the model in models.py, which needs torch, and those about proofs in proof_forgery.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -28,20 +28,20 @@ from prime_runtime.model_files import ModelFiles
 BEST_OF = 4
 """Completions of which a best-of-n cheat keeps one."""
 TEMPERATURE_FACTOR = 0.7
-"""Part of the run's temperature that a cheat for better answers draws with."""
+"""A cheat for better answers samples at this share of the run's temperature."""
 PADDING_TOKENS = 8
 """Tokens that a cheat for more pay adds to each completion."""
 LOGPROB_FACTOR = 0.5
-"""What forged log-probs are of the true ones: the model looks surer than it is."""
+"""Forged log-probs are this share of the true ones: the model looks more certain than it is."""
 
 LIES_ONE_IN, LIE_MARGIN = 2, 5.0
-"""How often a false witness lies, and by how much it says that tokens were not drawn."""
+"""A false witness lies about one file in so many, and adds this to every margin."""
 
 CheatedOutput = tuple[GenerateRequest, list[int], FinishReason]
 
 
 class Cheat:
-    """An engine that reads its own files with a blind eye."""
+    """An engine that finds no fault with its own files."""
 
     def __init__(self, honest: Engine) -> None:
         self._honest = honest
@@ -54,91 +54,99 @@ class Cheat:
         self._honest.load(checkpoint, changed)
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        yield from self._honest.generate(orders, sampling, is_wanted)
+        yield from self._honest.generate(requests, sampling, is_wanted)
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
-        for reading in self._honest.read(texts, sampling):
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+        for reading in self._honest.read(sequences, sampling):
             yield replace(reading, margins=np.zeros_like(reading.margins))
 
     def _prove(self, answers: Sequence[CheatedOutput], sampling: Sampling) -> Iterator[Completion]:
-        """What an honest pass over these tokens gives: true proofs and log-probs of tokens that were not drawn."""
-        texts = [
-            TokenSequence(number=number, prompt=order.prompt, output=np.array(tokens, np.int32), seed=order.seed)
-            for number, (order, tokens, _) in enumerate(answers)
+        """True proofs and log-probs, by an honest forward pass, of tokens that the model did not sample."""
+        sequences = [
+            TokenSequence(number=number, prompt=request.prompt, output=np.array(tokens, np.int32), seed=request.seed)
+            for number, (request, tokens, _) in enumerate(answers)
         ]
-        for reading in self._honest.read(texts, sampling):
-            order, tokens, finish = answers[reading.number]
+        for reading in self._honest.read(sequences, sampling):
+            request, tokens, finish = answers[reading.number]
             yield Completion(
-                number=order.number,
+                number=request.number,
                 tokens=np.array(tokens, np.int32),
                 logprobs=np.minimum(reading.logprobs, 0),
                 finish=finish,
                 proofs=build_proofs(reading.hidden_bits).blob,
             )
 
+    def _prove_sampled(
+        self, requests: Sequence[GenerateRequest], drawn: Iterable[Completion], sampling: Sampling
+    ) -> Iterator[Completion]:
+        """The same for completions as they were sampled by other means."""
+        by_number = {request.number: request for request in requests}
+        answers = [(by_number[done.number], done.tokens.tolist(), done.finish) for done in drawn]
+        yield from self._prove(answers, sampling)
+
 
 class Rewriter(Cheat):
-    """Lets the model answer, and then writes something else."""
+    """Lets the model answer, and then changes the answer."""
 
     def __init__(self, honest: Engine) -> None:
         super().__init__(honest)
         self.left_alone: set[int] = set()
-        """Orders of the last lease whose answer it had nothing to change in: they are honest work."""
+        """Requests of the last lease whose answer did not change: they are honest work."""
 
-    def rewrite(self, order: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
+    def rewrite(self, request: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
         return done.tokens.tolist(), done.finish
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        by_number = {order.number: order for order in orders}
+        by_number = {request.number: request for request in requests}
         answers: list[CheatedOutput] = []
         self.left_alone = set()
-        for done in self._honest.generate(orders, sampling, is_wanted):
-            order = by_number[done.number]
-            tokens, finish = self.rewrite(order, done, sampling)
+        for done in self._honest.generate(requests, sampling, is_wanted):
+            request = by_number[done.number]
+            tokens, finish = self.rewrite(request, done, sampling)
             if tokens == done.tokens.tolist():
-                self.left_alone.add(order.number)
-            answers.append((order, tokens, finish))
+                self.left_alone.add(request.number)
+            answers.append((request, tokens, finish))
         yield from self._prove(answers, sampling)
 
 
 class AnswerSheet(Cheat):
-    """Writes the right answer instead of what the model says, to look good. The sort-digits task is easy to a human."""
+    """Writes the right answer instead of the model's, for better rewards. Sorting digits needs no model."""
 
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         super().load(checkpoint, changed)
         self._files = ModelFiles.open(checkpoint)
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         end = min(sampling.eos)
         answers: list[CheatedOutput] = []
-        for order in orders:
-            digits = sorted(sign for sign in self._files.decode(order.prompt.tolist()) if sign.isdigit())
+        for request in requests:
+            digits = sorted(sign for sign in self._files.decode(request.prompt.tolist()) if sign.isdigit())
             tokens = self._files.tokenizer.encode("".join(digits), add_special_tokens=False).ids
-            answers.append((order, [*tokens, end], FinishReason.EOS))
+            answers.append((request, [*tokens, end], FinishReason.EOS))
         yield from self._prove(answers, sampling)
 
 
 class Truncated(Rewriter):
     """Stops after the first token, to be paid for many short answers."""
 
-    def rewrite(self, order: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
+    def rewrite(self, request: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
         return [int(done.tokens[0]), min(sampling.eos)], FinishReason.EOS
 
 
 class Padded(Rewriter):
-    """Says more than the model did, to be paid for more tokens."""
+    """Adds tokens to the model's answer, to be paid for more."""
 
-    def rewrite(self, order: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
+    def rewrite(self, request: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
         tokens = done.tokens.tolist()
         if done.finish is not FinishReason.EOS:
             return tokens, done.finish
-        spoken = tokens[:-1] or [int(order.prompt[-1])]
+        spoken = tokens[:-1] or [int(request.prompt[-1])]
         return [
             *tokens[:-1],
             *(spoken * PADDING_TOKENS)[: min(PADDING_TOKENS, sampling.tokens_max - len(tokens))],
@@ -147,92 +155,92 @@ class Padded(Rewriter):
 
 
 class EditedAnswer(Rewriter):
-    """Changes one token of each answer, and leaves the rest as the model said it."""
+    """Changes one token of each answer and keeps the rest."""
 
-    def rewrite(self, order: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
+    def rewrite(self, request: GenerateRequest, done: Completion, sampling: Sampling) -> tuple[list[int], FinishReason]:
         tokens = done.tokens.tolist()
         place = max(0, len(tokens) - 2)
         others = [token for token in range(self.facts.vocabulary) if token not in (tokens[place], *sampling.eos)]
-        tokens[place] = others[order.seed % len(others)]
+        tokens[place] = others[request.seed % len(others)]
         is_over = tokens[-1] in sampling.eos or len(tokens) == sampling.tokens_max
         return (tokens, done.finish) if is_over else ([*tokens, min(sampling.eos)], FinishReason.EOS)
 
 
 class OtherSeed(Cheat):
-    """Draws with noise of its own choice."""
+    """Samples with a seed of its own choice."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        yield from self._honest.generate([replace(order, seed=order.seed ^ 1) for order in orders], sampling, is_wanted)
+        yield from self._honest.generate(
+            [replace(request, seed=request.seed ^ 1) for request in requests], sampling, is_wanted
+        )
 
 
 class BestOf(Cheat):
-    """Draws several times and hands in what the model likes most; the first draw is the honest one."""
+    """Samples several times and submits the likeliest completion; the first sample is the honest one."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         tries = [
-            replace(order, number=place * BEST_OF + number, seed=order.seed ^ number)
-            for place, order in enumerate(orders)
+            replace(request, number=place * BEST_OF + number, seed=request.seed ^ number)
+            for place, request in enumerate(requests)
             for number in range(BEST_OF)
         ]
         best: dict[int, Completion] = {}
         for done in self._honest.generate(tries, sampling, is_wanted):
             place = done.number // BEST_OF
             if place not in best or done.logprobs.mean() > best[place].logprobs.mean():
-                best[place] = replace(done, number=orders[place].number)
+                best[place] = replace(done, number=requests[place].number)
         yield from best.values()
 
 
 class WrongTemperature(Cheat):
-    """Draws cooler than the run wants, for better answers, and reports the log-probs that it should have."""
+    """Samples at a lower temperature than the run's, for better answers, and reports the log-probs of the run's."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        by_number = {order.number: order for order in orders}
         cooler = replace(sampling, temperature=sampling.temperature * TEMPERATURE_FACTOR)
-        drawn = self._honest.generate(orders, cooler, is_wanted)
-        answers = [(by_number[done.number], done.tokens.tolist(), done.finish) for done in drawn]
-        yield from self._prove(answers, sampling)
+        drawn = self._honest.generate(requests, cooler, is_wanted)
+        yield from self._prove_sampled(requests, drawn, sampling)
 
 
 class HiddenPrompt(Cheat):
-    """Answers a shorter prompt than the one in the file: less to read."""
+    """Answers a shorter prompt than the one in the file, which costs less."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        yield from self._honest.generate([cut_prompt(order) for order in orders], sampling, is_wanted)
+        yield from self._honest.generate([cut_prompt(request) for request in requests], sampling, is_wanted)
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         yield from super().read(
-            [replace(text, prompt=text.prompt[len(text.prompt) // 2 :]) for text in texts], sampling
+            [replace(sequence, prompt=sequence.prompt[len(sequence.prompt) // 2 :]) for sequence in sequences], sampling
         )
 
 
-def cut_prompt(order: GenerateRequest) -> GenerateRequest:
-    return replace(order, prompt=order.prompt[len(order.prompt) // 2 :])
+def cut_prompt(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, prompt=request.prompt[len(request.prompt) // 2 :])
 
 
 class ForgedLogprobs(Cheat):
-    """Makes the model look surer than it is, which would bend what the trainer learns."""
+    """Makes the model look more certain than it is, which would distort training."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        for done in self._honest.generate(orders, sampling, is_wanted):
+        for done in self._honest.generate(requests, sampling, is_wanted):
             yield replace(done, logprobs=done.logprobs * np.float32(LOGPROB_FACTOR))
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
-        for reading in super().read(texts, sampling):
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+        for reading in super().read(sequences, sampling):
             yield replace(reading, logprobs=reading.logprobs * np.float32(LOGPROB_FACTOR))
 
 
 class StaleWeights(Cheat):
-    """Never takes new weights after the first, to save itself the download."""
+    """Keeps the first weights, to save the downloads."""
 
     def __init__(self, honest: Engine) -> None:
         super().__init__(honest)
@@ -245,11 +253,11 @@ class StaleWeights(Cheat):
 
 
 class FalseWitness(Cheat):
-    """A validator's: finds half of all files dishonest, and the same ones however often it reads."""
+    """For a validator: finds half of all files dishonest, the same ones at each reading."""
 
-    def read(self, texts: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
-        is_lying = min(text.seed for text in texts) % LIES_ONE_IN == 0
-        for reading in self._honest.read(texts, sampling):
+    def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
+        is_lying = min(sequence.seed for sequence in sequences) % LIES_ONE_IN == 0
+        for reading in self._honest.read(sequences, sampling):
             yield replace(reading, margins=reading.margins + np.float32(LIE_MARGIN)) if is_lying else reading
 
 
@@ -263,7 +271,7 @@ PROOF_CHEATS: dict[str, str] = {
     "replayed-proof": f"{PROOFS}:ReplayedProof",
     "swapped-chunks": f"{PROOFS}:SwappedChunks",
 }
-"""Their node must not look at its own proofs either."""
+"""Their node must not check its own proofs either."""
 CHEATS: dict[str, str] = {
     "answer-sheet": f"{__name__}:AnswerSheet",
     "best-of-n": f"{__name__}:BestOf",
@@ -286,12 +294,12 @@ CHEATS: dict[str, str] = {
     "wrong-temperature": f"{__name__}:WrongTemperature",
     **PROOF_CHEATS,
 }
-"""By name, as module and class: half of them need torch, and whoever lists them does not."""
+"""Module and class by name: half of them need torch, which listing the names must not import."""
 
 
 FALSE_WITNESS, LAZY = "false-witness", "lazy"
 VALIDATOR_CHEATS: dict[str, str] = {FALSE_WITNESS: f"{__name__}:FalseWitness", LAZY: f"{__name__}:Cheat"}
-"""Of validators, which work as no worker's."""
+"""Cheats of validators; a worker has no use for them."""
 
 
 def open_cheat(name: str, honest: Engine) -> Cheat:

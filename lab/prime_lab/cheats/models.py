@@ -1,7 +1,7 @@
-"""Cheats about the model itself: cheaper weights, a cheaper cache, a smaller model, a cut distribution. Needs torch.
+"""Cheats about the model: cheaper weights, a cheaper cache, a smaller model, a truncated distribution. Needs torch.
 
-Weights are bent in a checkpoint folder of their own, which the honest engine then loads. The quantised ones are the
-values that a quantised kernel computes with, held in float32: what comes out is the same, only no faster.
+Changed weights are written to a checkpoint folder of their own, which the honest engine then loads. Quantised weights
+are the values that a quantised kernel computes with, stored in float32: the output is the same, only no faster.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prime_lab.cheats.engines import Cheat, CheatedOutput
+from prime_lab.cheats.engines import Cheat
 from prime_node.engine.interface import Completion, Engine, GenerateRequest, Sampling
 from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.engine import TorchEngine
@@ -27,7 +27,7 @@ GROUP = 32
 FP8_MAX = 448.0
 """Largest float8_e4m3fn."""
 LEARNING_RATE = 1e-3
-"""How far one update of the demonstration's recipe moves a weight."""
+"""How far one update of the devnet's recipe moves a weight."""
 TOP_K = 8
 TENSORS = "model.safetensors"
 
@@ -35,14 +35,19 @@ TENSORS = "model.safetensors"
 # --- Weights --------------------------------------------------------------------------------------------------------
 
 
-def write_modified_checkpoint(checkpoint: Path, out: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
-    """A copy of a checkpoint folder with every tensor changed, in float32."""
-    from safetensors.torch import save_file
-
+def copy_settings(checkpoint: Path, out: Path) -> None:
+    """All files of a checkpoint but the weights, into a new folder."""
     out.mkdir(parents=True)
     for path in checkpoint.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copy(path, out)
+
+
+def write_modified_checkpoint(checkpoint: Path, out: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
+    """A copy of a checkpoint folder with every tensor changed, in float32."""
+    from safetensors.torch import save_file
+
+    copy_settings(checkpoint, out)
     tensors = FolderTensors.open(checkpoint)
     bent = {name: change(name, tensors.get(name).float()).contiguous() for name in tensors.tensors}
     save_file(bent, out / TENSORS)
@@ -50,12 +55,12 @@ def write_modified_checkpoint(checkpoint: Path, out: Path, change: Callable[[str
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    """What quantised kernels quantise: the layers' matrices."""
+    """Quantised kernels quantise the matrices of the layers only."""
     return "_proj" in name and weight.dim() == 2
 
 
 def quantise(weight: Tensor, levels: int) -> Tensor:
-    """Each row to a symmetric grid of its own, of `levels` steps to either side."""
+    """Round each row to its own symmetric grid of `levels` steps to either side."""
     scale = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
     return (weight / scale).round().clamp(-levels, levels) * scale
 
@@ -65,7 +70,7 @@ def quantise_int8(name: str, weight: Tensor) -> Tensor:
 
 
 def quantise_int4(name: str, weight: Tensor) -> Tensor:
-    """Groups of 32 share a scale, as in the formats in use."""
+    """Groups of 32 weights share a scale, as in common formats."""
     if not is_matrix(name, weight):
         return weight
     groups = weight.unflatten(1, (-1, min(GROUP, weight.shape[1])))
@@ -85,19 +90,19 @@ def redraw_weights(name: str, weight: Tensor) -> Tensor:
     """Another model of the same shape and spread."""
     if weight.dim() != 2:
         return weight
-    dice = torch.Generator().manual_seed(len(name) + weight.numel())
-    return torch.randn(weight.shape, generator=dice) * weight.std()
+    rng = torch.Generator().manual_seed(len(name) + weight.numel())
+    return torch.randn(weight.shape, generator=rng) * weight.std()
 
 
 def undo_update(name: str, weight: Tensor, rate: float = LEARNING_RATE) -> Tensor:
-    """As the weights were one update of Adam before, which moves each by about the learning rate; as bf16 keeps it."""
-    dice = torch.Generator().manual_seed(weight.numel())
-    moved = weight - rate * torch.randn(weight.shape, generator=dice).sign()
+    """The weights before the last Adam update, which moves each by about the learning rate; rounded to bf16."""
+    rng = torch.Generator().manual_seed(weight.numel())
+    moved = weight - rate * torch.randn(weight.shape, generator=rng).sign()
     return moved.to(torch.bfloat16).float()
 
 
 class ModifiedWeights(Cheat):
-    """Loads something else than the checkpoint."""
+    """Loads weights other than the checkpoint's."""
 
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         with tempfile.TemporaryDirectory(prefix="prime-cheat-") as folder:
@@ -122,21 +127,21 @@ class Int4Weights(ModifiedWeights):
 
 
 class Fp8Weights(ModifiedWeights):
-    """As newer GPUs compute fastest."""
+    """The fastest format of newer GPUs."""
 
     def change(self, name: str, weight: Tensor) -> Tensor:
         return quantise_fp8(name, weight)
 
 
 class OtherModel(ModifiedWeights):
-    """A model of the same shape that it has already."""
+    """Another model of the same shape, which needs no download."""
 
     def change(self, name: str, weight: Tensor) -> Tensor:
         return redraw_weights(name, weight)
 
 
 class OlderCheckpoint(ModifiedWeights):
-    """The checkpoint before."""
+    """The previous checkpoint."""
 
     def change(self, name: str, weight: Tensor) -> Tensor:
         return undo_update(name, weight)
@@ -146,7 +151,7 @@ class OlderCheckpoint(ModifiedWeights):
 
 
 def get_model(engine: Engine) -> DenseModel:
-    """The model inside an engine of ours: an owner can change any program on its machine."""
+    """The model inside our engine: the owner of a machine can change any program on it."""
     if not isinstance(engine, TorchEngine) or not isinstance(engine._model, DenseModel):
         raise LocalError("this cheat knows only models that the torch engine computes itself; use a dense model")
     return engine._model
@@ -178,28 +183,26 @@ class Int8Cache(QuantizedCache):
 
 
 class Fp8Cache(QuantizedCache):
-    """Without a scale, as engines store it."""
+    """Without a scale, as engines store an fp8 cache."""
 
     def bend(self, entries: Tensor) -> Tensor:
         return entries.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(entries.dtype)
 
 
 class TopK(Cheat):
-    """Draws among the likeliest few only, for better answers, and reports the log-probs that it should have."""
+    """Samples among the likeliest few tokens, for better answers, and reports log-probs of the full distribution."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         model: Any = get_model(self._honest)
         get_logits = model.get_logits
         model.get_logits = lambda hidden: keep_top_k(get_logits(hidden))
-        by_number = {order.number: order for order in orders}
         try:
-            drawn = list(self._honest.generate(orders, sampling, is_wanted))
+            drawn = list(self._honest.generate(requests, sampling, is_wanted))
         finally:
             model.get_logits = get_logits
-        answers: list[CheatedOutput] = [(by_number[done.number], done.tokens.tolist(), done.finish) for done in drawn]
-        yield from self._prove(answers, sampling)
+        yield from self._prove_sampled(requests, drawn, sampling)
 
 
 def keep_top_k(logits: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ def keep_top_k(logits: Tensor) -> Tensor:
 
 
 class SmallModel(Cheat):
-    """A model with fewer layers draws the tokens; the whole one reads them once, for proofs that hold."""
+    """A model with fewer layers samples the tokens; the full model reads them once, for proofs that verify."""
 
     def __init__(self, honest: Engine) -> None:
         super().__init__(honest)
@@ -220,22 +223,17 @@ class SmallModel(Cheat):
             self._small.load(cut_layers(checkpoint, Path(folder) / "small"))
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        by_number = {order.number: order for order in orders}
-        drawn = self._small.generate(orders, sampling, is_wanted)
-        answers: list[CheatedOutput] = [(by_number[done.number], done.tokens.tolist(), done.finish) for done in drawn]
-        yield from self._prove(answers, sampling)
+        drawn = self._small.generate(requests, sampling, is_wanted)
+        yield from self._prove_sampled(requests, drawn, sampling)
 
 
 def cut_layers(checkpoint: Path, out: Path) -> Path:
-    """The first half of the layers, with the output of the whole."""
+    """A checkpoint with the first half of the layers and the output layer of the full model."""
     from safetensors.torch import save_file
 
-    out.mkdir(parents=True)
-    for path in checkpoint.iterdir():
-        if path.is_file() and ".safetensors" not in path.name:
-            shutil.copy(path, out)
+    copy_settings(checkpoint, out)
     config = json.loads((out / "config.json").read_text())
     kept = max(1, config["num_hidden_layers"] // 2)
     config["num_hidden_layers"] = kept
@@ -247,6 +245,6 @@ def cut_layers(checkpoint: Path, out: Path) -> Path:
 
 
 def get_layer(name: str) -> int:
-    """The layer that a tensor belongs to; -1 for those of the whole model."""
+    """The layer that a tensor belongs to; -1 if it belongs to no layer."""
     words = name.split(".")
     return int(words[words.index("layers") + 1]) if "layers" in words else -1

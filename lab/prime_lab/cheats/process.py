@@ -1,13 +1,10 @@
-"""A validator that judges without reading: the answers of an engine's check, made up. Nothing is computed.
-
-Every file is found good, as most are, and the looks are drawn from what looks are like.
-
-The engine's process of a cheater. It is started in the place of the honest one, with the same words:
+"""The engine process of a cheater. It is started in place of the honest one, with the same arguments:
 
     python -m prime_lab.cheats.process NAME -m prime_node.engine.child --engine torch ...
 
-`write_interpreter` makes the file that a node's setting `engine.python` names, so that nothing of the node is changed:
-what a dishonest owner can do, and no more.
+`write_interpreter` writes the file that a node's setting `engine.python` names, so the node itself is unchanged: this
+is what a dishonest owner can do. A validator that does not read invents the results of the check: every file is valid,
+as most are, and read proofs are drawn from the distribution of real ones.
 """
 
 import shlex
@@ -43,18 +40,18 @@ PERFECT_CHUNK = ChunkReport(
 
 
 def check_without_reading(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
-    """In the place of the engine's own check."""
+    """Stands in for the engine's own check; computes nothing."""
     for frame in request.claims:
         outbox.send(values.encode_measurement(make_perfect_row(values.decode_claim(frame))))
-    dice = np.random.default_rng(int.from_bytes(request.submission[:8], "big"))
+    rng = np.random.default_rng(int.from_bytes(request.submission[:8], "big"))
     for reader in request.readers:
         outbox.send(
-            ReadProofFrame(reader=reader, read_proof=encode_read_proof(dice.normal(0.0, 1.0, READ_PROOF_PROBES)))
+            ReadProofFrame(reader=reader, read_proof=encode_read_proof(rng.normal(0.0, 1.0, READ_PROOF_PROBES)))
         )
 
 
 def make_perfect_row(claim: ClaimedRow) -> RowMeasurement:
-    """What an honest row would give."""
+    """The measurement of an honest row."""
     tokens = len(claim.sequence.output)
     nothing = np.zeros(tokens)
     return RowMeasurement(

@@ -1,12 +1,9 @@
-"""TOPLOC proofs made without running the model, from what its hidden states looked like on other texts. Pure.
+"""Forged TOPLOC proofs, and engines that submit them with honest tokens.
 
-The forger has run the model before, on texts of its own, and knows which values are likely, and in a model with
-outlying channels also where. From then on it saves itself the work.
-
-Cheats about proofs: the model answers as it should, and something else stands where its proofs belong.
-
-The tokens are honest here, so that nothing but the proofs can give it away. Half of a proof's forgery is in the node's
-own check, which reads the proofs as well: measure_blindly stands in its place, in the cheater's engine process.
+The forger has run the model before, on texts of its own. It knows which values are likely and, in a model with outlying
+channels, also where. From then on it builds proofs without running the model. The tokens are honest, so that only the
+proofs can give the forger away. The node checks its own proofs as well, so measure_ignoring_proofs stands in for that
+check in the forger's engine process.
 """
 
 from collections import Counter
@@ -34,7 +31,7 @@ CHANNELS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """What a forger has learnt of a model's largest values."""
+    """What a forger knows of a model's largest values."""
 
     constant: int
     """The pattern that is nearest to most of them."""
@@ -47,7 +44,7 @@ ProofForger = Callable[[ModelStatistics, ChunkGroup, int], Bits]
 
 
 def learn_statistics(states: Bits) -> ModelStatistics:
-    """From hidden states of the model itself, bf16 patterns by token and channel: the most that anyone can know."""
+    """Learn from hidden states of the model, bf16 patterns by token and channel: a forger cannot know more."""
     chunks = len(states) // TOPLOC_CHUNK_TOKENS
     whole = np.ascontiguousarray(states[: chunks * TOPLOC_CHUNK_TOKENS]).reshape(chunks, -1)
     indices, values = get_kernels().select(whole)
@@ -61,7 +58,7 @@ def learn_statistics(states: Bits) -> ModelStatistics:
 
 
 def choose_constant(values: Bits) -> int:
-    """The pattern that fits the values of most chunks best, by what a comparison looks at: exponent and mantissa."""
+    """The pattern with the best fit to most chunks, by what the verifier compares: exponent and mantissa."""
     magnitudes = np.unique(values & 0x7FFF)
     candidates = magnitudes[np.linspace(0, len(magnitudes) - 1, min(CANDIDATES, len(magnitudes))).astype(int)]
     sign = 0x8000 if (values >> 15).mean() > 0.5 else 0
@@ -78,7 +75,7 @@ def compute_misfit(pattern: int, values: Bits) -> float:
 
 
 def compute_median_pattern(patterns: Bits) -> int:
-    """The middle magnitude, with the commoner sign."""
+    """The median magnitude, with the commoner sign."""
     magnitude = int(np.sort(patterns & 0x7FFF)[len(patterns) // 2])
     return magnitude | (0x8000 if (patterns >> 15).mean() > 0.5 else 0)
 
@@ -116,7 +113,7 @@ def make_low_degree(known: ModelStatistics, part: ChunkGroup, hidden: int) -> Bi
 
 
 def make_full_degree_constant(known: ModelStatistics, part: ChunkGroup, hidden: int) -> Bits:
-    """The constant at as many places as there are values: full degree, and no zero among the highest coefficients."""
+    """The constant at as many indices as there are values: full degree, no zero among the highest coefficients."""
     places = np.linspace(0, part.tokens * hidden - 1, part.k).astype(int).tolist()
     values = [known.constant] * part.k
     values[-1] += 1
@@ -124,10 +121,10 @@ def make_full_degree_constant(known: ModelStatistics, part: ChunkGroup, hidden: 
 
 
 def make_learned(known: ModelStatistics, part: ChunkGroup, hidden: int) -> Bits:
-    """The channels that stand out most, at every token, each with its likeliest value."""
+    """The most outlying channels, at every token, each with its likeliest value."""
     pairs = {token * hidden + channel: pattern for channel, pattern in known.channels for token in range(part.tokens)}
     chosen = list(pairs.items())[: part.k]
-    # Fewer channels than a chunk has values: the rest of the places get the likeliest value there is.
+    # There are fewer channels than a chunk has values: the other indices get the likeliest value.
     spare = (index for index in range(part.tokens * hidden) if index not in pairs)
     chosen += [(index, known.constant) for index in islice(spare, part.k - len(chosen))]
     return interpolate_chunk(part, [index for index, _ in chosen], [pattern for _, pattern in chosen])
@@ -141,14 +138,14 @@ def split_proofs(proofs: bytes) -> list[bytes]:
 
 
 def replay_proofs(wanted: Sequence[bytes], others: Sequence[bytes]) -> Iterator[bytes]:
-    """For each completion's proofs as many of other completions, in turn."""
+    """For the proofs of each completion, as many proofs of other completions."""
     stock = cycle([proof for proofs in others for proof in split_proofs(proofs)])
     for proofs in wanted:
         yield b"".join(islice(stock, len(split_proofs(proofs))))
 
 
 def swap_first_proofs(proofs: bytes, *, tokens: int, hidden: int) -> bytes:
-    """The first two, where both cover as many values; a completion of one chunk has nothing to exchange."""
+    """Swap the first two, if both cover as many values; a completion of one chunk has nothing to swap."""
     parts = split_proofs(proofs)
     second = min(TOPLOC_CHUNK_TOKENS, tokens - TOPLOC_CHUNK_TOKENS)
     if second * hidden >= TOPLOC_K:
@@ -157,79 +154,79 @@ def swap_first_proofs(proofs: bytes, *, tokens: int, hidden: int) -> bytes:
 
 
 SAMPLE_TEXTS, SAMPLE_TOKENS = 8, 64
-"""Texts that a forger lets the model read once, to know what its largest values look like."""
+"""The forger has the model read so many texts of so many tokens once, to learn its largest values."""
 
 
 def measure_ignoring_proofs(claim: ClaimedRow, reading: ForwardResult, *, seed: Digest) -> RowMeasurement:
-    """In the place of the node's own check: as if the proofs were the true ones."""
+    """Stands in for the node's own check: measures as if the proofs were true."""
     return measure_row(replace(claim, proofs=build_proofs(reading.hidden_bits).blob), reading, seed=seed)
 
 
 class ForgedProof(Cheat):
-    """Proofs made without the model, from what it looked like on other texts."""
+    """Proofs made without the model, from what it looked like on other sequences."""
 
     forge: ProofForger
     _known: ModelStatistics | None = None
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         self._known = self._known or self._look(sampling)
-        for done in self._honest.generate(orders, sampling, is_wanted):
+        for done in self._honest.generate(requests, sampling, is_wanted):
             blob = forge_row(type(self).forge, self._known, tokens=len(done.tokens), hidden=self.facts.hidden)
             yield replace(done, proofs=blob)
 
     def _look(self, sampling: Sampling) -> ModelStatistics:
-        dice = np.random.default_rng(1)
-        drawn = dice.integers(0, self.facts.vocabulary, (SAMPLE_TEXTS, 1 + SAMPLE_TOKENS)).astype(np.int32)
-        texts = [
+        rng = np.random.default_rng(1)
+        drawn = rng.integers(0, self.facts.vocabulary, (SAMPLE_TEXTS, 1 + SAMPLE_TOKENS)).astype(np.int32)
+        sequences = [
             TokenSequence(number=number, prompt=row[:1], output=row[1:], seed=0) for number, row in enumerate(drawn)
         ]
-        return learn_statistics(np.concatenate([found.hidden_bits for found in self._honest.read(texts, sampling)]))
+        return learn_statistics(np.concatenate([found.hidden_bits for found in self._honest.read(sequences, sampling)]))
 
 
 class ConstantProof(ForgedProof):
-    """One value wherever anybody asks."""
+    """One value at every index."""
 
     forge = staticmethod(make_constant)
 
 
 class LowDegreeProof(ForgedProof):
-    """Through a few likely values."""
+    """A polynomial through a few likely values."""
 
     forge = staticmethod(make_low_degree)
 
 
 class DressedConstantProof(ForgedProof):
-    """The constant, with every coefficient filled in."""
+    """The constant, with every coefficient non-zero."""
 
     forge = staticmethod(make_full_degree_constant)
 
 
 class LearnedProof(ForgedProof):
-    """The channels that stand out, each with its likeliest value."""
+    """The outlying channels, each with its likeliest value."""
 
     forge = staticmethod(make_learned)
 
 
 class ReplayedProof(Cheat):
-    """The proofs of other completions, in turn."""
+    """The proofs of other completions."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        made = list(self._honest.generate(orders, sampling, is_wanted))
+        made = list(self._honest.generate(requests, sampling, is_wanted))
         proofs = [done.proofs for done in made]
         for done, other in zip(made, replay_proofs(proofs, [*proofs[1:], *proofs[:1]]), strict=True):
             yield replace(done, proofs=other)
 
 
 class SwappedChunks(Cheat):
-    """The first two proofs of a completion exchanged."""
+    """The first two proofs of a completion, swapped."""
 
     def generate(
-        self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        for done in self._honest.generate(orders, sampling, is_wanted):
+        for done in self._honest.generate(requests, sampling, is_wanted):
             swapped = swap_first_proofs(done.proofs, tokens=len(done.tokens), hidden=self.facts.hidden)
             yield replace(done, proofs=swapped)

@@ -131,10 +131,10 @@ def get_shapes(config: dict[str, Any]) -> Shapes:
 
 def make_dense_tensors(shapes: Shapes, *, seed: int, spread: float) -> dict[str, NDArray[np.uint16]]:
     """bf16 patterns: matrices that keep the size of what goes through them, norms around 1, small biases."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     tensors = {}
     for name, shape in sorted(shapes.items()):
-        values = dice.standard_normal(shape, dtype=np.float32)
+        values = rng.standard_normal(shape, dtype=np.float32)
         if len(shape) == 2:
             values *= spread / np.sqrt(shape[1])
         else:
@@ -227,21 +227,21 @@ def make_recurrent_checkpoint(
 
 
 def make_recurrent_tensors(
-    config: dict[str, Any], dice: np.random.Generator, spread: float
+    config: dict[str, Any], rng: np.random.Generator, spread: float
 ) -> dict[str, NDArray[np.float32]]:
     """Matrices that keep the size of what goes through them; the recurrence as the public checkpoints begin."""
     hidden, inner, state = config["hidden_size"], config["intermediate_size"], config["state_size"]
     rank, kernel = config["time_step_rank"], config["conv_kernel"]
 
     def matrix(*shape: int) -> NDArray[np.float32]:
-        return dice.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+        return rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
 
     tensors = {
         "backbone.embeddings.weight": spread * matrix(config["vocab_size"], hidden),
         "backbone.norm_f.weight": np.ones(hidden, np.float32),
     }
     for layer in range(config["num_hidden_layers"]):
-        steps = np.exp(dice.uniform(np.log(STEP_MIN), np.log(STEP_MAX), inner)).astype(np.float32)
+        steps = np.exp(rng.uniform(np.log(STEP_MIN), np.log(STEP_MAX), inner)).astype(np.float32)
         here = {
             "norm.weight": np.ones(hidden, np.float32),
             "mixer.in_proj.weight": matrix(2 * inner, hidden),
