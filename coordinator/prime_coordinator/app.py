@@ -18,7 +18,6 @@ from prime_coordinator.api.explorer import make_explorer
 from prime_coordinator.api.files import add_file_routes
 from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
 from prime_coordinator.api.routes import add_json_routes
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import RETRY_MS_MAX, SWEEP_MS
 from prime_coordinator.core import Core
@@ -29,7 +28,6 @@ from prime_coordinator.home import (
     database_url,
     load_key,
     load_log_key,
-    load_planted,
     lock_home,
     objects_url,
 )
@@ -138,12 +136,10 @@ class CoordinatorServer:
         ledger, tree = await recover_ledger(
             store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
         )
-        plants = Plants.of(key, load_planted(config))
         core = Core(
             key,
             ledger,
             now_ms=clock.now_ms(),
-            plants=plants,
             intervals=config.intervals,
             inspect_share=config.inspect_share,
         )

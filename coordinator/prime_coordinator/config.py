@@ -17,7 +17,7 @@ from prime_coordinator.settlement.config import SettlementConfig
 from prime_explorer.config import ExplorerConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, BASIS_POINTS, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.wire.ids import NetworkId, RunId
+from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, RunId, Ticker
 from prime_runtime.gossip.config import P2PConfig
 from prime_runtime.http.config import ListenConfig, ServerLimits
 from prime_runtime.logs import LogConfig
@@ -120,6 +120,8 @@ class CoordinatorConfig:
     """Name of the network; every signed message contains it."""
     unbonding_ms: Annotated[int, Between(0, 366 * DAY_MS)] = 7 * DAY_MS
     """How long stake stays slashable after it is unbonded; fixed when the network is created."""
+    ticker: str = str(DEFAULT_TICKER)
+    """Name of the network's unit of value, 1 to 12 of A-Z and 0-9; fixed when the network is created."""
     inspect_share: Annotated[int, Between(0, BASIS_POINTS)] = INSPECT_SHARE
     """Share of settled submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
     password: Secret | None = None
@@ -147,7 +149,7 @@ class CoordinatorConfig:
     explorer: ExplorerConfig = field(default_factory=ExplorerConfig)
 
     def __post_init__(self) -> None:
-        check_parsed(self, {"network": NetworkId})
+        check_parsed(self, {"network": NetworkId, "ticker": Ticker})
         if self.database is not None:
             check_database_url(self.database)
 

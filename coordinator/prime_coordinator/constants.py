@@ -93,9 +93,6 @@ INSPECT_SHARE = 1_000
 """Default basis points of settled submissions that are inspected. One in ten, with a penalty of twenty verdicts, is
 twice what makes not reading unprofitable."""
 
-PLANT_BAD_BPS = 5_000
-"""Share of planted files that are bad. Half: who always says the same is right no more often than chance."""
-
 assert LEASES_UNSETTLED_PROBATION_MAX >= 2, "a node must be able to work while its last submission is in audit"
 assert LEASES_UNSETTLED_PROBATION_MAX <= LEASES_UNSETTLED_MAX
 assert RETRY_MS <= RETRY_MS_MAX

@@ -6,7 +6,6 @@ build a new one. A decision takes effect once the app has written `entry_writer.
 
 from typing import Any
 
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.audits.scheduler import AuditScheduler
 from prime_coordinator.audits.validators import (
     InspectionScheduler,
@@ -41,7 +40,6 @@ from prime_protocol.ledger.entries import (
     NodeStatus,
     NodeStatusSet,
     PaidOut,
-    PlantRevealed,
     RunCreated,
     RunFunded,
     RunStatus,
@@ -120,23 +118,21 @@ class Core:
         ledger: Ledger,
         *,
         now_ms: int,
-        plants: Plants | None = None,
         intervals: IntervalsConfig | None = None,
         inspect_share: int = 0,
     ) -> None:
-        plants = plants or Plants.of(key)
         self._intervals = intervals or IntervalsConfig()
         self.entry_writer = EntryWriter(key, ledger)
         self.liveness = Liveness()
         self.backoff = Backoff()
         self.admission = Admission(ledger.state)
         self.suspensions = Suspensions(self.entry_writer)
-        self.leases = LeaseScheduler(self.entry_writer, self.backoff, plants, now_ms)
+        self.leases = LeaseScheduler(self.entry_writer, self.backoff, now_ms)
         missed_verdicts = MissedVerdicts(self.suspensions, self.liveness, now_ms)
         reputation = ValidatorReputation(self.suspensions, self.entry_writer)
         secret = derive_secret(key, "inspection secret/1")
         self.inspections = InspectionScheduler(self.entry_writer, reputation, secret, inspect_share)
-        self.audits = AuditScheduler(self.entry_writer, missed_verdicts, reputation, plants, self.inspections, now_ms)
+        self.audits = AuditScheduler(self.entry_writer, missed_verdicts, reputation, self.inspections, now_ms)
         self.payouts = PayoutScheduler(self.entry_writer)
         self.head = b""
         """The newest signed head on disk, for replies; the app sets it."""
@@ -244,7 +240,7 @@ class Core:
                 self.audits.record_verdict(sender, run, verdict.submission)
             case Inspected():
                 self.inspections.record_inspection(sender, run, entry, now_ms)
-            case Appealed(submission=name) | PlantRevealed(submission=name):
+            case Appealed(submission=name):
                 self.audits.mark_ready(run, name)
             case LeaseEnded(lease=number):
                 assert lease is not None

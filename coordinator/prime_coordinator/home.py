@@ -3,7 +3,7 @@
 config.toml   settings                      log.key     Ed25519 key of the tree heads
 key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
 objects/      files that nodes sent         mirror/     the log as static files, for everyone
-plants/       keys of planted workers       lock        the running process
+lock          the running process
 state.snapshot  the state at the last stop; it can be rebuilt from the log
 explorer/     the index of the web pages; it can be rebuilt from the log
 chain/        settlement on a chain: see settlement/files.py
@@ -26,7 +26,7 @@ from prime_protocol.ledger.entries import NetworkCreated
 from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, Ticker
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 from prime_runtime.clock import Clock
@@ -50,7 +50,6 @@ class CoordinatorHome:
         self.mirror = folder / "mirror"
         self.snapshot = folder / "state.snapshot"
         self.explorer = folder / "explorer"
-        self.plants = folder / "plants"
         self.lock = folder / "lock"
 
 
@@ -86,12 +85,6 @@ def load_key(config: CoordinatorConfig) -> WalletKey:
     if not path.exists():
         raise LocalError(f"{path} does not exist; create the folder with: prime-coordinator init")
     return load_key_file(path, read_password(config))
-
-
-def load_planted(config: CoordinatorConfig) -> list[WalletKey]:
-    """The keys of our own workers that test the validators: keystores in `plants`, under the same password."""
-    paths = sorted(CoordinatorHome(config.folder).plants.glob("*.json"))
-    return [load_key_file(path, read_password(config)) for path in paths]
 
 
 def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
@@ -190,6 +183,7 @@ def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: Verifier
         chain_id=domain.chain_id,
         contract=domain.contract,
         unbonding_ms=config.unbonding_ms,
+        ticker=Ticker(config.ticker),
     )
     writer.append_own(entry, None, now_ms)
     (leaf,) = writer.drain()

@@ -297,11 +297,11 @@ def read_update(db: ReadTransaction) -> dict[str, Any]:
 
 
 NODE_COLUMNS = (
-    "node", "owner", "name", "status", "accepted", "soft", "hard", "rollouts", "tokens", "units", "earned_nano",
-    "stake_nano", "verdicts", "upheld", "faults",
+    "node", "owner", "name", "status", "accepted", "invalid", "fraudulent", "rollouts", "tokens", "units",
+    "earned_nano", "stake_nano", "verdicts", "upheld", "faults",
 )  # fmt: skip
 STEP_COLUMNS = (
-    "run", "step", "submissions", "accepted", "soft", "hard", "rollouts", "tokens", "units", "paid_nano",
+    "run", "step", "submissions", "accepted", "invalid", "fraudulent", "rollouts", "tokens", "units", "paid_nano",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ACTIVE = str(RunStatus.ACTIVE)
 FINAL_REFUSALS = (RefusalCode.MALFORMED, RefusalCode.UNAUTHENTIC, RefusalCode.UNKNOWN)
 """Refusals that a retry does not change. At a first start they mean a wrong setting."""
-VERSION_FIELD = "Letter.version"
+VERSION_FIELD = "Payload.version"
 
 
 @dataclass(frozen=True, slots=True)

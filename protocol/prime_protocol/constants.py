@@ -19,6 +19,9 @@ SIGNATURE_BYTES = 65
 NAME_CHARS_MAX = 40
 """Longest network or run name. Fits a DNS label and a narrow terminal column."""
 
+TICKER_CHARS_MAX = 12
+"""Longest name of a network's unit of value."""
+
 KEYSTORE_BYTES_MAX = 16_384
 """An honest keystore file has about 600 bytes."""
 

@@ -27,7 +27,7 @@ TERMS = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=
 DETECTION = 0.999
 TOKEN = 10**9
 BY_NAME = {attack.name: attack for attack in (*WORKER_ATTACKS, *LEDGER_ATTACKS, *VALIDATOR_ATTACKS)}
-HARD = [attack for attack in (*WORKER_ATTACKS, *LEDGER_ATTACKS) if attack.verdict is AttackVerdict.FRAUDULENT]
+FRAUDULENT = [attack for attack in (*WORKER_ATTACKS, *LEDGER_ATTACKS) if attack.verdict is AttackVerdict.FRAUDULENT]
 PERFECT = replace(BY_NAME["other-model"], saves=1.0)
 """Saves all work, which no attack does."""
 
@@ -38,14 +38,14 @@ def test_no_attack_pays_whether_it_takes_one_slot_or_a_whole_step(attack: Attack
         assert compute_gain_nano(attack, TERMS, slots=slots, detection=DETECTION) < 0
 
 
-@pytest.mark.parametrize("attack", HARD, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", FRAUDULENT, ids=lambda attack: attack.name)
 def test_none_pays_with_as_many_forged_leases_at_once_as_a_node_may_have_unsettled(attack: Attack) -> None:
     """Even where each is a whole step, work costs all of its pay, and the last slashes find an empty stake."""
     for leases in range(1, LEASES_UNSETTLED_MAX + 1):
         assert compute_gain_nano(attack, TERMS, slots=64, detection=DETECTION, leases=leases, cost_share=1.0) < 0
 
 
-@pytest.mark.parametrize("attack", HARD, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", FRAUDULENT, ids=lambda attack: attack.name)
 def test_every_attack_would_break_even_well_below_the_detection_that_is_measured(attack: Attack) -> None:
     assert compute_break_even_detection(attack, TERMS, slots=1) < 0.011
     assert compute_break_even_detection(attack, TERMS, slots=8) < 0.08

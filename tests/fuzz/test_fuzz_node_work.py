@@ -152,9 +152,9 @@ def test_no_frame_of_an_engine_breaks_its_node() -> None:
 @pytest.mark.fuzz
 def test_no_answer_breaks_a_nodes_view_of_the_log() -> None:
     row = {"submission": str(digest("x")), "step": 0, "progress": "waiting", "verdicts": 0, "credited": False}
-    verdict = {"outcome": "hard", "reason": "margin", "evidence": str(digest("y"))}
+    verdict = {"outcome": "fraudulent", "reason": "margin", "evidence": str(digest("y"))}
     node = {
-        "summary": {"stake_nano": 1, "earned_nano": 0, "hard": 0},
+        "summary": {"stake_nano": 1, "earned_nano": 0, "fraudulent": 0},
         "owner_balance_nano": 5,
         "standings": [{"run": RUN, "standing": "ready", "works": True, "way_out": ""}],
     }

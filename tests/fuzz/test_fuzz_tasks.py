@@ -4,11 +4,11 @@ import pytest
 
 from fuzz.harness import assert_survives
 from prime_protocol.errors import RemoteError
-from prime_protocol.tasks import examples
 from prime_protocol.tasks.characters import SortDigits
 from prime_protocol.tasks.dataset import parse_code_problems, parse_math_problems
 from prime_protocol.tasks.family import TaskParameters, TaskSetSpec
 from prime_protocol.wire.strict_json import parse_json
+from support import problem_files as examples
 
 pytestmark = pytest.mark.fuzz
 

@@ -127,7 +127,7 @@ async def claim(made: Rig, name: str, epoch: int) -> None:
 
 
 async def convicted(made: Rig, node: str = "ann", slot: int = 0) -> Digest:
-    """Found hard in the log, and the slash brought before the court."""
+    """Found fraudulent in the log, and the slash brought before the court."""
     name = made.world.convicted(node, slot)
     await made.next_epoch()
     assert await made.slash_status(name) == SlashPhase.OPEN

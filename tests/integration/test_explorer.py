@@ -356,7 +356,11 @@ def test_pages_api_and_log_verify_say_the_same_of_every_node(stage: Stage, tmp_p
         told = json.loads(get(stage, f"/api/v1/nodes/{address}")[2])["summary"]
         row = page["summary"]
         settled = books["settled"]
-        assert (row["accepted"], row["soft"], row["hard"]) == (settled["accept"], settled["soft"], settled["hard"])
+        assert (row["accepted"], row["invalid"], row["fraudulent"]) == (
+            settled["accept"],
+            settled["invalid"],
+            settled["fraudulent"],
+        )
         for name in ("units", "earned_nano", "stake_nano", "faults", "owner", "status"):
             assert row[name] == books[name] == told[name], (address, name)
         assert page["owner_balance_nano"] == books["balance_nano"]

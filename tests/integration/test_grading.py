@@ -7,10 +7,10 @@ from hashlib import sha256
 import pytest
 import pytest_asyncio
 
-from prime_protocol.tasks import examples
 from prime_protocol.tasks.family import Grade, GradeReason, SandboxJob, TaskFamily, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_runtime.sandbox.sandbox import Sandbox
+from support import problem_files as examples
 from support.processes.sandboxes import survivors
 
 pytest.importorskip("math_verify")

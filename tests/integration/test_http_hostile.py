@@ -67,18 +67,18 @@ FORGED = HONEST[:5] + bytes([HONEST[5] ^ 1]) + HONEST[6:]
     ("frame", "status", "code", "field"),
     [
         (b"", 400, "malformed", "envelope"),
-        (b"\xff" * 500, 400, "malformed", "Letter"),
-        (b"GET / HTTP/1.1\r\n\r\n" * 10, 400, "malformed", "Letter"),
-        (HONEST + b"\x00", 400, "malformed", "Letter"),
-        (HONEST[:-1], 400, "malformed", "Letter"),
+        (b"\xff" * 500, 400, "malformed", "Payload"),
+        (b"GET / HTTP/1.1\r\n\r\n" * 10, 400, "malformed", "Payload"),
+        (HONEST + b"\x00", 400, "malformed", "Payload"),
+        (HONEST[:-1], 400, "malformed", "Payload"),
         (FORGED, 401, "unauthentic", ""),
         (b"\x00" * 65 + HONEST[65:], 401, "unauthentic", "signature"),
-        (sealed(network=NetworkId("mainnet")), 401, "unauthentic", "Letter.network"),
-        (sealed(issued_at_ms=START_MS - 100_000), 401, "clock", "Letter.expires_at_ms"),
-        (sealed(issued_at_ms=START_MS + 100_000), 401, "clock", "Letter.issued_at_ms"),
-        (sealed(issued_at_ms=START_MS - 10), 503, "restarted", "Letter.issued_at_ms"),
-        (sealed(kind="spend"), 400, "malformed", "Letter.kind"),
-        (sealed(kind="double.reply"), 400, "malformed", "Letter.kind"),
+        (sealed(network=NetworkId("mainnet")), 401, "unauthentic", "Payload.network"),
+        (sealed(issued_at_ms=START_MS - 100_000), 401, "clock", "Payload.expires_at_ms"),
+        (sealed(issued_at_ms=START_MS + 100_000), 401, "clock", "Payload.issued_at_ms"),
+        (sealed(issued_at_ms=START_MS - 10), 503, "restarted", "Payload.issued_at_ms"),
+        (sealed(kind="spend"), 400, "malformed", "Payload.kind"),
+        (sealed(kind="double.reply"), 400, "malformed", "Payload.kind"),
         (sealed(body=b""), 400, "malformed", "Ask"),
         (sealed(body=encode(Told(1))), 400, "malformed", "Ask.double"),
     ],
@@ -99,7 +99,7 @@ async def test_a_captured_request_works_once_and_on_one_route_only() -> None:
         assert (await post(server, HONEST))[0] == 200
         status, refusal = await post(server, HONEST)
         assert refusal is not None
-        assert (status, refusal.code, refusal.field) == (409, RefusalCode.REPLAYED, "Letter.sequence")
+        assert (status, refusal.code, refusal.field) == (409, RefusalCode.REPLAYED, "Payload.sequence")
         # Fifty copies at once are no different from one after the other.
         copies = [sealed(sequence=9)] * 50
         statuses = [got for got, _ in await asyncio.gather(*(post(server, copy) for copy in copies))]

@@ -181,7 +181,7 @@ async def test_a_proxys_errors_are_told_apart() -> None:
         html = web.Response(status=status, text="<html>nginx</html>", content_type="text/html")
         async with scripted(html, "good") as (server, frames), client_of() as client:
             if is_safe:
-                with pytest.raises(RemoteError, match=r"Letter\.kind"):
+                with pytest.raises(RemoteError, match=r"Payload\.kind"):
                     await client.call(server, SPEND, Ask(21))
             else:
                 with pytest.raises(Unreachable, match=f"HTTP {status}"):
@@ -196,11 +196,11 @@ async def test_a_proxys_errors_are_told_apart() -> None:
         (web.Response(status=404, text="no"), "HTTP 404"),
         (web.Response(status=302, headers={"Location": "http://192.0.2.1/"}), "HTTP 302"),
         (web.Response(body=b"", content_type=ENVELOPE_TYPE), "envelope: is 0 bytes"),
-        (web.Response(body=b"\x00" * 300, content_type=ENVELOPE_TYPE), "Letter"),
+        (web.Response(body=b"\x00" * 300, content_type=ENVELOPE_TYPE), "Payload"),
         (web.Response(body=b"\x00" * 300, content_type=REFUSAL_TYPE), "Refusal"),
         (web.Response(body=b"x" * 5000, content_type=ENVELOPE_TYPE), "longer than 2048"),
         (good(b"another request"), "names another request"),
-        (good(b"", kind="double"), "Letter.kind"),
+        (good(b"", kind="double"), "Payload.kind"),
         (good(b"", key=NODE_KEY), "expected the server"),
         (unsigned(replace(BUSY, code=RefusalCode.FORBIDDEN), 403), "needs a signature"),
     ],

@@ -123,7 +123,7 @@ async def test_a_wrong_clock_is_named_with_its_size(shift_ms: int, words: str) -
 async def test_the_wrong_network_is_refused() -> None:
     # The client cannot read a reply of another network, so it sees a protocol break that names the network.
     async with running_server() as (_, server), client_of(network=NetworkId("mainnet")) as client:
-        with pytest.raises(RemoteError, match=r"Letter.network: is testnet, this is mainnet"):
+        with pytest.raises(RemoteError, match=r"Payload.network: is testnet, this is mainnet"):
             await client.call(server, DOUBLE, Ask(1))
 
 

@@ -58,7 +58,7 @@ def test_sound_log_verifies_and_its_books_come_out_as_json(tmp_path: Path) -> No
     assert books["entries"] == world.state.size
     assert books["root"] == str(world.state.frontier.root())
     assert books["value_nano"]["held"] == world.state.funds.total_nano()
-    assert books["nodes"][str(world.id("ann"))]["settled"] == {"accept": 1, "soft": 0, "hard": 0}
+    assert books["nodes"][str(world.id("ann"))]["settled"] == {"accept": 1, "invalid": 0, "fraudulent": 0}
     shown = verify(tmp_path).stdout
     assert "every signature, author, rule and tile is valid" in shown
     assert "the key that the log itself names" in shown

@@ -348,7 +348,7 @@ async def test_a_wrong_first_start_is_told_what_to_do(owner: Owner, tmp_path: Pa
         ({"page": PageConfig(port=taken)}, "the port is in use; choose another --page-port"),
         (listen, "choose another --listen-port"),
         ({"coordinator": f"{url}/elsewhere"}, "is no coordinator (HTTP 404, text/plain); is the URL right?"),
-        ({"coordinator_id": str(owner.swarm.coordinator.node), "network": "mainnet", "run": RUN}, "Letter.network"),
+        ({"coordinator_id": str(owner.swarm.coordinator.node), "network": "mainnet", "run": RUN}, "Payload.network"),
     )
     for changes, problem in wrong:
         config = NodeConfig(**{"folder": tmp_path / "node", "coordinator": url, "role": NodeRole.RELAY} | changes)

@@ -14,7 +14,7 @@ def test_demo_pays_the_honest_slashes_the_cheater_and_names_what_is_missing() ->
     assert done.returncode == 0, done.stderr
     for line in (
         "verdict: accept",
-        "verdict: hard",
+        "verdict: fraudulent",
         "60 tokens of the cheater's stake are burned",
         "patched copy is bit-exact",
         "every signature, author, rule and tile is valid",

@@ -34,6 +34,9 @@ KEYFRAME = {
     "base": None,
     "transport_bytes": 10**9,
 }
+NINE_URLS = [f"http://a.example:{n}" for n in range(1, 10)]
+FIVE_PARENTS = [bytes([n]) * 20 for n in range(5)]
+NINE_MANIFESTS = [bytes([n]) * 32 for n in range(9)]
 SERVING = {
     "urls": ["http://203.0.113.9:8080", "https://[2001:db8::1]:443", "http://node.example:80"],
     "depth": 2,
@@ -85,33 +88,41 @@ def refused(why, field, kind, body, **changed):
 def get_refused():
     announced, serving = "gossip.announced", "gossip.serving"
     return [
-        refused("of another run", "Letter.run", announced, KEYFRAME, run="run-2"),
-        refused("of no run", "Letter.run", announced, KEYFRAME, run=None),
-        refused("of another network", "Letter.network", announced, KEYFRAME, network="test"),
+        refused("of another run", "Payload.run", announced, KEYFRAME, run="run-2"),
+        refused("of no run", "Payload.run", announced, KEYFRAME, run=None),
+        refused("of another network", "Payload.network", announced, KEYFRAME, network="test"),
         refused(
-            "expired", "Letter.expires_at_ms", announced, KEYFRAME, issued_at_ms=NOW_MS - 1_000, expires_at_ms=NOW_MS
+            "expired", "Payload.expires_at_ms", announced, KEYFRAME, issued_at_ms=NOW_MS - 1_000, expires_at_ms=NOW_MS
         ),
-        refused("a keyframe with a base", "Announced.base", announced, KEYFRAME | {"base": b"b" * 32}),
-        refused("a delta without one", "Announced.base", announced, KEYFRAME | {"kind": "delta"}),
-        refused("an empty manifest", "Announced.manifest_bytes", announced, KEYFRAME | {"manifest_bytes": 0}),
-        refused("a URL with a path", "Serving.urls[0]", serving, SERVING | {"urls": ["http://a.example:1/x"]}),
-        refused("a URL without a port", "Serving.urls[0]", serving, SERVING | {"urls": ["http://a.example"]}),
-        refused("the cloud's metadata", "Serving.urls[0]", serving, SERVING | {"urls": ["http://169.254.169.254:80"]}),
-        refused("a URL twice", "Serving.urls", serving, SERVING | {"urls": ["http://a.example:1"] * 2}),
+        refused("a keyframe with a base", "CheckpointAnnounced.base", announced, KEYFRAME | {"base": b"b" * 32}),
+        refused("a delta without one", "CheckpointAnnounced.base", announced, KEYFRAME | {"kind": "delta"}),
+        refused("an empty manifest", "CheckpointAnnounced.manifest_bytes", announced, KEYFRAME | {"manifest_bytes": 0}),
+        refused("a URL with a path", "ServingRecord.urls[0]", serving, SERVING | {"urls": ["http://a.example:1/x"]}),
+        refused("a URL without a port", "ServingRecord.urls[0]", serving, SERVING | {"urls": ["http://a.example"]}),
         refused(
-            "nine URLs", "Serving.urls", serving, SERVING | {"urls": [f"http://a.example:{n}" for n in range(1, 10)]}
+            "the cloud's metadata", "ServingRecord.urls[0]", serving, SERVING | {"urls": ["http://169.254.169.254:80"]}
         ),
-        refused("a parent twice", "Serving.parents", serving, SERVING | {"parents": [b"p" * 20] * 2}),
-        refused("five parents", "Serving.parents", serving, SERVING | {"parents": [bytes([n]) * 20 for n in range(5)]}),
-        refused("a manifest twice", "Serving.manifests", serving, SERVING | {"manifests": [b"m" * 32] * 2}),
+        refused("a URL twice", "ServingRecord.urls", serving, SERVING | {"urls": ["http://a.example:1"] * 2}),
         refused(
-            "nine manifests", "Serving.manifests", serving, SERVING | {"manifests": [bytes([n]) * 32 for n in range(9)]}
+            "nine URLs",
+            "ServingRecord.urls",
+            serving,
+            SERVING | {"urls": [f"http://a.example:{n}" for n in range(1, 10)]},
         ),
-        refused("too deep", "Serving.depth", serving, SERVING | {"depth": 65}),
+        refused("a parent twice", "ServingRecord.parents", serving, SERVING | {"parents": [b"p" * 20] * 2}),
+        refused("five parents", "ServingRecord.parents", serving, SERVING | {"parents": FIVE_PARENTS}),
+        refused("a manifest twice", "ServingRecord.manifests", serving, SERVING | {"manifests": [b"m" * 32] * 2}),
+        refused(
+            "nine manifests",
+            "ServingRecord.manifests",
+            serving,
+            SERVING | {"manifests": [bytes([n]) * 32 for n in range(9)]},
+        ),
+        refused("too deep", "ServingRecord.depth", serving, SERVING | {"depth": 65}),
         refused("no tree head", "HeadSeen.note", "gossip.head-seen", {"note": b"hello"}),
-        refused("a card of another key", "PeerCard.addresses[0]", "gossip.peer-card", card(OTHER), run=None),
-        refused("a card of a run", "Letter.run", "gossip.peer-card", card(SECRET)),
-        refused("a card without addresses", "PeerCard.addresses", "gossip.peer-card", {"addresses": []}, run=None),
+        refused("a card of another key", "PeerRecord.addresses[0]", "gossip.peer-card", card(OTHER), run=None),
+        refused("a card of a run", "Payload.run", "gossip.peer-card", card(SECRET)),
+        refused("a card without addresses", "PeerRecord.addresses", "gossip.peer-card", {"addresses": []}, run=None),
     ]
 
 

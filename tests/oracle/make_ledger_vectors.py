@@ -19,34 +19,34 @@ from prime_protocol.ledger.terms import SlashDestination
 from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 def tell() -> World:
-    """An honest step, a failed lease, a slashed cheater, an upheld appeal, a planted file, a dispute, the run's end."""
+    """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, a dispute, the end."""
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
     world.credit(good)
     world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
     bad = world.submit(world.lease("bob", 3))
-    world.judge(bad, HARD, HARD, ACCEPT)
-    world.judge(bad, HARD, HARD)
+    world.judge(bad, FRAUDULENT, FRAUDULENT, ACCEPT)
+    world.judge(bad, FRAUDULENT, FRAUDULENT)
     world.settle(bad)
     world.propose(bad)
     wronged = world.submit(world.lease("ann", 4))
-    wrong = world.judge(wronged, HARD, HARD, HARD)
+    wrong = world.judge(wronged, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.settle(wronged)
     world.propose(wronged)
-    fooled = world.planted("key", HARD, 5)
-    duped = world.judge(fooled, ACCEPT, HARD, HARD)
-    world.reveal(fooled, HARD)
-    world.settle(fooled)
-    world.coordinate(e.ValidatorScored(validator=world.id(duped[0]), submission=fooled))
-    world.inspect(fooled, duped[1])
+    invalid = world.submit(world.lease("key", 5))
+    outvoted = world.judge(invalid, ACCEPT, INVALID, INVALID)
+    world.judge(invalid, INVALID, INVALID)
+    assert world.settle(invalid) is INVALID
+    world.coordinate(e.ValidatorScored(validator=world.id(outvoted[0]), submission=invalid))
+    world.inspect(invalid, outvoted[1])
     disputed = world.submit(world.lease("key", 6))
     for _ in range(3):
-        world.judge(disputed, ACCEPT, HARD, ACCEPT)
+        world.judge(disputed, ACCEPT, FRAUDULENT, ACCEPT)
     assert world.settle(disputed) is ACCEPT, "nobody is left to ask"
     world.credit(disputed)
     world.coordinate(e.RunUpdated(terms=world.terms(quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)))

@@ -142,7 +142,7 @@ def test_a_guard_that_starts_later_lets_nothing_of_the_one_before_through(story:
     restarted_ms = stopped_ms + pause_ms
     guard = ReplayGuard(since_ms=restarted_ms + CLOCK_SKEW_MS_MAX)
     for letter in passed:
-        with pytest.raises(RemoteError, match=r"^Letter\.(issued|expires)_at_ms"):
+        with pytest.raises(RemoteError, match=r"^Payload\.(issued|expires)_at_ms"):
             guard.admit(letter, restarted_ms)
 
 

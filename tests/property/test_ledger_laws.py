@@ -19,7 +19,6 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord, Outcome
 from prime_protocol.ledger.funds import Funds, StakeKey
-from prime_protocol.ledger.plants import plant_seal
 from prime_protocol.ledger.replay import ENTRY_RULES, Ledger, replay
 from prime_protocol.ledger.rewards import compute_step_shares
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
@@ -71,8 +70,6 @@ class Case:
     proposed_ms: int = 0
     seized: Counter[Any] = field(default_factory=Counter)
     appealed_after: int | None = None
-    seal: Digest = e.NO_SEAL
-    is_planted: bool = False
     owners: dict[NodeId, NodeId] = field(default_factory=dict)
     """Of who was drawn, then."""
     looks: dict[NodeId, bytes] = field(default_factory=dict)
@@ -214,7 +211,7 @@ class Witness:
                 assert at_ms <= lease.deadline_ms
                 slots = {(lease.step, slot) for slot in range(lease.first_slot, lease.first_slot + lease.slots)}
                 name = list(self.world.run.submissions)[-1]
-                self.cases[name] = Case(name, author, owner, terms, slots, seal=lease.seal)
+                self.cases[name] = Case(name, author, owner, terms, slots)
             case e.AuditDrawn(submission=name, validators=validators):
                 case = self.cases[name]
                 assert not set(validators) & {node for draw in case.draws for node in draw}
@@ -238,12 +235,6 @@ class Witness:
                 undrawn = case.draws == [()]
                 decided = case.decided(unasked=self.unasked(case, at_ms))
                 assert outcome in (Outcome.ACCEPT if undrawn else decided, Outcome.INVALID)
-                assert outcome is Outcome.INVALID or not case.is_planted
-            case e.PlantRevealed(submission=name, outcome=outcome, salt=salt):
-                case = self.cases[name]
-                assert author == case.node
-                assert case.seal == plant_seal(salt, outcome)
-                case.is_planted = True
             case _:
                 self.watch_end(entry, at_ms, author, owners)
 

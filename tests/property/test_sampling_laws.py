@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prime_protocol.proofs import sampling
-from prime_protocol.proofs.sampling import to_signed_seed, uniform_bits_torch
+from prime_protocol.proofs.sampling import uniform_bits_torch
+from support.sampling import to_signed_seed, uniform_bits
 
 SEEDS = st.integers(0, 2**64 - 1)
 WORDS = st.integers(0, 2**32 - 1)
@@ -33,7 +34,7 @@ def test_chosen_token_has_no_margin_and_no_margin_is_negative(
 
 @given(SEEDS, WORDS, st.lists(WORDS, min_size=1, max_size=20))
 def test_tensors_and_arrays_get_the_same_bits(seed: int, position: int, tokens: list[int]) -> None:
-    words = sampling.uniform_bits(seed, position, np.array(tokens, np.uint32))
+    words = uniform_bits(seed, position, np.array(tokens, np.uint32))
     ours = uniform_bits_torch(torch.tensor([to_signed_seed(seed)]), torch.tensor([position]), torch.tensor(tokens))
     assert ours.tolist() == words.tolist()
 

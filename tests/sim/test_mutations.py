@@ -211,11 +211,6 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         {},
         "leases_do_not_overlap",
     ),
-    "a planted file counts as work": (
-        (Patch(judgement, "compute_settled_outcome", "if submission.planted is not None:", "if False:"),),
-        {"plants": 3},
-        "nothing_breaks",
-    ),
     "callers are answered before the disk": (
         (Patch(host.CoordinatorHost, "_finish", "if self._fresh or self._batch is not None:", "if False:"),),
         {"host_crashes": 20},

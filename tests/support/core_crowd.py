@@ -17,7 +17,6 @@ from support.core_network import SECOND_MS, Scene
 from support.ledger_network import BOND, DAY_MS, HOUR_MS, MINUTE_MS, RUN, STAKE, TERMS, digest
 
 WORKERS = ("ann", "bob", "cat", "dan", "eve")
-PLANTED = "eve"
 SPANS_MS = (0, 1, *[SECOND_MS] * 12, *[10 * SECOND_MS] * 6, MINUTE_MS, MINUTE_MS, TERMS.verdict_ms, HOUR_MS)
 
 
@@ -28,14 +27,13 @@ class CoreMob:
         self.dice = random.Random(seed)
         pick = self.dice.choice
         self.scene = Scene.started(
-            planted=[PLANTED],
             workers=WORKERS,
             quorum=pick([1, 3]),
             slots_per_step=pick([2, 8, 64]),
             lag_max=pick([0, 1, 2]),
             audit_probation=pick([0, 3, 1000]),
         )
-        self.cheaters = {name for name in WORKERS if name != PLANTED and self.dice.random() < 0.3}
+        self.cheaters = {name for name in WORKERS if self.dice.random() < 0.3}
         self.liars = {name for name in self.scene.world.keys if name.startswith("val") and self.dice.random() < 0.2}
         self.silent = {name for name in self.scene.world.keys if name.startswith("val") and self.dice.random() < 0.2}
         self.bad: set[Digest] = set()
@@ -96,8 +94,7 @@ class CoreMob:
         tokens = rollouts * self.dice.randrange(1, terms.output_tokens_max + 1)
         entry = scene.world.answer(number, tokens, file_digest=digest(f"file {number} {self.dice.random()}"))
         self.send(name, entry)
-        plan = scene.core.audits._plants.planned(RUN, number)
-        if name in self.cheaters or (name == PLANTED and plan is Outcome.FRAUDULENT):
+        if name in self.cheaters:
             self.bad.add(next(reversed(scene.run.submissions)))
 
     def judge(self) -> None:

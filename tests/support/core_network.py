@@ -3,10 +3,9 @@
 What the core writes is drained as the server would, so `restart` finds on disk exactly what was decided.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.core import Core
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
@@ -31,21 +30,18 @@ def everybody_accepts(validator: str, name: Digest) -> Outcome:
 class Scene:
     """One core, and the world that talks to it."""
 
-    def __init__(self, world: World, planted: Sequence[str] = (), inspect_share: int = 0) -> None:
+    def __init__(self, world: World, inspect_share: int = 0) -> None:
         self.world = world
-        self.planted = tuple(planted)
         self.inspect_share = inspect_share
         self.core = self._make()
 
     @classmethod
-    def started(cls, planted: Sequence[str] = (), inspect_share: int = 0, **changes: Any) -> "Scene":
-        return cls(World.started(**changes), planted, inspect_share)
+    def started(cls, inspect_share: int = 0, **changes: Any) -> "Scene":
+        return cls(World.started(**changes), inspect_share)
 
     def _make(self) -> Core:
         key = self.world.key("coordinator")
-        plants = Plants.of(key, [self.world.key(name) for name in self.planted])
-        share = self.inspect_share
-        return Core(key, self.world.ledger, now_ms=self.world.now_ms, plants=plants, inspect_share=share)
+        return Core(key, self.world.ledger, now_ms=self.world.now_ms, inspect_share=self.inspect_share)
 
     def drain(self) -> None:
         self.world.leaves += self.core.entry_writer.drain()

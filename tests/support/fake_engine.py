@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prime_node.engine.child import ChildOptions, main
 from prime_node.engine.interface import Completion, EngineFacts, ForwardResult, GenerateRequest, Sampling, TokenSequence
 from prime_protocol.errors import LocalError
-from prime_protocol.proofs.sampling import replay_margin, sample_tokens
+from prime_protocol.proofs.sampling import compute_margins, sample_tokens
 from prime_protocol.proofs.toploc import build_proofs
 from prime_protocol.rollouts.rollout import FinishReason
 
@@ -122,7 +122,9 @@ class NumpyEngine:
                 state = self._advance(state, int(token))
             hidden = np.stack(states)
             logits = self._logits(hidden)
-            margins = replay_margin(logits, text.output, text.seed, 0, sampling.temperature)
+            length = len(text.output)
+            seeds = np.full(length, text.seed, np.uint64)
+            margins = compute_margins(logits, text.output, seeds, np.arange(length), sampling.temperature)
             ends = log_softmax(logits / (sampling.temperature or 1.0))[:, sorted(sampling.eos)]
             yield ForwardResult(
                 number=text.number,

@@ -18,11 +18,10 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, decide_outcome
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import StakeKey
-from prime_protocol.ledger.plants import plant_seal
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryAuthor
 from prime_protocol.ledger.rewards import compute_refund_nano
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, Ticker
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, SubmissionReceipt, VerdictReceipt
 from support.ledger_network import BOND, DAY_MS, HOUR_MS, NETWORK, ON_CHAIN, RUN, SLASH, STAKE, TERMS, World, digest
@@ -31,8 +30,6 @@ WORKERS = ["ann", "bob", "cat", "key"]
 PEOPLE = ["coordinator", "trainer", "inspector", "sponsor", *WORKERS, "owner", *(f"val-{n}" for n in range(7))]
 INSPECTORS = ("inspector", "val-0")
 STEPS_MAX = 3
-TRUTHS = (Outcome.ACCEPT, Outcome.FRAUDULENT)
-SEALS = (e.NO_SEAL, *(plant_seal(digest("salt"), truth) for truth in TRUTHS))
 
 
 class Mob:
@@ -65,7 +62,7 @@ class Mob:
         sorts: list[Sequence[Callable[[], object]]] = [
             *[[partial(self.further, name) for name in run.submissions]] * 8,
             *[[partial(world.submit, number) for number in run.leases]] * 2,
-            [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]), seal=pick(SEALS))],
+            [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]))],
             [partial(self.end_lease, number) for number in run.leases],
             [partial(world.pay_out, number) for number in ripe],
             [partial(self.release, place) for place in world.state.funds.unbonding],
@@ -116,8 +113,6 @@ class Mob:
             self.score(name)
         elif submission.outcome is Outcome.ACCEPT:
             world.credit(name)
-        elif submission.seal in SEALS[1:] and submission.outcome is None and self.dice.random() < 0.3:
-            world.reveal(name, TRUTHS[SEALS.index(submission.seal) - 1])
         elif submission.outcome is None and self.dice.random() < 0.5:
             outcome = compute_settled_outcome(world.state, run, name, world.now_ms)
             world.coordinate(e.Settled(submission=name, outcome=outcome or Outcome.ACCEPT))
@@ -151,7 +146,10 @@ class Mob:
             world.coordinate(e.AuditDrawn(submission=name, round=number, head_size=size, validators=drawn))
 
     def score(self, name: Digest) -> None:
-        validator = self.dice.choice([node for each in self.world.submission(name).rounds for node in each.verdicts])
+        submission = self.world.submission(name)
+        spoken = {node: outcome for each in submission.rounds for node, outcome in each.verdicts.items()}
+        overruled = [node for node, outcome in spoken.items() if outcome is not submission.judged]
+        validator = self.dice.choice(overruled or list(spoken))
         self.world.coordinate(e.ValidatorScored(validator=validator, submission=name))
 
     def guess_looks(self) -> bytes:
@@ -236,6 +234,7 @@ class Mob:
             ),
             NetworkId: lambda: NETWORK,
             RunId: lambda: RUN,
+            Ticker: lambda: Ticker("COIN"),
             Signature: lambda: Signature(bytes(65)),
             str: lambda: "words",
             bytes: lambda: b"",

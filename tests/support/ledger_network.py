@@ -17,7 +17,6 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
 from prime_protocol.ledger.entries import Outcome, Role
-from prime_protocol.ledger.plants import plant_seal
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
 from prime_protocol.ledger.rewards import compute_submission_units
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
@@ -438,14 +437,6 @@ class World:
         assert self.settle(name) is outcome
         return name
 
-    def planted(self, node: str, truth: Outcome, first_slot: int = 0) -> Digest:
-        """A submission whose truth was sealed in its lease."""
-        return self.submit(self.lease(node, first_slot, seal=plant_seal(digest("salt"), truth)))
-
-    def reveal(self, name: Digest, truth: Outcome) -> None:
-        author = self.names[self.submission(name).node]
-        self.write(author, e.PlantRevealed(submission=name, outcome=truth, salt=digest("salt")))
-
     # --- Punishment -------------------------------------------------------------------------------------------------
 
     def propose(self, name: Digest) -> None:
@@ -465,7 +456,7 @@ class World:
         self.coordinate(e.SlashOverturned(submission=name))
 
     def convicted(self, node: str, first_slot: int = 0) -> Digest:
-        """A submission found hard by all, and the slash proposed."""
+        """A submission found fraudulent by all, and the slash proposed."""
         name = self.settled(node, Outcome.FRAUDULENT, first_slot)
         self.propose(name)
         return name

@@ -77,7 +77,7 @@ REPORT: dict[str, Any] = {
         "stake_nano": 100 * 10**9,
         "balance_nano": 25 * 10**8,
         "earned_nano": 10**9,
-        "hard": 0,
+        "fraudulent": 0,
     },
     "engine": {
         "state": "ready",

@@ -17,7 +17,7 @@ from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import NodeStatus, Role
 from prime_protocol.ledger.replay import ENTRY_TYPES
-from prime_protocol.wire.ids import NAME, Digest, NodeId, RunId, Step
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 
 CURSOR = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?")
 CURSOR_MAX = 2**63 - 1
@@ -103,7 +103,7 @@ ADDRESS_OR_DIGEST = {"type": "string", "pattern": f"^({SUBJECT.pattern})$"}
 STEP_MAX = 2**53
 
 PARAMS: dict[str, ParamFormat] = {
-    "run": ParamFormat(RunId, {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Name of a run."),
+    "run": ParamFormat(RunId, {"type": "string", "pattern": f"^{RunId.PATTERN.pattern}$"}, "Name of a run."),
     "node": ParamFormat(NodeId.parse, ADDRESS, "Address of a node."),
     "owner": ParamFormat(NodeId.parse, ADDRESS, "Address of an owner."),
     "author": ParamFormat(NodeId.parse, ADDRESS, "Address that signed the entry."),

@@ -15,8 +15,8 @@ class SubmissionProgress(StrEnum):
     WAITING = "waiting"
     AUDITING = "auditing"
     ACCEPTED = "accepted"
-    INVALID = "soft"
-    FRAUDULENT = "hard"
+    INVALID = "invalid"
+    FRAUDULENT = "fraudulent"
 
 
 class SlashProgress(StrEnum):
@@ -94,8 +94,8 @@ class SubmissionCounts:
     waiting: int
     auditing: int
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,8 @@ class StatusRow:
     coordinator: str
     log_key: str
     """Verifier key of the tree heads."""
+    ticker: str
+    """The network's unit of value."""
     now_ms: int
     entries: int
     root: str
@@ -148,8 +150,8 @@ class NodeRow:
     streak: int
     """Accepted submissions in a row."""
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
     units: int
     earned_nano: int
     """Paid out for its work and its verdicts. Like `units`, the sum over all runs."""
@@ -260,7 +262,7 @@ class SubmissionDetail:
     context_tokens: int
     rounds: tuple[RoundRow, ...]
     evidence: tuple[str, ...]
-    """Digests that hard verdicts name."""
+    """Digests that fraudulent verdicts name."""
     refuted: tuple[str, ...]
     """Validators whose read proofs were refuted: they gave a verdict without reading the file."""
     slash: SlashProgress | None

@@ -8,7 +8,6 @@ import heapq
 from collections.abc import Callable
 
 from prime_coordinator.audits.cases import AuditCase, SubmissionKey, compute_slash_end, propose_slash
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.audits.validators import InspectionScheduler, MissedVerdicts, ValidatorReputation
 from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
 from prime_coordinator.entry_writer import EntryWriter
@@ -17,7 +16,6 @@ from prime_protocol.ledger.audits import (
     compute_draw,
     compute_settled_outcome,
     decide_outcome,
-    is_round_over,
     needs_new_round,
 )
 from prime_protocol.ledger.entries import AuditDrawn, Credited, Outcome, Settled, ValidatorScored
@@ -35,14 +33,12 @@ class AuditScheduler:
         entry_writer: EntryWriter,
         missed_verdicts: MissedVerdicts,
         reputation: ValidatorReputation,
-        plants: Plants,
         inspections: InspectionScheduler,
         now_ms: int,
     ) -> None:
         self._entry_writer = entry_writer
         self._missed_verdicts = missed_verdicts
         self._reputation = reputation
-        self._plants = plants
         self._inspections = inspections
         self._grace_until_ms = now_ms + GRACE_MS
         self._ready: dict[SubmissionKey, None] = {}
@@ -109,9 +105,8 @@ class AuditScheduler:
 
     def _judge(self, case: AuditCase, now_ms: int) -> None:
         outcome = compute_settled_outcome(self._entry_writer.state, case.run, case.name, now_ms)
-        # Soft for want of an answer: another round may still find one.
-        is_open = case.submission.planted is None and decide_outcome(case.rounds, case.terms.quorum) is None
-        is_undecided = outcome is Outcome.INVALID and is_open
+        # Invalid only because the verdicts decide nothing yet: another round may still decide.
+        is_undecided = outcome is Outcome.INVALID and decide_outcome(case.rounds, case.terms.quorum) is None
         if self._is_in_grace(case, now_ms):
             self._set_timer(case, self._grace_until_ms)
         elif outcome is not None and not is_undecided:
@@ -166,18 +161,11 @@ class AuditScheduler:
     # --- The outcome and what follows from it -----------------------------------------------------------------------
 
     def _settle(self, case: AuditCase, outcome: Outcome, now_ms: int) -> None:
-        truth = self._plants.reveal(case.run_name, case.name, case.submission)
-        if truth is not None and case.rounds and case.submission.planted is None:
-            # Our own planted file went the way of all others. Nobody may learn of it while somebody can still speak.
-            if not is_round_over(case.rounds, case.terms, now_ms):
-                return
-            self._entry_writer.append_own(truth, case.run_name, now_ms, key=self._plants.key(case.submission.node))
-            outcome = Outcome.INVALID
         self._close_round(case, now_ms)
         self._entry_writer.append_own(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
         self._inspections.schedule(case, now_ms)
-        is_clear = truth is not None or decide_outcome(case.rounds, case.terms.quorum) is not None
+        is_clear = decide_outcome(case.rounds, case.terms.quorum) is not None
         if outcome is not Outcome.FRAUDULENT and is_clear:
             self._reputation.record_outcome(case.submission, now_ms)
         self._conclude(case, now_ms)

@@ -120,14 +120,13 @@ class ValidatorReputation:
         self._blame: Counter[NodeId] = Counter()
 
     def record_outcome(self, submission: SubmissionState, now_ms: int) -> None:
-        """It is final, and clear, what stands. What the truth about a planted file refutes is no matter of opinion."""
-        fall = BLAME_PER_OVERTURNED if submission.planted is None else BLAME_MAX
+        """The outcome is final: confirm the verdicts that agree with it, blame the ones that do not."""
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
         for node, outcome in sorted(verdicts.items()):
             if outcome is submission.judged:
                 self._record_confirmed(node)
             else:
-                self._record_overturned(node, fall, now_ms)
+                self._record_overturned(node, BLAME_PER_OVERTURNED, now_ms)
 
     def record_unread(self, node: NodeId, now_ms: int) -> None:
         """The node gave a verdict on a file that it had not read. Never reset: the next suspension is twice as long."""

@@ -34,7 +34,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     ),
     "nodes": _columns(
         "node, status, phase, doing=activity, roles, heartbeat=last_beat_ms, step=checkpoint_step, stake=stake_nano, "
-        "accepted, soft, hard, faults"
+        "accepted, invalid, fraudulent, faults"
     ),
     "leases": _columns(
         "run, lease, node, step, first slot=first_slot, slots, deadline=deadline_ms, duplicate=speculative"

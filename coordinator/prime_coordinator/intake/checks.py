@@ -28,15 +28,12 @@ from prime_protocol.ledger.entries import (
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.state import LedgerState, LogPosition, RunState
 from prime_protocol.ledger.terms import RunTerms
-from prime_protocol.rollouts.file import read_rollouts
 from prime_protocol.rollouts.rollout import (
     RolloutFile,
     RolloutHeader,
     RolloutLimits,
-    compute_rollout_root,
-    verify_derived_values,
-    verify_header,
 )
+from prime_protocol.rollouts.verify import verify_submission
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import Digest, NodeId, RunId
@@ -182,18 +179,15 @@ def verify_rollout_file(
     digest = Digest(sha256(data).digest())
     if digest != entry.receipt.file_digest or len(data) != entry.file_bytes:
         raise RemoteError("receipt.file_digest", f"is {entry.receipt.file_digest}, the file has {digest}")
-    file = read_rollouts(data, expected.limits)
-    verify_header(file.header, expected.header)
-    verify_derived_values(
-        file,
-        expected.beacon,
+    file = verify_submission(
+        data,
+        expected.header,
+        expected.limits,
+        beacon=expected.beacon,
         tasks_total=family.size,
-        target_lengths=(),
         temperature=expected.terms.temperature,
+        receipt=entry.receipt,
     )
-    root = compute_rollout_root(file)
-    if root != entry.receipt.rollout_root:
-        raise RemoteError("receipt.rollout_root", f"is {entry.receipt.rollout_root}, the rows have {root}")
     verify_counts(file, entry)
     verify_prompts(file, family, encode_prompt)
     return file

@@ -19,6 +19,7 @@ from prime_coordinator.core import Core
 from prime_coordinator.intake.checker import CheckerPool, CheckJob
 from prime_coordinator.intake.checks import ExpectedSubmission
 from prime_coordinator.log.store import LogStore, QuarantinedFile
+from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Submitted
 from prime_protocol.ledger.state import RunState
@@ -175,7 +176,6 @@ class UploadReceiver:
 QUARANTINE_PREFIX = "quarantine"
 DATASETS_PREFIX = "datasets"
 """Problem files, which the operator stores under their digests."""
-DATASET_BYTES_MAX = 2**30
 
 
 class BadFile(RemoteError):

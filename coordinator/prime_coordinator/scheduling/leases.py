@@ -8,7 +8,6 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.constants import (
     FILE_BYTES_PER_TOKEN,
     GRACE_MS,
@@ -59,10 +58,9 @@ def refuse_lease(reason: str, retry_ms: int = RETRY_MS) -> LeaseReply:
 class LeaseScheduler:
     """Answers lease requests, and ends leases that expired."""
 
-    def __init__(self, entry_writer: EntryWriter, backoff: Backoff, plants: Plants, now_ms: int) -> None:
+    def __init__(self, entry_writer: EntryWriter, backoff: Backoff, now_ms: int) -> None:
         self._entry_writer = entry_writer
         self._backoff = backoff
-        self._plants = plants
         self._started_ms = now_ms
         self.throughput = Throughput()
         self._stragglers = Stragglers()
@@ -166,7 +164,6 @@ class LeaseScheduler:
             slots=len(span),
             deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
             speculative=is_duplicate,
-            seal=self._plants.seal(plan.run, number, plan.node),
         )
         self._entry_writer.append_own(entry, plan.run, now_ms)
         self._hold(plan.run, entry, now_ms)
@@ -294,7 +291,6 @@ def to_lease_entry(number: int, lease: LeaseState) -> LeaseGranted:
         slots=lease.slots,
         deadline_ms=lease.deadline_ms,
         speculative=lease.speculative,
-        seal=lease.seal,
     )
 
 

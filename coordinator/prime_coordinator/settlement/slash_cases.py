@@ -61,10 +61,10 @@ class SlashCase:
 
     def accusing(self) -> list[VerdictGiven]:
         """The verdicts that the slash is based on; the one that names its evidence comes first."""
-        hard = [
+        fraudulent = [
             given for index, given in self.verdicts if index < self.proposed and given.outcome is Outcome.FRAUDULENT
         ]
-        return sorted(hard, key=lambda given: given.receipt.evidence != self.evidence)
+        return sorted(fraudulent, key=lambda given: given.receipt.evidence != self.evidence)
 
     def deciding(self) -> list[VerdictGiven]:
         """The verdicts that decided the appeal."""

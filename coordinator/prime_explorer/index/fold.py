@@ -75,7 +75,7 @@ def _write_work_brief(entry: Any) -> str:
             return f"round {number}: {drawn}" if validators else "not drawn for audit"
         case e.VerdictGiven(outcome=outcome, reason=reason):
             return _with_reason(str(outcome), reason)
-        case e.PlantRevealed(outcome=outcome) | e.Settled(outcome=outcome):
+        case e.Settled(outcome=outcome):
             return str(outcome)
         case e.Credited(units=units):
             return "1 unit" if units == 1 else f"{units:,} units"
@@ -255,7 +255,7 @@ def encode_json(value: Any) -> str:
 NODE_COLUMNS = (
     "node", "owner", "name", "first_idx", "first_ms", "last_ms", "is_worker", "is_validator", "is_relay", "status",
     "reason", "version", "hardware", "addresses", "delegated_until_ms", "stake_nano", "unbonding_nano", "streak",
-    "accepted", "soft", "hard", "faults", "units", "earned_nano",
+    "accepted", "invalid", "fraudulent", "faults", "units", "earned_nano",
 )  # fmt: skip
 _NODE_COLUMNS_KEPT = ("node", "name", "first_idx", "first_ms", "last_ms")
 

@@ -14,7 +14,7 @@ from prime_protocol.wire.ids import Digest, RunId
 
 REWARD_METRIC = "reward_mean"
 """The metric of a verdict that holds the mean task reward of the rollouts."""
-PROGRESS = {Outcome.ACCEPT: "accepted", Outcome.INVALID: "soft", Outcome.FRAUDULENT: "hard"}
+PROGRESS = {Outcome.ACCEPT: "accepted", Outcome.INVALID: "invalid", Outcome.FRAUDULENT: "fraudulent"}
 
 
 def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows) -> Iterator[SqlWrite]:
@@ -23,8 +23,6 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             yield from _add_round(state, about)
         case e.VerdictGiven():
             yield from _add_verdict(state, about)
-        case e.PlantRevealed(submission=name, outcome=truth):
-            yield "UPDATE submissions SET planted=? WHERE submission=?", (str(truth), name)
         case e.Settled():
             yield from _settle(state, about, dirty)
         case e.ValidatorScored(validator=node):
@@ -110,8 +108,6 @@ def _settle(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterato
 
 def explain(submission: SubmissionState) -> str:
     """Why a submission was settled, if no verdict says it."""
-    if submission.planted is not None:
-        return "planted: submission well or badly on purpose, to see what validators say"
     if submission.outcome is Outcome.INVALID and submission.judged is None:
         return "the validators did not reach a majority in time"
     return ""
@@ -148,7 +144,7 @@ def _uphold(submission: SubmissionState, name: Digest) -> Iterator[SqlWrite]:
 
 
 def _move_outcome(state: LedgerState, run: RunId, name: Digest, outcome: Outcome) -> Iterator[SqlWrite]:
-    """What was hard is something else after all."""
+    """The slash was overturned: the fraudulent outcome no longer stands."""
     submission = state.runs[run].submissions[name]
     yield from _count_outcome(state, submission, run, Outcome.FRAUDULENT, -1)
     yield from _count_outcome(state, submission, run, outcome, 1)

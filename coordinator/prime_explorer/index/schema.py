@@ -33,7 +33,7 @@ CREATE TABLE nodes (
   is_worker INTEGER, is_validator INTEGER, is_relay INTEGER, status TEXT, reason TEXT, version INTEGER,
   hardware TEXT, addresses TEXT, delegated_until_ms INTEGER,
   stake_nano INTEGER, unbonding_nano INTEGER, streak INTEGER,
-  accepted INTEGER, soft INTEGER, hard INTEGER, faults INTEGER, units INTEGER, earned_nano INTEGER,
+  accepted INTEGER, invalid INTEGER, fraudulent INTEGER, faults INTEGER, units INTEGER, earned_nano INTEGER,
   leases INTEGER DEFAULT 0, submissions INTEGER DEFAULT 0, rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
   verdicts INTEGER DEFAULT 0, upheld INTEGER DEFAULT 0
 ) WITHOUT ROWID;
@@ -59,7 +59,7 @@ CREATE TABLE stakes (
 CREATE TABLE runs (
   run TEXT PRIMARY KEY, idx INTEGER, at_ms INTEGER, status TEXT, terms TEXT, latest_step INTEGER, pool_nano INTEGER,
   validators INTEGER, leases_open INTEGER, submissions_open INTEGER, slashes_open INTEGER,
-  submissions INTEGER DEFAULT 0, accepted INTEGER DEFAULT 0, soft INTEGER DEFAULT 0, hard INTEGER DEFAULT 0,
+  submissions INTEGER DEFAULT 0, accepted INTEGER DEFAULT 0, invalid INTEGER DEFAULT 0, fraudulent INTEGER DEFAULT 0,
   audited INTEGER DEFAULT 0, undrawn INTEGER DEFAULT 0, rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
   units INTEGER DEFAULT 0, paid_nano INTEGER DEFAULT 0, file_bytes INTEGER DEFAULT 0, verdicts INTEGER DEFAULT 0,
   slashes INTEGER DEFAULT 0, executed INTEGER DEFAULT 0, overturned INTEGER DEFAULT 0, expired INTEGER DEFAULT 0
@@ -73,7 +73,7 @@ CREATE TABLE steps (
   first_lease_ms INTEGER, first_submitted_ms INTEGER, last_submitted_ms INTEGER,
   first_drawn_ms INTEGER, last_settled_ms INTEGER, paid_ms INTEGER, paid_nano INTEGER DEFAULT 0,
   leases INTEGER DEFAULT 0, expired INTEGER DEFAULT 0, submissions INTEGER DEFAULT 0,
-  accepted INTEGER DEFAULT 0, soft INTEGER DEFAULT 0, hard INTEGER DEFAULT 0, audited INTEGER DEFAULT 0,
+  accepted INTEGER DEFAULT 0, invalid INTEGER DEFAULT 0, fraudulent INTEGER DEFAULT 0, audited INTEGER DEFAULT 0,
   rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0, units INTEGER DEFAULT 0, file_bytes INTEGER DEFAULT 0,
   nodes INTEGER DEFAULT 0, reward_sum REAL DEFAULT 0, rewards INTEGER DEFAULT 0,
   held_out REAL, entropy REAL, mismatch_kl REAL,   -- the trainer's numbers that have a chart
@@ -84,7 +84,7 @@ CREATE INDEX steps_by_root ON steps (root);
 
 CREATE TABLE contributions (
   node BLOB, run TEXT, step INTEGER, submissions INTEGER DEFAULT 0, accepted INTEGER DEFAULT 0,
-  soft INTEGER DEFAULT 0, hard INTEGER DEFAULT 0, rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
+  invalid INTEGER DEFAULT 0, fraudulent INTEGER DEFAULT 0, rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
   units INTEGER DEFAULT 0, paid_nano INTEGER DEFAULT 0, PRIMARY KEY (node, run, step)
 ) WITHOUT ROWID;
 CREATE INDEX contributions_by_step ON contributions (run, step, units, node);
@@ -106,7 +106,7 @@ CREATE TABLE submissions (
   first_slot INTEGER, slots INTEGER, samples INTEGER, leased_ms INTEGER, at_ms INTEGER, file_digest BLOB,
   file_bytes INTEGER, rollout_root BLOB, checkpoint_step INTEGER, checkpoint_root BLOB,
   output_tokens INTEGER, context_tokens INTEGER, progress TEXT, reason TEXT, drawn_ms INTEGER, validators INTEGER,
-  verdicts INTEGER, settled_idx INTEGER, settled_ms INTEGER, planted TEXT, reward REAL, units INTEGER,
+  verdicts INTEGER, settled_idx INTEGER, settled_ms INTEGER, reward REAL, units INTEGER,
   credited_idx INTEGER, is_carried INTEGER, paid_idx INTEGER, trained_into INTEGER, slash TEXT
 ) WITHOUT ROWID;
 CREATE INDEX submissions_by_place ON submissions (idx);

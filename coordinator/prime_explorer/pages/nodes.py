@@ -36,8 +36,8 @@ class NodeCard:
     status: str
     units: int
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
     earned_nano: int
     stake_nano: int
     rollouts: int

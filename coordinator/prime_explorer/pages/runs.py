@@ -39,8 +39,8 @@ class StepSummary:
     expired: int
     submissions: int
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
     audited: int
     rollouts: int
     tokens: int
@@ -65,8 +65,8 @@ class RunRates:
     """Shares of a run's submissions; null before the first."""
 
     audited: float | None
-    soft: float | None
-    hard: float | None
+    invalid: float | None
+    fraudulent: float | None
     overturned: float | None
     """Share of ended slashes that were overturned."""
 
@@ -113,8 +113,8 @@ class RunView:
     attendance: OnlineCounts | None
     submissions: int
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
     expired: int
     units: int
     paid_nano: int
@@ -189,11 +189,11 @@ def make_step_summary(row: sqlite3.Row) -> StepSummary:
 
 
 def compute_rates(row: sqlite3.Row) -> RunRates:
-    settled = row["accepted"] + row["soft"] + row["hard"]
+    settled = row["accepted"] + row["invalid"] + row["fraudulent"]
     return RunRates(
         audited=_share(row["audited"], row["audited"] + row["undrawn"]),
-        soft=_share(row["soft"], settled),
-        hard=_share(row["hard"], settled),
+        invalid=_share(row["invalid"], settled),
+        fraudulent=_share(row["fraudulent"], settled),
         overturned=_share(row["overturned"], row["overturned"] + row["executed"]),
     )
 
@@ -242,8 +242,8 @@ class ContributionRow:
     step: int
     submissions: int
     accepted: int
-    soft: int
-    hard: int
+    invalid: int
+    fraudulent: int
     rollouts: int
     tokens: int
     units: int

@@ -116,8 +116,8 @@ SUBMISSION_PROGRESS = {
     "waiting": "received, waiting for its draw",
     "auditing": "with its validators",
     "accepted": "accepted",
-    "soft": "rejected, nobody's dishonesty",
-    "hard": "rejected, provably dishonest",
+    "invalid": "rejected, nobody's dishonesty",
+    "fraudulent": "rejected, provably dishonest",
 }
 INDEXES = {
     (False, False, False): "submissions_by_place",
@@ -179,7 +179,6 @@ class SubmissionView:
     drawn_ms: int | None
     settled_idx: int | None
     settled_ms: int | None
-    planted: str | None
     reward: float | None
     """Mean reward that the validators found; null if no verdict has it."""
     credited_idx: int | None

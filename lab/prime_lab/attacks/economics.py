@@ -97,7 +97,7 @@ def compute_break_even_inspected(*, saves: float, wrong: float, cost_share: floa
 
 
 def compute_verdicts_until_suspension(wrong: float) -> float:
-    """Expected, from a good name, where each verdict falls with that chance and no file is planted."""
+    """Expected, from a good name, where each verdict falls with that chance."""
     steps = np.eye(BLAME_MAX)
     for blame in range(BLAME_MAX):
         steps[blame, max(0, blame - 1)] -= 1 - wrong

@@ -87,12 +87,12 @@ def judge_forgers(scene: FinishedWorld) -> AttackResult | None:
     """What was drawn and forged is rejected and slashed."""
     forged = [tale for tale in scene.chronicle.submissions.values() if scene.is_forged(tale)]
     drawn = [tale for tale in forged if tale.draws and tale.draws[0].entry.validators]
-    hard = sum(tale.outcome is Finding.FRAUDULENT for tale in drawn)
+    fraudulent = sum(tale.outcome is Finding.FRAUDULENT for tale in drawn)
     slashed = sum(bool(tale.executed) for tale in forged)
     if not drawn:
         return None
-    told = f"{len(forged)} forged files, {len(drawn)} drawn, {hard} rejected, {slashed} slashed"
-    return make_result(AttackVerdict.FRAUDULENT, hard == len(drawn) and bool(slashed), told, "audit")
+    told = f"{len(forged)} forged files, {len(drawn)} drawn, {fraudulent} rejected, {slashed} slashed"
+    return make_result(AttackVerdict.FRAUDULENT, fraudulent == len(drawn) and bool(slashed), told, "audit")
 
 
 def judge_swappers(scene: FinishedWorld) -> AttackResult | None:
@@ -179,10 +179,10 @@ def judge_leaks(scene: FinishedWorld) -> AttackResult | None:
         return None
     taken = sum(not each.field for each in told)
     tales = [chronicle.submissions[name] for name in {each.submission for each in told}]
-    hard = sum(tale.outcome is Finding.FRAUDULENT for tale in tales)
-    reason = f"{len(told)} swaps after a leak, {taken} taken; {hard} of {len(tales)} such files rejected"
+    fraudulent = sum(tale.outcome is Finding.FRAUDULENT for tale in tales)
+    reason = f"{len(told)} swaps after a leak, {taken} taken; {fraudulent} of {len(tales)} such files rejected"
     fields = {each.field for each in told if each.field}
-    return make_result(AttackVerdict.HARMLESS, not taken and hard == len(tales), reason, *sorted(fields))
+    return make_result(AttackVerdict.HARMLESS, not taken and fraudulent == len(tales), reason, *sorted(fields))
 
 
 def is_open(chronicle: LogHistory, each: AdversaryAttempt) -> bool:

@@ -113,7 +113,7 @@ def render_snapshot(
 
 def render_nodes(look: NetworkSnapshot, names: dict[NodeId, str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("who", "name", "does", "holds step", "accepted", "soft", "rejected", "stake", "earned"):
+    for title in ("who", "name", "does", "holds step", "accepted", "invalid", "rejected", "stake", "earned"):
         table.add_column(title, justify="left" if title in ("who", "name", "does") else "right")
     for row in sorted(look.nodes, key=lambda row: names.get(NodeId.parse(row["node"]), "")):
         node = NodeId.parse(row["node"])
@@ -129,8 +129,8 @@ def make_cells(row: dict[str, Any]) -> list[str]:
         row["activity"] or row["phase"],
         "-" if step is None or step < 0 else str(step),
         str(row["accepted"]),
-        str(row["soft"]),
-        str(row["hard"]),
+        str(row["invalid"]),
+        str(row["fraudulent"]),
         f"{row['stake_nano'] / COIN_NANO:,.0f}",
         f"{row['earned_nano'] / COIN_NANO:,.1f}",
     ]
@@ -147,8 +147,8 @@ def render_slashes(look: NetworkSnapshot, names: dict[NodeId, str]) -> list[Rend
 def format_snapshot(look: NetworkSnapshot, steps: int, elapsed_s: float, phase: str) -> str:
     """For output that is not a terminal."""
     reward = f"{float(look.steps[-1]['reward_mean']):.2f}" if look.steps else "-"
-    hard = sum(row["hard"] for row in look.nodes)
-    return f"{elapsed_s:4.0f} s  {phase}: step {max(0, look.step)} of {steps}, reward {reward}, {hard} files rejected"
+    caught = sum(row["fraudulent"] for row in look.nodes)
+    return f"{elapsed_s:4.0f} s  {phase}: step {max(0, look.step)} of {steps}, reward {reward}, {caught} files rejected"
 
 
 STEPS_PER_LINE = 10

@@ -62,16 +62,6 @@ class NodeBehavior:
         """Something of its own, every few seconds."""
 
 
-class PlantedWorker(NodeBehavior):
-    """The coordinator's own worker: makes good and bad files as was sealed in its leases, to try the validators."""
-
-    name = "planted"
-
-    def make(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
-        is_bad = party.world.host.plants.planned(RUN, honest.lease) is Outcome.FRAUDULENT
-        return forge_file(honest, party.dice.choice(FORGERY_KINDS)) if is_bad else honest
-
-
 # --- Workers --------------------------------------------------------------------------------------------------------
 
 

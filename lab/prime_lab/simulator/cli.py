@@ -43,7 +43,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--audit-crash", type=float, help="share of audits that break off")
     parser.add_argument("--skew-ms", type=int, help="largest error of a node's clock")
     parser.add_argument("--flood", type=int, help="keys that one attacker registers")
-    parser.add_argument("--plants", type=int, help="workers of the coordinator's own that try the validators")
     parser.add_argument("--inspectors", type=int, help="validators of the operator's own that read judged files again")
     parser.add_argument("--every-signature", action="store_true", help="sign and open heartbeats too; slower")
     return parser

@@ -14,7 +14,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from prime_coordinator.audits.plants import Plants
 from prime_coordinator.core import Core
 from prime_coordinator.intake.checks import ExpectedSubmission
 from prime_lab.simulator.log_history import LogHistory
@@ -24,7 +23,8 @@ from prime_protocol.ledger.entries import Submitted
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
-from prime_protocol.rollouts.rollout import RolloutHeader, verify_header
+from prime_protocol.rollouts.rollout import RolloutHeader
+from prime_protocol.rollouts.verify import verify_header
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload, ReplayGuard, open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
@@ -160,7 +160,6 @@ class CoordinatorHost:
         self.log_key = Ed25519PrivateKey.from_private_bytes(sha256(b"log key").digest())
         self.origin = ORIGIN_PREFIX + network
         self.verifier = VerifierKey.of(self.origin, self.log_key)
-        self.plants = Plants.of(key)
         self.disk: list[bytes] = []
         self.chronicle = LogHistory()
         self._frontier = Frontier()
@@ -184,7 +183,7 @@ class CoordinatorHost:
         ledger = Ledger(self.network)
         for leaf in self.disk:
             ledger.restore(leaf)
-        self.core = Core(self.key, ledger, now_ms=now_ms, plants=self.plants, inspect_share=self._inspect_share)
+        self.core = Core(self.key, ledger, now_ms=now_ms, inspect_share=self._inspect_share)
         self.core.head, self.core.head_size = self._head, self._head_size
         self._guard = ReplayGuard(since_ms=now_ms)
 

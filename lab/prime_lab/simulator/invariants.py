@@ -32,8 +32,6 @@ class FinishedWorld:
     world: World
     honest: frozenset[NodeId]
     """Nodes that kept to the protocol from first to last."""
-    planted: frozenset[NodeId] = frozenset()
-    """The coordinator's own workers."""
     is_over: bool = True
     """All steps were trained and there was time to settle everything; else things may be open."""
 
@@ -147,12 +145,12 @@ def leases_go_to_staked_workers(scene: FinishedWorld) -> Iterator[str]:
 
 
 def every_outcome_has_its_votes(scene: FinishedWorld) -> Iterator[str]:
-    """Recount; soft also where nothing was decided or the file was planted, accepted where nobody was drawn."""
+    """Recount: invalid also where nothing was decided, accepted also where no validator was drawn."""
     for name, tale in scene.chronicle.submissions.items():
         for line in tale.settled:
             votes = Counter(v.entry.outcome for v in tale.verdicts if v.index < line.index)
             outcome, decided = line.entry.outcome, _recount(votes, scene.chronicle.terms.quorum, tale.unasked)
-            if outcome is Outcome.INVALID and (decided is None or tale.receipt.node in scene.planted):
+            if outcome is Outcome.INVALID and decided is None:
                 continue
             if outcome is Outcome.ACCEPT and tale.draws and not tale.draws[0].entry.validators:
                 continue
@@ -244,23 +242,16 @@ def no_honest_node_is_slashed(scene: FinishedWorld) -> Iterator[str]:
 
 
 def honest_validators_keep_their_score(scene: FinishedWorld) -> Iterator[str]:
-    """Unless mostly dishonest ones decided, at first or on appeal. The truth about a planted file decides by itself."""
+    """Unless mostly dishonest ones decided, at first or on appeal."""
     for name, tale in scene.chronicle.submissions.items():
         for line in tale.scored:
             if line.entry.validator not in scene.honest:
                 continue
             _, honest, dishonest = scene.votes(tale)
-            is_planted = tale.receipt.node in scene.planted
-            if is_planted or (honest >= dishonest and not _was_outvoted(scene, tale)):
+            if honest >= dishonest and not _was_outvoted(scene, tale):
                 yield f"{line.entry.validator} is honest and lost score over {name}"
         for node in tale.unread() & scene.honest:
             yield f"{node} is honest, and is said not to have read {name}"
-
-
-def planted_work_is_nobodys(scene: FinishedWorld) -> Iterator[str]:
-    for name, tale in scene.chronicle.submissions.items():
-        if tale.receipt.node in scene.planted and (tale.outcome not in (None, Outcome.INVALID) or tale.credited):
-            yield f"{name} was planted and is {tale.outcome}, credited {len(tale.credited)} times"
 
 
 def _was_outvoted(scene: FinishedWorld, tale: LoggedSubmission) -> bool:
@@ -383,7 +374,6 @@ INVARIANTS: tuple[Invariant, ...] = (
     honest_work_is_not_condemned,
     no_honest_node_is_slashed,
     honest_validators_keep_their_score,
-    planted_work_is_nobodys,
     everything_is_decided,
     finished_steps_are_paid_once,
     every_shown_head_is_of_this_log,

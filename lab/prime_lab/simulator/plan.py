@@ -36,8 +36,6 @@ class SimulationPlan:
     """Keys that one attacker registers from one network."""
     batch: float = 0.75
     """Part of a step's slots that the trainer waits for."""
-    plants: int = 0
-    """Workers of the coordinator's own, which try the validators."""
     inspectors: int = 0
     """Honest validators of the operator's, which read judged files again."""
     inspect_share: int = INSPECT_SHARE
@@ -61,7 +59,6 @@ def draw_plan(seed: int, **chosen: Any) -> SimulationPlan:
         "audit_crash": dice.choice([0.0, 0.02, 0.1]),
         "skew_ms": dice.choice([0, 500, 15_000]),
         "flood": dice.choice([0, 0, 100]),
-        "plants": dice.choice([0, 0, 2]),
         "inspectors": dice.choice([0, 1, 2]),
     }
     return replace(

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from prime_coordinator.audits.plants import Plants
-from prime_lab.simulator.adversaries import ATTACK_INTERVAL_MS, NodeBehavior, PlantedWorker, register_sybils
+from prime_lab.simulator.adversaries import ATTACK_INTERVAL_MS, NodeBehavior, register_sybils
 from prime_lab.simulator.invariants import FinishedWorld, check_invariants
 from prime_lab.simulator.log_history import LogHistory
 from prime_lab.simulator.participants import NodeHardware, SimulatedNode, SimulatedOwner, SimulatedTrainer
@@ -59,7 +58,7 @@ def simulate_world(plan: SimulationPlan) -> tuple[SimulationReport, FinishedWorl
     crowd = Population(world)
     trainer = SimulatedTrainer(world, -1, get_wallet("trainer"), train_ms=8_000)
     world.at(world.now_ms, trainer.act)
-    scene = FinishedWorld(world, crowd.honest(), crowd.planted())
+    scene = FinishedWorld(world, crowd.honest())
     try:
         complaints = _run_to_end(scene, crowd)
     except Exception:  # boundary: whatever breaks in the code under test is a finding about this seed
@@ -137,11 +136,6 @@ class Population:
         self._dice = Random(f"crowd {world.plan.seed}")
         self.parties: list[SimulatedNode] = []
         self._liars = self._draw_liars()
-        able = [n for n in range(world.plan.nodes) if n not in self._liars and get_role(n) is Role.WORKER]
-        self._planted = frozenset(self._dice.sample(able, world.plan.plants))
-        world.host.plants = Plants.of(
-            world.host.key, [get_wallet(f"node {number}") for number in sorted(self._planted)]
-        )
         world.inspectors = self._draw_inspectors()
         accounts: dict[NodeId, int] = {}
         owners: list[SimulatedOwner] = []
@@ -163,11 +157,8 @@ class Population:
     def honest(self) -> frozenset[NodeId]:
         return frozenset(party.node for party in self.parties if party.habit.is_honest)
 
-    def planted(self) -> frozenset[NodeId]:
-        return frozenset(self.parties[number].node for number in self._planted)
-
     def count_liars(self) -> int:
-        return sum(not party.habit.is_honest for party in self.parties) - len(self._planted)
+        return sum(not party.habit.is_honest for party in self.parties)
 
     def count_honest_workers(self) -> int:
         return sum(
@@ -193,7 +184,6 @@ class Population:
         plan, dice, key = self._world.plan, self._dice, get_wallet(f"node {number}")
         role = get_role(number)
         habit = draw_behavior(role, plan.liars, dice) if number in self._liars else NodeBehavior()
-        habit = PlantedWorker() if number in self._planted else habit
         speed = min(4_000.0, max(SPEED_MIN, dice.lognormvariate(5.5, 0.8)))
         profile = NodeProfile(
             network=NETWORK,

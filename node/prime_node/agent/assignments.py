@@ -22,7 +22,7 @@ from prime_protocol.ledger.entries import (
 from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef
 from prime_protocol.wire.signing import WalletKey
-from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, VerdictReceipt, compute_receipt_id, sign_document
+from prime_protocol.wire.typed_data import Domain, VerdictReceipt, compute_receipt_id, sign_document
 
 PREFETCH_MS = 10_000
 """The next lease is requested this long before the current one should be done: the reply arrives in time."""
@@ -185,16 +185,7 @@ class LeaseAssignments:
         if server_ms > lease.deadline_ms:
             return None
         assert number not in self.answers
-        receipt = SubmissionReceipt(
-            network=self._network,
-            run=self._run,
-            step=lease.step,
-            lease=number,
-            node=self._key.node,
-            checkpoint_root=file.checkpoint_root,
-            file_digest=file.file_digest,
-            rollout_root=file.rollout_root,
-        )
+        receipt = file.make_receipt(self._network, self._run, lease)
         self._save_answer(LeaseAnswer(number, compute_receipt_id(receipt), lease.deadline_ms), server_ms)
         return Submitted(
             receipt=receipt,

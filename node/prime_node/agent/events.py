@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prime_protocol.ledger.entries import LeaseGranted, Metric, NodeRegistered, Outcome
-from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef
 from prime_protocol.wire.rpc import Refusal
+from prime_protocol.wire.typed_data import SubmissionReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,18 @@ class FinishedFile:
     file_bytes: int
     output_tokens: int
     context_tokens: int
+
+    def make_receipt(self, network: NetworkId, run: RunId, lease: LeaseGranted) -> SubmissionReceipt:
+        return SubmissionReceipt(
+            network=network,
+            run=run,
+            step=lease.step,
+            lease=lease.lease,
+            node=lease.node,
+            checkpoint_root=self.checkpoint_root,
+            file_digest=self.file_digest,
+            rollout_root=self.rollout_root,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

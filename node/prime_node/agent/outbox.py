@@ -34,7 +34,7 @@ TRANSIENT_CODES = frozenset(
 )
 """Refusals that say nothing about the request itself: in a new envelope it may pass."""
 
-STALE_FIELDS = frozenset({"Letter.sequence", "Letter.expires_at_ms", "Letter.issued_at_ms"})
+STALE_FIELDS = frozenset({"Payload.sequence", "Payload.expires_at_ms", "Payload.issued_at_ms"})
 """The envelope came too late or out of order; its content was not examined."""
 
 

@@ -40,15 +40,13 @@ from prime_protocol.ledger.randomness import compute_sample_seed
 from prime_protocol.proofs.evidence import EvidenceSum
 from prime_protocol.proofs.read_proofs import NO_READ_PROOFS, ReadProofRequest
 from prime_protocol.proofs.tolerance import Tolerance
-from prime_protocol.rollouts.file import read_rollouts
 from prime_protocol.rollouts.rollout import (
     Rollout,
     RolloutFile,
     RolloutHeader,
     RolloutLimits,
-    verify_derived_values,
-    verify_header,
 )
+from prime_protocol.rollouts.verify import verify_submission
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.weights.manifest_builder import build_keyframe
@@ -95,13 +93,12 @@ class Examination:
 def check_format(data: bytes, context: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
     """The checks that need no model. Slow for a large file: use a thread."""
     try:
-        file = read_rollouts(data, limits)
-        verify_header(file.header, header)
-        verify_derived_values(
-            file,
-            context.beacon,
+        file = verify_submission(
+            data,
+            header,
+            limits,
+            beacon=context.beacon,
             tasks_total=context.family.size,
-            target_lengths=(),
             temperature=context.terms.temperature,
         )
     except RemoteError as error:

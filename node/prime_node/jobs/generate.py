@@ -26,7 +26,7 @@ from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.rollouts.file import write_rollouts
 from prime_protocol.rollouts.rollout import Rollout, RolloutFile, compute_rollout_root
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Sample, Slot
-from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import Unreachable
 
@@ -207,17 +207,7 @@ class RolloutGenerator:
 
     def _compute_submission(self, lease: LeaseGranted, work: FinishedFile) -> Digest:
         """The id that the submission will have."""
-        receipt = SubmissionReceipt(
-            network=self._network,
-            run=self._run,
-            step=lease.step,
-            lease=lease.lease,
-            node=self._node,
-            checkpoint_root=work.checkpoint_root,
-            file_digest=work.file_digest,
-            rollout_root=work.rollout_root,
-        )
-        return compute_receipt_id(receipt)
+        return compute_receipt_id(work.make_receipt(self._network, self._run, lease))
 
 
 def list_samples(first_slot: int, slots: int, context: StepContext) -> list[RequestedSample]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire import typed_data
+from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import SubmissionReceipt
 
@@ -38,7 +39,7 @@ class NodeAccount:
     balance_nano: int
     """The owner's balance; the node is its own owner unless another one has delegated to it."""
     earned_nano: int
-    hard: int
+    fraudulent: int
     """Submissions that were found dishonest."""
 
 
@@ -98,7 +99,7 @@ def parse_node(detail: Mapping[str, Any], run: RunId) -> NodeAccount:
         stake_nano=int(summary["stake_nano"]),
         balance_nano=int(detail["owner_balance_nano"]),
         earned_nano=int(summary["earned_nano"]),
-        hard=int(summary["hard"]),
+        fraudulent=int(summary["fraudulent"]),
     )
 
 
@@ -132,15 +133,4 @@ def parse_evidence_digest(page: Mapping[str, Any]) -> Digest | None:
 def parse_receipt(page: Mapping[str, Any]) -> tuple[SubmissionReceipt, Signature]:
     """From the log entry of a submission. The caller verifies the signature."""
     body = page["rows"][0]["body"]
-    receipt = body["receipt"]
-    made = SubmissionReceipt(
-        network=NetworkId(receipt["network"]),
-        run=RunId(receipt["run"]),
-        step=Step(int(receipt["step"])),
-        lease=int(receipt["lease"]),
-        node=NodeId.parse(receipt["node"]),
-        checkpoint_root=Digest.parse(receipt["checkpoint_root"]),
-        file_digest=Digest.parse(receipt["file_digest"]),
-        rollout_root=Digest.parse(receipt["rollout_root"]),
-    )
-    return made, Signature.parse(body["signature"])
+    return typed_data.parse_receipt(body["receipt"]), Signature.parse(body["signature"])

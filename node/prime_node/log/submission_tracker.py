@@ -45,15 +45,15 @@ def derive_state(seen: SubmissionStatus, unpaid: frozenset[int]) -> JobState:
         "waiting": S.RECEIVED,
         "auditing": S.CHECKED if seen.verdicts else S.RECEIVED,
         "accepted": S.ACCEPTED,
-        "soft": S.REJECTED,
-        "hard": S.REJECTED,
+        "invalid": S.REJECTED,
+        "fraudulent": S.REJECTED,
     }.get(seen.progress, S.RECEIVED)
 
 
 def compute_missing_stake(node: NodeAccount, run: RunSnapshot) -> int:
     """What the node should stake by itself; 0 where it cannot, or has been found fraudulent: then its owner decides."""
     missing = run.stake_min_nano - node.stake_nano
-    return missing if 0 < missing <= node.balance_nano and not node.hard else 0
+    return missing if 0 < missing <= node.balance_nano and not node.fraudulent else 0
 
 
 class SubmissionTracker:
@@ -162,7 +162,7 @@ class SubmissionTracker:
         state = derive_state(seen, run.unpaid_steps)
         if state is not S.REJECTED:
             return self._journal.advance(record, state, now_ms)
-        if seen.progress == "hard":
+        if seen.progress == "fraudulent":
             return await self._track_slash(api, record, now_ms)
         if record.state is not S.REJECTED or record.is_open:
             reason = record.reason or await self._fetch_rejection_reason(api, seen.submission)

@@ -29,7 +29,7 @@ from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 SenderPermission = Callable[[RunId, NodeId], bool]
 """May this node say this in this run? Called from any thread, so it only looks something up."""
 
-TOLERATED_FIELDS = frozenset({"Letter.version"})
+TOLERATED_FIELDS = frozenset({"Payload.version"})
 """What an honest peer with other software may pass on to us."""
 
 
@@ -127,10 +127,10 @@ class GossipGuard:
             # On its way for too long, or one clock of three is wrong: nobody can say whose.
             return GossipRejected(str(error), is_hostile=False)
         if gossip.kind is GossipKind.ANNOUNCED and not self._is_trainer(run, sender):
-            return GossipRejected(f"Letter.sender: {sender} is not the trainer of {run}", is_hostile=True)
+            return GossipRejected(f"Payload.sender: {sender} is not the trainer of {run}", is_hostile=True)
         if gossip.kind is not GossipKind.ANNOUNCED and not self._is_member(run, sender):
             # The forwarder's copy of the log may be newer than ours.
-            return GossipRejected(f"Letter.sender: {sender} is not known in {run}", is_hostile=False)
+            return GossipRejected(f"Payload.sender: {sender} is not known in {run}", is_hostile=False)
         return None
 
     def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult:

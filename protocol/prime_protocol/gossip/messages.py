@@ -253,11 +253,11 @@ def open_peer_record(frame: bytes, *, network: NetworkId, now_ms: int) -> Receiv
     gossip = _decode_frame(frame, network, (GossipKind.PEER_RECORD,))
     check_time(gossip.payload, now_ms)
     if gossip.payload.run is not None:
-        raise RemoteError("Letter.run", f"is {gossip.payload.run} in a peer card, which belongs to no run")
+        raise RemoteError("Payload.run", f"is {gossip.payload.run} in a peer card, which belongs to no run")
     assert isinstance(gossip.message, PeerRecord)
     for index, address in enumerate(gossip.message.parsed):
         if address.node != gossip.payload.sender:
-            raise RemoteError(f"PeerCard.addresses[{index}]", f"is of {address.node}, the sender is not")
+            raise RemoteError(f"PeerRecord.addresses[{index}]", f"is of {address.node}, the sender is not")
     return gossip
 
 
@@ -265,9 +265,9 @@ def decode_gossip(topic_name: str, frame: bytes, *, network: NetworkId, run: Run
     """As `open_gossip`, at any time: for the guard, which treats what came late unlike what is forged."""
     gossip = _decode_frame(frame, network, TOPIC_KINDS)
     if gossip.payload.run != run:
-        raise RemoteError("Letter.run", f"is {gossip.payload.run}, this is about {run}")
+        raise RemoteError("Payload.run", f"is {gossip.payload.run}, this is about {run}")
     if get_topic(network, run, gossip.kind) != topic_name:
-        raise RemoteError("Letter.kind", f"is {gossip.kind}, which is not what this topic carries")
+        raise RemoteError("Payload.kind", f"is {gossip.kind}, which is not what this topic carries")
     return gossip
 
 
@@ -276,14 +276,14 @@ def _decode_frame(frame: bytes, network: NetworkId, kinds: Sequence[GossipKind])
         raise RemoteError("envelope", f"is {len(frame)} bytes, the limit of gossip is {GOSSIP_FRAME_BYTES_MAX}")
     letter = open_envelope(frame, network=network).payload
     if letter.kind not in kinds:
-        raise RemoteError("Letter.kind", f"is {letter.kind}, expected {' or '.join(kinds)}")
+        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {' or '.join(kinds)}")
     try:
         message = decode(MESSAGE_TYPES[GossipKind(letter.kind)], letter.body)
     except RemoteError as error:
         if letter.version <= PROTOCOL_VERSION:
             raise
         raise RemoteError(
-            "Letter.version", f"is {letter.version}, newer than ours, and so is the body: {error}"
+            "Payload.version", f"is {letter.version}, newer than ours, and so is the body: {error}"
         ) from None
     return ReceivedGossip(letter, message, Digest(sha256(frame).digest()), frame)
 

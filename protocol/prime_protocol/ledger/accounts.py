@@ -27,6 +27,7 @@ def create_network(state: LedgerState, turn: EntryContext, entry: NetworkCreated
     state.domain = Domain(entry.chain_id, entry.contract)
     state.log_key = entry.log_key
     state.unbonding_ms = entry.unbonding_ms
+    state.ticker = entry.ticker
 
 
 def deposit(state: LedgerState, turn: EntryContext, entry: Deposited) -> None:

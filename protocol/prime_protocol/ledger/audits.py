@@ -13,7 +13,6 @@ from prime_protocol.ledger.entries import (
     AuditDrawn,
     Inspected,
     Outcome,
-    PlantRevealed,
     Settled,
     SlashExecuted,
     SlashOverturned,
@@ -21,7 +20,6 @@ from prime_protocol.ledger.entries import (
     ValidatorScored,
     VerdictGiven,
 )
-from prime_protocol.ledger.plants import plant_seal
 from prime_protocol.ledger.randomness import compute_audit_seed, draw_validators, is_audited
 from prime_protocol.ledger.state import (
     AuditRoundState,
@@ -135,8 +133,6 @@ def _draw_quorum(
 def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
     """Refuse a draw that nothing asks for: a submission, an appeal or a stuck round does."""
     submission, slash = run.submissions[name], run.slashes.get(name)
-    if submission.planted is not None:
-        raise RemoteError("submission", f"{name} was planted, and the truth is known")
     first = 0
     if submission.outcome is not None:
         if slash is None or slash.appealed_at_ms is None:
@@ -168,8 +164,6 @@ def give_verdict(state: LedgerState, turn: EntryContext, entry: VerdictGiven) ->
     slash = run.slashes.get(receipt.submission)
     if submission.outcome is not None and (slash is None or len(submission.rounds) <= slash.rounds_before):
         raise RemoteError("receipt.submission", f"{receipt.submission} is settled")
-    if submission.planted is not None:
-        raise RemoteError("receipt.submission", f"{receipt.submission} was planted, and the truth is known")
     round_ = next((each for each in submission.rounds if turn.author in each.validators), None)
     if round_ is None or round_ is not submission.rounds[-1]:
         raise RemoteError("sender", f"{turn.author} was not drawn in the latest round for {receipt.submission}")
@@ -186,20 +180,6 @@ def give_verdict(state: LedgerState, turn: EntryContext, entry: VerdictGiven) ->
         submission.evidence.setdefault(receipt.evidence, turn.author)
 
 
-def reveal_plant(state: LedgerState, turn: EntryContext, entry: PlantRevealed) -> None:
-    run = state.run(turn)
-    submission = run.submission(entry.submission)
-    if turn.author != submission.node:
-        raise RemoteError("sender", f"is {turn.author}, only {submission.node} may open the seal of its own lease")
-    if submission.outcome is not None or submission.planted is not None:
-        raise RemoteError("submission", f"{entry.submission} is settled, or was revealed before")
-    if not submission.rounds or not is_round_over(submission.rounds, run.get_terms(submission), turn.at_ms):
-        raise RemoteError("submission", f"{entry.submission} may still be judged")
-    if plant_seal(entry.salt, entry.outcome) != submission.seal:
-        raise RemoteError("salt", f"does not open the seal of lease {submission.lease}")
-    submission.planted = entry.outcome
-
-
 def settle(state: LedgerState, turn: EntryContext, entry: Settled) -> None:
     run = state.run(turn)
     submission = run.submission(entry.submission)
@@ -209,7 +189,7 @@ def settle(state: LedgerState, turn: EntryContext, entry: Settled) -> None:
     if expected is not entry.outcome:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
     step = run.steps[submission.step]
-    submission.judged = submission.planted or tally_outcome(state, run, entry.submission, turn.at_ms)
+    submission.judged = tally_outcome(state, run, entry.submission, turn.at_ms)
     submission.outcome = entry.outcome
     step.pending -= 1
     # An overturned slash may have been credited for some of these slots meanwhile: then this one cannot be, and the
@@ -217,19 +197,14 @@ def settle(state: LedgerState, turn: EntryContext, entry: Settled) -> None:
     if entry.outcome is not Outcome.ACCEPT or not step.credited.isdisjoint(submission.slots):
         step.free(submission.slots, submission.lease)
     _record_outcome(state, submission, entry.outcome)
-    # Whether a hard verdict stands is known when its slash is.
+    # Whether a fraudulent verdict stands is known when its slash is.
     if entry.outcome is not Outcome.FRAUDULENT:
         _record_upheld(run, submission)
 
 
 def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame.
-
-    Neither is there for a planted file: it is nobody's work.
-    """
+    """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame."""
     submission = run.submissions[name]
-    if submission.planted is not None:
-        return Outcome.INVALID
     terms = run.get_terms(submission)
     if not submission.rounds:
         waited = submission.head is not None and at_ms >= submission.at_ms + terms.verdict_ms
@@ -297,9 +272,9 @@ def propose_slash(state: LedgerState, turn: EntryContext, entry: SlashProposed) 
     run = state.run(turn)
     submission = run.submission(entry.submission)
     if submission.outcome is not Outcome.FRAUDULENT or submission.slashed:
-        raise RemoteError("submission", f"{entry.submission} was not settled as hard, or slashed before")
+        raise RemoteError("submission", f"{entry.submission} was not settled as fraudulent, or slashed before")
     if entry.evidence not in submission.evidence:
-        raise RemoteError("evidence", f"{entry.evidence} is in no hard verdict on {entry.submission}")
+        raise RemoteError("evidence", f"{entry.evidence} is in no fraudulent verdict on {entry.submission}")
     position, terms = (submission.owner, submission.node), run.get_terms(submission)
     amount_nano = min(terms.slash_nano, state.funds.slashable_nano(position))
     if entry.amount_nano != amount_nano:

@@ -19,7 +19,6 @@ from typing import Annotated
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
-    DIGEST_BYTES,
     LEASE_SLOTS_MAX,
     LINEAGE_MAX,
     METRICS_MAX,
@@ -32,7 +31,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.codec import Range, Size
 from prime_protocol.wire.envelope import Uint
-from prime_protocol.wire.ids import Digest, NodeId, RunId, Slot, Step
+from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NodeId, RunId, Slot, Step, Ticker
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import Delegation, SubmissionReceipt, VerdictReceipt
 
@@ -65,11 +64,11 @@ class RunStatus(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a validator found, or what was settled. Soft is an honest failure, hard is provable dishonesty."""
+    """What a validator found, or what was settled. Invalid is an honest failure, fraudulent is provable dishonesty."""
 
     ACCEPT = "accept"
-    INVALID = "soft"
-    FRAUDULENT = "hard"
+    INVALID = "invalid"
+    FRAUDULENT = "fraudulent"
 
 
 OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.INVALID: 1, Outcome.FRAUDULENT: 2}
@@ -118,20 +117,7 @@ class VerdictGiven:
         if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
             raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
         if len(self.read_proof) not in (0, READ_PROOF_BYTES):
-            raise RemoteError("looks", f"has {len(self.read_proof)} bytes, allowed is 0 or {READ_PROOF_BYTES}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlantRevealed:
-    """Planted worker, when the validators have spoken: the truth about my file, sealed in my lease before I made it.
-
-    The coordinator sealed it and the worker opens it, so neither can void work that the other did in good faith.
-    """
-
-    submission: Digest
-    outcome: Outcome
-    """What an honest validator finds."""
-    salt: Digest
+            raise RemoteError("read_proof", f"has {len(self.read_proof)} bytes, allowed is 0 or {READ_PROOF_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +161,6 @@ class Inspected:
             raise RemoteError("seen", "must be sorted by reader, each once")
 
 
-NO_SEAL = Digest(bytes(DIGEST_BYTES))
-"""Of a lease that cannot be a planted one."""
-
-
 @dataclass(frozen=True, slots=True)
 class LogRecord:
     """One leaf of the log: an author's envelope and when the coordinator took it in."""
@@ -200,7 +182,9 @@ class NetworkCreated:
     contract: NodeId
     """EIP-712 domain of receipts and delegations; zeros for embedded settlement."""
     unbonding_ms: Uint
-    """How long stake stays slashable after it was asked back."""
+    """How long stake stays slashable after its owner asked it back."""
+    ticker: Ticker = DEFAULT_TICKER
+    """The name of the network's unit of value, for people. Amounts are in nano: 10^-9 of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,8 +357,6 @@ class LeaseGranted:
     deadline_ms: Uint
     speculative: bool
     """A second chance beside a slow lease: slots may overlap, but are credited once."""
-    seal: Digest = NO_SEAL
-    """Every lease has one and they all look alike. That of a planted lease can be opened; see PlantRevealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +399,7 @@ class PaidOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlashProposed:
-    """Coordinator: a hard outcome puts stake into escrow. The slash is named by its submission."""
+    """Coordinator: a fraudulent outcome puts stake into escrow. The slash is named by its submission."""
 
     submission: Digest
     amount_nano: Uint
@@ -443,7 +425,7 @@ class SlashExecuted:
 class SlashOverturned:
     """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back.
 
-    What nobody judged is soft: there is no credit without an accepted verdict.
+    What nobody judged is invalid: there is no credit without an accepted verdict.
     """
 
     submission: Digest
@@ -473,7 +455,6 @@ Entry = (
     | Submitted
     | AuditDrawn
     | VerdictGiven
-    | PlantRevealed
     | Settled
     | Credited
     | PaidOut

@@ -51,13 +51,5 @@ class PayoutTree:
         return partners
 
 
-def verify_payout(account: NodeId, cumulative: int, proof: list[Digest], root: Digest) -> bool:
-    """What the contract checks."""
-    found = compute_payout_leaf(account, cumulative)
-    for partner in proof:
-        found = _hash_sorted_pair(found, partner)
-    return found == root
-
-
 def _hash_sorted_pair(one: Digest, other: Digest) -> Digest:
     return keccak(min(one, other) + max(one, other))

@@ -68,7 +68,6 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.Submitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.submit),
     entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.draw_audit),
     entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.give_verdict),
-    entries.PlantRevealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.reveal_plant),
     entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.settle),
     entries.Credited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.credit),
     entries.PaidOut: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.pay_out),
@@ -100,7 +99,7 @@ class Ledger:
         """Fold in an envelope that this process has opened itself; its signature is not checked twice."""
         leaf = encode(record)
         if len(leaf) > LOG_ENTRY_BYTES_MAX:
-            raise RemoteError("Record", f"is {len(leaf)} bytes, the limit is {LOG_ENTRY_BYTES_MAX}")
+            raise RemoteError("LogRecord", f"is {len(leaf)} bytes, the limit is {LOG_ENTRY_BYTES_MAX}")
         self._apply_payload(leaf, record.at_ms, letter)
         return leaf
 
@@ -116,7 +115,7 @@ class Ledger:
         state = self.state
         kind = ENTRY_TYPES.get(letter.kind)
         if kind is None:
-            raise RemoteError("Letter.kind", f"{letter.kind} is no entry of the log")
+            raise RemoteError("Payload.kind", f"{letter.kind} is no entry of the log")
         entry: Entry = decode(kind, letter.body)
         rule = ENTRY_RULES[kind]
         self._check_context(letter, at_ms, rule)
@@ -140,16 +139,16 @@ class Ledger:
         """Order, time, scope and author: what every entry has to keep."""
         state = self.state
         if at_ms < state.at_ms:
-            raise RemoteError("Record.at_ms", f"is {state.at_ms - at_ms} ms before the entry before it")
+            raise RemoteError("LogRecord.at_ms", f"is {state.at_ms - at_ms} ms before the entry before it")
         check_time(letter, at_ms)
         if letter.sequence <= state.sequences.get(letter.sender, -1):
-            raise RemoteError("Letter.sequence", f"{letter.sequence} is not above the last of {letter.sender}")
+            raise RemoteError("Payload.sequence", f"{letter.sequence} is not above the last of {letter.sender}")
         if (letter.run is None) != (rule.scope is EntryScope.NETWORK):
-            raise RemoteError("Letter.run", f"is {letter.run}, but {letter.kind} is about the {rule.scope.value}")
+            raise RemoteError("Payload.run", f"is {letter.run}, but {letter.kind} is about the {rule.scope.value}")
         if state.coordinator is None and rule.apply is not accounts.create_network:
-            raise RemoteError("Letter.kind", f"is {letter.kind}, but the first entry must be NetworkCreated")
+            raise RemoteError("Payload.kind", f"is {letter.kind}, but the first entry must be NetworkCreated")
         if rule.author is EntryAuthor.COORDINATOR and letter.sender != state.coordinator:
-            raise RemoteError("Letter.sender", f"is {letter.sender}, only {state.coordinator} may write {letter.kind}")
+            raise RemoteError("Payload.sender", f"is {letter.sender}, only {state.coordinator} may write {letter.kind}")
 
 
 def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId | None = None) -> Ledger:
@@ -161,5 +160,5 @@ def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId |
         except RemoteError as error:
             raise RemoteError(f"entry {index}: {error.field}", error.problem) from None
         if coordinator not in (None, ledger.state.coordinator):
-            raise RemoteError("entry 0: Letter.sender", f"is {ledger.state.coordinator}, expected {coordinator}")
+            raise RemoteError("entry 0: Payload.sender", f"is {ledger.state.coordinator}, expected {coordinator}")
     return ledger

@@ -164,7 +164,7 @@ def pay_out(state: LedgerState, turn: EntryContext, entry: PaidOut) -> None:
         raise RemoteError("step", f"{entry.step} has {step.pending} leases or submissions open")
     owed = _find_unresolved(run, step)
     if owed is not None:
-        raise RemoteError("step", f"{owed} is accepted without credit, or hard without a slash")
+        raise RemoteError("step", f"{owed} is accepted without credit, or fraudulent without a slash")
     for (owner, node), amount_nano in compute_step_shares(state, name, step).items():
         state.funds.pay(name, owner, amount_nano)
         run.paid[owner] += amount_nano

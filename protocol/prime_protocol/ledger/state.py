@@ -15,7 +15,7 @@ from prime_protocol.ledger.funds import Funds, StakeKey
 from prime_protocol.ledger.randomness import compute_step_beacon
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
 from prime_protocol.log.merkle import Frontier
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NetworkId, NodeId, RunId, Slot, Step, Ticker
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 
 
@@ -104,7 +104,6 @@ class LeaseState:
     granted_at_ms: int
     deadline_ms: int
     speculative: bool
-    seal: Digest
 
     def slot_range(self) -> range:
         return range(self.first_slot, self.first_slot + self.slots)
@@ -140,8 +139,6 @@ class SubmissionState:
     position: LogPosition
     leased_at_ms: int
     at_ms: int
-    seal: Digest
-    """Of its lease; what was planted is known when somebody opens it."""
     file_bytes: int
     output_tokens: int
     context_tokens: int
@@ -150,12 +147,10 @@ class SubmissionState:
     There is no choice, so nobody can pick a lucky one."""
     rounds: list[AuditRoundState] = field(default_factory=list)
     evidence: dict[Digest, NodeId] = field(default_factory=dict)
-    """Evidence digests of hard verdicts, and who gave them."""
-    planted: Outcome | None = None
-    """The truth about a planted file, once it is revealed."""
+    """Evidence digests of fraudulent verdicts, and who gave them."""
     outcome: Outcome | None = None
     judged: Outcome | None = None
-    """What a majority found, or the truth about a planted file; None where nobody was asked or nobody could say."""
+    """What a majority found; None where no validator was drawn, or they reached no decision."""
     scored: set[NodeId] = field(default_factory=set)
     """Validators that lost score over it."""
     inspected: dict[NodeId, LogPosition] = field(default_factory=dict)
@@ -266,6 +261,7 @@ class LedgerState:
     domain: Domain = EMBEDDED_DOMAIN
     log_key: str = ""
     unbonding_ms: int = 0
+    ticker: Ticker = DEFAULT_TICKER
     frontier: Frontier = field(default_factory=Frontier)
     at_ms: int = 0
     sequences: dict[NodeId, int] = field(default_factory=dict)

@@ -131,7 +131,6 @@ def grant_lease(state: LedgerState, turn: EntryContext, entry: LeaseGranted) -> 
         granted_at_ms=turn.at_ms,
         deadline_ms=entry.deadline_ms,
         speculative=entry.speculative,
-        seal=entry.seal,
     )
     run.leases[entry.lease] = lease
     run.lease_next += 1
@@ -220,7 +219,6 @@ def submit(state: LedgerState, turn: EntryContext, entry: Submitted) -> None:
         position=turn.position(),
         leased_at_ms=lease.granted_at_ms,
         at_ms=turn.at_ms,
-        seal=lease.seal,
         file_bytes=entry.file_bytes,
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,

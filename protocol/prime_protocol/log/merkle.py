@@ -82,14 +82,6 @@ class Frontier:
             size += 1
         return Frontier(size, tuple(peaks))
 
-    def completed(self, leaf: bytes) -> list[tuple[TreeNode, Digest]]:
-        """The nodes that appending the leaf completes, the leaf first: what a store of nodes has to write."""
-        nodes: list[tuple[TreeNode, Digest]] = [((0, self.size), Digest(leaf))]
-        for level, peak in enumerate(reversed(self.peaks[len(self.peaks) - count_trailing_ones(self.size) :]), start=1):
-            leaf = _hash_pair(peak, leaf)
-            nodes.append(((level, self.size >> level), Digest(leaf)))
-        return nodes
-
     def root(self) -> Digest:
         return Digest(_fold_peaks(self.peaks)) if self.peaks else EMPTY_ROOT
 

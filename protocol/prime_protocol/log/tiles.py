@@ -21,7 +21,6 @@ from prime_protocol.log.merkle import (
     TreeNode,
     compute_node_hash,
     consistency_nodes,
-    inclusion_nodes,
     peak_nodes,
 )
 
@@ -123,11 +122,6 @@ def get_tile_of_node(node: TreeNode, size: int) -> Tile:
     level, height = divmod(node[0], TILE_HEIGHT)
     index = (node[1] << height) // TILE_HASHES
     return Tile(level, index, min(TILE_HASHES, (size >> TILE_HEIGHT * level) - index * TILE_HASHES))
-
-
-def inclusion_tiles(index: int, size: int) -> list[Tile]:
-    """What to fetch to prove that leaf `index` is in the tree of this size, and to check the tiles against its root."""
-    return _tiles([(0, index), *peak_nodes(size), *_flatten(inclusion_nodes(index, size))], size)
 
 
 def list_consistency_tiles(old_size: int, new_size: int) -> list[Tile]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_protocol.constants import POSITIONS_MAX, TEMPERATURE_MAX, TEMPERATURE_MIN, VOCAB_SIZE_MAX
+from prime_protocol.constants import TEMPERATURE_MAX, TEMPERATURE_MIN, VOCAB_SIZE_MAX
 from prime_protocol.errors import LocalError, RemoteError
 
 if TYPE_CHECKING:
@@ -38,14 +38,6 @@ CHUNK_ELEMENTS = 2**18
 
 PRUNE_SLACK = 1e-6
 """Wider than any rounding of the two logarithms, so that pruning never drops a winner."""
-
-
-def uniform_bits(seed: int, position: int, token_ids: NDArray[np.integer[Any]]) -> Words:
-    """The 32 random bits of each token at one position."""
-    assert 0 <= seed < 2**64
-    assert 0 <= position < POSITIONS_MAX
-    first, second = compute_row_keys(np.array([seed], np.uint64), np.array([position], np.uint32))
-    return compute_token_bits(first, second, token_ids.astype(np.uint32))
 
 
 def compute_row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint32]) -> tuple[Words, Words]:
@@ -80,12 +72,6 @@ def compute_gumbel(bits: Words) -> Floats:
     return noise
 
 
-def gumbel_noise(seeds: NDArray[np.uint64], positions: NDArray[np.integer[Any]], vocab_size: int) -> Floats:
-    """The noise of every token, a row per (seed, position)."""
-    first, second = compute_row_keys(seeds, positions.astype(np.uint32))
-    return compute_gumbel(compute_token_bits(first[:, None], second[:, None], np.arange(vocab_size, dtype=np.uint32)))
-
-
 @overload
 def sample_tokens(
     logits: NDArray[np.floating[Any]], temperature: float, seeds: NDArray[Any], positions: NDArray[Any]
@@ -101,24 +87,6 @@ def sample_tokens(logits: Any, temperature: float, seeds: Any, positions: Any) -
     for rows in chunk_rows(logits.shape):
         _, tokens[rows] = find_winners(logits[rows], temperature, seeds[rows], positions[rows])
     return tokens
-
-
-@overload
-def replay_margin(
-    logits: NDArray[np.floating[Any]], tokens: NDArray[Any], seed: int, start_position: int, temperature: float
-) -> Floats: ...
-@overload
-def replay_margin(
-    logits: "Tensor", tokens: "Tensor", seed: int, start_position: int, temperature: float
-) -> "Tensor": ...
-def replay_margin(logits: Any, tokens: Any, seed: int, start_position: int, temperature: float) -> Any:
-    """By how much each token of one completion loses against the replayed winner: 0 where it is the winner."""
-    assert 0 <= seed < 2**64
-    assert 0 <= start_position <= POSITIONS_MAX - len(tokens)
-    if not isinstance(logits, np.ndarray):
-        return compute_margins(logits, tokens, *completion_rows(tokens, seed, start_position), temperature)
-    positions = np.arange(start_position, start_position + len(tokens), dtype=np.uint32)
-    return compute_margins(logits, tokens, np.full(len(tokens), seed, np.uint64), positions, temperature)
 
 
 @overload
@@ -235,11 +203,6 @@ def to_signed_multiplier(multiplier: int) -> int:
     return multiplier - 2**32 if multiplier >= 2**31 else multiplier
 
 
-def to_signed_seed(seed: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit seed."""
-    return seed - 2**64 if seed >= 2**63 else seed
-
-
 def mix_words_torch(words: "Tensor") -> "Tensor":
     """sampling.mix, on int64 tensors of words. Overwrites its argument."""
     words ^= words >> 16
@@ -318,11 +281,3 @@ def compute_noisy_scores(logits: "Tensor", temperature: float, seeds: "Tensor", 
     if temperature == 0:
         return scores
     return scores + gumbel_noise_torch(seeds, positions, logits.shape[1])
-
-
-def completion_rows(tokens: "Tensor", seed: int, start_position: int) -> tuple["Tensor", "Tensor"]:
-    """Seeds and positions of one completion's rows, on the device of its tokens."""
-    import torch
-
-    positions = torch.arange(start_position, start_position + len(tokens), device=tokens.device)
-    return torch.full_like(positions, to_signed_seed(seed)), positions

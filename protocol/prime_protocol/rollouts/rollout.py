@@ -10,7 +10,7 @@ The tree is the log's (merkle.py). Where the root is signed is in receipts.py.
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -28,7 +28,7 @@ from prime_protocol.constants import (
     VOCAB_SIZE_MAX,
 )
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.randomness import compute_slot_task, compute_target_length, encode_u64
+from prime_protocol.ledger.randomness import encode_u64
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step, digest_fields, frame_fields
 
@@ -118,31 +118,6 @@ class RolloutLimits:
 def compute_proofs_bytes(output_tokens: int) -> int:
     """Bytes of all proofs of a completion: the last chunk may be short, its proof is not."""
     return -(-output_tokens // TOPLOC_CHUNK_TOKENS) * TOPLOC_PROOF_BYTES
-
-
-def verify_header(header: RolloutHeader, expected: RolloutHeader) -> None:
-    """The file must answer to the lease it was sent for."""
-    for field in fields(RolloutHeader):
-        given, wanted = getattr(header, field.name), getattr(expected, field.name)
-        if given != wanted:
-            raise RemoteError(f"header.{field.name}", f"is {given}, the lease says {wanted}")
-
-
-def verify_derived_values(
-    file: RolloutFile, beacon: Digest, *, tasks_total: int, target_lengths: tuple[int, ...], temperature: float
-) -> None:
-    """What the worker may not choose must be what the beacon and the run's terms say."""
-    for number, row in enumerate(file.rows):
-        # Rows of a slot stand together, so the first one's task and target serve the others.
-        if number == 0 or row.slot != file.rows[number - 1].slot:
-            task = compute_slot_task(beacon, row.slot, tasks_total)
-            target = compute_target_length(beacon, row.slot, target_lengths)
-        if row.task != task:
-            raise RemoteError(f"rows[{number}].task", f"is {row.task}, slot {row.slot} has task {task}")
-        if row.target_length != target:
-            raise RemoteError(f"rows[{number}].target_length", f"is {row.target_length}, slot {row.slot} has {target}")
-        if row.temperature != temperature:
-            raise RemoteError(f"rows[{number}].temperature", f"is {row.temperature}, the run has {temperature}")
 
 
 def compute_header_digest(header: RolloutHeader) -> Digest:

@@ -333,11 +333,11 @@ def open_manifest(frame: bytes, *, network: NetworkId, run: RunId, trainer: Node
     envelope = open_envelope(frame, network=network)
     letter = envelope.payload
     if letter.kind != MANIFEST_KIND:
-        raise RemoteError("Letter.kind", f"is {letter.kind}, expected {MANIFEST_KIND}")
+        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {MANIFEST_KIND}")
     if letter.sender != trainer:
-        raise RemoteError("Letter.sender", f"is {letter.sender}, the trainer of {run} is {trainer}")
+        raise RemoteError("Payload.sender", f"is {letter.sender}, the trainer of {run} is {trainer}")
     manifest = decode(Manifest, letter.body)
-    for field, named in (("Letter.run", letter.run), ("Manifest.run", manifest.run)):
+    for field, named in (("Payload.run", letter.run), ("Manifest.run", manifest.run)):
         if named != run:
             raise RemoteError(field, f"is {named}, this is about {run}")
     return SignedManifest(manifest, frame, envelope.digest, manifest.root)

@@ -1,6 +1,6 @@
 """The signed envelope around every message that crosses a trust boundary, and the guard against replays.
 
-A frame is a 65-byte signature followed by the canonical encoding of a Letter. The signature covers the SHA-256 of a
+A frame is a 65-byte signature followed by the canonical encoding of a Payload. The signature covers the SHA-256 of a
 fixed prefix and the letter's bytes as sent, so nothing is encoded again to check it.
 """
 
@@ -75,7 +75,7 @@ def seal_envelope(
 ) -> bytes:
     """The frame of one signed envelope."""
     assert 0 < life_ms <= ENVELOPE_LIFE_MS_MAX, f"an envelope lives 1 to {ENVELOPE_LIFE_MS_MAX} ms, not {life_ms}"
-    # A Letter, without making one: a coordinator seals a reply to each of thousands of heartbeats a second.
+    # A Payload, without making one: a coordinator seals a reply to each of thousands of heartbeats a second.
     letter = encode_flat(
         {
             "body": body,
@@ -99,12 +99,12 @@ def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOC
     signature, raw = Signature(frame[:SIGNATURE_BYTES]), frame[SIGNATURE_BYTES:]
     letter = decode(Payload, raw)
     if letter.version < version_min:
-        raise RemoteError("Letter.version", f"is {letter.version}, this run needs {version_min}: please upgrade")
+        raise RemoteError("Payload.version", f"is {letter.version}, this run needs {version_min}: please upgrade")
     if letter.network != network:
-        raise RemoteError("Letter.network", f"is {letter.network}, this is {network}")
+        raise RemoteError("Payload.network", f"is {letter.network}, this is {network}")
     signer = recover_signer(_signed_digest(raw), signature)
     if signer != letter.sender:
-        raise RemoteError("Letter.sender", f"is {letter.sender}, but {signer} signed")
+        raise RemoteError("Payload.sender", f"is {letter.sender}, but {signer} signed")
     return Envelope(letter, hash_bytes(frame))
 
 
@@ -112,10 +112,10 @@ def check_time(letter: Payload, now_ms: int) -> None:
     """Refuse what is expired, or issued further in the future than clocks may differ."""
     if letter.expires_at_ms <= now_ms:
         late_ms = now_ms - letter.expires_at_ms
-        raise RemoteError("Letter.expires_at_ms", f"is {late_ms} ms in the past; is the sender's clock right?")
+        raise RemoteError("Payload.expires_at_ms", f"is {late_ms} ms in the past; is the sender's clock right?")
     if letter.issued_at_ms > now_ms + CLOCK_SKEW_MS_MAX:
         early_ms = letter.issued_at_ms - now_ms
-        raise RemoteError("Letter.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
+        raise RemoteError("Payload.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
 
 
 @dataclass(slots=True)
@@ -149,17 +149,17 @@ class ReplayGuard:
         check_time(letter, now_ms)
         self._drop_expired(now_ms)
         if letter.issued_at_ms < self._since_ms:
-            raise RemoteError("Letter.issued_at_ms", "is before this server started; seal and send again")
+            raise RemoteError("Payload.issued_at_ms", "is before this server started; seal and send again")
         number = letter.expires_at_ms // BUCKET_MS
         if number < self._floor_max and letter.issued_at_ms <= self._forgotten_ms:
-            raise RemoteError("Letter.issued_at_ms", "is before this server's clock was set back; seal and send again")
+            raise RemoteError("Payload.issued_at_ms", "is before this server's clock was set back; seal and send again")
         name = (letter.sender, letter.sequence)
         if name in self._seen:
-            raise RemoteError("Letter.sequence", f"{letter.sequence} was used before by {letter.sender}")
+            raise RemoteError("Payload.sequence", f"{letter.sequence} was used before by {letter.sender}")
         if self._held[letter.sender] >= REPLAY_SENDER_ENTRIES_MAX:
-            raise RemoteError("Letter.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
+            raise RemoteError("Payload.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
         if len(self._seen) >= REPLAY_ENTRIES_MAX:
-            raise RemoteError("Letter.sender", "comes while too many envelopes still live; try again later")
+            raise RemoteError("Payload.sender", "comes while too many envelopes still live; try again later")
         self._seen.add(name)
         self._held[letter.sender] += 1
         bucket = self._buckets.get(number)

@@ -16,7 +16,7 @@ import re
 from hashlib import sha256
 from typing import NewType, Self
 
-from prime_protocol.constants import ADDRESS_BYTES, DIGEST_BYTES, NAME_CHARS_MAX
+from prime_protocol.constants import ADDRESS_BYTES, DIGEST_BYTES, NAME_CHARS_MAX, TICKER_CHARS_MAX
 from prime_protocol.errors import RemoteError
 
 Step = NewType("Step", int)
@@ -27,8 +27,6 @@ Slot = NewType("Slot", int)
 
 Sample = NewType("Sample", int)
 """Number of a sample inside a slot, 0 to G-1."""
-
-NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?")
 
 
 class FixedBytes(bytes):
@@ -71,13 +69,15 @@ class NodeId(FixedBytes):
 
 
 class Name(str):
-    """A network or run name: 1 to 40 of a-z, 0-9 and inner dashes. Safe in a path, a URL and a terminal."""
+    """A network or run name: safe in a path, a URL and a terminal."""
 
     __slots__ = ()
+    PATTERN = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?")
+    FORM = f"1 to {NAME_CHARS_MAX} characters of a-z, 0-9 and inner dashes"
 
     def __new__(cls, text: str) -> Self:
-        if not NAME.fullmatch(text):
-            raise RemoteError(cls.__name__, f"must be 1 to {NAME_CHARS_MAX} characters of a-z, 0-9 and inner dashes")
+        if not cls.PATTERN.fullmatch(text):
+            raise RemoteError(cls.__name__, f"must be {cls.FORM}")
         return super().__new__(cls, text)
 
 
@@ -91,6 +91,17 @@ class RunId(Name):
     """Which training run."""
 
     __slots__ = ()
+
+
+class Ticker(Name):
+    """What a network calls its unit of value. "Tokens" are always the model's."""
+
+    __slots__ = ()
+    PATTERN = re.compile(rf"[A-Z0-9]{{1,{TICKER_CHARS_MAX}}}")
+    FORM = f"1 to {TICKER_CHARS_MAX} characters of A-Z and 0-9"
+
+
+DEFAULT_TICKER = Ticker("PRIME")
 
 
 DIGEST_DOMAIN_PREFIX = "prime-swarm/"

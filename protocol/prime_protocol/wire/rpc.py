@@ -117,10 +117,10 @@ def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, netw
     """
     letter = open_envelope(frame, network=network).payload
     if letter.sender != server:
-        raise RemoteError("Letter.sender", f"is {letter.sender}, expected the server {server}")
+        raise RemoteError("Payload.sender", f"is {letter.sender}, expected the server {server}")
     if letter.kind != kind:
-        raise RemoteError("Letter.kind", f"is {letter.kind}, expected {kind}")
+        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {kind}")
     reply = decode(ReplyBody, letter.body)
     if reply.request != request:
-        raise RemoteError("ReplyTo.request", "names another request")
+        raise RemoteError("ReplyBody.request", "names another request")
     return reply.body

@@ -8,6 +8,7 @@ The documents a contract may be shown: an owner's delegation, a worker's submiss
 Each is signed as EIP-712 typed data by the key it binds. The ledger carries the same facts with the signature.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -165,7 +166,7 @@ class VerdictReceipt:
     """`receipt_id` of the submission's receipt."""
     validator: NodeId
     outcome: Annotated[int, Range(0, 2)]
-    """Number of the Outcome: 0 accept, 1 soft reject, 2 hard reject."""
+    """Number of the Outcome: 0 accept, 1 invalid reject, 2 fraudulent reject."""
     evidence: Digest
     """SHA-256 of the evidence bundle; of the metrics where there is none."""
 
@@ -178,6 +179,27 @@ class Consent:
     node: NodeId
     nonce: Uint
     """The vault's count of this node's consents, so that each counts once."""
+
+
+def parse_receipt(facts: Mapping[str, Any]) -> SubmissionReceipt:
+    """A receipt from the public JSON of its log entry; KeyError, ValueError or RemoteError where it is none.
+
+    Its name is the digest of its fields, so a receipt that was changed on the way has another name.
+    """
+    for name in ("step", "lease"):
+        # `type is`, because JSON's true is an int to isinstance.
+        if type(facts[name]) is not int or not 0 <= facts[name] < 2**63:
+            raise ValueError(f"{name} is {facts[name]!r}, not a whole number")
+    return SubmissionReceipt(
+        network=NetworkId(facts["network"]),
+        run=RunId(facts["run"]),
+        step=Step(facts["step"]),
+        lease=facts["lease"],
+        node=NodeId.parse(facts["node"]),
+        checkpoint_root=Digest.parse(facts["checkpoint_root"]),
+        file_digest=Digest.parse(facts["file_digest"]),
+        rollout_root=Digest.parse(facts["rollout_root"]),
+    )
 
 
 def compute_receipt_id(receipt: SubmissionReceipt | VerdictReceipt | Delegation) -> Digest:

@@ -48,9 +48,9 @@ R = TypeVar("R")
 RATE_KEYS_MAX = 100_000
 """Addresses or senders with a bucket of their own: about 20 MB."""
 REPLAY_REFUSALS = {
-    "Letter.sequence": (RefusalCode.REPLAYED, 0),
-    "Letter.issued_at_ms": (RefusalCode.RESTARTED, 100),
-    "Letter.sender": (RefusalCode.RATE_LIMITED, 10_000),
+    "Payload.sequence": (RefusalCode.REPLAYED, 0),
+    "Payload.issued_at_ms": (RefusalCode.RESTARTED, 100),
+    "Payload.sender": (RefusalCode.RATE_LIMITED, 10_000),
 }
 """The field that the replay guard rejects, to the refusal code and the time to retry after."""
 
@@ -334,12 +334,12 @@ class HttpServer:
         try:
             envelope = open_envelope(frame, network=self._network)
         except RemoteError as error:
-            is_foreign = error.field in ("signature", "Letter.sender", "Letter.network")
+            is_foreign = error.field in ("signature", "Payload.sender", "Payload.network")
             code = RefusalCode.UNAUTHENTIC if is_foreign else RefusalCode.MALFORMED
             raise RefusalError(code, error.field, error.problem) from None
         payload = envelope.payload
         if payload.kind != endpoint.kind:
-            raise RefusalError(RefusalCode.MALFORMED, "Letter.kind", f"is {payload.kind}, this is {endpoint.path}")
+            raise RefusalError(RefusalCode.MALFORMED, "Payload.kind", f"is {payload.kind}, this is {endpoint.path}")
         try:
             check_time(payload, now_ms)
         except RemoteError as error:

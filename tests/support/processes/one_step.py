@@ -25,7 +25,7 @@ from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.randomness import compute_audit_seed, compute_sample_seed, compute_slot_task
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
-from prime_protocol.proofs.sampling import replay_margin, sample_tokens
+from prime_protocol.proofs.sampling import sample_tokens
 from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
 from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
@@ -36,9 +36,8 @@ from prime_protocol.rollouts.rollout import (
     RolloutHeader,
     RolloutLimits,
     compute_rollout_root,
-    verify_derived_values,
-    verify_header,
 )
+from prime_protocol.rollouts.verify import verify_derived_values, verify_header
 from prime_protocol.tasks.family import Grade, TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest, NodeId, Sample, Slot, Step
@@ -47,6 +46,7 @@ from prime_trainer.publish import checkpoint_delta as weights
 from support.ledger_network import BUDGET, DAY_MS, RUN, SLASH, TOKEN, World
 from support.mirrors import write_mirror
 from support.processes.weights_journey import follow_weights
+from support.sampling import replay_margin
 
 LETTERS = "0123456789^>$"
 EOS = LETTERS.index("$")

@@ -16,7 +16,7 @@ from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity, 
 from support.core_network import SECOND_MS, Scene
 from support.ledger_network import BUDGET, DAY_MS, RUN, TERMS, digest
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
         assert scene.send(author, entry) == first
         assert scene.state.size == size
     with pytest.raises(RemoteError):
-        scene.send(validator, scene.world.opinion(validator, name, HARD))
+        scene.send(validator, scene.world.opinion(validator, name, FRAUDULENT))
     with pytest.raises(RemoteError):
         scene.send("trainer", replace(checkpoint, root=digest("other")))
     with pytest.raises(RemoteError):
@@ -235,7 +235,7 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
     with pytest.raises(RemoteError):
         scene.send("ann", checkpoint)
     with pytest.raises(RemoteError):
-        scene.send("ann", scene.world.opinion("ann", digest("nothing"), HARD))
+        scene.send("ann", scene.world.opinion("ann", digest("nothing"), FRAUDULENT))
 
 
 def test_money_sent_twice_is_moved_twice(scene: Scene) -> None:
@@ -343,7 +343,7 @@ def test_an_open_lease_holds_up_the_payout_until_it_ends(scene: Scene) -> None:
 def test_a_closed_run_accepts_the_last_submissions_pays_and_returns_the_pool(scene: Scene) -> None:
     lease = scene.lease("ann")
     bad = scene.work("bob")
-    scene.judge(bad, lambda validator, name: HARD)
+    scene.judge(bad, lambda validator, name: FRAUDULENT)
     scene.order(e.RunStatusSet(status=RunStatus.CLOSED, reason="done"))
     assert "closed" in scene.ask("ann").reason
     scene.judge(scene.submit(lease))

@@ -11,14 +11,14 @@ from prime_protocol.wire.ids import Digest, Step
 from support.core_network import SECOND_MS, Scene
 from support.ledger_network import TERMS
 
-ACCEPT, HARD = Outcome.ACCEPT, Outcome.FRAUDULENT
+ACCEPT, FRAUDULENT = Outcome.ACCEPT, Outcome.FRAUDULENT
 
 
 class Story:
-    """Two steps: honest work, an expired lease, a cheater, a wronged worker who appeals, a planted file, the end."""
+    """Two steps: honest work, an expired lease, a cheater, a wronged worker who appeals, an invalid file, the end."""
 
     def __init__(self) -> None:
-        self.scene = Scene.started(planted=["eve"], workers=("ann", "bob", "cat", "eve"), slots_per_step=16)
+        self.scene = Scene.started(workers=("ann", "bob", "cat", "eve"), slots_per_step=16)
         self.names: dict[str, Digest] = {}
         self.leases: dict[str, e.LeaseGranted] = {}
 
@@ -31,9 +31,9 @@ class Story:
             *(lambda name=name: self.submit(name) for name in workers),
             lambda: scene.tick(SECOND_MS),
             *self.verdicts("ann", ACCEPT),
-            *self.verdicts("bob", HARD),
-            *self.verdicts("cat", HARD),
-            *self.verdicts("eve", HARD),
+            *self.verdicts("bob", FRAUDULENT),
+            *self.verdicts("cat", FRAUDULENT),
+            *self.verdicts("eve", Outcome.INVALID),
             lambda: scene.tick(2 * SECOND_MS),
             *self.verdicts("ann", ACCEPT),
             lambda: scene.tick(SECOND_MS),
@@ -124,7 +124,7 @@ def test_the_scenario_ends_as_expected(told: Story) -> None:
     assert summary["paid"] == {Step(0): True, Step(1): True}
     assert summary["burned"] == TERMS.slash_nano, "only the cheater's"
     assert summary["outcomes"].count("accept") == 3
-    assert told.scene.submission(told.names["eve"]).planted is HARD
+    assert told.scene.submission(told.names["eve"]).outcome is Outcome.INVALID
 
 
 def test_a_restart_after_every_event_changes_nothing(told: Story) -> None:

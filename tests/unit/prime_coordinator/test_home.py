@@ -14,7 +14,6 @@ from prime_coordinator.home import (
     initialise,
     load_key,
     load_log_key,
-    load_planted,
     lock_home,
     read_lock,
     render_config,
@@ -118,17 +117,6 @@ def test_the_password_comes_from_the_environment_or_a_file(tmp_path: Path) -> No
     ):
         with pytest.raises(LocalError, match=words):
             load_key(config)
-
-
-def test_planted_workers_keys_are_found(tmp_path: Path) -> None:
-    config = CoordinatorConfig(folder=tmp_path, password=Secret("plant me now"))
-    assert load_planted(config) == []
-    keys = [WalletKey.from_secret(bytes([number]) * 32) for number in (1, 2)]
-    CoordinatorHome(tmp_path).plants.mkdir()
-    for number, key in enumerate(keys):
-        text = encrypt_key(key, "plant me now", salt=bytes(32), iv=bytes(16), file_id="", scrypt_n=2)
-        (CoordinatorHome(tmp_path).plants / f"{number}.json").write_text(text)
-    assert [key.node for key in load_planted(config)] == [key.node for key in keys]
 
 
 @pytest.mark.parametrize("content", ["", "zz", "00" * 31])

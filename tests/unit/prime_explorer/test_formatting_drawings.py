@@ -55,8 +55,8 @@ def step(number: int, **times: int | None) -> StepSummary:
     }  # fmt: skip
     counts = dict.fromkeys(
         ("idx", "paid_nano",
-         "slots", "slots_done", "slots_held", "leases", "expired", "submissions", "accepted", "soft",
-         "hard", "audited", "rollouts", "tokens", "units", "nodes", "trained_on"), 0
+         "slots", "slots_done", "slots_held", "leases", "expired", "submissions", "accepted", "invalid",
+         "fraudulent", "audited", "rollouts", "tokens", "units", "nodes", "trained_on"), 0
     )  # fmt: skip
     more = {"root": "0x", "manifest": "0x", "reward": None, "lag_mean": None, "lag_max": None}
     more |= {"held_out": None, "entropy": None, "mismatch_kl": None}

@@ -50,8 +50,8 @@ def live_a_while() -> KeyedWorld:
         world.publish(name)
         if step > 1:
             world.pay_out(step - 1)
-    soft = world.settled("ann", Outcome.INVALID, 5)
-    world.inspect(soft, world.readers(soft)[0])
+    invalid = world.settled("ann", Outcome.INVALID, 5)
+    world.inspect(invalid, world.readers(invalid)[0])
     return world
 
 
@@ -201,9 +201,9 @@ async def test_tables_are_filtered(client: Client) -> None:
     ):
         found = await ask(client, f"/nodes?{query}")
         assert {row["node"] for row in found["nodes"]["rows"]} == {str(WORLD.id(name)) for name in names}, query
-    hard = await ask(client, f"/submissions?state=hard&run={RUN}")
-    assert {row["node"] for row in hard["submissions"]["rows"]} == {str(WORLD.id("bob")), str(WORLD.id("key"))}
-    mine = await ask(client, f"/submissions?node={WORLD.id('key')}&run={RUN}&state=hard")
+    fraudulent = await ask(client, f"/submissions?state=fraudulent&run={RUN}")
+    assert {row["node"] for row in fraudulent["submissions"]["rows"]} == {str(WORLD.id("bob")), str(WORLD.id("key"))}
+    mine = await ask(client, f"/submissions?node={WORLD.id('key')}&run={RUN}&state=fraudulent")
     assert [row["slash"] for row in mine["submissions"]["rows"]] == ["proposed"]
     assert len((await ask(client, f"/slashes?run={RUN}"))["slashes"]["rows"]) == 3
 

@@ -83,7 +83,7 @@ def test_an_answer_that_is_no_greeting_is_refused(answer: Any) -> None:
     [
         (Unreachable("down"), True),
         (LocalError("is the URL right?"), False),
-        (RemoteError("Letter.sender", "is another"), False),
+        (RemoteError("Payload.sender", "is another"), False),
         *(
             (refused, code not in ("malformed", "unauthentic", "unknown"))
             for code in RefusalCode
@@ -105,11 +105,11 @@ def refused(code: RefusalCode, field: str = "", problem: str = "x", now_ms: int 
         (refused(RefusalCode.CLOCK, now_ms=0), "this machine's clock is 1 h 0 min ahead of the coordinator's; set it"),
         (refused(RefusalCode.CLOCK, now_ms=7_200_000), "1 h 0 min behind the coordinator's; set it, for instance with"),
         (
-            refused(RefusalCode.MALFORMED, "Letter.version", "is 0, this run needs 1: please upgrade"),
+            refused(RefusalCode.MALFORMED, "Payload.version", "is 0, this run needs 1: please upgrade"),
             "too old for this network: it is 0, this run needs 1: please upgrade: pip install --upgrade prime-swarm",
         ),
         (
-            RemoteError("Letter.version", "is 1, this run needs 2: please upgrade"),
+            RemoteError("Payload.version", "is 1, this run needs 2: please upgrade"),
             "this program is newer than the coordinator, whose answer is 1, this run needs 2; install the version",
         ),
         (refused(RefusalCode.FORBIDDEN), "no"),

@@ -12,19 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.rollouts.file import read_rollouts
 from prime_protocol.rollouts.rollout import (
     Rollout,
-    RolloutHeader,
-    compute_rollout_root,
-    verify_derived_values,
-    verify_header,
 )
+from prime_protocol.rollouts.verify import make_header, verify_submission
 from prime_protocol.tasks.family import TaskFamily
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Slot
 from prime_protocol.wire.messages import StepReply
 from prime_protocol.wire.strict_json import parse_json
-from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id, parse_receipt
 from prime_trainer.config import AdvantageConfig
 from prime_trainer.data.packing import Sample
 from prime_trainer.data.rollout_buffer import RolloutGroup, compute_advantages, compute_length_reward
@@ -108,17 +104,7 @@ def parse_receipts(page: Mapping[str, Any], run: RunId) -> tuple[dict[Digest, Su
     """
     found = {}
     for row in page["rows"]:
-        facts = row["body"]["receipt"]
-        receipt = SubmissionReceipt(
-            network=NetworkId(facts["network"]),
-            run=RunId(facts["run"]),
-            step=Step(parse_int(facts["step"])),
-            lease=parse_int(facts["lease"]),
-            node=NodeId.parse(facts["node"]),
-            checkpoint_root=Digest.parse(facts["checkpoint_root"]),
-            file_digest=Digest.parse(facts["file_digest"]),
-            rollout_root=Digest.parse(facts["rollout_root"]),
-        )
+        receipt = parse_receipt(row["body"]["receipt"])
         if receipt.run == run:
             found[compute_receipt_id(receipt)] = receipt
     cursor = page["next"]
@@ -142,21 +128,17 @@ def read_submission(
     data: bytes, row: AcceptedSubmission, receipt: SubmissionReceipt, facts: StepReply, family: TaskFamily
 ) -> tuple[Rollout, ...]:
     """The rows of a file that answers to its receipt, its lease and its step; RemoteError names what does not."""
-    terms = facts.terms
-    file = read_rollouts(data, terms.rollout_limits(row.first_slot, row.slots))
-    header = RolloutHeader(
-        run=receipt.run,
-        step=receipt.step,
-        checkpoint_root=receipt.checkpoint_root,
-        lease=receipt.lease,
-        node=receipt.node,
-    )
-    verify_header(file.header, header)
     if facts.beacon is None:
         raise RemoteError("beacon", f"of step {receipt.step} is not known, so nothing can have been made for it")
-    verify_derived_values(file, facts.beacon, tasks_total=family.size, target_lengths=(), temperature=terms.temperature)
-    if compute_rollout_root(file) != receipt.rollout_root:
-        raise RemoteError("rollout_root", "is not the root of the file's rows")
+    file = verify_submission(
+        data,
+        make_header(receipt),
+        facts.terms.rollout_limits(row.first_slot, row.slots),
+        beacon=facts.beacon,
+        tasks_total=family.size,
+        temperature=facts.terms.temperature,
+        receipt=receipt,
+    )
     return file.rows
 
 

@@ -142,7 +142,7 @@ ASKERS_MAX = 4096
 STREAM_FAILURES = (BaseLibp2pError, OSError, trio.TooSlowError)
 """What a stream does when the other side is slow, gone or unwilling."""
 
-HARMLESS_FIELDS = frozenset({"Letter.expires_at_ms", "Letter.issued_at_ms", "Letter.version"})
+HARMLESS_FIELDS = frozenset({"Payload.expires_at_ms", "Payload.issued_at_ms", "Payload.version"})
 """What is wrong with a card that was long on its way, or where a clock is off, or software newer."""
 
 AnswerPeersWanted = Callable[[str, PeersRequest], PeersReply]

@@ -273,7 +273,7 @@ class P2PSession(INotifee):
             gossip = self._learn(wanted.record)
             assert isinstance(gossip.message, PeerRecord)
             if any(address.peer != asker for address in gossip.message.parsed):
-                raise RemoteError("PeersWanted.card", "is not the asker's own")
+                raise RemoteError("PeersRequest.record", "is not the asker's own")
         own = [card] if (card := self._own_card()) else []
         others = self._table.book.cards(asker, count_max=PEER_RECORDS_MAX - len(own), wall_ms=self._its.clock.now_ms())
         return PeersReply(records=(*own, *others))

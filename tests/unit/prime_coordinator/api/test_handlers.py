@@ -63,7 +63,7 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
         status = await ask(context, "status")
     assert (status.nodes.registered, status.nodes.online, status.nodes.lost) == (11, 1, 10)
     assert (status.leases_open, status.slashes_open) == (1, 1)
-    assert (status.submissions.accepted, status.submissions.hard, status.submissions.waiting) == (1, 1, 1)
+    assert (status.submissions.accepted, status.submissions.fraudulent, status.submissions.waiting) == (1, 1, 1)
     assert status.entries == status.head_size == len(world.leaves)
     assert status.root == str(world.state.frontier.root())
     assert status.value.held_nano == world.state.funds.total_nano()
@@ -174,7 +174,7 @@ async def test_submission_is_followed_from_intake_to_verdict(tmp_path: Path) -> 
 async def test_submission_of_an_ended_step_is_read_from_the_log(tmp_path: Path) -> None:
     world = World.started(lag_max=0)
     accepted = world.settled("ann", Outcome.ACCEPT, 0)
-    soft = world.settled("bob", Outcome.INVALID, 1)
+    invalid = world.settled("bob", Outcome.INVALID, 1)
     world.credit(accepted)
     unread = world.readers(accepted)[:2]
     world.inspect(accepted, *unread)
@@ -187,7 +187,7 @@ async def test_submission_of_an_ended_step_is_read_from_the_log(tmp_path: Path) 
         after = await ask(context, "submission", submission=str(accepted))
         rows = await ask_all(context, "submissions")
     assert [(row.submission, row.progress) for row in rows] == [
-        (str(soft), SubmissionProgress.INVALID),
+        (str(invalid), SubmissionProgress.INVALID),
         (str(accepted), SubmissionProgress.ACCEPTED),
     ]
     assert after.summary.owner is None
@@ -202,7 +202,7 @@ async def test_submission_of_an_ended_step_is_read_from_the_log(tmp_path: Path) 
 async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_and_after(tmp_path: Path) -> None:
     world = World.started(lag_max=0)
     accepted = [world.settled("ann", Outcome.ACCEPT, slot) for slot in range(3)]
-    soft = world.settled("bob", Outcome.INVALID, 3)
+    invalid = world.settled("bob", Outcome.INVALID, 3)
     for name in accepted:
         world.credit(name)
     async with desk_of(world, tmp_path) as context:
@@ -218,8 +218,8 @@ async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_a
         after = await ask_all(context, "submissions", **given, progress="accepted")
     assert [row.submission for row in open_rows] == [str(name) for name in reversed(accepted)]
     assert [(row.credited, row.trained_into, row.slots) for row in open_rows] == [(True, None, 1)] * 3
-    assert [row.submission for row in of_bob] == [str(soft)]
-    assert [row.submission for row in every] == [str(soft), *(str(name) for name in reversed(accepted))]
+    assert [row.submission for row in of_bob] == [str(invalid)]
+    assert [row.submission for row in every] == [str(invalid), *(str(name) for name in reversed(accepted))]
     assert [(row.submission, row.index) for row in after] == [(row.submission, row.index) for row in open_rows]
 
 

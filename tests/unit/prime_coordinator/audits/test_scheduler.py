@@ -10,9 +10,9 @@ from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import NodeCommand
 from support.core_network import SECOND_MS, Opinion, Scene
-from support.ledger_network import BOND, DAY_MS, RUN, SLASH, STAKE, TERMS
+from support.ledger_network import BOND, DAY_MS, SLASH, STAKE, TERMS
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def test_a_forgery_that_a_whole_quorum_of_liars_lets_pass_is_found_by_the_next()
     name = scene.work("ann")
     scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
     for _ in range(2):
-        scene.judge(name, says(HARD, HARD, HARD))
-    assert scene.submission(name).outcome is HARD
+        scene.judge(name, says(FRAUDULENT, FRAUDULENT, FRAUDULENT))
+    assert scene.submission(name).outcome is FRAUDULENT
 
 
 def test_one_validator_does_not_stop_a_network_that_has_no_others_to_ask() -> None:
     scene = Scene.started(validators=3)
     name = scene.work("ann")
-    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
+    scene.judge(name, says(ACCEPT, FRAUDULENT, ACCEPT))
     assert scene.submission(name).credited
     other = scene.work("ann")
     scene.judge(other, says(ACCEPT, ACCEPT))
@@ -88,13 +88,13 @@ def test_crashed_is_never_accepted(scene: Scene) -> None:
     for _ in range(20):
         scene.tick(TERMS.verdict_ms)
     submission = scene.submission(name)
-    assert (submission.outcome, submission.judged, submission.credited) == (SOFT, None, False)
+    assert (submission.outcome, submission.judged, submission.credited) == (INVALID, None, False)
     assert scene.state.get_stake(scene.node("ann")) == STAKE
 
 
 def test_disagreement_is_escalated_to_other_validators(scene: Scene) -> None:
     name = scene.work("ann")
-    scene.judge(name, says(ACCEPT, HARD, ACCEPT))
+    scene.judge(name, says(ACCEPT, FRAUDULENT, ACCEPT))
     first = scene.drawn(name, 0)
     scene.judge(name)
     assert len(scene.submission(name).rounds) == 3
@@ -108,9 +108,9 @@ def test_rounds_without_a_decision_end_soft(scene: Scene) -> None:
         scene.join(f"more-{number}", Role.VALIDATOR)
     name = scene.work("ann")
     for _ in range(2 * AUDIT_ROUNDS_MAX):
-        scene.judge(name, says(ACCEPT, SOFT, HARD))
+        scene.judge(name, says(ACCEPT, INVALID, FRAUDULENT))
     assert len(scene.submission(name).rounds) == AUDIT_ROUNDS_MAX
-    assert scene.submission(name).outcome is SOFT
+    assert scene.submission(name).outcome is INVALID
 
 
 def test_without_enough_validators_work_waits_and_a_newcomer_ends_the_wait() -> None:
@@ -128,7 +128,7 @@ def test_without_enough_validators_for_too_long_it_is_soft() -> None:
     name = scene.work("ann")
     scene.tick(SECOND_MS)
     scene.tick(TERMS.verdict_ms)
-    assert scene.submission(name).outcome is SOFT
+    assert scene.submission(name).outcome is INVALID
 
 
 def test_a_good_name_is_audited_less_often() -> None:
@@ -153,7 +153,7 @@ def test_heads_are_noted_only_where_a_draw_or_a_beacon_waits(scene: Scene) -> No
 
 def convicted(scene: Scene) -> Digest:
     name = scene.work("ann")
-    scene.judge(name, says(HARD, HARD, HARD))
+    scene.judge(name, says(FRAUDULENT, FRAUDULENT, FRAUDULENT))
     assert name in scene.run.slashes
     return name
 
@@ -211,7 +211,7 @@ def test_what_was_leased_again_before_an_appeal_was_won_is_credited_once() -> No
 def test_an_appeal_can_be_lost(scene: Scene) -> None:
     name = convicted(scene)
     scene.send("ann", e.Appealed(submission=name, reason="look again"))
-    scene.judge(name, says(HARD, HARD, HARD))
+    scene.judge(name, says(FRAUDULENT, FRAUDULENT, FRAUDULENT))
     assert scene.state.funds.burned_nano == SLASH + BOND
     assert not scene.run.slashes
 
@@ -224,7 +224,7 @@ def test_an_undecided_appeal_returns_the_stake_without_credit() -> None:
     scene.tick(10 * SECOND_MS)
     assert len(scene.submission(name).rounds) == 1, "there is nobody else to ask"
     scene.tick(TERMS.judgement_ms)
-    assert scene.submission(name).outcome is SOFT
+    assert scene.submission(name).outcome is INVALID
     assert scene.world.stake_of("ann") == STAKE
 
 
@@ -233,7 +233,7 @@ def test_an_appeal_that_stays_undecided_draws_no_more_than_the_rounds_there_are(
     for number in range(ROUNDS_MAX + 4):
         scene.join(f"v{number}", Role.VALIDATOR)
     name = scene.work("ann")
-    scene.judge(name, says(HARD))
+    scene.judge(name, says(FRAUDULENT))
     scene.send("ann", e.Appealed(submission=name, reason=""))
     scene.tick(SECOND_MS)
     for _ in range(ROUNDS_MAX + 4):
@@ -241,7 +241,7 @@ def test_an_appeal_that_stays_undecided_draws_no_more_than_the_rounds_there_are(
         scene.tick(SECOND_MS)
     assert len(scene.submission(name).rounds) == ROUNDS_MAX
     scene.tick(DAY_MS)
-    assert scene.submission(name).outcome is SOFT
+    assert scene.submission(name).outcome is INVALID
 
 
 # --- Silent validators ----------------------------------------------------------------------------------------------
@@ -366,9 +366,9 @@ def outvoted(scene: Scene, liar: str) -> None:
     """A submission that the liar is drawn for and condemns, and all others accept."""
     while True:
         name = scene.work("ann", took_ms=40 * SECOND_MS)
-        scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+        scene.judge(name, lambda validator, _: FRAUDULENT if validator == liar else ACCEPT)
         while scene.submission(name).outcome is None:
-            scene.judge(name, lambda validator, _: HARD if validator == liar else ACCEPT)
+            scene.judge(name, lambda validator, _: FRAUDULENT if validator == liar else ACCEPT)
         assert scene.submission(name).outcome is ACCEPT
         if any(liar in scene.drawn(name, number) for number in range(len(scene.submission(name).rounds))):
             return
@@ -413,89 +413,3 @@ def test_a_plain_majority_of_too_few_blames_nobody() -> None:
         scene.join(f"more-{number}", Role.VALIDATOR)
     outvoted(scene, "val-0")
     assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
-
-
-def test_one_wrong_word_about_a_planted_file_is_enough() -> None:
-    scene = Scene.started(planted=["bob"], validators=9, slots_per_step=64)
-    name = planted_name(scene, HARD)
-    scene.judge(name, says(HARD, HARD, ACCEPT))
-    fooled = scene.drawn(name, 0)[2]
-    scene.judge(name, says(HARD, HARD, HARD))
-    assert {n for n, known in scene.state.nodes.items() if known.reason == REASON_WRONG} == {scene.node(fooled)}
-
-
-# --- Planted files --------------------------------------------------------------------------------------------------
-
-
-def planted_name(scene: Scene, truth: Outcome) -> Digest:
-    """A submission of the planted worker whose planned truth is this."""
-    for _ in range(30):
-        name = scene.work("bob")
-        plan = scene.core.audits._plants.planned(RUN, scene.submission(name).lease)
-        if plan is truth:
-            return name
-        while scene.submission(name).outcome is None:
-            scene.judge(name, says(*[plan] * 3))
-    raise AssertionError("no such plan in thirty leases")
-
-
-@pytest.mark.parametrize("truth", [ACCEPT, HARD])
-def test_a_planted_file_is_revealed_when_all_have_spoken_and_scored_by_its_truth(truth: Outcome) -> None:
-    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
-    name = planted_name(scene, truth)
-    wrong = HARD if truth is ACCEPT else ACCEPT
-    before = {node: known.faults for node, known in scene.state.nodes.items()}
-    scene.tick(SECOND_MS)
-    drawn = scene.drawn(name)
-    for validator in drawn[:2]:
-        scene.say(validator, name, wrong)
-    scene.tick(SECOND_MS)
-    assert scene.submission(name).outcome is None, "the last one must not learn the truth from the others' haste"
-    scene.say(drawn[2], name, truth)
-    scene.tick(SECOND_MS)
-    submission = scene.submission(name)
-    assert (submission.planted, submission.judged, submission.outcome) == (truth, truth, SOFT)
-    faults = {scene.world.names[n]: k.faults - before[n] for n, k in scene.state.nodes.items() if k.faults > before[n]}
-    assert faults == dict.fromkeys(drawn[:2], 1)
-    assert scene.world.stake_of("bob") == STAKE
-
-
-def test_a_planted_file_is_revealed_when_the_time_is_over() -> None:
-    scene = Scene.started(planted=["bob"], validators=5, slots_per_step=64)
-    name = planted_name(scene, HARD)
-    scene.judge(name, says(ACCEPT))
-    scene.tick(TERMS.verdict_ms)
-    assert scene.submission(name).planted is HARD
-
-
-def test_a_planted_file_goes_through_the_rounds_of_any_other() -> None:
-    """Else whoever is asked in a second round knew that it is no test."""
-    scene = Scene.started(planted=["bob"], slots_per_step=64)
-    name = planted_name(scene, ACCEPT)
-    scene.judge(name, says(ACCEPT, ACCEPT, ACCEPT))
-    assert scene.submission(name).planted is None
-    scene.judge(name, says(ACCEPT, ACCEPT))
-    assert scene.submission(name).outcome is None, "the last one must not learn the truth from the others' haste"
-    scene.tick(TERMS.verdict_ms)
-    assert (scene.submission(name).planted, len(scene.submission(name).rounds)) == (ACCEPT, 2)
-
-
-def test_seals_of_planted_and_other_leases_look_alike() -> None:
-    scene = Scene.started(planted=["bob"], slots_per_step=64)
-    for name in ("ann", "bob"):
-        for _ in range(3):
-            scene.judge(scene.work(name))
-    seals = [lease.seal for lease in scene.written(e.LeaseGranted)]
-    assert len(set(seals)) == len(seals)
-    assert e.NO_SEAL not in seals
-
-
-def test_a_file_planted_under_another_secret_is_judged_as_any_other() -> None:
-    scene = Scene.started(slots_per_step=64)
-    lease = scene.lease("bob")
-    scene.planted = ("bob",)
-    scene.restart()
-    scene.world.wait(SECOND_MS)
-    name = scene.submit(lease)
-    scene.judge(name)
-    assert scene.submission(name).credited

@@ -13,7 +13,9 @@ from support.ledger_network import TERMS, digest
 
 
 def make_scene(inspect_share: int = BASIS_POINTS, *, validators: int = 9) -> Scene:
-    scene = Scene.started(inspect_share=inspect_share, validators=validators, slots_per_step=256, audit_probation=1_000)
+    scene = Scene.started(
+        inspect_share=inspect_share, validators=validators, slots_per_step=1024, audit_probation=1_000
+    )
     scene.join("inspector", Role.WORKER)
     return scene
 

@@ -23,7 +23,7 @@ from support.explorer_index import KeyedWorld, fold
 from support.ledger_crowd import crowd, try_act
 from support.ledger_network import BUDGET, HOUR_MS, RUN, TERMS, World
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 ACTS = 500
 
 
@@ -36,8 +36,8 @@ def check_nodes(db: ReadTransaction, state: LedgerState) -> None:
     assert rows.keys() == state.nodes.keys()
     for name, node in state.nodes.items():
         row = rows[name]
-        outcomes = (node.settled[ACCEPT], node.settled[SOFT], node.settled[HARD])
-        assert (row["accepted"], row["soft"], row["hard"]) == outcomes
+        outcomes = (node.settled[ACCEPT], node.settled[INVALID], node.settled[FRAUDULENT])
+        assert (row["accepted"], row["invalid"], row["fraudulent"]) == outcomes
         assert (row["units"], row["earned_nano"], row["faults"]) == (node.units, node.earned_nano, node.faults)
         assert (row["stake_nano"], row["unbonding_nano"]) == get_stake(state, name)
         assert (row["owner"], row["status"], row["streak"]) == (state.owners[name], str(node.status), node.streak)
@@ -55,12 +55,12 @@ def check_nodes(db: ReadTransaction, state: LedgerState) -> None:
 
 def check_sums(db: ReadTransaction, state: LedgerState) -> None:
     """The same numbers by node, by step, by run and counted one by one."""
-    columns = "total(accepted), total(soft), total(hard), total(units), total(rollouts), total(tokens)"
+    columns = "total(accepted), total(invalid), total(fraudulent), total(units), total(rollouts), total(tokens)"
     sums = [
         tuple(db.row(f"SELECT {columns} FROM {name}") or ()) for name in ("nodes", "steps", "runs", "contributions")
     ]
     assert len(set(sums)) == 1, sums
-    for progress, column in (("accepted", 0), ("soft", 1), ("hard", 2)):
+    for progress, column in (("accepted", 0), ("invalid", 1), ("fraudulent", 2)):
         assert db.value("SELECT count(*) FROM submissions WHERE progress=?", progress) == sums[0][column]
     counted = "SELECT total(slots*samples), total(output_tokens) FROM submissions WHERE progress='accepted'"
     assert tuple(db.row(counted) or ()) == sums[0][4:]
@@ -151,18 +151,18 @@ def test_a_reason_is_the_verdicts_or_says_why_there_is_none() -> None:
     name = world.submit(world.lease("ann"))
     world.draw(name)
     world.wait(world.run.terms.verdict_ms)
-    assert world.settle(name) is SOFT
+    assert world.settle(name) is INVALID
     row = one(fold(world.leaves)[0], "submissions")
     assert row["reason"] == "the validators did not reach a majority in time"
-    planted = world.planted("bob", HARD, 1)
-    world.judge(planted, HARD, HARD, ACCEPT)
-    world.reveal(planted, HARD)
-    world.settle(planted)
+    judged = world.submit(world.lease("bob", 1))
+    world.judge(judged, INVALID, INVALID, ACCEPT)
+    world.judge(judged, INVALID, INVALID)
+    assert world.settle(judged) is INVALID
     db, _ = fold(world.leaves)
-    row = db.row("SELECT * FROM submissions WHERE submission=?", planted)
+    row = db.row("SELECT * FROM submissions WHERE submission=?", judged)
     assert row is not None
-    assert row["reason"].startswith("planted")
-    assert [each["upheld"] for each in db.rows("SELECT upheld FROM verdicts ORDER BY idx")] == [1, 1, 0]
+    assert row["reason"] == db.value("SELECT reason FROM verdicts WHERE outcome=? ORDER BY idx", str(INVALID))
+    assert [each["upheld"] for each in db.rows("SELECT upheld FROM verdicts ORDER BY idx")] == [1, 1, 0, 1, 1]
 
 
 def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None:
@@ -176,7 +176,7 @@ def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None
         unseen: bytes(READ_PROOF_BYTES),
     }
     for validator, looks in said.items():
-        world.write(validator, world.opinion(validator, name, HARD, looks=looks))
+        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=looks))
     world.settle(name)
     found = world.inspection(name, {reader: bytes(READ_PROOF_BYTES) for reader in (honest, liar, mute)})
     world.write("inspector", found)

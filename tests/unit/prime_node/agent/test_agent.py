@@ -292,7 +292,7 @@ def test_an_answer_that_was_overtaken_is_sent_again_and_one_that_was_refused_is_
     runner = FakeRunner().ready()
     runner.lease(grant())
     runner.post(Generated(0, made()))
-    runner.refuse(runner.sent(Submitted)[0], "Letter.sequence")
+    runner.refuse(runner.sent(Submitted)[0], "Payload.sequence")
     runner.wait(3_000)
     runner.refuse(runner.sent(Submitted)[0], "receipt.lease")
     runner.wait(60_000)

@@ -165,7 +165,7 @@ async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_o
         raise IndexError("row 7")
 
     with monkeypatch.context() as patch:
-        patch.setattr("prime_node.jobs.examination.read_rollouts", stumble)
+        patch.setattr("prime_protocol.rollouts.verify.read_rollouts", stumble)
         assert isinstance(await bench.audit(bench.data), AuditFailed)
     assert bench.auditor.problem == "a bug in this program: IndexError('row 7')"
     assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT
@@ -181,7 +181,7 @@ async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench
     async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision):
         model.write_bytes(good)
     assert isinstance(await bench.audit(bench.data), AuditFailed)
-    assert "the first check found the file hard" in bench.auditor.problem
+    assert "the first check found the file fraudulent" in bench.auditor.problem
     assert "the second accept" in bench.auditor.problem
     assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT, "what it holds now was loaded anew"
 

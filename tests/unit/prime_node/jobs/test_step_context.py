@@ -17,13 +17,13 @@ from prime_node.jobs.step_context import CACHE_ENTRIES, LruCache, StepContexts
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import NodeRegistered, Role
 from prime_protocol.rollouts.rollout import FinishReason, Rollout
-from prime_protocol.tasks.examples import MATH
 from prime_protocol.tasks.family import Grade, GradeReason, SandboxJob, SandboxOutcome, Task
 from prime_protocol.wire.ids import Digest, Sample, Slot, Step
 from prime_protocol.wire.messages import CheckpointRef, StepReply, StepRequest
 from prime_runtime.http.client import SignedReply
 from prime_runtime.http.config import ServerAddress
 from support.job_setup import BEACON, KEY, ROOT, RUN, SETUP_TERMS, JobSetup, digest
+from support.problem_files import MATH
 from support.shard_hosts import change, make_tensors
 
 SERVER = ServerAddress("http://127.0.0.1:1", KEY.node)

@@ -88,7 +88,7 @@ class TrackerSetup:
         self.api.answers[f"/runs/{RUN}"] = {"terms": {"stake_min_nano": stake_min}, "steps": steps}
 
     def node(self, **changes: int) -> None:
-        numbers = {"stake_nano": 0, "earned_nano": 0, "hard": 0, **changes}
+        numbers = {"stake_nano": 0, "earned_nano": 0, "fraudulent": 0, **changes}
         self.api.answers[f"/nodes/{KEY.node}"] = {
             "summary": numbers,
             "owner_balance_nano": changes.get("balance", 0),
@@ -148,16 +148,16 @@ async def test_a_submission_is_tracked_until_paid_and_its_file_kept_until_accept
 
 
 async def test_a_soft_rejection_ends_with_the_validators_reason(setup: TrackerSetup) -> None:
-    setup.submission("soft", verdicts=1)
-    setup.verdicts("soft", "the file is not in order")
+    setup.submission("invalid", verdicts=1)
+    setup.verdicts("invalid", "the file is not in order")
     record = await setup.poll_once()
     assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, False, False)
-    assert record.reason == f"soft: the file is not in order; evidence {digest('bundle')}"
+    assert record.reason == f"invalid: the file is not in order; evidence {digest('bundle')}"
 
 
 async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: TrackerSetup) -> None:
-    setup.submission("hard", verdicts=1)
-    setup.verdicts("hard", "margin of row 3")
+    setup.submission("fraudulent", verdicts=1)
+    setup.verdicts("fraudulent", "margin of row 3")
     record = await setup.poll_once()
     assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, True, True)
     assert "margin of row 3" in record.reason
@@ -172,8 +172,8 @@ async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: 
 
 
 async def test_an_overturned_slash_leaves_an_accepted_job(setup: TrackerSetup) -> None:
-    setup.submission("hard", verdicts=1)
-    setup.verdicts("hard", "margin of row 3")
+    setup.submission("fraudulent", verdicts=1)
+    setup.verdicts("fraudulent", "margin of row 3")
     await setup.poll_once()
     setup.submission("accepted", verdicts=4, credited=True)
     record = await setup.poll_once()
@@ -213,10 +213,12 @@ async def test_stake_is_asked_for_once_the_balance_is_there(tmp_path: Path) -> N
 
 
 def test_a_node_that_was_found_dishonest_puts_up_no_more_by_itself() -> None:
-    node = NodeAccount(standing="", may_work=False, remedy="", stake_nano=40, balance_nano=100, earned_nano=0, hard=0)
+    node = NodeAccount(
+        standing="", may_work=False, remedy="", stake_nano=40, balance_nano=100, earned_nano=0, fraudulent=0
+    )
     run = RunSnapshot(stake_min_nano=100, unpaid_steps=frozenset())
     assert compute_missing_stake(node, run) == 60
-    slashed = NodeAccount(**{name: getattr(node, name) for name in NodeAccount.__slots__} | {"hard": 1})
+    slashed = NodeAccount(**{name: getattr(node, name) for name in NodeAccount.__slots__} | {"fraudulent": 1})
     assert compute_missing_stake(slashed, run) == 0
 
 
@@ -266,5 +268,5 @@ def test_the_evidence_of_a_submission_is_that_of_its_first_rejection() -> None:
     row = {"outcome": "accept", "evidence": str(digest("metrics"))}
     assert public_log.parse_evidence_digest({"rows": []}) is None
     assert public_log.parse_evidence_digest({"rows": [row]}) is None
-    bad = {"outcome": "hard", "evidence": str(digest("bundle"))}
+    bad = {"outcome": "fraudulent", "evidence": str(digest("bundle"))}
     assert public_log.parse_evidence_digest({"rows": [row, bad]}) == Digest(digest("bundle"))

@@ -107,8 +107,8 @@ TROUBLES = [
     (REPORT | {"gpus": [GPU | {"problem": "it stopped answering"}]}, "GPU 0 is lost"),
     (changed(weights={"problem": "no room"}), "cannot load weights: no room"),
     (
-        changed(jobs={"last": [JOB | {"state": "rejected", "reason": "soft: late"}]}),
-        "lease 41 was rejected: soft: late. See: prime-node rollouts 41",
+        changed(jobs={"last": [JOB | {"state": "rejected", "reason": "invalid: late"}]}),
+        "lease 41 was rejected: invalid: late. See: prime-node rollouts 41",
     ),
     (REPORT | {"parts": [{"name": "heads", "restarts": 3, "last_error": "no key"}]}, "the part heads keeps failing"),
 ]

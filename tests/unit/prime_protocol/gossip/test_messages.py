@@ -71,17 +71,17 @@ def test_a_message_opens_on_the_topic_of_its_kind(message: GossipMessage) -> Non
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_a_message_opens_on_no_other_topic(message: GossipMessage) -> None:
     for kind in set(TOPIC_KINDS) - {MESSAGE_KINDS[type(message)]}:
-        with pytest.raises(RemoteError, match=r"^Letter\.kind: .* not what this topic carries"):
+        with pytest.raises(RemoteError, match=r"^Payload\.kind: .* not what this topic carries"):
             opened(sealed(message), kind)
 
 
 def test_a_message_of_another_run_or_network_is_refused() -> None:
-    with pytest.raises(RemoteError, match=r"^Letter\.run"):
+    with pytest.raises(RemoteError, match=r"^Payload\.run"):
         opened(sealed(announced(), run=RunId("other")), GossipKind.ANNOUNCED)
-    with pytest.raises(RemoteError, match=r"^Letter\.run"):
+    with pytest.raises(RemoteError, match=r"^Payload\.run"):
         opened(sealed(announced(), run=None), GossipKind.ANNOUNCED)
     name = get_topic(NetworkId("main"), RUN, GossipKind.ANNOUNCED)
-    with pytest.raises(RemoteError, match=r"^Letter\.network"):
+    with pytest.raises(RemoteError, match=r"^Payload\.network"):
         open_gossip(name, sealed(announced()), network=NetworkId("main"), run=RUN, now_ms=NOW_MS)
 
 
@@ -89,9 +89,9 @@ def test_a_message_counts_only_in_its_time() -> None:
     frame = sealed(announced())
     life = compute_life_ms(GossipKind.ANNOUNCED, 10)
     opened(frame, GossipKind.ANNOUNCED, now_ms=NOW_MS + life - 1)
-    with pytest.raises(RemoteError, match=r"^Letter\.expires_at_ms"):
+    with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms"):
         opened(frame, GossipKind.ANNOUNCED, now_ms=NOW_MS + life)
-    with pytest.raises(RemoteError, match=r"^Letter\.issued_at_ms"):
+    with pytest.raises(RemoteError, match=r"^Payload\.issued_at_ms"):
         opened(frame, GossipKind.ANNOUNCED, now_ms=NOW_MS - CLOCK_SKEW_MS_MAX - 1)
 
 
@@ -108,12 +108,12 @@ def sealed_as(kind: str, body: bytes) -> bytes:
 
 def test_only_kinds_of_gossip_are_gossip() -> None:
     for kind in ("heartbeat", GossipKind.PEER_RECORD):
-        with pytest.raises(RemoteError, match=r"^Letter\.kind"):
+        with pytest.raises(RemoteError, match=r"^Payload\.kind"):
             opened(sealed_as(kind, encode(announced())), GossipKind.ANNOUNCED)
 
 
 def test_a_body_that_is_not_the_message_is_refused() -> None:
-    with pytest.raises(RemoteError, match=r"^Announced"):
+    with pytest.raises(RemoteError, match=r"^CheckpointAnnounced"):
         opened(sealed_as(GossipKind.ANNOUNCED, b"\x00"), GossipKind.ANNOUNCED)
 
 
@@ -122,7 +122,7 @@ def test_a_body_that_only_newer_software_understands_is_told_apart() -> None:
     raw = encode(Payload(**{name: getattr(letter, name) for name in Payload.__slots__} | {"version": 2}))
     from prime_protocol.wire.envelope import _signed_digest
 
-    with pytest.raises(RemoteError, match=r"^Letter\.version: is 2, newer than ours"):
+    with pytest.raises(RemoteError, match=r"^Payload\.version: is 2, newer than ours"):
         opened(bytes(Signature(TRAINER.sign(_signed_digest(raw)))) + raw, GossipKind.ANNOUNCED)
 
 
@@ -161,16 +161,16 @@ def test_a_peer_card_holds_addresses_of_its_sender_alone() -> None:
     gossip = open_peer_record(own, network=NETWORK, now_ms=NOW_MS)
     assert isinstance(gossip.message, PeerRecord)
     assert gossip.message.parsed[0].node == gossip.payload.sender == ANN.node
-    with pytest.raises(RemoteError, match=r"^PeerCard\.addresses\[0\]"):
+    with pytest.raises(RemoteError, match=r"^PeerRecord\.addresses\[0\]"):
         open_peer_record(sealed(card(BOB), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 
 def test_a_peer_card_belongs_to_no_run_and_runs_out() -> None:
-    with pytest.raises(RemoteError, match=r"^Letter\.run"):
+    with pytest.raises(RemoteError, match=r"^Payload\.run"):
         open_peer_record(sealed(card(ANN), ANN), network=NETWORK, now_ms=NOW_MS)
-    with pytest.raises(RemoteError, match=r"^Letter\.expires_at_ms"):
+    with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms"):
         open_peer_record(sealed(card(ANN), ANN, run=None), network=NETWORK, now_ms=NOW_MS + ENVELOPE_LIFE_MS_MAX)
-    with pytest.raises(RemoteError, match=r"^Letter\.kind"):
+    with pytest.raises(RemoteError, match=r"^Payload\.kind"):
         open_peer_record(sealed(serving(), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 

@@ -51,12 +51,12 @@ def test_every_message_comes_back_as_it_was(message: Any) -> None:
     [
         (
             lambda: decode(RelayPublish, encode(RelayPublish(frame=b"x")).replace(b"\xc4\x01x", b"\xc4\x00")),
-            "Share.frame",
+            "RelayPublish.frame",
         ),
-        (lambda: RelayPublish(frame=bytes(GOSSIP_FRAME_BYTES_MAX + 1)), "Share.frame"),
-        (lambda: RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX + 1), "RecordsWanted.wait_ms"),
-        (lambda: records(frames=(b"x",) * (RELAY_FRAMES_MAX + 1)), "Records.frames"),
-        (lambda: records(peers=("/ip4/10.0.0.1/tcp/4001",)), "Records.peers[0]"),
+        (lambda: RelayPublish(frame=bytes(GOSSIP_FRAME_BYTES_MAX + 1)), "RelayPublish.frame"),
+        (lambda: RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX + 1), "RelayPoll.wait_ms"),
+        (lambda: records(frames=(b"x",) * (RELAY_FRAMES_MAX + 1)), "RelayPollReply.frames"),
+        (lambda: records(peers=("/ip4/10.0.0.1/tcp/4001",)), "RelayPollReply.peers[0]"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(make: Any, field: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from prime_protocol.constants import AMOUNT_NANO_MAX, UNBONDINGS_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Role, RunStatus
-from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Ticker
 from prime_protocol.wire.typed_data import Domain
 from support.ledger_network import BOND, DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, World, digest
 
@@ -22,11 +22,11 @@ def world() -> World:
 def test_the_first_entry_says_what_the_log_is() -> None:
     world = World()
     contract = NodeId(b"c" * 20)
-    entry = e.NetworkCreated(log_key="k", chain_id=7, contract=contract, unbonding_ms=DAY_MS)
+    entry = e.NetworkCreated(log_key="k", chain_id=7, contract=contract, unbonding_ms=DAY_MS, ticker=Ticker("COIN"))
     world.write("founder", entry)
     state = world.state
     assert (state.coordinator, state.domain) == (world.id("founder"), Domain(7, contract))
-    assert (state.log_key, state.unbonding_ms) == ("k", DAY_MS)
+    assert (state.log_key, state.unbonding_ms, state.ticker) == ("k", DAY_MS, "COIN")
     with world.refuses("NetworkCreated"):
         world.write("founder", entry)
 

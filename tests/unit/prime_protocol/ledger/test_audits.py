@@ -14,7 +14,7 @@ from prime_protocol.ledger.state import AuditRoundState
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from support.ledger_network import BOND, SLASH, STAKE, TERMS, World, digest
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 @pytest.fixture
@@ -34,32 +34,36 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[AuditRoundState]:
         (None, 3, [(ACCEPT, ACCEPT, ACCEPT)]),
         (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
         (ACCEPT, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
-        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, HARD, ACCEPT)]),
-        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, SOFT, ACCEPT)]),
-        (ACCEPT, 3, [(ACCEPT, HARD, ACCEPT), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
-        (None, 3, [(ACCEPT, HARD, HARD), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
-        (HARD, 3, [(ACCEPT, ACCEPT, ACCEPT), (HARD, HARD, HARD), (HARD, HARD, HARD)]),
-        (None, 3, [(HARD, HARD)]),
-        (HARD, 3, [(HARD, HARD, HARD)]),
-        (None, 3, [(HARD, ACCEPT, HARD)]),
-        (None, 3, [(HARD, HARD, ACCEPT), (HARD,)]),
-        (HARD, 3, [(HARD, HARD, ACCEPT), (HARD, HARD)]),
-        (None, 3, [(HARD, HARD, ACCEPT), (HARD, SOFT, HARD)]),
-        (None, 3, [(HARD, ACCEPT, SOFT)]),
-        (None, 3, [(SOFT, SOFT)]),
-        (SOFT, 3, [(SOFT, SOFT, SOFT)]),
-        (None, 3, [(SOFT, ACCEPT, SOFT)]),
-        (SOFT, 3, [(SOFT, ACCEPT, SOFT), (SOFT, SOFT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, FRAUDULENT, ACCEPT)]),
+        (None, 3, [(ACCEPT, ACCEPT, ACCEPT), (ACCEPT, INVALID, ACCEPT)]),
+        (ACCEPT, 3, [(ACCEPT, FRAUDULENT, ACCEPT), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT,)]),
+        (None, 3, [(ACCEPT, FRAUDULENT, FRAUDULENT), (ACCEPT, ACCEPT, ACCEPT), (ACCEPT, ACCEPT)]),
+        (
+            FRAUDULENT,
+            3,
+            [(ACCEPT, ACCEPT, ACCEPT), (FRAUDULENT, FRAUDULENT, FRAUDULENT), (FRAUDULENT, FRAUDULENT, FRAUDULENT)],
+        ),
+        (None, 3, [(FRAUDULENT, FRAUDULENT)]),
+        (FRAUDULENT, 3, [(FRAUDULENT, FRAUDULENT, FRAUDULENT)]),
+        (None, 3, [(FRAUDULENT, ACCEPT, FRAUDULENT)]),
+        (None, 3, [(FRAUDULENT, FRAUDULENT, ACCEPT), (FRAUDULENT,)]),
+        (FRAUDULENT, 3, [(FRAUDULENT, FRAUDULENT, ACCEPT), (FRAUDULENT, FRAUDULENT)]),
+        (None, 3, [(FRAUDULENT, FRAUDULENT, ACCEPT), (FRAUDULENT, INVALID, FRAUDULENT)]),
+        (None, 3, [(FRAUDULENT, ACCEPT, INVALID)]),
+        (None, 3, [(INVALID, INVALID)]),
+        (INVALID, 3, [(INVALID, INVALID, INVALID)]),
+        (None, 3, [(INVALID, ACCEPT, INVALID)]),
+        (INVALID, 3, [(INVALID, ACCEPT, INVALID), (INVALID, INVALID)]),
         (ACCEPT, 1, [(ACCEPT,)]),
-        (SOFT, 1, [(SOFT,)]),
+        (INVALID, 1, [(INVALID,)]),
         (None, 2, [(ACCEPT, ACCEPT)]),
         (ACCEPT, 2, [(ACCEPT, ACCEPT), (ACCEPT,)]),
-        (None, 2, [(SOFT,)]),
-        (None, 2, [(SOFT, HARD)]),
-        (None, 4, [(HARD, HARD)]),
-        (None, 4, [(HARD, HARD, HARD)]),
-        (HARD, 4, [(HARD, HARD, HARD, HARD)]),
-        (HARD, 1, [(HARD,)]),
+        (None, 2, [(INVALID,)]),
+        (None, 2, [(INVALID, FRAUDULENT)]),
+        (None, 4, [(FRAUDULENT, FRAUDULENT)]),
+        (None, 4, [(FRAUDULENT, FRAUDULENT, FRAUDULENT)]),
+        (FRAUDULENT, 4, [(FRAUDULENT, FRAUDULENT, FRAUDULENT, FRAUDULENT)]),
+        (FRAUDULENT, 1, [(FRAUDULENT,)]),
     ],
 )
 def test_a_decision_leads_all_others_by_a_quorum_and_an_acceptance_by_two_less_one(
@@ -141,7 +145,7 @@ def test_validators_are_of_different_owners_and_not_of_the_workers() -> None:
 
 def test_a_next_round_is_due_when_the_last_is_stuck(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    world.judge(name, ACCEPT, HARD)
+    world.judge(name, ACCEPT, FRAUDULENT)
     world.note_head()
     again = draw_of_next(world, name)
     with world.refuses("round"):
@@ -237,7 +241,7 @@ def test_the_number_of_rounds_has_an_end() -> None:
     assert head is not None
     with world.refuses("round"):
         world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, head_size=head[0], validators=()))
-    assert world.settle(name) is SOFT
+    assert world.settle(name) is INVALID
 
 
 def test_a_verdict_is_of_a_drawn_validator_once_and_signed(world: World) -> None:
@@ -256,7 +260,7 @@ def test_a_verdict_is_of_a_drawn_validator_once_and_signed(world: World) -> None
         world.write(judge, replace(good, signature=world.sign(idle, good.receipt)))
     world.write(judge, good)
     with world.refuses("sender"):
-        world.write(judge, world.opinion(judge, name, HARD))
+        world.write(judge, world.opinion(judge, name, FRAUDULENT))
 
 
 @pytest.mark.parametrize("changes", [{"network": NetworkId("other")}, {"run": RunId("other")}, {"validator": "idle"}])
@@ -273,7 +277,7 @@ def test_the_outcome_of_a_verdict_is_its_receipts(world: World) -> None:
     name = world.submit(world.lease("ann"))
     judge = world.draw(name)[0]
     good = world.opinion(judge, name, ACCEPT)
-    object.__setattr__(good, "outcome", HARD)
+    object.__setattr__(good, "outcome", FRAUDULENT)
     with world.refuses("VerdictGiven.outcome"):
         world.write(judge, good)
 
@@ -282,7 +286,7 @@ def test_a_verdict_comes_before_the_settlement_and_in_the_latest_round(world: Wo
     name = world.submit(world.lease("ann"))
     first = world.draw(name)
     world.wait(TERMS.verdict_ms)
-    second = world.judge(name, HARD, HARD, HARD)
+    second = world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     with world.refuses("sender"):
         world.write(first[0], world.opinion(first[0], name, ACCEPT))
     world.settle(name)
@@ -307,7 +311,7 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
     world.write(other, world.opinion(other, name, ACCEPT))
-    for outcome in (SOFT, HARD):
+    for outcome in (INVALID, FRAUDULENT):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
     world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
@@ -319,15 +323,15 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
 
 def test_a_rejected_submission_ends_the_good_name(world: World) -> None:
     world.settled("ann", ACCEPT, 0)
-    world.settled("ann", SOFT, 1)
+    world.settled("ann", INVALID, 1)
     node = world.state.nodes[world.id("ann")]
-    assert (node.streak, node.settled) == (0, {ACCEPT: 1, SOFT: 1})
+    assert (node.streak, node.settled) == (0, {ACCEPT: 1, INVALID: 1})
 
 
 def test_only_a_verdict_against_the_judgement_is_scored() -> None:
     world = World.started(validators=8)
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, ACCEPT, ACCEPT, SOFT)
+    drawn = world.judge(name, ACCEPT, ACCEPT, INVALID)
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     accused = e.ValidatorScored(validator=world.id(drawn[2]), submission=name)
     with world.refuses("submission"):
@@ -343,8 +347,8 @@ def test_only_a_verdict_against_the_judgement_is_scored() -> None:
 
 def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, HARD, HARD, ACCEPT)
-    world.judge(name, HARD, HARD)
+    drawn = world.judge(name, FRAUDULENT, FRAUDULENT, ACCEPT)
+    world.judge(name, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     world.wait(TERMS.appeal_ms)
@@ -355,8 +359,8 @@ def test_who_spoke_for_a_cheater_is_scored_when_the_slash_is_executed(world: Wor
 
 def test_a_slash_needs_a_hard_outcome_evidence_and_the_right_amount(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, HARD, ACCEPT, HARD)
-    world.judge(name, HARD, HARD, HARD)
+    drawn = world.judge(name, FRAUDULENT, ACCEPT, FRAUDULENT)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     evidence = digest(f"evidence of {drawn[0]}")
     good = e.SlashProposed(submission=name, amount_nano=SLASH, evidence=evidence)
     with world.refuses("submission"):
@@ -370,17 +374,17 @@ def test_a_slash_needs_a_hard_outcome_evidence_and_the_right_amount(world: World
     world.coordinate(good)
     with world.refuses("submission"):
         world.coordinate(good)
-    mild = world.settled("bob", SOFT, 1)
+    mild = world.settled("bob", INVALID, 1)
     with world.refuses("submission"):
         world.coordinate(replace(good, submission=mild))
 
 
 def test_a_slash_takes_no_more_than_there_is(world: World) -> None:
-    names = [world.settled("ann", HARD, slot) for slot in range(1)]
+    names = [world.settled("ann", FRAUDULENT, slot) for slot in range(1)]
     leases = [world.lease("ann", 1), world.lease("ann", 2)]
     for lease in leases:
         name = world.submit(lease)
-        world.judge(name, HARD, HARD, HARD)
+        world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
         world.settle(name)
         names.append(name)
     for name in names:
@@ -435,7 +439,7 @@ def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(w
     world.stake("ann", "ann", 1)
     name = world.submit(world.lease("ann"))
     world.write("ann", e.Unbonded(node=world.id("ann"), amount_nano=STAKE))
-    world.judge(name, HARD, HARD, HARD)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)

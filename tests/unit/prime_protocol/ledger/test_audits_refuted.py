@@ -9,7 +9,7 @@ from prime_protocol.ledger.rewards import compute_step_shares
 from prime_protocol.wire.ids import Digest, NodeId, Step
 from support.ledger_network import BOND, BUDGET, RUN, STAKE, TERMS, World, digest
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 AUDIT_POT = BUDGET * TERMS.audit_share // 10_000
 
 
@@ -99,9 +99,9 @@ def test_only_what_is_known_and_settled_is_inspected_and_once_by_each(world: Wor
 
 def test_only_a_verdict_that_was_given_is_inspected(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    silent = world.judge(name, HARD, HARD)[2]
+    silent = world.judge(name, FRAUDULENT, FRAUDULENT)[2]
     world.wait(TERMS.verdict_ms)
-    world.judge(name, HARD)
+    world.judge(name, FRAUDULENT)
     world.settle(name)
     for other in (silent, "ann", "stranger", "inspector"):
         with world.refuses("seen"):
@@ -128,7 +128,7 @@ def test_honest_looks_cost_nothing(world: World) -> None:
 
 
 def test_a_file_without_looks_is_inspected_all_the_same(world: World) -> None:
-    name = world.settled("ann", HARD)
+    name = world.settled("ann", FRAUDULENT)
     world.write("inspector", world.inspection(name, {}))
     assert world.submission(name).inspected
     assert not world.submission(name).refuted
@@ -140,7 +140,7 @@ def test_wrong_and_missing_looks_cost_alike(world: World, is_mute: bool) -> None
     said = [b"" if is_mute else digest("a guess"), None, None]
     drawn = world.draw(name)
     for validator, looks in zip(drawn, said, strict=True):
-        world.write(validator, world.opinion(validator, name, HARD, looks=looks))
+        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=looks))
     world.settle(name)
     world.inspect(name)
     assert world.submission(name).refuted == {world.id(drawn[0])}
@@ -152,7 +152,7 @@ def test_looks_of_another_validator_do_not_help(world: World) -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.draw(name)
     for validator in drawn:
-        world.write(validator, world.opinion(validator, name, HARD, looks=world.looks(drawn[0], name)))
+        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=world.looks(drawn[0], name)))
     world.settle(name)
     world.inspect(name)
     assert world.submission(name).refuted == set(map(world.id, drawn[1:]))
@@ -220,7 +220,7 @@ def test_who_judges_the_appeal_can_be_inspected(world: World) -> None:
 
 def test_a_verdict_that_did_not_stand_is_scored_and_refuted(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    loser = world.judge(name, HARD, ACCEPT, ACCEPT)[0]
+    loser = world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)[0]
     world.agree(name, ACCEPT)
     world.settle(name)
     world.coordinate(e.ValidatorScored(validator=world.id(loser), submission=name))

@@ -59,13 +59,13 @@ def test_numbers_of_a_step_are_sorted_each_once(names: tuple[str, str]) -> None:
 
 def test_a_verdict_has_all_its_looks_or_none() -> None:
     whole = World().opinion("val-0", digest("a submission"), Outcome.ACCEPT)
-    for looks in (b"", whole.read_proof):
-        told = replace(whole, looks=looks)
+    for read_proof in (b"", whole.read_proof):
+        told = replace(whole, read_proof=read_proof)
         assert decode(VerdictGiven, encode(told)) == told
     for size in (1, READ_PROOF_BYTES - 2, READ_PROOF_BYTES + 2):
         with pytest.raises(RemoteError) as caught:
-            replace(whole, looks=bytes(size))
-        assert caught.value.field == "looks"
+            replace(whole, read_proof=bytes(size))
+        assert caught.value.field == "read_proof"
 
 
 def test_an_inspection_names_each_reader_once_and_in_order() -> None:
@@ -85,4 +85,4 @@ def test_an_inspection_names_each_reader_once_and_in_order() -> None:
 def test_what_an_inspector_has_seen_is_whole(size: int) -> None:
     with pytest.raises(RemoteError) as caught:
         decode(InspectedVerdict, encode(InspectedVerdict(reader=NodeId(bytes(20)), read_proof=bytes(size))))
-    assert caught.value.field == "Seen.looks"
+    assert caught.value.field == "InspectedVerdict.read_proof"

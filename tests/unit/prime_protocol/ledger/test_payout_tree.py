@@ -2,10 +2,19 @@
 
 import pytest
 
-from prime_protocol.ledger.payout_tree import PayoutTree, compute_payout_leaf, verify_payout
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.ledger.payout_tree import PayoutTree, compute_payout_leaf
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.signing import keccak
 
 ACCOUNTS = [NodeId(bytes([number]) * 20) for number in range(1, 12)]
+
+
+def verify_payout(account: NodeId, cumulative: int, proof: list[Digest], root: Digest) -> bool:
+    """What OpenZeppelin's MerkleProof checks."""
+    found = compute_payout_leaf(account, cumulative)
+    for sibling in proof:
+        found = keccak(min(found, sibling) + max(found, sibling))
+    return found == root
 
 
 @pytest.mark.parametrize("count", range(1, 12))

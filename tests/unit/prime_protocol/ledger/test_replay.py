@@ -50,7 +50,6 @@ def examples(world: World) -> dict[type, Any]:
         answer,
         e.AuditDrawn(submission=NAME, round=0, head_size=0, validators=()),
         world.opinion("val-0", NAME, Outcome.ACCEPT),
-        e.PlantRevealed(submission=NAME, outcome=Outcome.FRAUDULENT, salt=NAME),
         e.Settled(submission=NAME, outcome=Outcome.ACCEPT),
         e.Credited(submission=NAME, units=1),
         e.PaidOut(step=Step(0)),
@@ -80,7 +79,7 @@ def test_every_entry_comes_back_from_its_encoding(kind: type) -> None:
 def test_only_the_coordinator_writes_its_entries(kind: type, author: str) -> None:
     world = World.started()
     entry = examples(world)[kind]
-    with world.refuses("Letter.sender"):
+    with world.refuses("Payload.sender"):
         world.write(author, entry)
 
 
@@ -98,7 +97,6 @@ OTHERS_WORD = {
     e.LeaseEnded: "sender",
     e.Submitted: "receipt.node",
     e.VerdictGiven: "sender",
-    e.PlantRevealed: "sender",
     e.Inspected: "sender",
     e.Appealed: "submission",
 }
@@ -112,7 +110,7 @@ def test_a_stranger_speaks_for_nobody(kind: type) -> None:
     if kind is e.VerdictGiven:
         name = world.submit(0)
         entry = world.opinion(world.draw(name)[0], name, Outcome.ACCEPT)
-    if kind in (e.PlantRevealed, e.Inspected):
+    if kind is e.Inspected:
         entry = replace(entry, submission=world.submit(0))
     with world.refuses(OTHERS_WORD[kind]):
         world.write("stranger", entry)
@@ -128,7 +126,7 @@ def test_an_entry_names_a_run_exactly_where_it_is_about_one(kind: type) -> None:
     world = World.started()
     entry = examples(world)[kind]
     wrong = RUN if ENTRY_RULES[kind].scope is EntryScope.NETWORK else None
-    with world.refuses("Letter.run"):
+    with world.refuses("Payload.run"):
         world.write("coordinator", entry, wrong)
 
 
@@ -149,14 +147,14 @@ def test_an_entry_about_an_unknown_run_is_refused(kind: type) -> None:
 def test_nothing_comes_before_the_network(kind: type) -> None:
     entry = examples(World.started())[kind]
     empty = World()
-    with empty.refuses("Letter.kind"):
+    with empty.refuses("Payload.kind"):
         empty.write("coordinator", entry)
 
 
 def test_time_does_not_run_backwards() -> None:
     world = World.started()
     world.wait(-1)
-    with world.refuses("Record.at_ms"):
+    with world.refuses("LogRecord.at_ms"):
         world.register("ann", Role.WORKER)
     world.wait(1)
     world.register("ann", Role.WORKER)
@@ -164,9 +162,9 @@ def test_time_does_not_run_backwards() -> None:
 
 def test_a_letter_counts_only_while_it_lives() -> None:
     world = World.started()
-    with world.refuses("Letter.issued_at_ms"):
+    with world.refuses("Payload.issued_at_ms"):
         world.write("ann", HELLO, issued_at_ms=world.now_ms + CLOCK_SKEW_MS_MAX + 1)
-    with world.refuses("Letter.expires_at_ms"):
+    with world.refuses("Payload.expires_at_ms"):
         world.write("ann", HELLO, issued_at_ms=START_MS - MINUTE_MS)
     world.write("ann", HELLO, issued_at_ms=world.now_ms + CLOCK_SKEW_MS_MAX)
 
@@ -175,20 +173,20 @@ def test_one_senders_entries_stand_in_rising_order() -> None:
     world = World.started()
     leaf = world.seal("ann", HELLO, sequence=100)
     world.apply(leaf)
-    with world.refuses("Letter.sequence"):
+    with world.refuses("Payload.sequence"):
         world.apply(leaf)
-    with world.refuses("Letter.sequence"):
+    with world.refuses("Payload.sequence"):
         world.write("ann", HELLO, sequence=99)
     world.write("ann", HELLO, sequence=101)
 
 
 def test_what_is_no_entry_is_refused() -> None:
     world = World.started()
-    with world.refuses("Letter.kind"):
+    with world.refuses("Payload.kind"):
         world.write("ann", HELLO, kind="Record")
     with world.refuses("NodeRegistered.amount_nano"):
         world.write("ann", e.Withdrawn(amount_nano=1), None, kind="NodeRegistered")
-    with world.refuses("Letter.network"):
+    with world.refuses("Payload.network"):
         world.write("ann", HELLO, network=NetworkId("other"))
 
 
@@ -200,7 +198,7 @@ def test_an_entry_of_another_network_or_a_damaged_one_is_refused() -> None:
     forged[-1] ^= 1
     with pytest.raises(RemoteError):
         world.apply(encode(LogRecord(record.at_ms, bytes(forged))))
-    with pytest.raises(RemoteError, match=r"Letter\.network"):
+    with pytest.raises(RemoteError, match=r"Payload\.network"):
         Ledger(NetworkId("other")).apply(leaf)
 
 
@@ -219,7 +217,7 @@ def test_append_refuses_what_does_not_fit_the_log() -> None:
     record = decode(LogRecord, world.seal("ann", HELLO))
     letter = open_envelope(record.frame, network=NETWORK).payload
     before = world.snapshot()
-    with pytest.raises(RemoteError, match="Record"):
+    with pytest.raises(RemoteError, match="LogRecord"):
         world.ledger.append(letter, LogRecord(record.at_ms, bytes(LOG_ENTRY_BYTES_MAX)))
     assert world.snapshot() == before
 
@@ -236,14 +234,14 @@ def test_replay_names_the_entry_that_is_wrong() -> None:
     world = World.started()
     with pytest.raises(RemoteError) as caught:
         replay(NETWORK, [*world.leaves[:7], world.leaves[3]])
-    assert caught.value.field == "entry 7: Letter.sequence"
+    assert caught.value.field == "entry 7: Payload.sequence"
 
 
 def test_replay_refuses_a_log_that_another_key_has_started() -> None:
     world = World.started()
     with pytest.raises(RemoteError) as caught:
         replay(NETWORK, world.leaves, coordinator=world.id("ann"))
-    assert caught.value.field == "entry 0: Letter.sender"
+    assert caught.value.field == "entry 0: Payload.sender"
 
 
 def test_every_entry_type_is_in_the_protocol_page() -> None:

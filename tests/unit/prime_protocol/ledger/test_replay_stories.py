@@ -9,7 +9,7 @@ from prime_protocol.wire.ids import Step
 from prime_protocol.wire.typed_data import Domain
 from support.ledger_network import BOND, BUDGET, DAY_MS, HOUR_MS, MINUTE_MS, RUN, SLASH, STAKE, TERMS, World
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 WORK_POT = BUDGET * 3 // 4
 AUDIT_POT = BUDGET // 4
 
@@ -47,7 +47,7 @@ def test_two_workers_share_by_units() -> None:
 def test_a_cheater_who_does_not_appeal_is_slashed_after_the_window(slash_to: SlashDestination) -> None:
     world = World.started(slash_to=slash_to)
     pool = world.state.funds.pools[RUN]
-    name = world.settled("ann", HARD)
+    name = world.settled("ann", FRAUDULENT)
     world.propose(name)
     assert world.stake_of("ann") == STAKE - SLASH
     with world.refuses("submission"):
@@ -77,12 +77,12 @@ def test_an_appeal_that_fails_costs_the_bond_too() -> None:
     world.wait(TERMS.appeal_ms)
     with world.refuses("submission"):
         world.execute(name)  # the window is over, but the appeal is not decided
-    world.judge(name, HARD, HARD, HARD)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     with world.refuses("submission"):
         world.overturn(name)
     world.execute(name)
     assert world.state.funds.burned_nano == SLASH + BOND
-    assert world.submission(name).outcome is HARD
+    assert world.submission(name).outcome is FRAUDULENT
 
 
 def test_an_appeal_before_a_court_is_told_by_the_coordinator_whatever_the_logs_window_and_without_its_bond() -> None:
@@ -99,7 +99,7 @@ def test_an_appeal_before_a_court_is_told_by_the_coordinator_whatever_the_logs_w
     assert world.balance("ann") == balance
     with world.refuses("submission"):
         world.appeal("coordinator", name)
-    world.judge(name, HARD, HARD, HARD)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.execute(name)
     assert world.state.funds.burned_nano == SLASH
 
@@ -115,7 +115,7 @@ def test_an_appeal_that_is_decided_does_not_wait_for_the_window() -> None:
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, HARD, HARD, HARD)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.execute(name)
     assert world.state.funds.burned_nano == SLASH + BOND
 
@@ -124,20 +124,20 @@ def test_one_voice_for_the_worker_on_appeal_is_enough_to_keep_the_stake_where_no
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, HARD, HARD, ACCEPT)
+    world.judge(name, FRAUDULENT, FRAUDULENT, ACCEPT)
     for end in (world.execute, world.overturn):
         with world.refuses("submission"):
             end(name)
     world.wait(TERMS.judgement_ms)
     world.overturn(name)
     assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
-    assert (world.submission(name).outcome, world.submission(name).judged) == (SOFT, None)
+    assert (world.submission(name).outcome, world.submission(name).judged) == (INVALID, None)
 
 
 def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    wrong = world.judge(name, HARD, HARD, HARD)
+    wrong = world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)
@@ -153,7 +153,7 @@ def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
     world.credit(name)
     node = world.state.nodes[world.id("ann")]
-    assert (node.settled[HARD], node.settled[ACCEPT], node.streak) == (0, 1, 1)
+    assert (node.settled[FRAUDULENT], node.settled[ACCEPT], node.streak) == (0, 1, 1)
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
@@ -170,16 +170,16 @@ def test_an_appeal_that_too_few_can_confirm_gives_the_stake_back_but_no_credit()
         world.overturn(name)  # three against three, and nobody is left to ask
     world.wait(TERMS.judgement_ms)
     world.overturn(name)
-    assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, SOFT)
+    assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, INVALID)
 
 
 def test_an_appeal_can_end_soft_with_the_stake_back_and_no_credit() -> None:
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, SOFT, SOFT, SOFT)
+    world.judge(name, INVALID, INVALID, INVALID)
     world.overturn(name)
-    assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, SOFT)
+    assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, INVALID)
     with world.refuses("submission"):
         world.credit(name)
 
@@ -188,7 +188,7 @@ def test_an_appeal_that_nobody_judges_in_time_gives_the_stake_back_but_no_credit
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.judge(name, HARD)
+    world.judge(name, FRAUDULENT)
     world.wait(TERMS.judgement_ms - 1)
     with world.refuses("submission"):
         world.overturn(name)
@@ -197,7 +197,7 @@ def test_an_appeal_that_nobody_judges_in_time_gives_the_stake_back_but_no_credit
         world.execute(name)
     world.overturn(name)
     assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
-    assert world.submission(name).outcome is SOFT
+    assert world.submission(name).outcome is INVALID
     with world.refuses("submission"):
         world.credit(name)
     world.note_head()
@@ -209,7 +209,7 @@ def test_an_appeal_that_nobody_judges_in_time_gives_the_stake_back_but_no_credit
 def test_a_stuck_appeal_can_be_drawn_again() -> None:
     world = World.started(quorum=1)
     name = world.submit(world.lease("ann"))
-    world.judge(name, HARD)
+    world.judge(name, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     world.appeal("ann", name)
@@ -234,7 +234,7 @@ def test_a_submission_that_is_not_drawn_is_accepted() -> None:
 def test_validators_who_disagree_are_followed_by_another_round_of_others() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    first = world.judge(name, ACCEPT, HARD, ACCEPT)
+    first = world.judge(name, ACCEPT, FRAUDULENT, ACCEPT)
     rest = world.judge(name, ACCEPT, ACCEPT, ACCEPT) + world.judge(name, ACCEPT)
     assert set(first).isdisjoint(rest)
     assert world.settle(name) is ACCEPT
@@ -246,9 +246,9 @@ def test_validators_who_disagree_are_followed_by_another_round_of_others() -> No
 def test_an_audit_that_stays_stuck_ends_soft_and_blames_nobody() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, ACCEPT, SOFT)
+    drawn = world.judge(name, ACCEPT, INVALID)
     world.wait(TERMS.verdict_ms)
-    assert world.settle(name) is SOFT
+    assert world.settle(name) is INVALID
     for validator in drawn:
         with world.refuses("submission"):
             world.coordinate(e.ValidatorScored(validator=world.id(validator), submission=name))
@@ -260,16 +260,16 @@ def test_an_audit_that_stays_stuck_ends_soft_and_blames_nobody() -> None:
 def test_a_submission_for_which_no_quorum_can_be_drawn_ends_soft() -> None:
     world = World.started(validators=2)
     name = world.submit(world.lease("ann"))
-    soft = e.Settled(submission=name, outcome=SOFT)
+    invalid = e.Settled(submission=name, outcome=INVALID)
     world.wait(TERMS.verdict_ms)
     with world.refuses("outcome"):
-        world.coordinate(soft)  # no head: whether it can be drawn is not known
+        world.coordinate(invalid)  # no head: whether it can be drawn is not known
     world.note_head()
     size = world.submission(name).head
     assert size is not None
     with world.refuses("validators"):
         world.coordinate(e.AuditDrawn(submission=name, round=0, head_size=size[0], validators=()))
-    world.coordinate(soft)
+    world.coordinate(invalid)
     world.publish()
     world.pay_out(0)
 
@@ -278,14 +278,14 @@ def test_no_soft_end_while_validators_can_still_be_drawn_or_come() -> None:
     world = World.started(validators=2)
     name = world.submit(world.lease("ann"))
     world.note_head()
-    soft = e.Settled(submission=name, outcome=SOFT)
+    invalid = e.Settled(submission=name, outcome=INVALID)
     world.wait(TERMS.verdict_ms - 1)
     with world.refuses("outcome"):
-        world.coordinate(soft)
+        world.coordinate(invalid)
     world.join("late", Role.VALIDATOR)
     world.wait(1)
     with world.refuses("outcome"):
-        world.coordinate(soft)
+        world.coordinate(invalid)
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     assert world.settle(name) is ACCEPT
 
@@ -299,18 +299,20 @@ def test_where_nobody_is_left_to_ask_a_majority_accepts_when_its_round_is_over()
             world.coordinate(e.Settled(submission=name, outcome=outcome))
     world.wait(TERMS.verdict_ms)
     with world.refuses("outcome"):
-        world.coordinate(e.Settled(submission=name, outcome=SOFT))
+        world.coordinate(e.Settled(submission=name, outcome=INVALID))
     assert world.settle(name) is ACCEPT
     assert world.submission(name).judged is ACCEPT
 
 
-@pytest.mark.parametrize("votes", [(ACCEPT,), (ACCEPT, SOFT), (ACCEPT, HARD, SOFT), (ACCEPT, HARD, HARD)])
+@pytest.mark.parametrize(
+    "votes", [(ACCEPT,), (ACCEPT, INVALID), (ACCEPT, FRAUDULENT, INVALID), (ACCEPT, FRAUDULENT, FRAUDULENT)]
+)
 def test_where_nobody_is_left_to_ask_and_most_did_not_accept_it_ends_soft(votes: tuple[Outcome, ...]) -> None:
     world = World.started(validators=5)
     name = world.submit(world.lease("ann"))
     world.judge(name, *votes)
     world.wait(TERMS.verdict_ms)
-    assert world.settle(name) is SOFT
+    assert world.settle(name) is INVALID
     assert world.submission(name).judged is None
 
 
@@ -320,7 +322,7 @@ def test_while_others_can_be_asked_a_majority_accepts_nothing() -> None:
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     with world.refuses("outcome"):
         world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
-    world.judge(name, ACCEPT, HARD, ACCEPT)
+    world.judge(name, ACCEPT, FRAUDULENT, ACCEPT)
     assert world.settle(name) is ACCEPT
 
 
@@ -388,7 +390,7 @@ def test_slots_beside_those_of_an_overturned_slash_can_be_leased_again() -> None
 def test_a_hard_verdict_is_paid_when_the_slash_is_final() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, HARD, HARD, HARD)
+    drawn = world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     assert not world.run.steps[Step(0)].upheld
@@ -404,7 +406,7 @@ def test_unbonding_does_not_outrun_a_slash() -> None:
     lease = world.lease("ann")
     world.write("ann", e.Unbonded(node=world.id("ann"), amount_nano=STAKE))
     name = world.submit(lease)
-    world.judge(name, HARD, HARD, HARD)
+    world.judge(name, FRAUDULENT, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     world.propose(name)
     world.wait(7 * DAY_MS)
@@ -426,7 +428,7 @@ def test_changing_the_owner_after_the_submission_moves_neither_slash_nor_reward(
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0)
-    bad = world.settled("key", HARD, 1)
+    bad = world.settled("key", FRAUDULENT, 1)
     world.delegate("puppet", "key")
     world.propose(bad)
     world.credit(good)
@@ -568,13 +570,13 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     )
     other = world.lease("bob", 1)
     world.coordinate(e.RunUpdated(terms=harsher))
-    drawn = world.judge(name, HARD)
+    drawn = world.judge(name, FRAUDULENT)
     assert len(drawn) == TERMS.quorum
-    for outcome in (HARD, SOFT):
+    for outcome in (FRAUDULENT, INVALID):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
     for validator in drawn[1:]:
-        world.write(validator, world.opinion(validator, name, HARD))
+        world.write(validator, world.opinion(validator, name, FRAUDULENT))
     world.settle(name)
     world.propose(name)
     assert world.stake_of("ann") == STAKE - SLASH
@@ -637,8 +639,8 @@ def test_a_validator_scored_only_when_the_slash_is_final() -> None:
     for number in range(3):
         world.join(f"more-{number}", Role.VALIDATOR)
     name = world.submit(world.lease("ann"))
-    drawn = world.judge(name, HARD, HARD, ACCEPT)
-    world.judge(name, HARD, HARD)
+    drawn = world.judge(name, FRAUDULENT, FRAUDULENT, ACCEPT)
+    world.judge(name, FRAUDULENT, FRAUDULENT)
     world.settle(name)
     accused = e.ValidatorScored(validator=world.id(drawn[2]), submission=name)
     with world.refuses("submission"):

@@ -11,7 +11,7 @@ from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.wire.ids import Step
 from support.ledger_network import BOND, BUDGET, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World, digest
 
-ACCEPT, SOFT, HARD = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
+ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 FUNDED = 1000 * TOKEN
 
 
@@ -29,7 +29,7 @@ def test_credit_needs_an_accepted_outcome(world: World) -> None:
         world.credit(name)  # decided, not settled
     world.settle(name)
     world.credit(name)
-    for outcome, slot in ((SOFT, 1), (HARD, 2)):
+    for outcome, slot in ((INVALID, 1), (FRAUDULENT, 2)):
         rejected = world.settled("bob", outcome, slot)
         with world.refuses("submission"):
             world.credit(rejected)
@@ -72,7 +72,7 @@ def test_a_step_is_paid_when_nothing_of_it_is_open(world: World) -> None:
 
 
 def test_a_cheater_is_not_spared_by_a_payout(world: World) -> None:
-    name = world.settled("ann", HARD)
+    name = world.settled("ann", FRAUDULENT)
     world.publish()
     with world.refuses("step"):
         world.pay_out(0)
@@ -124,7 +124,7 @@ def closed(**terms: Any) -> World:
     world.credit(world.settled("bob", ACCEPT, 1))
     name = world.convicted("ann")
     world.appeal("ann", name)
-    world.agree(name, HARD)
+    world.agree(name, FRAUDULENT)
     world.execute(name)
     world.publish()
     world.pay_out(0)
@@ -181,7 +181,7 @@ def test_what_a_node_was_credited_and_earned_is_counted_for_it_for_ever() -> Non
     worth = [world.settled("ann", ACCEPT), world.settled("ann", ACCEPT, 1), world.settled("bob", ACCEPT, 2)]
     for name in worth:
         world.credit(name)
-    world.settled("bob", SOFT, 3)
+    world.settled("bob", INVALID, 3)
     world.publish()
     world.publish()
     world.pay_out(0)

@@ -13,7 +13,7 @@ from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.wire.ids import Digest, NetworkId, RunId, Slot, Step
 from support.ledger_network import DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, TERMS, World, digest
 
-ACCEPT, SOFT = Outcome.ACCEPT, Outcome.INVALID
+ACCEPT, INVALID = Outcome.ACCEPT, Outcome.INVALID
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_beacons_follow_from_the_head_after_the_checkpoint(world: World) -> None
 
 
 def test_a_checkpoint_names_accepted_submissions_once(world: World) -> None:
-    good, bad = world.settled("ann", ACCEPT, 0), world.settled("bob", SOFT, 1)
+    good, bad = world.settled("ann", ACCEPT, 0), world.settled("bob", INVALID, 1)
     with world.refuses("trained_on"):
         world.write("trainer", checkpoint(1, good, good))
     with world.refuses("trained_on[1]"):
@@ -208,7 +208,7 @@ def test_slots_are_leased_to_one_node_until_they_are_free(world: World) -> None:
     name = world.submit(lease)
     with world.refuses("first_slot"):
         world.lease("bob", 2)  # submitted, not judged
-    world.agree(name, SOFT)
+    world.agree(name, INVALID)
     world.settle(name)
     world.lease("bob", 2, 3)
 

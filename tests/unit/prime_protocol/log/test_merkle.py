@@ -120,14 +120,6 @@ def test_appending_leaves_the_frontier_it_started_from_as_it_was() -> None:
     assert before.root() == root
 
 
-def test_the_nodes_completed_by_appending_are_all_the_nodes_of_the_tree() -> None:
-    frontier, kept = Frontier(), {}
-    for leaf in LEAVES:
-        kept.update(dict(frontier.completed(leaf)))
-        frontier = frontier.append(leaf)
-    assert kept == {(level, index): TREE.get_node(level, index) for level in range(9) for index in range(300 >> level)}
-
-
 @pytest.mark.parametrize(("number", "ones"), [(0, 0), (1, 1), (2, 0), (3, 2), (11, 2), (255, 8)])
 def test_trailing_ones_are_counted(number: int, ones: int) -> None:
     assert count_trailing_ones(number) == ones

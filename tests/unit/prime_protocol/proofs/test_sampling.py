@@ -13,13 +13,11 @@ from prime_protocol.proofs.sampling import (
     compute_margins,
     compute_row_keys,
     compute_token_bits,
-    gumbel_noise,
     mix_words,
-    replay_margin,
     sample_tokens,
-    uniform_bits,
 )
 from support.frequencies import SIGMAS_MAX, assert_even, chi_square_sigmas
+from support.sampling import gumbel_noise, replay_margin, uniform_bits
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "sampling.json").read_text())
 SEED = 0x0123456789ABCDEF

@@ -9,7 +9,8 @@ import torch
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs import sampling
-from prime_protocol.proofs.sampling import gumbel_noise_torch, mix_words_torch, to_signed_seed, uniform_bits_torch
+from prime_protocol.proofs.sampling import gumbel_noise_torch, mix_words_torch, uniform_bits_torch
+from support.sampling import gumbel_noise, replay_margin, to_signed_seed
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "sampling.json").read_text())
 SEED = 0xFEDCBA9876543210
@@ -50,7 +51,7 @@ def test_bits_of_random_inputs_equal_numpys() -> None:
 def test_noise_differs_from_numpys_in_the_last_places_only() -> None:
     seeds, positions = rows(10)
     ours = gumbel_noise_torch(tensor(seeds), tensor(positions), 50_000).numpy()
-    assert np.abs(ours - sampling.gumbel_noise(seeds, positions, 50_000)).max() < 1e-13
+    assert np.abs(ours - gumbel_noise(seeds, positions, 50_000)).max() < 1e-13
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
@@ -73,18 +74,18 @@ def test_choices_and_margins_equal_numpys(temperature: float, dtype: torch.dtype
 def test_one_completion_replays_like_its_rows() -> None:
     logits = torch.from_numpy(DICE.normal(size=(30, 50)))
     tokens = torch.arange(30)
-    margins = sampling.replay_margin(logits, tokens, SEED, 11, 1.0)
-    wanted = sampling.replay_margin(logits.numpy(), tokens.numpy(), SEED, 11, 1.0)
+    margins = replay_margin(logits, tokens, SEED, 11, 1.0)
+    wanted = replay_margin(logits.numpy(), tokens.numpy(), SEED, 11, 1.0)
     assert margins.numpy() == pytest.approx(wanted, abs=1e-12)
-    assert sampling.replay_margin(logits[:0], tokens[:0], SEED, 0, 1.0).shape == (0,)
+    assert replay_margin(logits[:0], tokens[:0], SEED, 0, 1.0).shape == (0,)
 
 
 def test_tensors_are_refused_for_the_same_reasons() -> None:
     logits = torch.zeros(2, 4)
     with pytest.raises(RemoteError, match="output_tokens"):
-        sampling.replay_margin(logits, torch.tensor([0, 4]), SEED, 0, 1.0)
+        replay_margin(logits, torch.tensor([0, 4]), SEED, 0, 1.0)
     with pytest.raises(LocalError, match="temperature"):
         sampling.sample_tokens(logits, -1.0, torch.zeros(2, dtype=torch.int64), torch.arange(2))
     logits[1, 1] = float("nan")
     with pytest.raises(LocalError, match="finite"):
-        sampling.replay_margin(logits, torch.tensor([0, 0]), SEED, 0, 0.0)
+        replay_margin(logits, torch.tensor([0, 0]), SEED, 0, 0.0)

@@ -13,9 +13,8 @@ from prime_protocol.rollouts.rollout import (
     RolloutFile,
     RolloutHeader,
     compute_proofs_bytes,
-    verify_derived_values,
-    verify_header,
 )
+from prime_protocol.rollouts.verify import verify_derived_values, verify_header
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from support.rollout_examples import HEADER, LIMITS, rollouts
 

@@ -7,9 +7,10 @@ import pytest
 
 from prime_protocol import constants
 from prime_protocol.errors import RemoteError
-from prime_protocol.tasks import dataset, examples
+from prime_protocol.tasks import dataset
 from prime_protocol.tasks.dataset import parse_code_problems, parse_math_problems, verify_dataset_digest
 from prime_protocol.wire.ids import Digest
+from support import problem_files as examples
 
 MATH = {"prompt": "p", "answers": ["1"]}
 STDIN = {"prompt": "p", "kind": "stdin", "tests": [{"input": "", "output": "1"}]}

@@ -6,7 +6,6 @@ from hashlib import sha256
 import pytest
 
 from prime_protocol import constants
-from prime_protocol.tasks import examples
 from prime_protocol.tasks.family import (
     MACHINE_DEPENDENT,
     Grade,
@@ -18,6 +17,7 @@ from prime_protocol.tasks.family import (
     TaskSetSpec,
 )
 from prime_protocol.tasks.registry import open_family
+from support import problem_files as examples
 
 DIGEST = "0x" + sha256(examples.MATH).hexdigest()
 

@@ -6,10 +6,10 @@ from hashlib import sha256
 import pytest
 
 from prime_protocol.constants import PROGRAM_CHARS_MAX
-from prime_protocol.tasks import examples
 from prime_protocol.tasks.family import Grade, GradeReason, JobEnd, SandboxJob, SandboxOutcome, TaskFamily, TaskSetSpec
 from prime_protocol.tasks.python_code import is_same_result, is_same_text
 from prime_protocol.tasks.registry import open_family
+from support import problem_files as examples
 
 RIGHT, WRONG, CRASHED = Grade(1.0, GradeReason.RIGHT), Grade(0.0, GradeReason.WRONG), Grade(0.0, GradeReason.CRASHED)
 

@@ -36,11 +36,11 @@ def test_what_the_trainer_sealed_opens_at_any_time() -> None:
 @pytest.mark.parametrize(
     ("frame", "field"),
     [
-        (make_frame(make_key("stranger"), MANIFEST), "Letter.sender"),
-        (make_frame(TRAINER, MANIFEST, kind="heartbeat"), "Letter.kind"),
-        (make_frame(TRAINER, MANIFEST, run=None), "Letter.run"),
+        (make_frame(make_key("stranger"), MANIFEST), "Payload.sender"),
+        (make_frame(TRAINER, MANIFEST, kind="heartbeat"), "Payload.kind"),
+        (make_frame(TRAINER, MANIFEST, run=None), "Payload.run"),
         (make_frame(TRAINER, replace(MANIFEST, run=RunId("other"))), "Manifest.run"),
-        (make_frame(TRAINER, MANIFEST)[:-1], "Letter"),
+        (make_frame(TRAINER, MANIFEST)[:-1], "Payload"),
     ],
 )
 def test_anything_else_is_refused(frame: bytes, field: str) -> None:

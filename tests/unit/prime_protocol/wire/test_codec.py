@@ -211,7 +211,7 @@ def test_an_optional_message_is_checked_like_any_other() -> None:
         ("\x7f", "delete"),
         ("\x85", "next line"),
         ("\xa0", "no-break space"),
-        ("\xad", "soft hyphen"),
+        ("\xad", "invalid hyphen"),
         ("\u061c", "Arabic letter mark"),
         ("\u200b", "zero-width space"),
         ("\u200f", "right-to-left mark"),

@@ -96,25 +96,25 @@ def test_every_refused_vector_is_refused_at_its_field(vector: dict[str, Any]) ->
 
 
 def test_an_envelope_of_another_network_is_refused() -> None:
-    with pytest.raises(RemoteError, match=r"^Letter\.network: is main, this is test$"):
+    with pytest.raises(RemoteError, match=r"^Payload\.network: is main, this is test$"):
         open_envelope(sealed(), network=NetworkId("test"))
 
 
 def test_an_old_version_is_told_to_upgrade_and_old_logs_still_open() -> None:
-    assert refusal(sealed(), version_min=2) == ("Letter.version", "is 1, this run needs 2: please upgrade")
+    assert refusal(sealed(), version_min=2) == ("Payload.version", "is 1, this run needs 2: please upgrade")
     assert open_envelope(sealed(), network=MAIN, version_min=0).payload.version == 1
 
 
 def test_nobody_can_write_as_somebody_else() -> None:
     forged = encode(letter(BOB))
     frame = ANN.sign(envelope._signed_digest(forged)) + forged
-    assert refusal(frame) == ("Letter.sender", f"is {BOB.node}, but {ANN.node} signed")
+    assert refusal(frame) == ("Payload.sender", f"is {BOB.node}, but {ANN.node} signed")
 
 
 def test_every_truncation_is_refused() -> None:
     frame = sealed()
     for end in range(len(frame)):
-        assert refusal(frame[:end])[0].startswith("envelope" if end <= SIGNATURE_BYTES else "Letter")
+        assert refusal(frame[:end])[0].startswith("envelope" if end <= SIGNATURE_BYTES else "Payload")
 
 
 def test_a_frame_past_the_limit_is_refused_before_it_is_read() -> None:
@@ -138,9 +138,9 @@ def test_time_is_right_from_the_allowed_skew_before_issue_until_just_before_expi
     post = letter(life_ms=1000)
     for now_ms in (NOW_MS - CLOCK_SKEW_MS_MAX, NOW_MS, NOW_MS + 999):
         check_time(post, now_ms)
-    with pytest.raises(RemoteError, match=r"^Letter\.expires_at_ms: is 0 ms in the past"):
+    with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms: is 0 ms in the past"):
         check_time(post, NOW_MS + 1000)
-    with pytest.raises(RemoteError, match=rf"^Letter\.issued_at_ms: is {CLOCK_SKEW_MS_MAX + 1} ms in the future"):
+    with pytest.raises(RemoteError, match=rf"^Payload\.issued_at_ms: is {CLOCK_SKEW_MS_MAX + 1} ms in the future"):
         check_time(post, NOW_MS - CLOCK_SKEW_MS_MAX - 1)
 
 
@@ -150,7 +150,7 @@ def test_the_same_sequence_passes_once_for_each_sender() -> None:
     guard.admit(letter(BOB), NOW_MS)
     guard.admit(letter(ANN, sequence=2), NOW_MS)
     for again in (letter(ANN), letter(ANN, life_ms=30_000)):
-        with pytest.raises(RemoteError, match=rf"^Letter\.sequence: 1 was used before by {ANN.node}$"):
+        with pytest.raises(RemoteError, match=rf"^Payload\.sequence: 1 was used before by {ANN.node}$"):
             guard.admit(again, NOW_MS + 1)
     assert len(guard) == 3
 
@@ -164,14 +164,14 @@ def test_sequences_may_come_in_any_order() -> None:
 
 def test_the_guard_checks_the_time_too() -> None:
     guard = ReplayGuard(since_ms=0)
-    with pytest.raises(RemoteError, match=r"^Letter\.expires_at_ms"):
+    with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms"):
         guard.admit(letter(), NOW_MS + 60_000)
     assert len(guard) == 0
 
 
 def test_what_was_issued_before_the_start_is_refused() -> None:
     guard = ReplayGuard(since_ms=NOW_MS)
-    with pytest.raises(RemoteError, match=r"^Letter\.issued_at_ms: is before this server started"):
+    with pytest.raises(RemoteError, match=r"^Payload\.issued_at_ms: is before this server started"):
         guard.admit(letter(issued_at_ms=NOW_MS - 1), NOW_MS)
     guard.admit(letter(), NOW_MS)
 
@@ -181,7 +181,7 @@ def test_one_sender_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
     guard = ReplayGuard(since_ms=0)
     for sequence in range(3):
         guard.admit(letter(sequence=sequence, life_ms=1000), NOW_MS)
-    with pytest.raises(RemoteError, match=r"^Letter\.sender: has 3 envelopes that still live; slow down$"):
+    with pytest.raises(RemoteError, match=r"^Payload\.sender: has 3 envelopes that still live; slow down$"):
         guard.admit(letter(sequence=3), NOW_MS)
     guard.admit(letter(BOB), NOW_MS)
     later_ms = NOW_MS + 2 * BUCKET_MS
@@ -193,7 +193,7 @@ def test_all_senders_together_cannot_fill_the_memory(monkeypatch: pytest.MonkeyP
     guard = ReplayGuard(since_ms=0)
     for number in range(5):
         guard.admit(replace(letter(), sender=NodeId(bytes([number]) * 20)), NOW_MS)
-    with pytest.raises(RemoteError, match=r"^Letter\.sender: comes while too many envelopes still live"):
+    with pytest.raises(RemoteError, match=r"^Payload\.sender: comes while too many envelopes still live"):
         guard.admit(letter(), NOW_MS)
     assert len(guard) == 5
 
@@ -205,7 +205,7 @@ def test_the_guard_forgets_what_has_expired_and_keeps_the_rest() -> None:
     later_ms = NOW_MS + 2 * BUCKET_MS
     guard.admit(letter(BOB, issued_at_ms=later_ms), later_ms)
     assert len(guard) == 2
-    with pytest.raises(RemoteError, match=r"^Letter\.sequence"):
+    with pytest.raises(RemoteError, match=r"^Payload\.sequence"):
         guard.admit(letter(sequence=2, life_ms=ENVELOPE_LIFE_MS_MAX), later_ms)
 
 
@@ -216,7 +216,7 @@ def test_a_clock_that_is_set_back_lets_nothing_through_again() -> None:
     glitch_ms = NOW_MS + 365 * 24 * 3_600_000
     guard.admit(letter(BOB, issued_at_ms=glitch_ms), glitch_ms)
     assert len(guard) == 1
-    with pytest.raises(RemoteError, match=r"^Letter\.issued_at_ms: is before this server's clock was set back"):
+    with pytest.raises(RemoteError, match=r"^Payload\.issued_at_ms: is before this server's clock was set back"):
         guard.admit(post, NOW_MS + 1)
 
 
@@ -227,7 +227,7 @@ def test_after_the_clock_was_set_back_fresh_letters_pass_at_once() -> None:
     guard.admit(letter(BOB, issued_at_ms=glitch_ms), glitch_ms)
     fresh = letter(issued_at_ms=NOW_MS + 1, sequence=2)
     guard.admit(fresh, NOW_MS + 1)
-    with pytest.raises(RemoteError, match=r"^Letter\.sequence"):
+    with pytest.raises(RemoteError, match=r"^Payload\.sequence"):
         guard.admit(fresh, NOW_MS + 2)
 
 

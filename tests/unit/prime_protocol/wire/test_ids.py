@@ -4,7 +4,7 @@ import pytest
 
 from prime_protocol.constants import NAME_CHARS_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Ticker
 
 DIGEST = Digest(bytes(range(32)))
 
@@ -59,3 +59,10 @@ def test_a_name_is_lower_case_letters_digits_and_inner_dashes(text: str) -> None
 def test_any_other_name_is_refused(text: str) -> None:
     with pytest.raises(RemoteError, match=r"^RunId: must be 1 to 40 characters"):
         RunId(text)
+
+
+def test_a_ticker_is_upper_case_letters_and_digits() -> None:
+    assert [Ticker(text) for text in ("P", "PRIME", "X2", "A" * 12)] == ["P", "PRIME", "X2", "A" * 12]
+    for text in ("", "prime", "A B", "A-B", "A" * 13, "PRIME\n"):
+        with pytest.raises(RemoteError, match=r"^Ticker: must be 1 to 12 characters of A-Z and 0-9$"):
+            Ticker(text)

@@ -43,11 +43,11 @@ def test_a_reply_gives_back_its_body() -> None:
 @pytest.mark.parametrize(
     ("frame", "field"),
     [
-        (sealed(key=WalletKey.from_secret(b"\x03" * 32)), "Letter.sender"),
-        (sealed(kind="ping.refusal"), "Letter.kind"),
-        (sealed(kind="ping"), "Letter.kind"),
-        (sealed(request=Digest(bytes(32))), "ReplyTo.request"),
-        (sealed()[:-1] + b"?", "Letter"),
+        (sealed(key=WalletKey.from_secret(b"\x03" * 32)), "Payload.sender"),
+        (sealed(kind="ping.refusal"), "Payload.kind"),
+        (sealed(kind="ping"), "Payload.kind"),
+        (sealed(request=Digest(bytes(32))), "ReplyBody.request"),
+        (sealed()[:-1] + b"?", "Payload"),
         (b"", "envelope"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_body_that_is_no_reply_is_refused() -> None:
     frame = seal_envelope(
         SERVER, kind="ping.reply", body=b"x", network=NETWORK, run=None, sequence=1, issued_at_ms=0, life_ms=1
     )
-    with pytest.raises(RemoteError, match="ReplyTo"):
+    with pytest.raises(RemoteError, match="ReplyBody"):
         opened(frame)
 
 

@@ -75,7 +75,7 @@ def test_good_file_gives_its_rows_group_by_group() -> None:
     [
         ("lease", "header.lease"),
         ("slots", "rows"),
-        ("root", "rollout_root"),
+        ("root", "receipt.rollout_root"),
         ("beacon", "rows"),
         ("no beacon", "beacon"),
         ("bytes", "footer"),

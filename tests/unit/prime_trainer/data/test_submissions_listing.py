@@ -62,7 +62,7 @@ def test_run_tells_its_trainer_its_lag_and_what_is_left_to_do() -> None:
     "changes",
     [
         {"credited": False},  # a twin of it was credited, with the same answers
-        {"progress": "soft"},
+        {"progress": "invalid"},
         {"progress": "waiting"},
         {"trained_into": 3},
         {"credited": 1},

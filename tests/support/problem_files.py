@@ -1,4 +1,4 @@
-"""Two tiny problem files, for tests, demos and as a pattern for real ones."""
+"""Two tiny problem files, as tests use them."""
 
 import json
 
