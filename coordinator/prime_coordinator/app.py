@@ -107,7 +107,7 @@ class CoordinatorServer:
         objects: ObjectStore,
         settlement: Settlement,
         http: HttpServer,
-        gossiping: CoordinatorGossip,
+        gossip: CoordinatorGossip,
         clock: Clock,
     ) -> None:
         self.config = config
@@ -117,13 +117,13 @@ class CoordinatorServer:
         self.http = http
         self._clock = clock
         self.settlement = settlement
-        self._gossip = gossiping
+        self._gossip = gossip
         intake = config.intake
         self._checkers = CheckerPool(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
         self._submissions = SubmissionVerifier(self._checkers, objects, store, clock=clock, config=intake)
         self._uploads = UploadReceiver(core, objects, store, clock=clock, config=intake)
         is_explored = config.explorer.enabled
-        self._explorer = make_explorer(self, gossiping.relay, objects, clock) if is_explored else None
+        self._explorer = make_explorer(self, gossip.relay, objects, clock) if is_explored else None
         self._add_routes(objects)
 
     @classmethod
@@ -158,7 +158,7 @@ class CoordinatorServer:
             key, network, clock=clock, limits=config.limits, metrics=RequestMetrics(metrics, REQUEST_KINDS)
         )
         objects = open_object_store(objects_url(config), config.s3)
-        gossiping = CoordinatorGossip(config, core, key, http, clock)
+        gossip = CoordinatorGossip(config, core, key, http, clock)
         made = cls(
             config,
             core,
@@ -167,11 +167,11 @@ class CoordinatorServer:
             objects=objects,
             settlement=settlement,
             http=http,
-            gossiping=gossiping,
+            gossip=gossip,
             clock=clock,
         )
         CoordinatorMetrics(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
-        GossipMetrics(metrics, gossiping.relay, gossiping.gossip_http)
+        GossipMetrics(metrics, gossip.relay, gossip.gossip_http)
         return made
 
     # --- AppContext -------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class CoordinatorServer:
             self.writer.write_batches(),
             self.writer.sign_heads(),
             self._repeat(self.config.intervals.tick_ms, self.tick),
-            self._repeat(SWEEP_MS, self._sweep),
+            self._repeat(SWEEP_MS, self._uploads.sweep),
             self._gossip.run(port),
             self.settlement.run(self),
         ]
@@ -334,9 +334,6 @@ class CoordinatorServer:
             self.core.append_chain_appeal(appeal, run, self._clock.now_ms())
         self.core.tick(self._clock.now_ms())
         await self.commit()
-
-    async def _sweep(self) -> None:
-        await self._uploads.sweep()
 
 
 def local_url(config: CoordinatorConfig, port: int) -> str:

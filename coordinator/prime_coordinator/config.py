@@ -47,7 +47,7 @@ class LogWriterConfig:
 
 @settings_class
 class IntakeConfig:
-    """The section [intake]: uploads, and the cheap checks of rollout files."""
+    """The section [intake]: uploads, and the model-free checks of rollout files."""
 
     upload_bytes_max: Annotated[int, Between(1024, ROLLOUT_FILE_BYTES_MAX)] = ROLLOUT_FILE_BYTES_MAX
     """Largest file accepted."""

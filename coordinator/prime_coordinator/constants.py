@@ -42,7 +42,7 @@ PROBATION_STEP_PARTS = 4
 """Largest lease on probation: a step divided by this. A suspiciously fast node must not win a whole step."""
 
 FILE_BYTES_PER_TOKEN = 17
-"""Of a rollout file, at most: token, log-prob, its share of a proof. 16.1 are measured; the file must fit intake."""
+"""Upper bound for a rollout file: token, log-prob, share of a proof. 16.1 are measured; the file must fit intake."""
 
 BAD_FILES_PER_LEASE_MAX = 3
 """Refused files after which a lease gets no further try. Each costs a read of up to 256 MiB."""
@@ -144,13 +144,13 @@ QUARANTINE_FILES_MAX = 200
 """Refused files kept for the operator; of later ones only the reason is stored."""
 
 RELAY_SERVING_KEPT = 20_000
-"""Serving records kept of one run, about 400 bytes each; the oldest goes first."""
+"""Serving records kept of one run, about 400 bytes each; the oldest are dropped first."""
 
 RELAY_ANNOUNCED_MAX = 256
 """Announcements kept of one run: keyframes and deltas of all versions that a trainer keeps."""
 
 RELAY_HEADS_KEPT = 64
-"""Seen heads kept of one run, of the nodes that spoke last. A fork needs two."""
+"""Seen heads kept of one run, of the latest senders. A proof of a fork needs two."""
 
 RELAY_URGENT_MANIFESTS_MAX = 2
 """Newest announcements whose first server is sent to all nodes at once: a keyframe and a delta of one step."""

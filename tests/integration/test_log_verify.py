@@ -61,7 +61,7 @@ def test_sound_log_verifies_and_its_books_come_out_as_json(tmp_path: Path) -> No
     assert books["nodes"][str(world.id("ann"))]["settled"] == {"accept": 1, "invalid": 0, "fraudulent": 0}
     shown = verify(tmp_path).stdout
     assert "every signature, author, rule and tile is valid" in shown
-    assert "the key that the log itself names" in shown
+    assert "the key the log itself names" in shown
 
 
 def flip(name: str) -> Callable[[Path, World], None]:

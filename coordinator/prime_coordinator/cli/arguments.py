@@ -1,4 +1,4 @@
-"""The command line of prime-coordinator: commands, their arguments, and which module carries each out.
+"""The command line of prime-coordinator: commands, their arguments, and the function that runs each.
 
 Nothing heavy is imported here. The flags of settings and terms are added only where they are needed, since making them
 means importing what they configure.
@@ -74,7 +74,7 @@ def build_parser(
 
 
 def _command(commands: Group, name: str, task: str, text: str, *, calls: bool = False) -> argparse.ArgumentParser:
-    """`task` is module:function under prime_coordinator.commands; `calls` if it talks to a running coordinator."""
+    """`task` is module:function in prime_coordinator.cli; `calls` if it talks to a running coordinator."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(task=task)
     _add_folder(parser)
@@ -150,8 +150,8 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
 
             add_flags(parser, TermsConfig, COMMON_TERMS, show_all=terms is SettingsHelp.ALL)
     for name, text in (
-        ("pause", "give out no more leases"),
-        ("resume", "give out leases again"),
+        ("pause", "grant no more leases"),
+        ("resume", "grant leases again"),
         ("close", "end a run for good"),
     ):
         action = _command(actions, name, "admin:set_run_status", text, calls=True)
@@ -160,7 +160,7 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
         if name == "close":
             action.add_argument("--yes", action="store_true", help="confirm: a closed run cannot be reopened")
     fund = _command(
-        actions, "fund", "admin:fund_run", "put tokens of the coordinator's account into the pool", calls=True
+        actions, "fund", "admin:fund_run", "move value from the coordinator's account into the pool", calls=True
     )
     fund.add_argument("run", metavar="NAME")
     fund.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
@@ -253,7 +253,7 @@ def _add_chain(commands: Group) -> None:
     text = "the network's contracts and runs on the chain"
     status = _command(actions, "status", "chain:status", text, calls=True)
     status.add_argument("--run", action="append", metavar="NAME", help="only this run. Default: all.")
-    fund = _command(actions, "fund", "chain:fund", "put tokens of a wallet into a run's pool", calls=True)
+    fund = _command(actions, "fund", "chain:fund", "move a wallet's tokens on the chain into a run's pool", calls=True)
     fund.add_argument("run", metavar="NAME")
     fund.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
     fund.add_argument("--key", type=Path, required=True, help="keystore file of the wallet; not the coordinator's")

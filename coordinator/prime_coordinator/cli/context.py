@@ -61,7 +61,7 @@ class OperatorContext:
             raise LocalError("there is no home folder; give --folder") from None
 
     def load_config(self) -> CoordinatorConfig:
-        """The settings of the coordinator that is in the folder."""
+        """The settings of the coordinator in the folder."""
         if not CoordinatorHome(self.folder).config.exists():
             raise LocalError(
                 f"there is no coordinator in {self.folder};"
@@ -70,7 +70,7 @@ class OperatorContext:
         return resolve_coordinator_config(self.folder, {}, self.settings_variables()).config
 
     def settings_variables(self) -> dict[str, str]:
-        """The environment as the settings read it; the folder was found already."""
+        """The environment for the settings, without the folder, which is already known."""
         return {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
 
     def with_password(self, config: CoordinatorConfig, *, confirm: bool = False) -> CoordinatorConfig:

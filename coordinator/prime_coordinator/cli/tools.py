@@ -1,4 +1,4 @@
-"""Commands that hand over to something else: the explorer of others' logs, the simulator, shell completion."""
+"""Commands that start something else: the explorer of any log, the programs of the lab, shell completion."""
 
 import asyncio
 import os

@@ -46,7 +46,7 @@ subjects = Table(
     Column("subject", Text, primary_key=True),
     Column("idx", BigInteger, primary_key=True),
 )
-"""What entries speak of; see catalogue.py."""
+"""The addresses and digests that entries refer to; see prime_protocol.ledger.entry_index."""
 
 heads = Table(
     "heads",

@@ -187,7 +187,7 @@ def summarise_run(run: RunState) -> dict[str, Any]:
 
 
 def describe_log(verified: VerifiedLog) -> list[str]:
-    """What `log verify` prints for people."""
+    """What `log verify` prints as text."""
     report = summarise_log(verified)
     value = {name: f"{amount / NANO:,.9g}" for name, amount in report["value_nano"].items()}
     source = (
