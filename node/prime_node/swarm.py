@@ -57,11 +57,11 @@ class Swarm:
             run=self._run,
             clock=clock,
             guard=self.guard,
-            hear=self.handle_gossip,
+            deliver=self.handle_gossip,
         )
-        ways = (self.relay_client.send, self.libp2p.send)
+        transports = (self.relay_client.send, self.libp2p.send)
         self._publisher = GossipPublisher(
-            key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), ways=ways
+            key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), transports=transports
         )
         self._open_weights(key, rng)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)

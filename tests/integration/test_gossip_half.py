@@ -1,4 +1,4 @@
-"""A program's libp2p half: what is said goes both ways, and where it is off or fails the rest goes on, told why."""
+"""Libp2pTransport in a program: messages travel both ways, and if it is off or fails the program says why."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ class Program:
         self.half = Libp2pTransport(key, NETWORK, config, clock=clock, guard=guard)
         self.half.add_bootstrap(bootstrap)
         self.voice = GossipPublisher(
-            key, NETWORK, guard, clock=clock, sequence=SequenceCounter(), ways=(self.half.send,)
+            key, NETWORK, guard, clock=clock, sequence=SequenceCounter(), transports=(self.half.send,)
         )
         self.heard: list[ReceivedGossip] = []
         self.task = asyncio.create_task(self.half.run(self.heard.append, lambda: [RUN]))

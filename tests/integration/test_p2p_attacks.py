@@ -13,11 +13,11 @@ import trio
 
 from prime_protocol.gossip.messages import GossipKind
 from prime_protocol.wire.signing import WalletKey
-from prime_runtime.gossip.libp2p.node import P2PNode
 from prime_runtime.gossip.libp2p.patches import BUFFERED_BYTES_MAX, STREAMS_MAX
 from support.gossip_network import NETWORK, RUN, announced, sealed, topic_of, wallet
 from support.processes.libp2p import (
     TRAINER,
+    SpeakingNode,
     Stranger,
     address_of,
     assert_unharmed,
@@ -32,6 +32,7 @@ from support.processes.libp2p import (
     witnessed,
 )
 
+NodePair = tuple[SpeakingNode, SpeakingNode]
 MESHSUB = "/meshsub/1.1.0"
 YAMUX = "!BBHII"
 DATA, WINDOW, SYN = 0, 1, 1
@@ -40,7 +41,7 @@ Figures = Callable[[str], None]
 
 
 @pytest_asyncio.fixture
-async def pair() -> AsyncIterator[tuple[P2PNode, P2PNode]]:
+async def pair() -> AsyncIterator[tuple[SpeakingNode, SpeakingNode]]:
     async with witnessed() as nodes:
         yield nodes
 
@@ -68,9 +69,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_garbage_on_a_stream_ends_the_stream_alone(
-    name: str, pair: tuple[P2PNode, P2PNode], figures: Figures
-) -> None:
+async def test_garbage_on_a_stream_ends_the_stream_alone(name: str, pair: NodePair, figures: Figures) -> None:
     victim, witness = pair
     protocol, data = GARBAGE[name]
     async with Stranger(wallet(66)) as stranger:
@@ -78,7 +77,7 @@ async def test_garbage_on_a_stream_ends_the_stream_alone(
     figures(f"p2p, {name}: {len(data):,} bytes, stream ended; {await assert_unharmed(victim, witness)}")
 
 
-async def test_a_handler_that_raises_ends_the_stream_alone(pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_a_handler_that_raises_ends_the_stream_alone(pair: NodePair) -> None:
     victim, witness = pair
 
     async def install() -> None:
@@ -94,7 +93,7 @@ async def test_a_handler_that_raises_ends_the_stream_alone(pair: tuple[P2PNode, 
     await assert_unharmed(victim, witness)
 
 
-async def test_a_gossip_message_whose_key_cannot_be_read_is_dropped(pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_a_gossip_message_whose_key_cannot_be_read_is_dropped(pair: NodePair) -> None:
     victim, witness = pair
     from libp2p.pubsub.pb import rpc_pb2
 
@@ -109,14 +108,13 @@ async def test_a_gossip_message_whose_key_cannot_be_read_is_dropped(pair: tuple[
     await assert_unharmed(victim, witness)
 
 
-def points_of(node: P2PNode, key: WalletKey) -> float:
+def points_of(node: SpeakingNode, key: WalletKey) -> float:
     """What the node holds against a peer, below 0, or for it."""
-    assert node._lasting is not None
-    peer = node._lasting.table.book.peers.get(key.peer_id())
+    peer = node.state.table.book.peers.get(key.peer_id())
     return peer.score.points if peer else 0.0
 
 
-async def test_garbage_in_gossip_three_times_is_a_ban(pair: tuple[P2PNode, P2PNode], figures: Figures) -> None:
+async def test_garbage_in_gossip_three_times_is_a_ban(pair: NodePair, figures: Figures) -> None:
     victim, witness = pair
     began_s = time.monotonic()
     async with Stranger(wallet(66)) as stranger:
@@ -168,7 +166,7 @@ async def test_a_place_is_given_back_when_a_connection_ends() -> None:
         await eventually(lambda: victim.status().connected == 0, "all of them gone")
 
 
-async def test_a_peer_that_ignores_flow_control_is_cut_off(pair: tuple[P2PNode, P2PNode], figures: Figures) -> None:
+async def test_a_peer_that_ignores_flow_control_is_cut_off(pair: NodePair, figures: Figures) -> None:
     victim, witness = pair
 
     async def install() -> None:
@@ -210,7 +208,7 @@ FRAMES: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-async def test_bad_yamux_frames_harm_their_own_connection_at_most(name: str, pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_bad_yamux_frames_harm_their_own_connection_at_most(name: str, pair: NodePair) -> None:
     victim, witness = pair
 
     async def send(stranger: Stranger, address: str) -> None:
@@ -223,9 +221,7 @@ async def test_bad_yamux_frames_harm_their_own_connection_at_most(name: str, pai
     await assert_unharmed(victim, witness)
 
 
-async def test_five_thousand_streams_at_once_are_mostly_turned_away(
-    pair: tuple[P2PNode, P2PNode], figures: Figures
-) -> None:
+async def test_five_thousand_streams_at_once_are_mostly_turned_away(pair: NodePair, figures: Figures) -> None:
     victim, witness = pair
     began_s = time.monotonic()
 
@@ -247,7 +243,7 @@ async def test_five_thousand_streams_at_once_are_mostly_turned_away(
     figures(f"p2p, {STREAMS:,} streams at once: {STREAMS_MAX} taken, a ban in {took_s:.2f} s; {unharmed}")
 
 
-async def test_a_corrupted_noise_frame_ends_its_connection_alone(pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_a_corrupted_noise_frame_ends_its_connection_alone(pair: NodePair) -> None:
     victim, witness = pair
 
     async def corrupt(stranger: Stranger, address: str) -> None:
@@ -264,9 +260,7 @@ async def test_a_corrupted_noise_frame_ends_its_connection_alone(pair: tuple[P2P
     await assert_unharmed(victim, witness)
 
 
-async def test_a_flood_of_gossip_is_not_looked_at_and_gets_its_sender_banned(
-    pair: tuple[P2PNode, P2PNode], figures: Figures
-) -> None:
+async def test_a_flood_of_gossip_is_not_looked_at_and_gets_its_sender_banned(pair: NodePair, figures: Figures) -> None:
     victim, witness = pair
     from libp2p.pubsub.pb import rpc_pb2
 
@@ -286,7 +280,7 @@ async def test_a_flood_of_gossip_is_not_looked_at_and_gets_its_sender_banned(
     figures(f"p2p, gossip flood: {len(messages):,} messages, a ban in {took_s:.2f} s; {unharmed}")
 
 
-async def test_subscriptions_to_foreign_or_endless_topics_are_not_kept(pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_subscriptions_to_foreign_or_endless_topics_are_not_kept(pair: NodePair) -> None:
     victim, witness = pair
     from libp2p.pubsub.pb import rpc_pb2
 
@@ -302,7 +296,7 @@ async def test_subscriptions_to_foreign_or_endless_topics_are_not_kept(pair: tup
     await assert_unharmed(victim, witness)
 
 
-async def test_an_address_that_a_stranger_claims_is_not_dialled(pair: tuple[P2PNode, P2PNode]) -> None:
+async def test_an_address_that_a_stranger_claims_is_not_dialled(pair: NodePair) -> None:
     """The library's own dialler takes every address that identify brings, also one of a machine to be attacked."""
     victim, witness = pair
     called: list[str] = []

@@ -53,7 +53,7 @@ async def test_an_answer_holds_the_answerers_card_and_those_it_learned_but_not_t
 
 
 def score_of(node: P2PNode, key: Any) -> float:
-    peer = node._lasting.table.book.peers.get(key.peer_id())
+    peer = node.state.table.book.peers.get(key.peer_id())
     return peer.score.points if peer else 0.0
 
 

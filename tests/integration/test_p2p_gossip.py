@@ -12,7 +12,6 @@ from prime_protocol.errors import LocalError
 from prime_protocol.gossip.messages import GossipKind, get_topic, seal_gossip
 from prime_protocol.wire.ids import RunId
 from prime_runtime.clock import SystemClock
-from prime_runtime.gossip.libp2p.node import P2PNode
 from prime_runtime.gossip.libp2p.patches import QUEUE_MAX
 from support.gossip_network import (
     ANN,
@@ -29,6 +28,7 @@ from support.gossip_network import (
 )
 from support.processes.libp2p import (
     TRAINER,
+    SpeakingNode,
     Stranger,
     address_of,
     eventually,
@@ -150,11 +150,11 @@ async def test_eight_nodes_find_each_other_beyond_the_one_they_were_told_of() ->
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-def has_mesh(node: P2PNode) -> bool:
+def has_mesh(node: SpeakingNode) -> bool:
     return any(node._session.gossiping.router.mesh.values())
 
 
-async def repeat_until_heard(speaker: P2PNode, others: list[P2PNode]) -> None:
+async def repeat_until_heard(speaker: SpeakingNode, others: list[SpeakingNode]) -> None:
     """Announce as a trainer does: again and again, since a mesh that is still forming may lose one."""
     hearing = [asyncio.create_task(receive_step(other, 5)) for other in others]
     for _ in range(60):
@@ -276,5 +276,5 @@ async def test_one_run_does_not_hear_another() -> None:
         assert (gossip.payload.run, gossip.message) == (elsewhere, record)
 
 
-def all_meshes(node: P2PNode) -> int:
+def all_meshes(node: SpeakingNode) -> int:
     return sum(1 for mesh in node._session.gossiping.router.mesh.values() if mesh)

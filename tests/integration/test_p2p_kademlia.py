@@ -43,7 +43,7 @@ async def test_a_node_learns_of_a_peer_through_kademlia_alone() -> None:
         await eventually(lambda: third.key.peer_id() in in_table(middle), "the third in the table of the middle")
         newcomer = make_node(2, address_of(middle), kademlia=True, peers_target=1)
         async with started(newcomer):
-            book = newcomer._lasting.table.book
+            book = newcomer.state.table.book
             await eventually(lambda: third.key.peer_id() in book.peers, "the third among the newcomer's peers")
             assert book.peers[third.key.peer_id()].card == b"", "nobody handed over a card of it"
             assert middle.status().restarts == newcomer.status().restarts == 0

@@ -19,13 +19,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import RunId
-from prime_runtime.gossip.libp2p import patches as guard
-from prime_runtime.gossip.libp2p.node import P2PNode
+from prime_runtime.gossip.libp2p import patches
 from support.gossip_network import RUN, announced, serving, wallet
 from support.processes.libp2p import (
     HERE,
     TRAINER,
     WAIT_S,
+    SpeakingNode,
     address_of,
     eventually,
     inside,
@@ -86,7 +86,7 @@ async def test_a_port_that_is_taken_is_told() -> None:
         other.listen()
         port = other.getsockname()[1]
         node = make_node(TRAINER, listen=f"/ip4/127.0.0.1/tcp/{port}")
-        with pytest.raises(LocalError, match=rf"port {port} is taken.*p2p\.listen"):
+        with pytest.raises(LocalError, match=rf"port {port} is in use.*p2p\.listen"):
             await node.start()
         assert not node.status().is_running
         await node.stop()
@@ -132,7 +132,7 @@ async def test_a_wrong_key_behind_an_address_is_not_taken_for_the_right_one() ->
         place = address_of(first).rpartition("/p2p/")[0]
         second = make_node(2, f"{place}/p2p/{wallet(9).peer_id()}", call_ms=2_000)
         async with started(second):
-            table = second._lasting.table
+            table = second.state.table
             await eventually(lambda: table.book.peers[wallet(9).peer_id()].targets[0].failures > 0, "a failed dial")
             assert second.status().connected == 0
 
@@ -192,7 +192,7 @@ async def test_a_crash_of_the_library_is_mended_on_the_same_port_while_http_is_a
     figures(f"p2p, 3 crashes of the library: the last mended in {took_s:.2f} s; {counted}")
 
 
-async def kill_inside(node: P2PNode) -> None:
+async def kill_inside(node: SpeakingNode) -> None:
     async def start() -> None:
         node._session._nursery.start_soon(die)
 
@@ -270,14 +270,14 @@ async def test_without_the_window_patch_gossip_still_flows() -> None:
 
 
 def test_a_library_of_another_version_or_without_a_patched_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard.check_library()
-    monkeypatch.setattr(guard, "version", lambda name: "0.9.0")
+    patches.check_library()
+    monkeypatch.setattr(patches, "version", lambda name: "0.9.0")
     with pytest.raises(LocalError, match=r"libp2p 0\.9\.0 is installed, the guard fits 0\.8\.1: pip install"):
-        guard.check_library()
+        patches.check_library()
     monkeypatch.undo()
-    monkeypatch.setattr(guard, "PATCHED", ((guard.Pubsub, "no_such_name"),))
+    monkeypatch.setattr(patches, "PATCHED", ((patches.Pubsub, "no_such_name"),))
     with pytest.raises(LocalError, match=r"lacks what the guard patches: Pubsub\.no_such_name"):
-        guard.check_library()
+        patches.check_library()
 
 
 def test_importing_without_the_library_says_what_to_install() -> None:

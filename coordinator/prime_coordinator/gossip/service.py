@@ -1,6 +1,6 @@
 """The coordinator in gossip: bootstrap peer, bridge between libp2p and HTTP, publisher of heads, origin of weights.
 
-Messages from libp2p go to the HTTP relay, messages posted over HTTP go to libp2p. One guard checks both ways and drops
+Messages from libp2p go to the HTTP relay, messages posted over HTTP go to libp2p. One guard checks both transports and drops
 repeats, so nothing loops. All of this may fail without stopping the coordinator.
 """
 
@@ -53,7 +53,7 @@ class CoordinatorGossip:
         """Other servers, for clients that our origin has no upload slot for."""
         self._libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=guard)
         self._publisher = GossipPublisher(
-            key, network, guard, clock=clock, sequence=SequenceCounter(), ways=(self._store, self._libp2p.send)
+            key, network, guard, clock=clock, sequence=SequenceCounter(), transports=(self._store, self._libp2p.send)
         )
         self.gossip_http.pass_on = self._forward
         self.gossip_http.list_peers = lambda: self._libp2p.addresses[:ADDRESSES_MAX]

@@ -110,7 +110,7 @@ async def probe_sources(config: NodeConfig, clock: Clock) -> SourceFacts:
                 run=config.run_id,
                 clock=clock,
                 guard=guard,
-                hear=directory.learn,
+                deliver=directory.learn,
             )
             await records.poll()
     except (LocalError, RemoteError) as error:

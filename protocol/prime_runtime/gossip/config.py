@@ -1,4 +1,4 @@
-"""The settings of the libp2p half, and what it says about itself: what a program needs that may run without it."""
+"""The settings and the status of gossip over libp2p. Importing this module does not need the library."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -17,36 +17,36 @@ class P2PConfig:
     """The section [p2p]: how this node takes part in gossip."""
 
     enabled: bool = False
-    """Take part in gossip over libp2p; needs the extra p2p. Without it records travel through the coordinator."""
+    """Take part in gossip over libp2p; needs the extra p2p. Without it gossip travels through the coordinator."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
-    """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free one; empty: only dial."""
+    """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free port; empty: only dial."""
     announce: tuple[str, ...] = ()
-    """Addresses to tell others instead of the one listened on, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT."""
+    """Addresses to announce instead of the listening address, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT."""
     bootstrap: tuple[str, ...] = ()
     """Peers to dial first, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT/p2p/PEER-ID."""
     allow_private: bool = False
-    """Dial private and loopback addresses that other peers tell of: for networks in one building or on one machine. Who
-    listens on such an address itself does so anyway."""
+    """Dial private and loopback addresses that peers announce: for networks in one building or on one machine. A node
+    that listens on such an address always does so."""
     peers_target: Annotated[int, Between(1, 100)] = 12
-    """Connections that this node itself tries to have. Gossip needs about eight."""
+    """Connections that this node tries to open. Gossip needs about eight."""
     connections_max: Annotated[int, Between(1, 10_000)] = 200
-    """Most connections at once. Each costs about 65 kB and 6 tasks."""
+    """Maximum number of connections. Each costs about 65 kB and 6 tasks."""
     connections_per_address_max: Annotated[int, Between(1, 10_000)] = 8
-    """Most connections at once from one IPv4 address or IPv6 /64; those still shaking hands count."""
+    """Maximum number of connections from one IPv4 address or IPv6 /64, including unfinished handshakes."""
     kademlia: bool = False
-    """Also take part in a Kademlia table, for finding peers. Costs CPU; the peer exchange does not need it."""
+    """Also use a Kademlia table to find peers. It costs CPU, and the peer exchange works without it."""
     ping_ms: Annotated[int, Between(100, 600_000)] = 15_000
-    """Between two pings of a connected peer. One that misses two in a row is dropped."""
+    """Interval between pings of a connected peer. A peer that misses two in a row is dropped."""
     exchange_ms: Annotated[int, Between(100, 600_000)] = 30_000
-    """Between two rounds of asking peers for other peers, once enough are known."""
+    """Interval between requests to a peer for other peers."""
     call_ms: Annotated[int, Between(100, 600_000)] = 10_000
-    """Longest time that one dial, request or publication may take."""
+    """Time limit of a dial, request or publication."""
     inbox_max: Annotated[int, Between(1, 100_000)] = 4_096
-    """Accepted messages that wait to be read. When it is full the oldest is dropped and counted."""
+    """Accepted messages waiting to be read. When the queue is full, the oldest is dropped and counted."""
     restart_ms: Annotated[int, Between(10, 600_000)] = 500
-    """Pause before the first restart of a libp2p half that died; it doubles up to a minute."""
+    """Pause before the first restart after a crash of libp2p; it doubles up to a minute."""
     window_patch: bool = True
-    """Send fewer window updates: saves a quarter of the CPU of gossip or more. Off only to look for a fault in it."""
+    """Send fewer window updates: saves a quarter of the CPU of gossip or more. Turn it off only for debugging."""
 
     def __post_init__(self) -> None:
         if self.listen and not _is_listen_address(self.listen):
@@ -70,7 +70,7 @@ class P2PConfig:
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 EXAMPLE_PEER = "16Uiu2HAm3cuhhRL2msUuLF62KRSfneFDx94RsuouyW25Ho42cFMq"
-"""The peer id of secret 1, to check the form of an address that comes without one."""
+"""The peer id of secret key 1, to check the form of an address without a peer id."""
 
 
 def check_peer_address(setting: str, text: str) -> None:
@@ -82,7 +82,7 @@ def check_peer_address(setting: str, text: str) -> None:
 
 
 def _is_listen_address(text: str) -> bool:
-    """`/ip4|ip6/ADDRESS/tcp/PORT` where the address may be that of every interface and the port 0."""
+    """`/ip4|ip6/ADDRESS/tcp/PORT`; the address may be the wildcard and the port 0."""
     match text.split("/"):
         case ["", "ip4" | "ip6" as family, host, "tcp", port]:
             everywhere = host in ANY_ADDRESS
@@ -97,28 +97,28 @@ def _is_listen_address(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2PStatus:
-    """A moment of the libp2p half, for `status` pages and metrics."""
+    """A snapshot of the libp2p node, for status pages and metrics."""
 
     is_running: bool
     """False before the start, after the stop, and between a crash and the restart that follows."""
     peer_id: str
     addresses: tuple[str, ...]
-    """What others are told to dial, peer id included; empty: outbound only."""
+    """Announced addresses with peer id; empty: outbound only."""
     connected: int
     """Peers with an open connection."""
     known: int
-    """Peers that this node could dial."""
+    """Peers with a known address."""
     banned: int
     messages_in: int
-    """Accepted messages of others."""
+    """Accepted messages of other nodes."""
     messages_out: int
-    """Own and bridged messages that were published."""
+    """Published messages, own and forwarded from HTTP."""
     messages_refused: int
-    """Messages that broke the rules, and were not passed on."""
+    """Messages that broke the rules and were not forwarded."""
     messages_ignored: int
-    """Messages that were known, old or too many, and were not passed on."""
+    """Known, old or excess messages that were not forwarded."""
     inbox_dropped: int
-    """Accepted messages that nobody read in time."""
+    """Accepted messages dropped from a full queue."""
     restarts: int
     last_error: str
-    """Why the libp2p half last died; empty if it never did."""
+    """The last crash of libp2p; empty if there was none."""

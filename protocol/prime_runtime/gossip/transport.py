@@ -1,15 +1,8 @@
-"""Saying something to a run: sealed once, judged by our own guard, then sent by every way there is.
+"""How gossip enters and leaves a program: a publisher, and transports over HTTP (through the coordinator) and libp2p.
 
-Our own frame passes the guard like a stranger's: what others would not pass on is not sent, and a copy that comes back
-is known.
-
-Gossip through the coordinator: a long poll for what others say, and a way to hand in what we say.
-
-Each frame is judged by the same guard as one that came over libp2p; the coordinator only carries it.
-
-libp2p where it is wanted and works, and a plain reason where not. The rest of a program goes on either way.
-
-The library is imported only when the half starts.
+GossipPublisher seals a message once and submits it to our own guard like a message of a stranger, so that we send
+nothing that others would not forward and recognise a copy that comes back. Both transports submit what they receive to
+the same guard; the coordinator only relays. libp2p is optional: its library is imported when the transport starts.
 """
 
 import asyncio
@@ -54,11 +47,11 @@ log = logging.getLogger(__name__)
 
 
 SendGossip = Callable[[RunId, ReceivedGossip], Awaitable[None]]
-"""Sends one accepted message; LocalError or RemoteError where that does not work now."""
+"""Sends one accepted message. LocalError or RemoteError: it cannot be sent now."""
 
 
 class GossipPublisher:
-    """What one key says."""
+    """Publishes messages of one key."""
 
     def __init__(
         self,
@@ -68,21 +61,21 @@ class GossipPublisher:
         *,
         clock: Clock,
         sequence: SequenceCounter,
-        ways: tuple[SendGossip, ...],
+        transports: tuple[SendGossip, ...],
     ) -> None:
         self._key = key
         self._network = network
         self._guard = guard
         self._clock = clock
         self._sequence = sequence
-        self._ways = ways
+        self._transports = transports
         self.failures: dict[int, str] = {}
-        """By the number of the way: why it last failed; none where it works."""
+        """The last error of each transport, by index; working transports have none."""
 
     async def publish(
         self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen, *, known_nodes: int = 0
     ) -> ReceivedGossip | None:
-        """The message as it went out; None if it came too soon after others, or we may not say it."""
+        """The published message; None if it came too soon after others, or this key may not send it."""
         now_ms = self._clock.now_ms()
         frame = seal_gossip(
             self._key,
@@ -97,36 +90,38 @@ class GossipPublisher:
             get_topic(self._network, run, MESSAGE_KINDS[type(message)]), frame, run=run, now_ms=now_ms
         )
         if not isinstance(verdict, GossipAccepted):
-            log.debug("not said: %s: %s", type(message).__name__, verdict.reason)
+            log.debug("not published: %s: %s", type(message).__name__, verdict.reason)
             return None
-        await asyncio.gather(*(self._send(number, way, run, verdict.gossip) for number, way in enumerate(self._ways)))
+        await asyncio.gather(
+            *(self._send(number, send, run, verdict.gossip) for number, send in enumerate(self._transports))
+        )
         return verdict.gossip
 
-    async def _send(self, number: int, way: SendGossip, run: RunId, gossip: ReceivedGossip) -> None:
+    async def _send(self, number: int, send: SendGossip, run: RunId, gossip: ReceivedGossip) -> None:
         try:
-            await way(run, gossip)
+            await send(run, gossip)
             self.failures.pop(number, None)
         except (LocalError, RemoteError) as error:
             if self.failures.get(number) != str(error):
-                log.info("a %s did not go out: %s", gossip.kind, error)
+                log.info("cannot send %s: %s", gossip.kind, error)
             self.failures[number] = str(error)
 
 
 POLL_ANSWER_MS = 15_000
-"""How long after its wait an answer may take to arrive."""
+"""Time for an answer to arrive after its wait."""
 SEND_MS = 5_000
-"""Time to hand something in. It is said again anyway."""
+"""Time to send a message. It is repeated anyway."""
 POLL_GAP_MS = 200
-"""Least time between two questions."""
+"""Minimum time between two polls."""
 POLL_EMPTY_GAP_MS = 1_000
-"""The same after an answer that came at once and said nothing: we may not wait, or the coordinator is stopping."""
+"""The same after an immediate empty answer: this node may not wait, or the coordinator is stopping."""
 RETRY_MS = 1_000
 RETRY_MS_MAX = 30_000
-"""After a question that got no answer, doubling."""
+"""Pause after a failed poll, doubling."""
 
 
 class GossipHttpClient:
-    """One node's line to the records of one run."""
+    """Receives and sends the gossip of one run through the coordinator."""
 
     def __init__(
         self,
@@ -137,7 +132,7 @@ class GossipHttpClient:
         run: RunId,
         clock: Clock,
         guard: GossipGuard,
-        hear: Callable[[ReceivedGossip], None],
+        deliver: Callable[[ReceivedGossip], None],
     ) -> None:
         self._client = client
         self._server = server
@@ -145,19 +140,19 @@ class GossipHttpClient:
         self._run = run
         self._clock = clock
         self._guard = guard
-        self._hear = hear
+        self._deliver = deliver
         self._seen = 0
         self.nodes = 0
-        """Nodes that serve in the run, as the coordinator knows it."""
+        """Nodes that serve weights in the run, according to the coordinator."""
         self.trainer: NodeId | None = None
-        """Whose announcements count, as the coordinator last said."""
-        self.problem = "nothing was asked yet"
-        """Why the last question got no answer; empty where it got one."""
+        """The trainer whose announcements count, according to the coordinator."""
+        self.problem = "not polled yet"
+        """Why the last poll failed; empty if it succeeded."""
         self.answered_ms: int | None = None
-        """When an answer last came, on the wall clock."""
+        """Wall clock time of the last answer."""
 
     async def poll(self, wait_ms: int = 0) -> RelayPollReply:
-        """One question; what is new is heard. LocalError: no answer. RemoteError: the answer breaks the protocol."""
+        """Poll once and deliver new messages. LocalError: no answer. RemoteError: the answer breaks the protocol."""
         wanted = RelayPoll(seen=self._seen, wait_ms=wait_ms)
         deadline_ms = wait_ms + POLL_ANSWER_MS
         answer = await self._client.call(self._server, RELAY_POLL, wanted, run=self._run, deadline_ms=deadline_ms)
@@ -165,26 +160,26 @@ class GossipHttpClient:
         self._seen, self.nodes, self.trainer = records.cursor, records.nodes, records.trainer
         self.problem, self.answered_ms = "", self._clock.now_ms()
         for frame in records.frames:
-            self._judge(frame)
+            self._receive_frame(frame)
         return records
 
-    def _judge(self, frame: bytes) -> None:
+    def _receive_frame(self, frame: bytes) -> None:
         try:
             kind = open_envelope(frame, network=self._network).payload.kind
         except RemoteError as error:
-            log.warning("the coordinator passed on a frame that is none: %s", error)
+            log.warning("the coordinator forwarded an invalid frame: %s", error)
             return
         if kind not in TOPIC_KINDS:
-            return  # of a newer protocol
+            return  # from a newer version of the protocol
         name = get_topic(self._network, self._run, GossipKind(kind))
         verdict = self._guard.validate(name, frame, run=self._run, now_ms=self._clock.now_ms())
         if isinstance(verdict, GossipAccepted):
-            self._hear(verdict.gossip)
+            self._deliver(verdict.gossip)
         else:
-            log.debug("a record is passed over: %s", verdict.reason)
+            log.debug("ignored a message: %s", verdict.reason)
 
     async def run(self) -> None:
-        """For ever."""
+        """Poll until cancelled."""
         retry_ms = RETRY_MS
         while True:
             asked_ms = self._clock.monotonic_ms()
@@ -192,7 +187,7 @@ class GossipHttpClient:
                 records = await self.poll(RELAY_WAIT_MS_MAX)
             except (LocalError, RemoteError) as error:
                 if self.problem != str(error):
-                    log.warning("no records from the coordinator: %s", error)
+                    log.warning("no gossip from the coordinator: %s", error)
                 self.problem = str(error)
                 await self._clock.sleep_ms(retry_ms)
                 retry_ms = min(RETRY_MS_MAX, 2 * retry_ms)
@@ -202,18 +197,18 @@ class GossipHttpClient:
             await self._clock.sleep_ms(POLL_EMPTY_GAP_MS if was_short and not records.frames else POLL_GAP_MS)
 
     async def send(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """A way for Voice."""
+        """A SendGossip for GossipPublisher."""
         await self._client.call(
             self._server, RELAY_PUBLISH, RelayPublish(frame=gossip.frame), run=run, deadline_ms=SEND_MS
         )
 
 
 JOIN_POLL_MS = 1_000
-"""Between two looks for runs that were created."""
+"""Interval between checks for new runs."""
 
 
 class Libp2pTransport:
-    """One part of a program: `run` it under a supervisor."""
+    """Gossip over libp2p as an optional task of a program; run it under a supervisor."""
 
     def __init__(
         self, key: WalletKey, network: NetworkId, config: P2PConfig, *, clock: Clock, guard: GossipGuard
@@ -225,11 +220,11 @@ class Libp2pTransport:
         self._guard = guard
         self._node: P2PNode | None = None
         self._joined: set[RunId] = set()
-        self.reason = "it has not started yet" if config.enabled else "p2p.enabled is false"
-        """Why it is off; empty while it runs."""
+        self.reason = "not started yet" if config.enabled else "p2p.enabled is false"
+        """Why libp2p is off; empty while it runs."""
 
     def add_bootstrap(self, peers: Iterable[str]) -> None:
-        """More peers to dial first; before the start."""
+        """Add bootstrap peers, before the start."""
         known = dict.fromkeys((*self._config.bootstrap, *peers))
         own = self._key.peer_id()
         wanted = [peer for peer in known if not peer.endswith(own)][:BOOTSTRAP_MAX]
@@ -240,15 +235,15 @@ class Libp2pTransport:
         return self._config.bootstrap
 
     async def run(self, deliver: Callable[[ReceivedGossip], None], list_runs: Callable[[], Iterable[RunId]]) -> None:
-        """Until cancelled; at once if it is not wanted or cannot be had. LocalError: it may work later."""
+        """Run until cancelled; return at once if libp2p is disabled or missing. LocalError: it may work later."""
         if not self._config.enabled:
-            log.info("gossip over libp2p is off (%s); records travel over HTTP", self.reason)
+            log.info("gossip over libp2p is off (%s); gossip travels over HTTP", self.reason)
             return
         try:
             from prime_runtime.gossip.libp2p.node import P2PNode
         except LocalError as error:
             self.reason = str(error)
-            log.warning("gossip over libp2p is off: %s; records travel over HTTP", error)
+            log.warning("gossip over libp2p is off: %s; gossip travels over HTTP", error)
             return
         node = P2PNode(self._key, self._network, self._config, clock=self._clock, guard=self._guard)
         try:
@@ -262,7 +257,7 @@ class Libp2pTransport:
         finally:
             self._node = None
             self._joined.clear()
-            self.reason = self.reason or "it is starting again"
+            self.reason = self.reason or "restarting"
             await node.stop()
 
     async def _carry(
@@ -287,16 +282,16 @@ class Libp2pTransport:
             raise LocalError(str(errors.exceptions[0])) from None
 
     async def send(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """A way for Voice, and for what came by another way. LocalError while it is down; nothing while it is off."""
+        """A SendGossip. LocalError while libp2p is down; no effect while it is off."""
         if self._node is not None and run in self._joined:
             await self._node.publish_frame(run, gossip.kind, gossip.frame)
 
     def status(self) -> P2PStatus | None:
-        """None while it is off."""
+        """None while libp2p is off."""
         return self._node.status() if self._node is not None else None
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it can be dialled."""
+        """Addresses at which this node can be dialled."""
         status = self.status()
         return status.addresses if status else ()

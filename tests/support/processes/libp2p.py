@@ -11,8 +11,16 @@ from typing import Any
 import trio
 from multiaddr import Multiaddr
 
-from prime_protocol.gossip.guard import GossipGuard
-from prime_protocol.gossip.messages import CheckpointAnnounced
+from prime_protocol.errors import LocalError
+from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipRejected
+from prime_protocol.gossip.messages import (
+    MESSAGE_KINDS,
+    CheckpointAnnounced,
+    HeadSeen,
+    ServingRecord,
+    get_topic,
+    seal_gossip,
+)
 from prime_protocol.wire.ids import NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
@@ -38,11 +46,37 @@ async def eventually(condition: Callable[[], bool], what: str = "the condition")
     return time.monotonic() - began
 
 
+class SpeakingNode(P2PNode):
+    """A node that seals and publishes messages of its own, as GossipPublisher does in a program."""
+
+    async def publish(self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen) -> bytes:
+        """The frame. LocalError: this node may not send the message. One that comes too soon is sealed, not sent."""
+        state, kind = self.state, MESSAGE_KINDS[type(message)]
+        now_ms = state.clock.now_ms()
+        frame = seal_gossip(
+            state.key,
+            message,
+            network=state.network,
+            run=run,
+            sequence=state.sequence.next(now_ms),
+            now_ms=now_ms,
+            known_nodes=state.counts.known,
+        )
+        verdict = state.guard.validate(get_topic(state.network, run, kind), frame, run=run, now_ms=now_ms)
+        if isinstance(verdict, GossipRejected):
+            raise LocalError(f"this node may not gossip that: {verdict.reason}")
+        if isinstance(verdict, GossipAccepted):
+            await self.publish_frame(run, kind, frame)
+        else:
+            state.counts.messages_ignored += 1
+        return frame
+
+
 def make_node(
     number: int, *bootstrap: str, is_trainer: Callable[[RunId, NodeId], bool] = is_trainer, **config: Any
-) -> P2PNode:
+) -> SpeakingNode:
     settings = {"listen": HERE, "connections_per_address_max": 500, "exchange_ms": 1_000, "restart_ms": 20} | config
-    return P2PNode(
+    return SpeakingNode(
         wallet(number),
         NETWORK,
         P2PConfig(bootstrap=bootstrap, **settings),
@@ -51,7 +85,7 @@ def make_node(
     )
 
 
-async def stop_all(nodes: Iterable[P2PNode]) -> None:
+async def stop_all(nodes: Iterable[SpeakingNode]) -> None:
     """Stop them, and let go here of sockets that libp2p left open when a dial was cut short: not in a later test."""
     await asyncio.gather(*(node.stop() for node in nodes))
     with warnings.catch_warnings():
@@ -60,7 +94,7 @@ async def stop_all(nodes: Iterable[P2PNode]) -> None:
 
 
 @asynccontextmanager
-async def started(*nodes: P2PNode) -> AsyncIterator[None]:
+async def started(*nodes: SpeakingNode) -> AsyncIterator[None]:
     """Start them in order, joined to the run; stop them all at the end."""
     try:
         for node in nodes:
@@ -72,9 +106,9 @@ async def started(*nodes: P2PNode) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def line(*numbers: int, **config: Any) -> AsyncIterator[list[P2PNode]]:
+async def line(*numbers: int, **config: Any) -> AsyncIterator[list[SpeakingNode]]:
     """Nodes of which each knows the one before it, and none dials another: messages pass through all of them."""
-    nodes: list[P2PNode] = []
+    nodes: list[SpeakingNode] = []
     try:
         for number in numbers:
             bootstrap = nodes[-1].status().addresses if nodes else ()
@@ -89,7 +123,7 @@ async def line(*numbers: int, **config: Any) -> AsyncIterator[list[P2PNode]]:
 
 
 @asynccontextmanager
-async def witnessed(**config: Any) -> AsyncIterator[tuple[P2PNode, P2PNode]]:
+async def witnessed(**config: Any) -> AsyncIterator[tuple[SpeakingNode, SpeakingNode]]:
     """A victim that may announce, and an honest witness that hears it."""
     victim = make_node(TRAINER, **config)
     await victim.start()
@@ -101,30 +135,30 @@ async def witnessed(**config: Any) -> AsyncIterator[tuple[P2PNode, P2PNode]]:
     await victim.stop()
 
 
-def address_of(node: P2PNode) -> str:
+def address_of(node: SpeakingNode) -> str:
     return node.status().addresses[0]
 
 
-def in_mesh(node: P2PNode, other: P2PNode) -> bool:
+def in_mesh(node: SpeakingNode, other: SpeakingNode) -> bool:
     """The node passes every kind of message on to the other."""
     session = node._session
     if session is None:
         return False
     meshes = list(session.gossiping.router.mesh.values())
-    return len(meshes) == 3 and all(other._key.peer_id() in map(str, tuple(mesh)) for mesh in meshes)
+    return len(meshes) == 3 and all(other.state.key.peer_id() in map(str, tuple(mesh)) for mesh in meshes)
 
 
-async def meshed(one: P2PNode, other: P2PNode) -> None:
+async def meshed(one: SpeakingNode, other: SpeakingNode) -> None:
     await eventually(lambda: in_mesh(one, other) and in_mesh(other, one), "a mesh between two nodes")
 
 
-async def inside(node: P2PNode, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+async def inside(node: SpeakingNode, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
     """Run something in the node's trio thread."""
     assert node._thread is not None
     return await node._thread.call(function, *args, timeout_ms=CALL_MS)
 
 
-async def receive_step(node: P2PNode, step: int) -> None:
+async def receive_step(node: SpeakingNode, step: int) -> None:
     """Until this step's announcement has come; others before it are passed over."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -218,7 +252,7 @@ def varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-def port_of(node: P2PNode) -> int:
+def port_of(node: SpeakingNode) -> int:
     return int(address_of(node).split("/")[4])
 
 
@@ -228,7 +262,7 @@ def peer_id(text: str) -> Any:
     return ID.from_base58(text)
 
 
-async def assert_unharmed(victim: P2PNode, witness: P2PNode, step: int = 900) -> str:
+async def assert_unharmed(victim: SpeakingNode, witness: SpeakingNode, step: int = 900) -> str:
     """The victim never restarted, still gossips with those who were there, and lets a newcomer in; how long it took."""
     assert victim.status().restarts == 0, victim.status().last_error
     began_s = time.monotonic()

@@ -85,11 +85,11 @@ class OriginServer:
             run=config.run_id,
             clock=self._clock,
             guard=self._guard,
-            hear=self._on_gossip,
+            deliver=self._on_gossip,
         )
-        ways = (relay.send, self._libp2p.send)
+        transports = (relay.send, self._libp2p.send)
         publisher = GossipPublisher(
-            self._key, network, self._guard, clock=self._clock, sequence=SequenceCounter.shared(), ways=ways
+            self._key, network, self._guard, clock=self._clock, sequence=SequenceCounter.shared(), transports=transports
         )
         announcer = Announcer(
             self._server,

@@ -170,10 +170,10 @@ async def announce(
         run=config.run_id,
         clock=clock,
         guard=guard,
-        hear=lambda gossip: None,
+        deliver=lambda gossip: None,
     )
     gossip_publisher = GossipPublisher(
-        key, config.network_id, guard, clock=clock, sequence=sequence, ways=(relay.send,)
+        key, config.network_id, guard, clock=clock, sequence=sequence, transports=(relay.send,)
     )
     for signed in made:
         await gossip_publisher.publish(config.run_id, make_announcement(signed))

@@ -1,7 +1,4 @@
-"""A libp2p host with the settings that were measured to hold: TCP, Noise, yamux, one identity, behind the guard.
-
-Runs in the trio thread.
-"""
+"""Creates and runs a libp2p host: TCP, Noise, yamux, one identity, behind the guard. Runs in the trio thread."""
 
 import errno
 import socket
@@ -31,17 +28,17 @@ from prime_runtime.gossip.libp2p.patches import InboundGuard
 from prime_runtime.gossip.libp2p.peer_table import parse_peer_address
 
 UPGRADE_S = 4.0
-"""For a stranger to shake hands. Honest ones take 0.1 s; idle sockets hold a place for so long."""
+"""Time for a handshake. Honest peers take 0.1 s; an idle socket occupies a slot for this long."""
 NEGOTIATE_S = 5.0
 CLOSE_S = 5.0
 
 
-def make_host(key: WalletKey, config: P2PConfig, doors: InboundGuard) -> Any:
-    """A guarded host that is not running yet. The library's own dialler is off: whom to dial is for the peer table."""
+def make_host(key: WalletKey, config: P2PConfig, inbound: InboundGuard) -> Any:
+    """A guarded host, not running yet. The library's own dialler is off: the peer table decides whom to dial."""
     pair = create_new_key_pair(key.secret())
     host = new_host(
         key_pair=pair,
-        # The library's default also accepts plaintext.
+        # The library's default would also accept plaintext.
         sec_opt={NOISE: NoiseTransport(pair, noise_privkey=create_noise_key_pair().private_key)},
         muxer_opt={TProtocol(YAMUX): Yamux},
         disable_identify_address_discovery=True,
@@ -60,21 +57,21 @@ def make_host(key: WalletKey, config: P2PConfig, doors: InboundGuard) -> Any:
         ),
     )
     network = host.get_network()
-    # One try each: the peer table knows when to try again.
+    # One attempt each: the peer table decides when to retry.
     network.retry_config = RetryConfig(max_retries=0)
-    # Watermarks of 0 do not stop it: it dials whatever addresses strangers put into identify.
+    # Watermarks of 0 do not disable it: it dials any address that a peer sends in identify.
     network.auto_connector.maybe_connect = _dial_nobody
-    doors.guard(host)
+    inbound.guard(host)
     return host
 
 
 async def _dial_nobody() -> None:
-    """Instead of the library's own dialler."""
+    """Replaces the library's dialler."""
 
 
 @asynccontextmanager
 async def run_host(host: Any, listen: str) -> AsyncIterator[None]:
-    """Listen, or LocalError; at the end every connection is closed, so that the others notice at once."""
+    """Listen, or LocalError. At the end all connections are closed, so that peers notice at once."""
     if listen:
         check_port_free(listen)
     async with host.run([Multiaddr(listen)] if listen else []):
@@ -88,7 +85,7 @@ async def run_host(host: Any, listen: str) -> AsyncIterator[None]:
 
 
 def check_port_free(listen: str) -> None:
-    """The library shares a port with whoever else has it, and reports none that it could not get."""
+    """LocalError if the port is in use: the library would share it silently, and report no error."""
     _, family, address, _, port = listen.split("/")
     kind = socket.AF_INET6 if family == "ip6" else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as probe:
@@ -99,23 +96,23 @@ def check_port_free(listen: str) -> None:
                 probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise LocalError(f"port {port} is taken, perhaps by another node: change p2p.listen") from None
+                raise LocalError(f"port {port} is in use, perhaps by another node: change p2p.listen") from None
             raise LocalError(f"cannot listen on {listen}: {error.strerror}; see the setting p2p.listen") from None
 
 
 async def resolve_address(text: str) -> str:
-    """An address with its name looked up as everything else on this machine does it; the library asks DNS itself."""
+    """Resolve the DNS name of an address with the system resolver; the library would query DNS itself."""
     address = PeerAddress.parse(text)
     if address.family.startswith("ip"):
         return text
     family, kind = ("ip4", socket.AF_INET) if address.family == "dns4" else ("ip6", socket.AF_INET6)
     found = await trio.socket.getaddrinfo(address.host, address.port, kind, socket.SOCK_STREAM)
-    # Parsed again: a name must not lead to where an address may not.
+    # Parse the result: a name must not lead where an address may not.
     return str(PeerAddress.parse(f"/{family}/{found[0][4][0]}/tcp/{address.port}/p2p/{address.peer}"))
 
 
 def list_announced_addresses(host: Any, key: WalletKey, config: P2PConfig) -> tuple[str, ...]:
-    """What others may dial, peer id included: as announced, else where this host listens."""
+    """Addresses to announce, with peer id: those in the settings, else those this host listens on."""
     peer = key.peer_id()
     if config.announce:
         return tuple(f"{address}/p2p/{peer}" for address in config.announce)
@@ -129,6 +126,6 @@ def list_announced_addresses(host: Any, key: WalletKey, config: P2PConfig) -> tu
         else:
             found.append(text)
     told = [parsed for text in found if (parsed := parse_peer_address(f"{text}/p2p/{peer}"))]
-    # Loopback says nothing to others, unless there is nothing else: then everybody is on this machine.
+    # Announce loopback only if there is no other address: then all nodes are on this machine.
     outside = [address for address in told if not address.host.startswith("127.") and address.host != "::1"]
     return tuple(str(address) for address in (outside or told)[:ADDRESSES_MAX])

@@ -1,12 +1,11 @@
-"""What keeps strangers from stopping libp2p 0.8.1. Every patch of a private name of the library is in this file.
+"""Patches of libp2p 0.8.1 against remote peers that could stop it. Every patch of a private name is in this file.
 
-The version is pinned: `check_library` refuses any other, and any in which a patched name is missing. What each patch
-is against, with measurements, is in docs/decisions/0004-libp2p-behind-a-guard.md.
+The version is pinned: `check_library` refuses any other, and any in which a patched name is missing. The threat that
+each patch addresses, with measurements, is in docs/decisions/0004-libp2p-behind-a-guard.md.
 
-Fewer yamux window updates, for speed alone: gossip costs a quarter to a half less CPU with it. See decisions/0004.
-
-The library reads a length prefix byte by byte and answers each such read with a window update of its own. Here credit
-is collected and given back in one piece, when a quarter of the window has been read.
+The window patch at the end is for speed only: gossip costs a quarter to a half less CPU with it. The library reads a
+length prefix byte by byte and answers each read with a window update; the patch collects credit and returns it in one
+update when a quarter of the window has been read.
 """
 
 import inspect
@@ -37,15 +36,15 @@ log = logging.getLogger(__name__)
 
 PINNED = "0.8.1"
 BUFFERED_BYTES_MAX = 4 * 2**20
-"""Unread bytes of one connection: four streams with full windows. The library only warns when a peer sends on."""
+"""Unread bytes of one connection: four streams with full windows. The library only warns if a peer sends more."""
 STREAMS_MAX = 64
-"""Open streams that one connection may have asked for. Gossip, identify, ping and exchange need under ten."""
+"""Open streams per connection. Gossip, identify, ping and exchange need fewer than ten."""
 STREAMS_TOTAL_MAX = 4096
 QUEUE_MAX = 256
-"""Messages waiting to be sent to one peer. The library's 32 lose two thirds of a burst of 100."""
+"""Messages waiting to be sent to one peer. The library's 32 would lose two thirds of a burst of 100."""
 TOPIC_CHARS_MAX = 160
 FORWARD_RATE = RateLimit(per_second=100, burst=500)
-"""Messages of one forwarder that are looked at: what a node can pass on in a second, and a minute's backlog."""
+"""Messages accepted from one forwarder: what a node forwards in a second, and a backlog of a minute."""
 FORWARDERS_MAX = 4096
 
 PATCHED: tuple[tuple[Any, str], ...] = (
@@ -71,14 +70,14 @@ PATCHED: tuple[tuple[Any, str], ...] = (
     (AutoConnector, "maybe_connect"),
     (Swarm, "unblock_peer"),
 )
-"""What this package replaces or calls below the library's public face."""
+"""Private names of the library that this package replaces or calls."""
 
 ReportFault = Callable[[str, PeerFault], None]
-"""Told which peer did what, by peer id."""
+"""Called with the peer id and the fault."""
 
 
 def check_library() -> None:
-    """The guard fits the library that is installed, or LocalError."""
+    """LocalError unless the installed library has the pinned version and every patched name."""
     found = version("libp2p")
     if found != PINNED:
         raise LocalError(f"libp2p {found} is installed, the guard fits {PINNED}: pip install libp2p=={PINNED}")
@@ -88,31 +87,31 @@ def check_library() -> None:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """A name of a module or class, or one that a class sets when it is made."""
+    """The module or class has the name, or its constructor sets it."""
     if hasattr(owner, name):
         return True
     return inspect.isclass(owner) and f"self.{name}" in inspect.getsource(owner.__init__)
 
 
 def apply_patches() -> None:
-    """Those that the library has no other way for: it makes these objects itself. Safe to call again."""
+    """Replace classes that the library instantiates itself. It is safe to call this again."""
     libp2p.stream_muxer.muxer_multistream.Yamux = GuardedYamux
     libp2p.pubsub.pubsub.RpcQueue = GuardedQueue
 
 
 def silence_library_logs() -> None:
-    """The library writes a line for each bad frame of a stranger, some of them to the root logger's handlers."""
+    """The library logs every bad frame of a remote peer, partly through the root logger."""
     logger = logging.getLogger("libp2p")
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("libp2p."):
-            # One of its modules sets a level of its own.
+            # One of its modules sets its own level.
             logging.getLogger(name).setLevel(logging.NOTSET)
     logger.handlers.clear()
     logger.addHandler(logging.NullHandler())
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     logging.getLogger("multiaddr").setLevel(logging.CRITICAL)
-    # This module writes to the root logger itself.
+    # This module logs through the root logger.
     libp2p.network.connection.swarm_connection.logging = logger
 
 
@@ -121,8 +120,8 @@ class GuardedYamux(Yamux):
 
     async def _read_data_body(self, length: int) -> bytes:
         if length + sum(map(len, self.stream_buffers.values())) > BUFFERED_BYTES_MAX:
-            # The one exception on which the library closes the connection.
-            raise trio.TooSlowError("the peer sent more than it was given room for")
+            # The only exception on which the library closes the connection.
+            raise trio.TooSlowError("the peer ignored flow control")
         return bytes(await super()._read_data_body(length))
 
 
@@ -132,7 +131,7 @@ class GuardedQueue(RpcQueue):
 
 
 class GuardedPubsub(Pubsub):
-    """Nothing that a peer sends, and no validator that raises, stops the service."""
+    """No message of a peer and no failing validator stops the service."""
 
     def __init__(
         self, *args: Any, blame: ReportFault, topic_prefix: str, now_ms: Callable[[], int], **more: Any
@@ -151,33 +150,33 @@ class GuardedPubsub(Pubsub):
             return
         try:
             await super().push_msg(msg_forwarder, msg)
-        except Exception as error:  # boundary: a message that the library cannot digest must not stop it
-            log.debug("a message from %s was dropped: %r", name, error)
+        except Exception as error:  # boundary: a message that the library cannot handle must not stop it
+            log.debug("dropped a message from %s: %r", name, error)
             self._blame(name, PeerFault.GARBAGE)
 
     async def validate_msg(self, msg_forwarder: Any, msg: Any) -> None:
-        """Without the library's cache of verdicts: it is keyed by sender and number, not by content, and outlives the
-        list of seen messages, so that a second message under an old number would pass unseen."""
+        """Validate without the library's cache of verdicts. Its key is sender and number, not content, and it outlives
+        the list of seen messages: a second message under an old number would pass unchecked."""
         if msg_forwarder == self.my_id:
             return
         validators = self.get_msg_validators(msg)
-        # A second topic would carry the message past the validator of the first.
+        # A second topic would bypass the validator of the first.
         if len(msg.topicIDs) != 1 or not validators:
             self._blame(str(msg_forwarder), PeerFault.FORGED)
             raise ValidationError("a message belongs to one topic")
         try:
             is_valid = validators[0].validator(msg_forwarder, msg)
-        except Exception as error:  # boundary: a fault of our own validator costs one message, not the service
+        except Exception as error:  # boundary: a bug in our validator costs one message, not the service
             self._log.log(logging.ERROR, "the validator of %s failed", msg.topicIDs[0], error=error)
             is_valid = False
         if not is_valid:
-            raise ValidationError("not passed on")
+            raise ValidationError("not forwarded")
 
     def notify_subscriptions(self, publish_message: Any) -> None:
-        """The validator has handed it over already; the library's queue of 32 would lose some."""
+        """Not needed: the validator has delivered the message. The library's queue of 32 would lose some."""
 
     def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
-        """Only to topics of this network, and of a length that is one: the names are kept."""
+        """Accept only topics of this network with a bounded name, because the library stores the names."""
         name = sub_message.topicid
         if len(name) <= TOPIC_CHARS_MAX and name.startswith(self._topic_prefix):
             super().handle_subscription(origin_id, sub_message)
@@ -186,8 +185,8 @@ class GuardedPubsub(Pubsub):
         peer = stream.muxed_conn.peer_id
         try:
             await super().continuously_read_stream(stream)
-        except Exception as error:  # boundary: bytes that are no protobuf end the stream, not the service
-            log.debug("the gossip stream of %s was reset: %r", peer, error)
+        except Exception as error:  # boundary: invalid protobuf ends the stream, not the service
+            log.debug("reset the gossip stream of %s: %r", peer, error)
             await reset_quietly(stream)
             self._handle_dead_peer(peer)
             self._blame(str(peer), PeerFault.GARBAGE)
@@ -197,35 +196,35 @@ async def reset_quietly(stream: Any) -> None:
     try:
         await stream.reset()
     except Exception as error:  # boundary: the other side may be gone in any of the library's ways
-        log.debug("a stream could not be reset: %r", error)
+        log.debug("cannot reset a stream: %r", error)
 
 
 class InboundGuard:
-    """Who may come in: connections by address, streams by connection."""
+    """Limits inbound connections per address and streams per connection."""
 
     def __init__(
-        self, *, connections_max: int, per_address_max: int, is_shut_out: Callable[[str], bool], blame: ReportFault
+        self, *, connections_max: int, per_address_max: int, is_blocked: Callable[[str], bool], blame: ReportFault
     ) -> None:
         self._connections = ConcurrencyLimit(total_max=connections_max, key_max=per_address_max)
         self._streams = ConcurrencyLimit(total_max=STREAMS_TOTAL_MAX, key_max=STREAMS_MAX)
-        self._is_shut_out = is_shut_out
+        self._is_blocked = is_blocked
         self._blame = blame
 
     def guard(self, host: Any) -> None:
-        """Stand before the library's own handlers of this host."""
+        """Install this guard before the library's handlers of a host."""
         network = host.get_network()
         handler = host._swarm_stream_handler
 
-        async def take_stream(stream: Any) -> None:
-            await self._take_stream(handler, stream)
+        async def handle_stream(stream: Any) -> None:
+            await self._handle_stream(handler, stream)
 
-        async def take_connection(closer: Any, listener: Any, failure: Any) -> None:
-            await self._take_connection(network, closer, listener)
+        async def handle_connection(closer: Any, listener: Any, failure: Any) -> None:
+            await self._handle_connection(network, closer, listener)
 
-        network.set_stream_handler(take_stream)
-        network._do_handle_inbound_connection = take_connection
+        network.set_stream_handler(handle_stream)
+        network._do_handle_inbound_connection = handle_connection
 
-    async def _take_stream(self, handler: Any, stream: Any) -> None:
+    async def _handle_stream(self, handler: Any, stream: Any) -> None:
         connection = id(stream.muxed_conn)
         if not self._streams.enter(connection):
             self._blame(str(stream.muxed_conn.peer_id), PeerFault.FLOOD)
@@ -233,26 +232,26 @@ class InboundGuard:
             return
         try:
             await handler(stream)
-        except Exception as error:  # boundary: a handler that raises would end the whole host
-            log.debug("a stream of %s was reset: %r", stream.muxed_conn.peer_id, error)
+        except Exception as error:  # boundary: a failing handler would end the whole host
+            log.debug("reset a stream of %s: %r", stream.muxed_conn.peer_id, error)
             await reset_quietly(stream)
         finally:
             self._streams.leave(connection)
 
-    async def _take_connection(self, network: Any, closer: Any, listener: Any) -> None:
-        """As the library does it, but the place is given back when the connection ends, not when the host does."""
+    async def _handle_connection(self, network: Any, closer: Any, listener: Any) -> None:
+        """Like the library's handler, but it releases the slot when the connection ends, not when the host does."""
         remote = closer.get_remote_address()
         group = address_group(remote[0] if remote else "")
         key = (group, id(closer)) if group in LOOPBACK else group
-        if self._is_shut_out(group) or not self._connections.enter(key):
+        if self._is_blocked(group) or not self._connections.enter(key):
             await _close_quietly(closer)
             return
         try:
             raw = RawConnection(closer, False)
             try:
                 muxed = await network.upgrade_inbound_raw_conn(raw, listener)
-            except Exception as error:  # boundary: whatever a stranger does instead of shaking hands
-                log.debug("a connection from %s was not opened: %r", group, error)
+            except Exception as error:  # boundary: whatever a remote peer does instead of a handshake
+                log.debug("cannot open a connection from %s: %r", group, error)
                 await _close_quietly(raw)
                 return
             await muxed.event_closed.wait()
@@ -264,7 +263,7 @@ async def _close_quietly(closer: Any) -> None:
     try:
         await closer.close()
     except Exception as error:  # boundary: the other side may be gone in any of the library's ways
-        log.debug("a socket could not be closed: %r", error)
+        log.debug("cannot close a socket: %r", error)
 
 
 WINDOW_GROWN = 2**20

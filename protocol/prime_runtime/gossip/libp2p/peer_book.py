@@ -1,10 +1,8 @@
-"""How well one peer has behaved: a number that forgets, and bans that end. Pure; the time comes in.
+"""What this node knows of other peers: addresses, signed records, scores, bans, and which peer to forget first. Pure.
 
-Everybody this node has heard of: addresses, cards, scores, and who is forgotten first. Pure.
-
-A peer is named by its peer id, which is free to make, so nothing here trusts a new one: what is known of strangers is
-bounded for each host and in all, and three banned peers behind one address shut that address out for a while. Whom to
-dial and to keep is in peers.py.
+A peer id is free to create, so a new peer is never trusted: the number of known peers is bounded per host and in
+total, and three banned peers behind one address block that address for a while. peer_table.py decides which peers to
+dial and keep.
 """
 
 from dataclasses import dataclass, field
@@ -16,38 +14,38 @@ from prime_protocol.wire.addresses import PeerAddress
 from prime_runtime.rate_limits import address_group
 
 HALF_LIFE_MS = 300_000
-"""Both good and bad deeds count half as much after five minutes."""
+"""Rewards and faults count half after five minutes."""
 SCORE_MAX = 20.0
-"""Good deeds are cheap, so they buy little: one forged message more than a stranger may send."""
+"""Rewards are cheap to earn, so they allow little: one forged message more than a new peer may send."""
 BAN_BELOW = -100.0
 BAN_MS = 600_000
 BAN_MS_MAX = 24 * 3_600_000
-"""A ban lasts ten minutes, and twice as long each time, up to a day."""
+"""A ban lasts ten minutes and doubles each time, up to a day."""
 
 
 class PeerFault(Enum):
-    """What a peer can do wrong."""
+    """What a peer can do wrong; the value completes "it ..."."""
 
-    FORGED = "passed on a message that no honest peer would"
-    GARBAGE = "sent bytes that are no protocol"
-    BAD_CARD = "handed out a peer card that is none"
-    FLOOD = "sent more than it may"
+    FORGED = "forwarded a forged message"
+    GARBAGE = "sent invalid bytes"
+    BAD_CARD = "sent an invalid peer record"
+    FLOOD = "exceeded a rate limit"
 
 
 FAULT_POINTS = {PeerFault.FORGED: 21.0, PeerFault.GARBAGE: 35.0, PeerFault.BAD_CARD: 21.0, PeerFault.FLOOD: 1.0}
-"""Points lost. Five forged messages, or a hundred too many, within a minute or so are a ban."""
+"""Points lost. Five forged messages, or a hundred excess ones, within about a minute cause a ban."""
 
 
 @dataclass(slots=True)
 class PeerScore:
-    """0 for a stranger. Below the limit it is banned, and begins anew when the ban ends."""
+    """0 for a new peer. A peer below the limit is banned; its score restarts at 0."""
 
     points: float = 0.0
     at_ms: int = 0
     bans: int = 0
     banned_until_ms: int = 0
     group: str = ""
-    """Where its last connection came from."""
+    """Address group of its last connection."""
 
     def at(self, now_ms: int) -> float:
         passed_ms = max(0, now_ms - self.at_ms)
@@ -60,7 +58,7 @@ class PeerScore:
         self._set(min(SCORE_MAX, self.at(now_ms) + 1.0), now_ms)
 
     def penalize(self, fault: PeerFault, now_ms: int) -> bool:
-        """True if this was what it took to be banned."""
+        """True if this fault causes a ban."""
         if self.is_banned(now_ms):
             return False
         self._set(self.at(now_ms) - FAULT_POINTS[fault], now_ms)
@@ -78,12 +76,12 @@ class PeerScore:
 
 GROUP_BANS_MAX = 3
 LOOPBACK = ("127.0.0.1", "::/64")
-"""This machine: whoever is on it can do worse than gossip, and several nodes may be. No limit for one address here."""
+"""This machine. Several nodes may run on it, so the limit per address does not apply."""
 
 
 @dataclass(slots=True)
 class DialTarget:
-    """One address of a peer, and how dialling it went."""
+    """An address of a peer, and the result of dialling it."""
 
     address: PeerAddress
     failures: int = 0
@@ -101,15 +99,15 @@ class PeerConnection:
     is_pinging: bool = False
     is_asking: bool = False
     is_speaking: bool = False
-    """It takes part in gossip."""
+    """The peer takes part in gossip."""
 
 
 @dataclass(slots=True)
 class KnownPeer:
     is_bootstrap: bool = False
     targets: list[DialTarget] = field(default_factory=list)
-    card: bytes = b""
-    card_until_ms: int = 0
+    record: bytes = b""
+    record_until_ms: int = 0
     """Wall clock."""
     score: PeerScore = field(default_factory=PeerScore)
     link: PeerConnection | None = None
@@ -118,21 +116,21 @@ class KnownPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """How many of what; from the settings."""
+    """Limits from the settings."""
 
     target: int
-    """Connections that this node tries to have."""
+    """Connections that this node tries to open."""
     known_max: int
     per_host_max: int
-    """Most peers known with an address on one host."""
+    """Maximum number of known peers with an address on one host."""
     ping_ms: int
     ask_ms: int
     allow_private: bool = False
-    """Dial what strangers say is in a private network. Else a card could send every node to the owner's router."""
+    """Dial private addresses that peers announce. Otherwise a record could send every node to its owner's router."""
 
 
 class PeerBook:
-    """What is known of other peers."""
+    """The known peers."""
 
     def __init__(self, own_peer: str, limits: PeerLimits, *, salt: bytes) -> None:
         self._own_peer = own_peer
@@ -144,7 +142,7 @@ class PeerBook:
 
     @property
     def known(self) -> int:
-        """Peers that could be dialled."""
+        """Peers with an address."""
         return sum(1 for peer in self.peers.values() if peer.targets)
 
     def count_banned(self, now_ms: int) -> int:
@@ -154,8 +152,8 @@ class PeerBook:
         peer = self.peers.get(name)
         return peer is not None and peer.score.is_banned(now_ms)
 
-    def is_shut_out(self, group: str, now_ms: int) -> bool:
-        """Enough peers behind this address are banned that the next one is not worth a handshake."""
+    def is_blocked(self, group: str, now_ms: int) -> bool:
+        """So many peers from this address are banned that connections from it are refused."""
         if group in LOOPBACK:
             return False
         banned = [peer for peer in self.peers.values() if peer.score.group == group and peer.score.is_banned(now_ms)]
@@ -166,10 +164,10 @@ class PeerBook:
             address = PeerAddress.parse(text)
             if address.peer != self._own_peer:
                 self.peers.setdefault(address.peer, KnownPeer()).is_bootstrap = True
-                self._place(address)
+                self._add_target(address)
 
-    def learn(self, addresses: tuple[PeerAddress, ...], *, card: bytes, until_ms: int, now_ms: int) -> bool:
-        """A peer's card, or the addresses it was found at where `card` is empty. True if there was room for it."""
+    def learn(self, addresses: tuple[PeerAddress, ...], *, record: bytes, until_ms: int, now_ms: int) -> bool:
+        """Add a peer's signed record, or its addresses if `record` is empty. True if it was added."""
         (name,) = {address.peer for address in addresses}
         addresses = tuple(address for address in addresses if self._may_dial(address))
         if not addresses or name == self._own_peer or self.is_banned(name, now_ms):
@@ -177,41 +175,41 @@ class PeerBook:
         peer = self.peers.get(name)
         if peer is None and len(self.peers) >= self._limits.known_max and not self._forget_worst(now_ms):
             return False
-        is_placed = [self._place(address) for address in addresses]
+        is_added = [self._add_target(address) for address in addresses]
         peer = self.peers.get(name)
-        if peer is None or not any(is_placed):
+        if peer is None or not any(is_added):
             return False
-        if card and until_ms > peer.card_until_ms:
+        if record and until_ms > peer.record_until_ms:
             kept = {str(address) for address in addresses}
-            peer.card, peer.card_until_ms = card, until_ms
+            peer.record, peer.record_until_ms = record, until_ms
             if not peer.is_bootstrap:
-                # The newest card is the whole truth about a peer; a moved one is not dialled at its old place.
-                self._drop_places(name, [place for place in peer.targets if str(place.address) not in kept])
+                # The newest record is complete: a peer that moved is not dialled at its old addresses.
+                self._drop_targets(name, [target for target in peer.targets if str(target.address) not in kept])
         return True
 
     def _may_dial(self, address: PeerAddress) -> bool:
-        """A name may still lead inside; who resolves it sees no more of it than whether a libp2p host answers."""
+        """A DNS name may still resolve to a private address; that reveals only whether a libp2p host answers there."""
         is_name = address.family.startswith("dns")
         return self._limits.allow_private or is_name or ip_address(address.host).is_global
 
-    def cards(self, asker: str, *, count_max: int, wall_ms: int) -> list[bytes]:
-        """Living cards for somebody who asks: connected peers first, then in an order that nobody can foresee."""
-        living = [(n, p) for n, p in self.peers.items() if p.card and p.card_until_ms > wall_ms and n != asker]
+    def list_records(self, asker: str, *, count_max: int, wall_ms: int) -> list[bytes]:
+        """Valid records for a peer that asks: connected peers first, then in an unpredictable order."""
+        living = [(n, p) for n, p in self.peers.items() if p.record and p.record_until_ms > wall_ms and n != asker]
         living.sort(key=lambda item: (item[1].link is None, self.shuffle(item[0] + asker)))
-        return [peer.card for _, peer in living[:count_max]]
+        return [peer.record for _, peer in living[:count_max]]
 
     def forget(self, name: str) -> None:
-        self._drop_places(name, list(self.peers[name].targets))
+        self._drop_targets(name, list(self.peers[name].targets))
         del self.peers[name]
 
     def forget_if_empty(self, name: str, now_ms: int) -> None:
-        """A stranger that came and went leaves nothing behind, unless it is banned."""
+        """Forget a peer without addresses, unless it is banned."""
         peer = self.peers[name]
         if not peer.targets and not peer.score.is_banned(now_ms):
             del self.peers[name]
 
     def sweep(self, now_ms: int) -> None:
-        """Strangers whose ban is over are forgotten; of those still banned, no more are kept than of all others."""
+        """Forget peers without addresses whose ban is over, and the oldest bans beyond the limit on known peers."""
         gone = [(p.score.banned_until_ms, n) for n, p in self.peers.items() if not p.targets and p.link is None]
         gone.sort()
         for until_ms, name in gone:
@@ -222,11 +220,11 @@ class PeerBook:
     def shuffle(self, name: str) -> bytes:
         return sha256(self._salt + name.encode()).digest()
 
-    def _place(self, address: PeerAddress) -> bool:
-        """Remember one address, unless too many peers are said to be on that host."""
+    def _add_target(self, address: PeerAddress) -> bool:
+        """Add an address, unless too many peers claim that host."""
         peer = self.peers.get(address.peer)
         host = address_group(address.host) if address.family.startswith("ip") else address.host
-        if peer is not None and any(place.address == address for place in peer.targets):
+        if peer is not None and any(target.address == address for target in peer.targets):
             return True
         here = self._hosts.setdefault(host, set())
         is_wanted = host in LOOPBACK or (peer is not None and peer.is_bootstrap)
@@ -236,11 +234,11 @@ class PeerBook:
         self.peers.setdefault(address.peer, KnownPeer()).targets.append(DialTarget(address))
         return True
 
-    def _drop_places(self, name: str, places: list[DialTarget]) -> None:
+    def _drop_targets(self, name: str, targets: list[DialTarget]) -> None:
         peer = self.peers[name]
-        peer.targets = [place for place in peer.targets if place not in places]
-        for place in places:
-            address = place.address
+        peer.targets = [target for target in peer.targets if target not in targets]
+        for target in targets:
+            address = target.address
             host = address_group(address.host) if address.family.startswith("ip") else address.host
             if any(other.address.host == address.host for other in peer.targets):
                 continue
@@ -250,9 +248,9 @@ class PeerBook:
                 self._hosts.pop(host, None)
 
     def _forget_worst(self, now_ms: int) -> bool:
-        """Make room for a newcomer; False if everybody known is worth more than a stranger."""
+        """Forget the worst peer; False if every known peer is better than a new one."""
         idle = [
-            (max((place.failures for place in peer.targets), default=0), -peer.score.at(now_ms), name)
+            (max((target.failures for target in peer.targets), default=0), -peer.score.at(now_ms), name)
             for name, peer in self.peers.items()
             if peer.link is None and not peer.is_bootstrap and not peer.is_dialling and not peer.score.is_banned(now_ms)
         ]

@@ -1,7 +1,6 @@
-"""Whom this node dials, pings, asks, drops and bans. Pure: events and `now_ms` in, effects out.
+"""Which peers to dial, ping, ask, drop and ban. Pure: events and `now_ms` in, effects out.
 
-Whom it has heard of, and what is kept of strangers, is in peer_book.py. Times are of a clock that never jumps, but for
-cards, whose expiry their senders sign.
+peer_book.py stores the known peers. Times are monotonic, except that signed records expire by the wall clock.
 """
 
 from dataclasses import dataclass
@@ -12,16 +11,16 @@ from prime_runtime.gossip.libp2p.peer_book import DialTarget, KnownPeer, PeerBoo
 from prime_runtime.rate_limits import address_group
 
 DIALS_MAX = 8
-"""Dials under way at once: each may hold a socket until its deadline."""
+"""Concurrent dials: each may hold a socket until its deadline."""
 DIAL_WAIT_MS = 1_000
 DIAL_WAIT_MS_MAX = 600_000
 ALONE_WAIT_MS_MAX = 15_000
-"""Longest pause between two tries at one address of a bootstrap peer, while there is no connection at all."""
+"""Maximum pause between two dials of a bootstrap peer while there is no connection at all."""
 SILENT_MS = 30_000
-"""A connected peer that has not begun to gossip by then takes a place for nothing."""
+"""A connected peer that does not gossip by then is dropped."""
 PINGS_MISSED_MAX = 2
 FORGET_FAILURES = 6
-"""A peer is forgotten when each of its addresses has failed so often in a row; some ten minutes of trying."""
+"""A peer is forgotten when each of its addresses has failed this often in a row: about ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class PingPeer:
 
 @dataclass(frozen=True, slots=True)
 class AskPeer:
-    """For other peers."""
+    """Ask a peer for other peers."""
 
     peer: str
 
@@ -52,7 +51,7 @@ PeerEffect = DialPeer | DropPeer | PingPeer | AskPeer
 
 
 class PeerTable:
-    """Connections to other peers: which to try, to keep and to end."""
+    """Decides which connections to open, keep and close."""
 
     def __init__(self, own_peer: str, limits: PeerLimits, *, salt: bytes) -> None:
         self.book = PeerBook(own_peer, limits, salt=salt)
@@ -77,20 +76,20 @@ class PeerTable:
         if peer is None:
             return
         if peer.link is not None and now_ms - peer.link.since_ms < DIAL_WAIT_MS_MAX:
-            # Who hangs up at once is not dialled again at once.
-            for place in peer.targets:
-                place.wait_until_ms = max(place.wait_until_ms, now_ms + DIAL_WAIT_MS)
+            # A peer that disconnects at once is not dialled again at once.
+            for target in peer.targets:
+                target.wait_until_ms = max(target.wait_until_ms, now_ms + DIAL_WAIT_MS)
         peer.link = None
         self.book.forget_if_empty(name, now_ms)
 
     def disconnect_all(self, now_ms: int) -> None:
-        """The libp2p half has died: its connections are gone, what is known of peers is not."""
+        """The session has crashed: all connections are gone, the known peers stay."""
         for name in list(self._peers):
             self._peers[name].is_dialling = False
             self.disconnected(name, now_ms)
 
     def speaking(self, name: str) -> None:
-        """It has begun to gossip."""
+        """The peer has started to gossip."""
         if (peer := self._peers.get(name)) and peer.link:
             peer.link.is_speaking = True
 
@@ -99,11 +98,11 @@ class PeerTable:
         if peer is None:
             return
         peer.is_dialling = False
-        for place in peer.targets:
-            if str(place.address) == address:
-                place.failures = 0 if is_open else place.failures + 1
-                wait_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, place.failures))
-                place.wait_until_ms = now_ms + (DIAL_WAIT_MS if is_open else wait_ms)
+        for target in peer.targets:
+            if str(target.address) == address:
+                target.failures = 0 if is_open else target.failures + 1
+                wait_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, target.failures))
+                target.wait_until_ms = now_ms + (DIAL_WAIT_MS if is_open else wait_ms)
         is_hopeless = not peer.is_bootstrap and all(p.failures >= FORGET_FAILURES for p in peer.targets)
         if is_hopeless and peer.link is None and not peer.score.is_banned(now_ms):
             self.book.forget(name)
@@ -129,7 +128,7 @@ class PeerTable:
             peer.link.ask_at_ms = now_ms + self._limits.ask_ms
 
     def behaved(self, name: str, now_ms: int) -> None:
-        """It told us something new and true."""
+        """The peer sent a new valid message."""
         if peer := self._peers.get(name):
             peer.score.reward(now_ms)
 
@@ -140,7 +139,7 @@ class PeerTable:
         return [DropPeer(name, f"is banned: {fault.value}")] if peer.link else []
 
     def tick(self, now_ms: int) -> list[PeerEffect]:
-        """What is due. Called about once a second."""
+        """The effects that are due. Called several times a second."""
         self.book.sweep(now_ms)
         effects: list[PeerEffect] = []
         for name, peer in self._peers.items():
@@ -168,24 +167,24 @@ class PeerTable:
         for name, peer in self._peers.items():
             if peer.link or peer.is_dialling or not peer.targets or peer.score.is_banned(now_ms):
                 continue
-            place = min(peer.targets, key=lambda place: (self._wait_until(peer, place, connected), place.failures))
-            if self._wait_until(peer, place, connected) <= now_ms:
-                ready.append(((place.failures, -peer.score.at(now_ms), self.book.shuffle(name)), name, place))
+            target = min(peer.targets, key=lambda target: (self._wait_until(peer, target, connected), target.failures))
+            if self._wait_until(peer, target, connected) <= now_ms:
+                ready.append(((target.failures, -peer.score.at(now_ms), self.book.shuffle(name)), name, target))
         ready.sort(key=lambda item: item[0])
         for _, name, _ in ready[: max(0, wanted)]:
             self._peers[name].is_dialling = True
-        return [DialPeer(name, str(place.address)) for _, name, place in ready[: max(0, wanted)]]
+        return [DialPeer(name, str(target.address)) for _, name, target in ready[: max(0, wanted)]]
 
-    def _wait_until(self, peer: KnownPeer, place: DialTarget, connected: int) -> int:
-        """Re-bootstrap: who has lost everybody does not wait ten minutes for those it was told to begin with."""
-        if connected or not peer.is_bootstrap or not place.failures:
-            return place.wait_until_ms
-        waited_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, place.failures))
-        return place.wait_until_ms - max(0, waited_ms - ALONE_WAIT_MS_MAX)
+    def _wait_until(self, peer: KnownPeer, target: DialTarget, connected: int) -> int:
+        """A node that has lost all peers does not wait ten minutes for its bootstrap peers."""
+        if connected or not peer.is_bootstrap or not target.failures:
+            return target.wait_until_ms
+        waited_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, target.failures))
+        return target.wait_until_ms - max(0, waited_ms - ALONE_WAIT_MS_MAX)
 
 
 def parse_peer_address(text: str) -> PeerAddress | None:
-    """An address as the library prints it, if it is one that others can be told."""
+    """An address in the library's notation; None if it cannot be announced."""
     try:
         return PeerAddress.parse(text)
     except RemoteError:

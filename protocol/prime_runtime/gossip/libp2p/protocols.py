@@ -1,15 +1,9 @@
-"""GossipSub 1.1 of one host: joins topics, publishes, and lets the pure guard judge before anything is passed on.
+"""The protocols on one libp2p host: GossipSub 1.1, peer exchange, Kademlia.
 
-Why these settings and no others: docs/decisions/0004-libp2p-behind-a-guard.md.
-
-Peer exchange, `/prime/peers/1`: one question, one answer, each a length of four bytes and a message.
-
-The asker sends a PeersWanted with its own card, the other a PeersKnown. See docs/protocol/gossip.md.
-
-Kademlia, for those who switch it on: peers that it comes upon are handed to the peer table.
-
-The library fixes the protocol's name at `/ipfs/kad/1.0.0`, so a node that also spoke to the public table would join
-the two. Its lookups connect everybody to everybody and cost CPU; the peer exchange does without.
+GossipSub validates each message with the pure GossipGuard before forwarding it. The reasons for its settings are in
+docs/decisions/0004-libp2p-behind-a-guard.md. Peer exchange (`/prime/peers/1`, docs/protocol/gossip.md) is one request
+and one answer, each with a length of four bytes. Kademlia is optional. The library fixes its protocol name at
+`/ipfs/kad/1.0.0`, so a node that also spoke to the public table would join the two; its lookups cost CPU.
 """
 
 import logging
@@ -43,13 +37,13 @@ DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 BACKPRESSURE_POLL_S = 0.005
 BACKPRESSURE_S_MAX = 1.0
-"""Longest wait for slow peers before a message is published all the same; those who cannot follow lose it, and are not
+"""Maximum wait for slow peers before a message is published anyway. Peers that cannot keep up lose it, and are not
 waited for again until they have caught up."""
 HOT_TOPIC_PER_S = 1_000.0
 
 
 class GossipListener(Protocol):
-    """Who is told what became of a message; all in the trio thread."""
+    """Receives the fate of each message; called in the trio thread."""
 
     def accepted(self, gossip: ReceivedGossip, forwarder: str) -> None: ...
 
@@ -61,7 +55,7 @@ class GossipListener(Protocol):
 
 
 class GossipSubService:
-    """The GossipSub half of a host. `router` and `pubsub` are services to be run."""
+    """GossipSub on one host. The session runs the services `router` and `pubsub`."""
 
     def __init__(
         self, host: Any, network: NetworkId, guard: GossipGuard, audience: GossipListener, *, now_ms: Callable[[], int]
@@ -71,7 +65,7 @@ class GossipSubService:
         self._audience = audience
         self._now_ms = now_ms
         self._laggards: set[Any] = set()
-        """Peers that were waited for in vain."""
+        """Peers that did not catch up while we waited."""
         self.router = GossipSub(
             protocols=[PROTOCOL_ID_V11],
             degree=DEGREE,
@@ -99,12 +93,12 @@ class GossipSubService:
     async def join(self, run: RunId) -> None:
         for kind in TOPIC_KINDS:
             name = get_topic(self._network, run, kind)
-            # Sync: with an async validator the same message can be judged, and accepted, twice at once.
+            # Synchronous: with an async validator a message could be validated, and accepted, twice at once.
             self.pubsub.set_topic_validator(name, self._validator(name, run), False)
             await self.pubsub.subscribe(name)
 
     async def publish(self, name: str, frame: bytes) -> None:
-        """To the peers of the topic, not faster than they take it; one that takes nothing holds up one message."""
+        """Publish to the peers of the topic at their pace. A peer that reads nothing delays one message only."""
         before = self._crowded()
         with trio.move_on_after(BACKPRESSURE_S_MAX) as patience:
             while self._crowded() - self._laggards:
@@ -113,7 +107,7 @@ class GossipSubService:
         await self.pubsub.publish(name, frame)
 
     def _crowded(self) -> set[Any]:
-        """Peers for whom more waits than half of what may."""
+        """Peers whose send queue is more than half full."""
         return {peer for peer, queue in self.pubsub.peer_queues.items() if len(queue) > QUEUE_MAX // 2}
 
     def _validator(self, name: str, run: RunId) -> Callable[[Any, Any], bool]:
@@ -140,13 +134,13 @@ CLOSE_S = 1.0
 ASKER_RATE = RateLimit(per_second=1, burst=10)
 ASKERS_MAX = 4096
 STREAM_FAILURES = (BaseLibp2pError, OSError, trio.TooSlowError)
-"""What a stream does when the other side is slow, gone or unwilling."""
+"""Errors of a stream whose peer is slow, gone or unwilling."""
 
 HARMLESS_FIELDS = frozenset({"Payload.expires_at_ms", "Payload.issued_at_ms", "Payload.version"})
-"""What is wrong with a card that was long on its way, or where a clock is off, or software newer."""
+"""Errors of an honest peer: a delayed record, a wrong clock, a newer version."""
 
 AnswerPeersWanted = Callable[[str, PeersRequest], PeersReply]
-"""From the asker's peer id and its question. RemoteError: what it sent is no question."""
+"""Takes the peer id and the request. RemoteError: the request is invalid."""
 
 
 def is_hostile(error: RemoteError) -> bool:
@@ -154,7 +148,7 @@ def is_hostile(error: RemoteError) -> bool:
 
 
 class PeerExchange:
-    """Asks and answers on one host."""
+    """Sends and answers requests for peers on one host."""
 
     def __init__(self, host: Any, *, answer: AnswerPeersWanted, now_ms: Callable[[], int], blame: ReportFault) -> None:
         self._host = host
@@ -165,7 +159,7 @@ class PeerExchange:
         host.set_stream_handler(EXCHANGE_PROTOCOL, self._serve)
 
     async def ask(self, peer: Any, card: bytes) -> PeersReply:
-        """A peer's answer. RemoteError: it broke the protocol. TooSlowError and others of FAILURES: none came."""
+        """The answer of a peer. RemoteError: it broke the protocol. STREAM_FAILURES: no answer."""
         with trio.fail_after(EXCHANGE_S):
             stream = await self._host.new_stream(peer, [EXCHANGE_PROTOCOL])
             try:
@@ -175,7 +169,7 @@ class PeerExchange:
                 await _close_stream(stream)
 
     async def _serve(self, stream: Any) -> None:
-        """The guard resets the stream on whatever is raised here."""
+        """InboundGuard resets the stream on any error."""
         peer = str(stream.muxed_conn.peer_id)
         if self._askers.take(peer, self._now_ms()):
             self._blame(peer, PeerFault.FLOOD)
@@ -212,9 +206,9 @@ async def _close_stream(stream: Any) -> None:
 
 
 KADEMLIA_ROUND_S = 30.0
-"""Between two looks into the table."""
+"""Interval between two lookups."""
 KADEMLIA_EMPTY_ROUND_S = 1.0
-"""The same while the table is empty."""
+"""The same while the routing table is empty."""
 
 
 class Kademlia:
@@ -226,21 +220,21 @@ class Kademlia:
         self._dht = KadDHT(host, DHTMode.SERVER)
 
     async def run(self, found: Callable[[list[str]], None]) -> None:
-        """For the life of the host, or of the library's service; `found` gets addresses with their peer ids."""
+        """Run as long as the host; `found` receives addresses with peer ids."""
         try:
             async with background_trio_service(self._dht):
                 await self._meet()
-                # The library's own first lookup had nobody to ask, and its second comes ten minutes later.
+                # The library's first lookup found no peers, and its second comes ten minutes later.
                 await self._dht.refresh_routing_table()
                 while True:
                     await self._enter_connected()
                     found(self._addresses())
                     await trio.sleep(self._round_s)
-        except Exception as error:  # boundary: gossip goes on without it
-            log.error("Kademlia has ended; the peer exchange goes on", exc_info=error)
+        except Exception as error:  # boundary: gossip works without it
+            log.error("Kademlia failed; the peer exchange continues", exc_info=error)
 
     async def _meet(self) -> None:
-        """Until there is somebody in the table."""
+        """Wait until the routing table has a peer."""
         while not self._dht.routing_table.get_peer_ids():
             await self._enter_connected()
             await trio.sleep(KADEMLIA_EMPTY_ROUND_S)
@@ -258,7 +252,7 @@ class Kademlia:
         ]
 
     def _known(self, peer: Any) -> list[Any]:
-        """Nothing of a peer that the library has forgotten, or whose addresses it holds to be too old."""
+        """Addresses of a peer; none if the library has dropped them."""
         try:
             return list(self._host.get_peerstore().addrs(peer))
         except PeerStoreError:
@@ -266,7 +260,7 @@ class Kademlia:
 
 
 def _format_address(address: Any) -> str:
-    """Without its peer id; empty where a stranger put bytes that are no address."""
+    """The address without its peer id; empty if the bytes are invalid."""
     try:
         return str(address).partition("/p2p/")[0]
     except BinaryParseError:

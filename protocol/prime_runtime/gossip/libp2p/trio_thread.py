@@ -1,7 +1,7 @@
-"""Between asyncio and trio: calls go into the trio thread, events come out, and a crash there is a value here.
+"""The bridge between asyncio and trio: calls go into the trio thread, events come out, a crash there is a value here.
 
-libp2p runs on trio alone. It gets a thread of its own, so that what kills it touches nothing else. Hosts, streams and
-peer ids of the library never leave that thread; what crosses are plain values.
+libp2p runs on trio only. In a thread of its own, a crash of the library cannot harm the rest of the program. Objects of
+the library never leave that thread; only plain values cross.
 """
 
 import asyncio
@@ -14,22 +14,21 @@ import trio
 
 T = TypeVar("T")
 Main = Callable[[Callable[[], None], trio.Event], Awaitable[None]]
-"""Runs under trio for as long as the half lives; calls its first argument once, when it is ready, and ends in order
-when the event is set."""
+"""Runs under trio. It calls its first argument once, when it is ready, and ends when the event is set."""
 
 
 class TrioThreadClosed(Exception):
-    """The trio side has stopped, so nothing can be asked of it."""
+    """The trio thread has stopped and accepts no calls."""
 
 
 class TrioThread:
-    """One life of the trio side. A restart is a new one."""
+    """A thread that runs trio. A restart uses a new object."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self.done: asyncio.Future[BaseException | None] = self._loop.create_future()
-        """Set when the trio side has ended: with what killed it, or None."""
+        """The error that ended the trio thread, or None."""
         self._inflight: set[asyncio.Future[Any]] = set()
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
@@ -37,13 +36,13 @@ class TrioThread:
         self._thread: threading.Thread | None = None
 
     async def start(self, main: Main) -> None:
-        """Until `main` is ready; what it raises before that is raised here."""
+        """Wait until `main` is ready, or raise its error."""
         self._thread = threading.Thread(target=self._run, args=(main,), name="p2p", daemon=True)
         self._thread.start()
         await asyncio.shield(self._ready)
 
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_ms: int) -> T:
-        """The function's result, or what it raised. TimeoutError after the deadline: then it was cancelled."""
+        """The result of the function, or its error. TimeoutError: it was cancelled at the deadline."""
         future: asyncio.Future[T] = self._loop.create_future()
         scope = trio.CancelScope()
 
@@ -52,7 +51,7 @@ class TrioThread:
                 result, error = None, None
                 try:
                     result = await function(*args)
-                except Exception as raised:  # boundary: the caller's thread gets it
+                except Exception as raised:  # boundary: raised in the caller's thread
                     error = raised
                 self._tell(self._settle, future, result, error)
 
@@ -67,7 +66,7 @@ class TrioThread:
                 self._try_send(scope.cancel)
 
     async def stop(self, timeout_ms: int) -> bool:
-        """Ask the trio side to end, cancel it after half the time, and wait; False if it did not end at all."""
+        """Ask the trio thread to end, cancel it after half the time, and wait. False: it did not end."""
         for give_up in (self._ask_to_stop, self._cancel_all):
             give_up()
             done, _ = await asyncio.wait([self.done], timeout=timeout_ms / 2000)
@@ -81,7 +80,7 @@ class TrioThread:
         error: BaseException | None = None
         try:
             trio.run(self._root, main)
-        except BaseException as raised:  # boundary: a thread has nobody above it; the supervisor is told
+        except BaseException as raised:  # boundary: a thread has no caller; P2PNode reads `done`
             error = raised
         self._tell(self._finish, error)
 
@@ -93,7 +92,7 @@ class TrioThread:
             nursery.cancel_scope.cancel()
 
     def _start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """In the trio thread. A nursery that is closing takes no tasks; `_finish` answers their callers."""
+        """In the trio thread. A closing nursery accepts no tasks; `_finish` answers their callers."""
         assert self._nursery is not None
         try:
             self._nursery.start_soon(task)
@@ -102,11 +101,11 @@ class TrioThread:
 
     def _send(self, function: Callable[[], None]) -> None:
         if self._token is None or self.done.done():
-            raise TrioThreadClosed("the libp2p half is not running")
+            raise TrioThreadClosed("the libp2p thread is not running")
         try:
             self._token.run_sync_soon(function)
         except trio.RunFinishedError:
-            raise TrioThreadClosed("the libp2p half has stopped") from None
+            raise TrioThreadClosed("the libp2p thread has stopped") from None
 
     def _ask_to_stop(self) -> None:
         if self._stopping is not None:
@@ -123,11 +122,11 @@ class TrioThread:
             return
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        """Run something in the asyncio thread, from the trio thread."""
+        """From the trio thread: run a function in the asyncio thread."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            return  # the loop is closed: the program is at its end
+            return  # the loop is closed: the program is ending
 
     @staticmethod
     def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -139,18 +138,18 @@ class TrioThread:
             future.set_result(result)
 
     def _finish(self, error: BaseException | None) -> None:
-        closed = TrioThreadClosed("the libp2p half has stopped")
+        closed = TrioThreadClosed("the libp2p thread has stopped")
         for future in list(self._inflight):
             self._settle(future, None, closed)
         is_early = not self._ready.done()
         self._settle(self._ready, None, error or closed)
         if is_early:
-            self._ready.exception()  # seen: whoever waits for the start still gets it
+            self._ready.exception()  # mark as retrieved; a waiting `start` still raises it
         self._settle(self.done, error, None)
 
 
 class CrossThreadQueue(Generic[T]):
-    """Values from any thread for one asyncio loop. When it is full the oldest is dropped, and counted."""
+    """A queue from any thread to one asyncio loop. When it is full, the oldest value is dropped and counted."""
 
     def __init__(self, items_max: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -162,7 +161,7 @@ class CrossThreadQueue(Generic[T]):
         self.dropped = 0
 
     def offer(self, item: T) -> None:
-        """From any thread; never waits."""
+        """Add a value from any thread, without waiting."""
         with self._lock:
             if len(self._items) >= self._items_max:
                 self._items.popleft()
@@ -174,10 +173,10 @@ class CrossThreadQueue(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            return  # the loop is closed: nobody reads any more
+            return  # the loop is closed: nothing reads the queue
 
     async def take(self) -> T:
-        """The oldest, as soon as there is one."""
+        """Wait for the oldest value."""
         while True:
             with self._lock:
                 if self._items:

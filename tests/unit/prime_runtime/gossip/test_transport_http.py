@@ -71,7 +71,7 @@ def client_of(coordinator: Coordinator, clock: HandClock) -> tuple[GossipHttpCli
         run=RUN,
         clock=clock,
         guard=guard,
-        hear=heard.append,
+        deliver=heard.append,
     )
     return client, heard, guard
 
@@ -115,8 +115,8 @@ async def test_a_voice_sends_by_every_way_and_one_that_fails_hinders_no_other() 
             raise LocalError("gossip is down")
         went.append(gossip)
 
-    ways = (sometimes, client.send)
-    voice = GossipPublisher(key_of("a"), NETWORK, guard, clock=clock, sequence=SequenceCounter(), ways=ways)
+    transports = (sometimes, client.send)
+    voice = GossipPublisher(key_of("a"), NETWORK, guard, clock=clock, sequence=SequenceCounter(), transports=transports)
     said = await voice.publish(RUN, serving(0))
     assert said is not None
     assert coordinator.asked == [(RELAY_PUBLISH.kind, RelayPublish(frame=said.frame))]

@@ -49,8 +49,8 @@ def address(number: int, host: str | None = None, port: int = 4001) -> str:
     return f"/ip4/{host or f'203.0.113.{number}'}/tcp/{port}/p2p/{peer(number)}"
 
 
-def learn(to: PeerTable, *texts: str, until_ms: int = 100, now_ms: int = 0, card: bytes = b"card") -> bool:
-    return to.book.learn(tuple(map(PeerAddress.parse, texts)), card=card, until_ms=until_ms, now_ms=now_ms)
+def learn(to: PeerTable, *texts: str, until_ms: int = 100, now_ms: int = 0, record: bytes = b"card") -> bool:
+    return to.book.learn(tuple(map(PeerAddress.parse, texts)), record=record, until_ms=until_ms, now_ms=now_ms)
 
 
 def dials(of: PeerTable, now_ms: int) -> list[DialPeer]:
@@ -131,26 +131,26 @@ def test_who_has_lost_everybody_goes_back_to_its_bootstrap_peers_soon() -> None:
 def test_the_newest_card_replaces_the_addresses_of_an_older_one() -> None:
     ours = table()
     assert learn(ours, address(2, port=1), until_ms=100)
-    assert learn(ours, address(2, port=2), until_ms=200, card=b"newer")
+    assert learn(ours, address(2, port=2), until_ms=200, record=b"newer")
     assert [dial.address for dial in dials(ours, 0)] == [address(2, port=2)]
-    assert ours.book.cards("asker", count_max=9, wall_ms=150) == [b"newer"]
+    assert ours.book.list_records("asker", count_max=9, wall_ms=150) == [b"newer"]
 
 
 def test_living_cards_are_handed_out_and_never_the_askers_own() -> None:
     ours = table()
     for number in range(2, 6):
-        assert learn(ours, address(number), until_ms=number * 100, card=bytes([number]))
+        assert learn(ours, address(number), until_ms=number * 100, record=bytes([number]))
     connect(ours, 5)
-    assert ours.book.cards("asker", count_max=9, wall_ms=300)[0] == bytes([5]), "a connected one first"
-    assert sorted(ours.book.cards(peer(4), count_max=9, wall_ms=300)) == [bytes([5])]
-    assert len(ours.book.cards("asker", count_max=1, wall_ms=0)) == 1
+    assert ours.book.list_records("asker", count_max=9, wall_ms=300)[0] == bytes([5]), "a connected one first"
+    assert sorted(ours.book.list_records(peer(4), count_max=9, wall_ms=300)) == [bytes([5])]
+    assert len(ours.book.list_records("asker", count_max=1, wall_ms=0)) == 1
 
 
 def test_addresses_without_a_card_are_dialled_and_not_handed_out() -> None:
     ours = table()
-    assert learn(ours, address(2), card=b"", until_ms=0)
+    assert learn(ours, address(2), record=b"", until_ms=0)
     assert dials(ours, 0)
-    assert ours.book.cards("asker", count_max=9, wall_ms=0) == []
+    assert ours.book.list_records("asker", count_max=9, wall_ms=0) == []
 
 
 def test_one_host_cannot_fill_the_table() -> None:
@@ -239,21 +239,21 @@ def test_who_passes_on_forgeries_is_banned_dropped_and_not_dialled_until_the_ban
     assert [dial.peer for dial in dials(ours, BAN_MS + DIAL_WAIT_MS)] == [peer(2)]
 
 
-def test_an_address_with_three_banned_peers_is_shut_out_until_their_bans_end() -> None:
+def test_an_address_with_three_banned_peers_is_blocked_until_their_bans_end() -> None:
     ours = table()
     for number in range(2, 2 + GROUP_BANS_MAX):
-        assert not ours.book.is_shut_out("198.51.100.1", 0)
+        assert not ours.book.is_blocked("198.51.100.1", 0)
         ban(ours, number, host="198.51.100.1")
-    assert ours.book.is_shut_out("198.51.100.1", 1)
-    assert not ours.book.is_shut_out("198.51.100.2", 1)
-    assert not ours.book.is_shut_out("198.51.100.1", BAN_MS)
+    assert ours.book.is_blocked("198.51.100.1", 1)
+    assert not ours.book.is_blocked("198.51.100.2", 1)
+    assert not ours.book.is_blocked("198.51.100.1", BAN_MS)
 
 
 def test_this_machine_is_never_shut_out() -> None:
     ours = table()
     for number in range(2, 10):
         ban(ours, number, host="127.0.0.1")
-    assert not ours.book.is_shut_out("127.0.0.1", 1)
+    assert not ours.book.is_blocked("127.0.0.1", 1)
 
 
 def test_banned_strangers_are_remembered_in_bounds_and_forgotten_afterwards() -> None:
