@@ -34,7 +34,7 @@ class Desk:
     def __init__(self, chain: Anvil, at: NetworkContracts, folder: Path) -> None:
         self.at = at
         self.wallet = Wallet(
-            chain.chain, KEY, SystemClock(), gas=GasConfig(), confirmations=12, book=folder / "book.json"
+            chain.chain, KEY, SystemClock(), gas=GasConfig(), confirmations=12, path=folder / "book.json"
         )
         self.payer = Payer(chain.chain, self.wallet, at.vault, folder / "deposit.json")
 
@@ -76,7 +76,7 @@ async def test_the_same_command_again_goes_on_with_a_payment_that_was_begun(tmp_
             again = Desk(chain, at, tmp_path)
             told = await again.payer.pay(WANTED, again.deposit)
             assert (told.values["amount"], await staked()) == (UNITS, UNITS), "it was made once"
-        with pytest.raises(LocalError, match="was begun and not ended: type that again"):
+        with pytest.raises(LocalError, match="was started and not finished"):
             await again.payer.pay(replace(WANTED, units=UNITS + 1), again.deposit)
         again.payer.mark_logged()
         await again.payer.pay(WANTED, again.deposit)

@@ -32,7 +32,7 @@ from prime_runtime.clock import SystemClock
 async def give(rpc, secret, book, token, payee, gifts):
     chain = Chain(rpc)
     key = WalletKey.from_secret(bytes.fromhex(secret))
-    wallet = Wallet(chain, key, SystemClock(), gas=GasConfig(patience_ms=30_000), confirmations=12, book=Path(book))
+    wallet = Wallet(chain, key, SystemClock(), gas=GasConfig(patience_ms=30_000), confirmations=12, path=Path(book))
     for _ in range(int(gifts)):
         await wallet.do("a gift", Contract("TestToken", NodeId.parse(token)), "transfer", NodeId.parse(payee), 1)
     await chain.close()
@@ -52,7 +52,7 @@ class LateClock(SystemClock):
 
 
 def open_wallet(chain: Anvil, folder: Path, clock: SystemClock | None = None) -> Wallet:
-    return Wallet(chain.chain, KEY, clock or SystemClock(), gas=IMPATIENT, confirmations=2, book=folder / "book.json")
+    return Wallet(chain.chain, KEY, clock or SystemClock(), gas=IMPATIENT, confirmations=2, path=folder / "book.json")
 
 
 async def test_what_was_written_down_and_never_sent_is_sent_by_the_next_process(
@@ -106,7 +106,7 @@ async def test_one_that_another_process_has_replaced_is_given_up_and_said_so(tmp
         other = Wallet(chain.chain, KEY, SystemClock(), gas=IMPATIENT)
         await other.send_data("another", checksum_address(KEY.node), "0x")
         await chain.mine()
-        with pytest.raises(NonceTaken, match="took the place of a gift"):
+        with pytest.raises(NonceTaken, match="used the nonce of a gift"):
             await wallet.wait_for("a gift")
         assert wallet.pending == ()
 

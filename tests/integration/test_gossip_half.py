@@ -49,7 +49,7 @@ async def test_what_one_program_says_another_hears_and_both_say_when_they_are_of
     async with AsyncExitStack() as stack:
         first = Program("a")
         stack.push_async_callback(first.end)
-        assert first.half.reason == "it has not started yet"
+        assert first.half.reason == "not started yet"
         await first.until_on()
         second = Program("b", *first.half.addresses)
         stack.push_async_callback(second.end)
@@ -63,7 +63,7 @@ async def test_what_one_program_says_another_hears_and_both_say_when_they_are_of
         assert first.heard[0].payload.sender == key_of("b").node
         assert second.heard == [], "our own words do not come back"
     assert first.half.status() is None
-    assert first.half.reason == "it is starting again"
+    assert first.half.reason == "restarting"
 
 
 async def test_a_taken_port_is_told_and_harms_nobody() -> None:

@@ -15,7 +15,7 @@ from prime_protocol.gossip.messages import GossipKind
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.gossip.libp2p.patches import BUFFERED_BYTES_MAX, STREAMS_MAX
 from support.gossip_network import NETWORK, RUN, announced, sealed, topic_of, wallet
-from support.processes.libp2p import (
+from support.processes.p2p_nodes import (
     TRAINER,
     SpeakingNode,
     Stranger,

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from prime_runtime.gossip.libp2p.node import P2PNode
 from support.gossip_network import wallet
-from support.processes.libp2p import (
+from support.processes.p2p_nodes import (
     TRAINER,
     WAIT_S,
     Stranger,

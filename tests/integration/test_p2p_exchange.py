@@ -10,7 +10,7 @@ from prime_protocol.wire.codec import decode, encode
 from prime_runtime.clock import SystemClock
 from prime_runtime.gossip.libp2p.node import P2PNode
 from support.gossip_network import ANN, BOB, RUN, card, sealed, wallet
-from support.processes.libp2p import TRAINER, Stranger, address_of, eventually, line, make_node, started
+from support.processes.p2p_nodes import TRAINER, Stranger, address_of, eventually, line, make_node, started
 
 PEERS = "/prime/peers/1"
 

@@ -13,7 +13,7 @@ from prime_protocol.gossip.messages import GossipKind
 from prime_runtime.gossip.libp2p.node import P2PNode
 from prime_runtime.gossip.libp2p.protocols import STREAM_FAILURES
 from support.gossip_network import announced, sealed, topic_of, wallet
-from support.processes.libp2p import Stranger, address_of, assert_unharmed, port_of, varint, witnessed
+from support.processes.p2p_nodes import Stranger, address_of, assert_unharmed, port_of, varint, witnessed
 
 SESSIONS_MAX = 60
 FRAMES_PER_SESSION = 8

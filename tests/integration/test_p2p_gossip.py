@@ -26,7 +26,7 @@ from support.gossip_network import (
     topic_of,
     wallet,
 )
-from support.processes.libp2p import (
+from support.processes.p2p_nodes import (
     TRAINER,
     SpeakingNode,
     Stranger,

@@ -10,7 +10,7 @@ from multiaddr import Multiaddr
 from prime_runtime.gossip.libp2p.node import P2PNode
 from prime_runtime.gossip.libp2p.protocols import Kademlia
 from support.gossip_network import wallet
-from support.processes.libp2p import (
+from support.processes.p2p_nodes import (
     TRAINER,
     Stranger,
     address_of,

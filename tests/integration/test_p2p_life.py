@@ -21,7 +21,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import RunId
 from prime_runtime.gossip.libp2p import patches
 from support.gossip_network import RUN, announced, serving, wallet
-from support.processes.libp2p import (
+from support.processes.p2p_nodes import (
     HERE,
     TRAINER,
     WAIT_S,
@@ -44,7 +44,7 @@ async def process(number: int, bootstrap: str) -> AsyncIterator[asyncio.subproce
     """A connected node in another process, ended at the end whatever became of it."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(TESTS / "support/processes/libp2p_main.py"),
+        str(TESTS / "support/processes/p2p_main.py"),
         str(number),
         bootstrap,
         stdout=subprocess.PIPE,
@@ -204,7 +204,7 @@ async def test_publishing_while_the_library_is_down_is_told_and_what_is_joined_m
     async with started(node):
         await kill_inside(node)
         await eventually(lambda: not node.status().is_running, "the crash")
-        with pytest.raises(LocalError, match="begins again by itself"):
+        with pytest.raises(LocalError, match="restarts by itself"):
             await node.publish(RUN, serving())
         assert node.status().connected == 0
         await node.join(RunId("another-run"))

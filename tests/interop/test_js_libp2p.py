@@ -14,7 +14,7 @@ import pytest
 from prime_protocol.gossip.messages import TOPIC_KINDS, GossipKind
 from prime_runtime.clock import SystemClock
 from support.gossip_network import RUN, announced, is_trainer, sealed, serving, topic_of, wallet
-from support.processes.libp2p import TRAINER, WAIT_S, address_of, eventually, make_node, started
+from support.processes.p2p_nodes import TRAINER, WAIT_S, address_of, eventually, make_node, started
 
 HERE = Path(__file__).parent
 JS = 77

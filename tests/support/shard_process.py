@@ -45,7 +45,7 @@ async def publish(host: ShardHost, checkpoint: str, step: int, shard_bytes: int)
         now_ms=now_ms,
         keyframe=False,
         shard_bytes=shard_bytes,
-        kept=host.kept,
+        cache=host.kept,
     )
     gossip = [announce(host, signed) for signed in made] + [host.record(*made)]
     say(

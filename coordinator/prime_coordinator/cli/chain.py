@@ -61,7 +61,7 @@ def deploy(context: OperatorContext) -> int:
                 SystemClock(),
                 gas=GasConfig(fee_gwei_max=args.fee_gwei_max),
                 confirmations=DEPLOY_CONFIRMATIONS,
-                book=files.transactions,
+                path=files.transactions,
             )
             contracts = await Deployer(chain, wallet, files, wanted, context.screen.print_line).deploy()
         say = context.screen.print_line
@@ -125,7 +125,7 @@ def fund(context: OperatorContext) -> int:
             clock,
             gas=config.settlement.gas,
             confirmations=config.settlement.confirmations,
-            book=book,
+            path=book,
         )
         await wallet.update_pending(await chain.newest())
         units, key_of_run = amount_nano * at.scale, run_key(run)

@@ -62,7 +62,7 @@ class EvmSettlement:
             clock,
             gas=config.gas,
             confirmations=config.confirmations,
-            book=self._files.transactions,
+            path=self._files.transactions,
         )
         self._followed = self._files.read_followed(config.start_block)
         self._kept_block = self._followed.block

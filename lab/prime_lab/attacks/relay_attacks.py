@@ -138,7 +138,7 @@ class ShardHost:
             now_ms=self.clock.now_ms(),
             keyframe=keyframe,
             shard_bytes=shard_bytes,
-            kept=self.kept,
+            cache=self.kept,
         )
 
     def say(self, message: CheckpointAnnounced | ServingRecord) -> ReceivedGossip:

@@ -70,7 +70,7 @@ async def open_chain_session(config: NodeConfig, key: WalletKey, rpc: str, clock
         if at.domain != config.signing_domain:
             raise LocalError(f"{rpc} is of chain {at.chain_id}; the network is {config.domain}")
         book = NodeFolder(config.folder).chain / f"{key.node}.json"
-        wallet = Wallet(chain, key, clock, gas=GasConfig(), confirmations=CONFIRMATION_BLOCKS, book=book)
+        wallet = Wallet(chain, key, clock, gas=GasConfig(), confirmations=CONFIRMATION_BLOCKS, path=book)
         await wallet.update_pending(await chain.newest())
         yield ChainSession(chain, wallet, at)
     finally:

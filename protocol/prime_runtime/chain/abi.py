@@ -1,11 +1,8 @@
-"""Views of our contracts as bytes: a question to call data, an answer to named values, by the contract's ABI. Pure.
+"""The ABI of our contracts: call data, return values, custom errors. Pure.
 
-The codec is web3's, handed in: whoever has no chain needs none. Compared with web3's own contract objects this leaves
-out guessing which function was meant, and costs a tenth: a coordinator asks a few hundred times a minute.
-
-Custom errors of the contracts: from the first four bytes to the name and the values. Pure.
-
-A call through one contract can be refused by another, so the table is over all of them.
+The caller passes web3's codec, so this module needs no chain library. Compared with web3's contract objects it does not
+guess which function is meant, and it costs a tenth: a coordinator reads a few hundred values a minute. A call through
+one contract can be reverted by another, so the table of errors covers all contracts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +25,7 @@ class AbiCodec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AbiFunction:
-    """One function of a contract."""
+    """A function of a contract."""
 
     selector: bytes
     inputs: tuple[str, ...]
@@ -38,14 +35,14 @@ class AbiFunction:
         return "0x" + (self.selector + codec.encode(self.inputs, values)).hex()
 
     def decode(self, codec: AbiCodec, data: bytes) -> Any:
-        """A struct comes as a mapping of its fields; several values as a tuple."""
+        """A struct becomes a mapping of its fields; several values become a tuple."""
         values = codec.decode([get_abi_type(each) for each in self.outputs], data)
         named = tuple(name_fields(each, value) for each, value in zip(self.outputs, values, strict=True))
         return named[0] if len(named) == 1 else named
 
 
 def list_functions(abi: Abi) -> dict[str, AbiFunction]:
-    """By name; ours have no two of one name."""
+    """Functions by name; our contracts overload none."""
     return {item["name"]: make_function(item) for item in abi if item["type"] == "function"}
 
 
@@ -56,7 +53,7 @@ def make_function(item: Mapping[str, Any]) -> AbiFunction:
 
 
 def get_abi_type(part: Mapping[str, Any]) -> str:
-    """As signatures and the codec spell it: a struct is the tuple of its fields."""
+    """The type in signatures and in the codec: a struct is the tuple of its fields."""
     kind = str(part["type"])
     if not kind.startswith("tuple"):
         return kind
@@ -72,16 +69,15 @@ def name_fields(part: Mapping[str, Any], value: Any) -> Any:
     return value
 
 
-ERROR_SELECTOR_BYTES = 4
-PLAIN_ERROR = "Error(string)"
 PLAIN_SELECTOR = bytes.fromhex("08c379a0")
+"""Of Error(string), which `require` raises."""
 STATIC_TYPES = ("address", "bytes32", "bool")
 WORD_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ContractError:
-    """One error as a contract declares it."""
+    """A custom error of a contract."""
 
     name: str
     fields: tuple[tuple[str, str], ...]
@@ -90,11 +86,11 @@ class ContractError:
     @property
     def selector(self) -> bytes:
         types = ",".join(kind for _, kind in self.fields)
-        return keccak(f"{self.name}({types})".encode())[:ERROR_SELECTOR_BYTES]
+        return keccak(f"{self.name}({types})".encode())[:SELECTOR_BYTES]
 
 
 def list_errors(abis: Iterable[Iterable[Mapping[str, Any]]]) -> dict[bytes, ContractError]:
-    """By selector."""
+    """Errors by selector."""
     found = (
         ContractError(item["name"], tuple((field["name"], field["type"]) for field in item["inputs"]))
         for abi in abis
@@ -105,14 +101,14 @@ def list_errors(abis: Iterable[Iterable[Mapping[str, Any]]]) -> dict[bytes, Cont
 
 
 def decode_contract_error(table: Mapping[bytes, ContractError], data: bytes) -> tuple[str, str]:
-    """The error's name and a text with its values; an empty name where the table does not have it."""
-    selector, values = data[:ERROR_SELECTOR_BYTES], data[ERROR_SELECTOR_BYTES:]
+    """The name of an error and a text with its values; an empty name if it is unknown."""
+    selector, values = data[:SELECTOR_BYTES], data[SELECTOR_BYTES:]
     error = table.get(selector)
     if error is None:
         if selector == PLAIN_SELECTOR:
             length = int.from_bytes(values[WORD_BYTES : 2 * WORD_BYTES], "big")
             return "", values[2 * WORD_BYTES : 2 * WORD_BYTES + length].decode(errors="replace")
-        return "", f"an error that is not ours, 0x{data.hex()}"
+        return "", f"an unknown error, 0x{data.hex()}"
     words = [values[place : place + WORD_BYTES] for place in range(0, len(values), WORD_BYTES)]
     shown = [
         f"{name}={_format_word(kind, word)}"

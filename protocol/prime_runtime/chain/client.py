@@ -1,7 +1,7 @@
-"""The chain over JSON-RPC, through web3: blocks, calls, events, transactions. The only file that knows web3.
+"""The chain over JSON-RPC, through web3: blocks, views, events, transactions. The only module that imports web3.
 
-Every answer is somebody else's: what does not parse, or does not come, is ChainAway; what a contract refuses is
-ChainRefused with the contract's own error in words.
+All answers come from a third party. An answer that is missing or invalid is ChainUnavailable; a call that a contract
+rejects is ContractReverted with the contract's own error.
 """
 
 import logging
@@ -36,33 +36,33 @@ except ModuleNotFoundError as error:
     ) from None
 
 TOKEN = "TestToken"
-"""By whose ABI every token is asked: it has what ERC-20 has."""
+"""Its ABI serves for every token: it includes ERC-20."""
 CONTRACTS = (TOKEN, "RunRegistry", "LogAnchor", "Court", "StakeVault", "RewardPool")
 SCHEMES = ("http://", "https://")
 TIMEOUT_S = 20.0
 KEEP_ALIVE_S = 2.0
-"""How long a connection is kept for the next question: shorter than the nodes of public chains keep theirs."""
+"""How long an idle connection is kept: shorter than public nodes keep theirs."""
 NEWEST = "latest"
 BATCH_MAX = 50
-"""Questions in one request; nodes of public chains take a hundred."""
+"""Calls in one request; public nodes accept a hundred."""
 BATCH_REFUSED = (400, 404, 405, 413, 415, 422, 501)
-"""How a node without batches answers one."""
+"""Status codes of a node that does not support batches."""
 REVERTED = "revert"
-"""In the text of every node whose contract has refused."""
+"""Part of every node's message about a reverted call."""
 KNOWN_ALREADY = ("already known", "already imported", "nonce too low", "underpriced")
-"""What a node answers to bytes that it has, or whose nonce is taken: looking at the chain tells which."""
+"""Answers of a node that has the transaction, or whose nonce is used: the chain shows which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """One of ours, at an address."""
+    """One of our contracts at an address."""
 
     name: str
     address: NodeId
 
 
 ViewCall = tuple[Contract, str, tuple[Any, ...]]
-"""A view of a contract: which, its function and the values."""
+"""A view: the contract, the function, the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ChainBlock:
 
 @dataclass(frozen=True, slots=True)
 class ChainEvent:
-    """One event of a contract of ours."""
+    """An event of one of our contracts."""
 
     contract: str
     name: str
@@ -84,34 +84,34 @@ class ChainEvent:
     block_hash: str
     transaction: str
     index: int
-    """Among the block's."""
+    """Index among the events of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinedTransaction:
-    """A transaction in a block."""
+    """A mined transaction."""
 
     transaction: str
     block: int
     has_succeeded: bool
     first_event: int
-    """Index in the block of its first event."""
+    """Index of its first event in the block."""
     contract: NodeId | None
-    """That it made."""
+    """The contract that it created."""
 
 
 class ChainClient:
-    """One chain, by the RPC address of a node that follows it."""
+    """A chain behind the RPC URL of a node."""
 
     def __init__(self, rpc: str, *, bearer: str | None = None) -> None:
         if not rpc.startswith(SCHEMES):
-            raise LocalError(f"{rpc!r} is not the URL of a node of a chain: write http://host:port")
+            raise LocalError(f"{rpc!r} is not the RPC URL of a chain: write http://host:port")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         provider = AsyncHTTPProvider(
             rpc, request_kwargs={"headers": headers, "timeout": timeout}, exception_retry_configuration=None
         )
-        provider.logger.setLevel(logging.WARNING)  # it tells of every connection that is closed
+        provider.logger.setLevel(logging.WARNING)  # it logs every closed connection
         self._web3 = AsyncWeb3(provider, middleware=[])
         self._rpc = rpc
         self._abis = {name: load(name)["abi"] for name in CONTRACTS}
@@ -125,15 +125,15 @@ class ChainClient:
         self._is_open = False
         await self._web3.provider.disconnect()
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------------------------
 
     async def chain_id(self) -> int:
-        async with self._asked():
+        async with self._request():
             return int(await self._web3.eth.chain_id)
 
     async def block(self, number: int | str = NEWEST) -> ChainBlock | None:
-        """None where the chain has no such block."""
-        async with self._asked():
+        """None if the block does not exist."""
+        async with self._request():
             try:
                 found = await self._web3.eth.get_block(number)
             except BlockNotFound:
@@ -148,31 +148,31 @@ class ChainClient:
         return found
 
     async def balance_wei(self, account: NodeId) -> int:
-        async with self._asked():
+        async with self._request():
             return int(await self._web3.eth.get_balance(checksum_address(account)))
 
     async def nonce(self, account: NodeId) -> int:
-        """Transactions of this account that are in blocks."""
-        async with self._asked():
+        """Number of mined transactions of this account."""
+        async with self._request():
             return int(await self._web3.eth.get_transaction_count(checksum_address(account), NEWEST))
 
     async def has_code(self, address: NodeId) -> bool:
-        async with self._asked():
+        async with self._request():
             return bool(await self._web3.eth.get_code(checksum_address(address)))
 
     async def read(self, contract: Contract, function: str, *values: Any) -> Any:
-        """What a view says at the newest block. A struct comes as a mapping of its fields."""
+        """The result of a view at the newest block. A struct becomes a mapping of its fields."""
         (answer,) = await self.read_all([(contract, function, values)])
         if isinstance(answer, ContractReverted):
             raise answer
         return answer
 
     async def read_all(self, questions: Sequence[ViewCall]) -> list[Any]:
-        """What several views say, in one request where the node allows it. A refusal stands in its answer's place."""
+        """The results of several views, in one request if the node supports it. A reverted call gives its error."""
         found = []
         for start in range(0, len(questions), BATCH_MAX):
             asked = questions[start : start + BATCH_MAX]
-            async with self._asked():
+            async with self._request():
                 replies = await self._call(asked)
                 found += [self._open_reply(each, reply) for each, reply in zip(asked, replies, strict=True)]
         return found
@@ -196,7 +196,7 @@ class ChainClient:
         return [await provider.make_request(*call) for call in calls]
 
     def _open_reply(self, question: ViewCall, reply: Any) -> Any:
-        """The answer, or the contract's refusal; ChainAway where it is neither."""
+        """The result, or the contract's error; ChainUnavailable if it is neither."""
         at, function, _ = question
         if (error := reply.get("error")) is not None:
             if REVERTED not in str(error).lower():
@@ -209,8 +209,8 @@ class ChainClient:
             raise ChainUnavailable(f"there is no {what} at {at.address} on the chain at {self._rpc}") from None
 
     async def mined(self, transaction: str) -> MinedTransaction | None:
-        """None while it is in no block."""
-        async with self._asked():
+        """None while it is not mined."""
+        async with self._request():
             try:
                 found = await self._web3.eth.get_transaction_receipt(transaction)
             except TransactionNotFound:
@@ -226,14 +226,14 @@ class ChainClient:
             )
 
     async def events(self, contracts: Sequence[Contract], first: int, last: int) -> list[ChainEvent]:
-        """All that these contracts have told in the blocks `first` to `last`, in order."""
+        """The events of these contracts in the blocks `first` to `last`, in order."""
         by_address = {contract.address: contract for contract in contracts}
         wanted: Any = {
             "address": [checksum_address(address) for address in by_address],
             "fromBlock": first,
             "toBlock": last,
         }
-        async with self._asked():
+        async with self._request():
             raw = await self._web3.eth.get_logs(wanted)
         found = [self._decode(by_address[NodeId(_bytes(each["address"]))], each) for each in raw]
         return sorted((event for event in found if event), key=lambda event: (event.block, event.index))
@@ -241,27 +241,27 @@ class ChainClient:
     # --- Transactions -----------------------------------------------------------------------------------------------
 
     def encode(self, contract: Contract, function: str, *values: Any) -> str:
-        """The data of a call of the function."""
+        """The call data of a function."""
         return self._views[contract.name][function].encode(self._web3.codec, [_plain(value) for value in values])
 
     def encode_creation(self, name: str, *values: Any) -> str:
-        """The data of a transaction that makes the contract."""
+        """The data of a transaction that creates the contract."""
         made = self._web3.eth.contract(abi=self._abis[name], bytecode=load(name)["bytecode"])
         return str(made.constructor(*map(_plain, values)).data_in_transaction)
 
     async def estimate_gas(self, sender: NodeId, to: str, data: str) -> int:
-        """ChainRefused where it would fail; `to` is empty for a new contract."""
+        """ContractReverted: it would fail. `to` is empty for a new contract."""
         call: Any = {"from": checksum_address(sender), "data": data, **({"to": to} if to else {})}
-        async with self._asked():
+        async with self._request():
             return int(await self._web3.eth.estimate_gas(call))
 
     async def tip_wei(self) -> int:
-        async with self._asked():
+        async with self._request():
             return int(await self._web3.eth.max_priority_fee)
 
     async def send_raw(self, raw: str) -> None:
-        """Hand over a signed transaction; one that the node has already is no error."""
-        async with self._asked():
+        """Send a signed transaction; one that the node already has is no error."""
+        async with self._request():
             try:
                 await self._web3.eth.send_raw_transaction(_bytes(raw))
             except (Web3RPCError, ValueError) as error:
@@ -269,17 +269,17 @@ class ChainClient:
                     raise
 
     async def ask(self, method: str, *values: Any) -> Any:
-        """Any other question, for development chains."""
-        async with self._asked():
+        """Any other RPC method, for development chains."""
+        async with self._request():
             answer = await self._web3.provider.make_request(method, list(values))
         if "error" in answer:
             raise ChainUnavailable(f"{method} is refused: {answer['error']}")
         return answer["result"]
 
-    # --- Small parts ------------------------------------------------------------------------------------------------
+    # --- Internal ---------------------------------------------------------------------------------------------------
 
     def _events_of(self, contract: Contract) -> dict[str, Any]:
-        """Those that it may tell, by their topic."""
+        """The events of a contract by topic."""
         if contract not in self._events:
             made = self._web3.eth.contract(address=checksum_address(contract.address), abi=self._abis[contract.name])
             self._events[contract] = {_hex(event().topic): event for event in made.events}
@@ -300,15 +300,15 @@ class ChainClient:
         )
 
     async def _open(self) -> None:
-        """web3 would make a connection for every question."""
+        """Keep a session: web3 would open a connection for every call."""
         connector = aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_S)
         session = aiohttp.ClientSession(raise_for_status=True, connector=connector)
         await self._web3.provider.cache_async_session(session)
         self._is_open = True
 
     @asynccontextmanager
-    async def _asked(self) -> AsyncIterator[None]:
-        """Whatever fails in the one way or the other."""
+    async def _request(self) -> AsyncIterator[None]:
+        """Turn every error into ChainUnavailable or ContractReverted."""
         if not self._is_open:
             await self._open()
         try:
@@ -334,19 +334,19 @@ class ChainClient:
     def _explain(self, data: Any, text: str) -> ContractReverted:
         raw = data if isinstance(data, bytes) else _bytes(str(data or ""))
         if not raw:
-            return ContractReverted(f"the contract refuses: {text}")
+            return ContractReverted(f"the contract reverted: {text}")
         name, text = decode_contract_error(self._errors, raw)
-        return ContractReverted(f"the contract refuses: {text}", name)
+        return ContractReverted(f"the contract reverted: {text}", name)
 
 
 def sign_transaction(key: WalletKey, fields: Mapping[str, Any]) -> tuple[str, str]:
-    """Hash and raw bytes of a transaction, as hex."""
+    """Hash and raw bytes of a signed transaction, as hex."""
     signed = Account.sign_transaction(dict(fields), key.secret())
     return _hex(signed.hash), "0x" + signed.raw_transaction.hex().removeprefix("0x")
 
 
 def _plain(value: Any) -> Any:
-    """Our types as web3 takes them."""
+    """Convert our types to those of web3."""
     if isinstance(value, NodeId):
         return checksum_address(value)
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Where our contracts are: all of them follow from the court."""
+"""The addresses of our contracts on a chain. All of them follow from the court."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from prime_runtime.chain.client import TOKEN, ChainClient, Contract
 from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 
 NANO_DECIMALS = 9
-"""The log counts in 10^-9 of a token."""
+"""The log counts in 10^-9 units of the network's money."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class NetworkContracts:
     anchor: Contract
     token: Contract
     scale: int
-    """Units of the token in a nano."""
+    """Units of the chain's token per nano."""
 
     @property
     def domain(self) -> Domain:
-        """For which receipts are signed: the network's own."""
+        """The domain for which receipts are signed."""
         return Domain(self.chain_id, self.court.address)
 
     @property
@@ -39,12 +39,12 @@ class NetworkContracts:
 
     @property
     def watched(self) -> list[Contract]:
-        """Those whose events are followed."""
+        """Contracts whose events are followed."""
         return [self.vault, self.court, self.anchor, self.pool]
 
 
 async def find_contracts(chain: ChainClient, court: NodeId) -> NetworkContracts:
-    """Ask the court for the others."""
+    """Read the addresses of the other contracts from the court."""
     at = Contract("Court", court)
     if not await chain.has_code(court):
         raise ChainUnavailable(f"there is no contract at {court} on this chain; is it the right chain?")
@@ -71,7 +71,7 @@ async def find_contracts(chain: ChainClient, court: NodeId) -> NetworkContracts:
 
 
 async def read_scale(chain: ChainClient, token: Contract) -> int:
-    """Units of the token in a nano; LocalError where it cannot be divided as finely as the log counts."""
+    """Units of the token per nano. LocalError: the token has too few decimals for the log's amounts."""
     decimals = int(await chain.read(token, "decimals"))
     if decimals < NANO_DECIMALS:
         raise LocalError(f"the token has {decimals} decimals, at least {NANO_DECIMALS} are needed")
@@ -83,11 +83,11 @@ async def _read_address(chain: ChainClient, contract: Contract, function: str) -
 
 
 def deposit_reference(chain_id: int, contract: NodeId, transaction: str, place: int) -> Digest:
-    """How the log names a deposit. `place` is its event's among its transaction's, the same in whatever block."""
+    """The name of a deposit in the log. `place` is the index of its event in its transaction, in whatever block."""
     raw = bytes.fromhex(transaction.removeprefix("0x"))
     return digest_fields("chain deposit/1", encode_u64(chain_id), contract, raw, encode_u64(place))
 
 
 def run_key(run: str) -> bytes:
-    """How the chain names a run."""
+    """The name of a run on the chain."""
     return keccak(run.encode())

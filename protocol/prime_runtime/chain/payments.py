@@ -1,10 +1,7 @@
-"""Tokens that a contract takes from a wallet: it is allowed to, and then asked to. For stake, funding and bonds.
+"""Payments into or out of a contract that the log must also record: exactly once, however often a command is stopped.
 
-A payment into a contract, or out of one, that the log has to hear of as well: once, however often its command is
-stopped.
-
-It is written down before it is made and crossed out when the log knows. In between, the same command again looks on the
-chain whether it was made, and goes on from there.
+A payment is written to a file before it is made and removed when the log has it. In between, the same command first
+checks whether the payment is on the chain, and continues from there.
 """
 
 import json
@@ -25,7 +22,7 @@ from prime_runtime.formatting import format_amount
 from prime_runtime.http.coordinator_api import JsonClient
 
 APPROVAL_TRIES = 3
-"""An approval is of the account and not of a command: two at once may use up each other's."""
+"""An approval belongs to the account: two concurrent commands may use up each other's."""
 
 
 async def approve_and_call(
@@ -37,7 +34,7 @@ async def approve_and_call(
     units: int,
     call: tuple[Any, ...],
 ) -> MinedTransaction:
-    """Let the contract take so much, and call the function that takes it: its name and its values."""
+    """Approve the amount, then call the contract's function that takes it (name and arguments)."""
     for left in reversed(range(APPROVAL_TRIES)):
         await _approve(chain, wallet, at, contract, units)
         try:
@@ -49,7 +46,7 @@ async def approve_and_call(
 
 
 async def _approve(chain: ChainClient, wallet: Wallet, at: NetworkContracts, spender: Contract, units: int) -> None:
-    """LocalError where the account holds less."""
+    """LocalError: the account holds less."""
     held = int(await chain.read(at.token, "balanceOf", wallet.node))
     if held < units:
         raise LocalError(
@@ -61,28 +58,28 @@ async def _approve(chain: ChainClient, wallet: Wallet, at: NetworkContracts, spe
 
 
 BLOCKS_AT_ONCE = 2_000
-"""Asked for in one go; public nodes refuse more."""
+"""Blocks per request; public nodes refuse more."""
 LOGGED_POLL_MS, LOGGED_S_MAX = 500, 1_800
-"""How often to look whether the log has a payment, and how long: it has to lie deep enough for the coordinator."""
+"""How often and how long to check that the log has a payment: the coordinator waits for confirmations."""
 EVENT_FIELDS = {"Deposited": ("node", "owner"), "Funded": ("run", "funder"), "Claimed": ("run", "account")}
-"""Which fields of an event say what it is about, and who has paid or was paid."""
+"""The fields of an event for its subject and its payer or payee."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """What is to be paid."""
+    """A payment to make."""
 
     purpose: str
-    """Of its transaction."""
+    """The purpose of its transaction."""
     event: str
-    """That the contract tells of it."""
+    """The name of the contract's event."""
     about: str
-    """Whom or what it is for, as the event names it."""
+    """The subject, as the event names it."""
     units: int
     since_block: int = 0
-    """It is not in a block before this one."""
+    """The payment is in no earlier block."""
     since_entry: int = 0
-    """Nor does the log speak of it before this entry; for those that the log does not name by their transaction."""
+    """The log has it in no earlier entry; for payments that the log does not name by their transaction."""
 
     def matches_event(self, event: ChainEvent, account: NodeId) -> bool:
         if event.name != self.event:
@@ -96,86 +93,84 @@ def _format_value(value: str | bytes) -> str:
 
 
 class Payer:
-    """One account's way into one contract."""
+    """Makes the payments of one account with one contract."""
 
-    def __init__(self, chain: ChainClient, wallet: Wallet, contract: Contract, note: Path) -> None:
+    def __init__(self, chain: ChainClient, wallet: Wallet, contract: Contract, path: Path) -> None:
         self._chain = chain
         self._wallet = wallet
         self._contract = contract
-        self._note = note
+        self._path = path
 
     async def pay(self, wanted: Payment, pay: Callable[[], Awaitable[MinedTransaction]]) -> ChainEvent:
-        """What the contract tells of it: now, or of one that was begun before and not crossed out."""
-        begun = self._read()
-        if begun is not None:
-            if replace(begun, since_block=0) != wanted:
+        """The contract's event of this payment, which may have been started by an earlier command."""
+        started = self._read()
+        if started is not None:
+            if replace(started, since_block=0) != wanted:
                 raise LocalError(
-                    f"{begun.purpose} of {begun.units} units for {begun.about} was begun and not ended: type that again"
-                    f" first, or remove {self._note} if the chain will never have it"
+                    f"{started.purpose} of {started.units} units for {started.about} was started and not finished:"
+                    f" repeat that command first, or remove {self._path} if the chain will never include it"
                 )
-            found = await self._go_on(begun)
+            found = await self._continue(started)
             if found is not None:
                 return found
         head = await self._chain.newest()
-        write_atomic(self._note, json.dumps(asdict(replace(wanted, since_block=head.number))).encode(), mode=0o600)
+        write_atomic(self._path, json.dumps(asdict(replace(wanted, since_block=head.number))).encode(), mode=0o600)
         mined = await pay()
         events = await self._chain.events([self._contract], mined.block, mined.block)
         return next(each for each in events if each.transaction == mined.transaction and each.name == wanted.event)
 
     async def resume(self) -> Payment | None:
-        """What was begun, not crossed out, and is on the chain. What is not there never was: it is crossed out."""
-        begun = self._read()
-        if begun is not None and await self._go_on(begun) is None:
+        """The started payment, if it is on the chain; one that is not on the chain is removed from the file."""
+        started = self._read()
+        if started is not None and await self._continue(started) is None:
             self.mark_logged()
             return None
-        return begun
+        return started
 
-    async def _go_on(self, begun: Payment) -> ChainEvent | None:
-        """What the contract tells of it, once nothing of it is on its way any more."""
-        if any(sent.purpose == begun.purpose and sent.mined_in is None for sent in self._wallet.pending):
-            await self._wallet.wait_for(begun.purpose)
-        return await self._find(begun)
+    async def _continue(self, started: Payment) -> ChainEvent | None:
+        """Wait for a pending transaction, then find the contract's event."""
+        if any(sent.purpose == started.purpose and sent.mined_in is None for sent in self._wallet.pending):
+            await self._wallet.wait_for(started.purpose)
+        return await self._find(started)
 
     async def reference(self, chain_id: int, event: ChainEvent) -> Digest:
-        """How the log names it."""
+        """The name of the payment in the log."""
         mined = await self._chain.mined(event.transaction)
         if mined is None:
-            raise ChainUnavailable(f"transaction {event.transaction} is gone again: type the same again")
+            raise ChainUnavailable(f"transaction {event.transaction} has disappeared: repeat the command")
         place = event.index - mined.first_event
         return deposit_reference(chain_id, self._contract.address, event.transaction, place)
 
     def mark_logged(self) -> None:
-        """The log knows."""
-        self._note.unlink(missing_ok=True)
+        """The log has the payment."""
+        self._path.unlink(missing_ok=True)
 
-    async def _find(self, begun: Payment) -> ChainEvent | None:
+    async def _find(self, started: Payment) -> ChainEvent | None:
         head = await self._chain.newest()
-        for first in range(begun.since_block, head.number + 1, BLOCKS_AT_ONCE):
+        for first in range(started.since_block, head.number + 1, BLOCKS_AT_ONCE):
             last = min(first + BLOCKS_AT_ONCE - 1, head.number)
             for event in await self._chain.events([self._contract], first, last):
-                if begun.matches_event(event, self._wallet.node):
+                if started.matches_event(event, self._wallet.node):
                     return event
         return None
 
     def _read(self) -> Payment | None:
         try:
-            return Payment(**json.loads(self._note.read_bytes()))
+            return Payment(**json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
             raise LocalError(
-                f"{self._note} cannot be read ({error}): a payment may have been begun. See `prime-node stake`, and"
+                f"{self._path} cannot be read ({error}): a payment may have been started. See `prime-node stake`, and"
                 " remove it"
             ) from None
 
 
 async def wait_until_logged(client: JsonClient, reference: Digest, clock: Clock) -> int:
-    """The index of the log's entry of a payment into a contract, as soon as it has one."""
+    """Wait for the log entry of a payment and return its index."""
     for _ in range(LOGGED_S_MAX * 1000 // LOGGED_POLL_MS):
         rows = (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]
         if rows:
             return int(rows[0]["index"])
         await clock.sleep_ms(LOGGED_POLL_MS)
-    raise ChainUnavailable(
-        "the coordinator has not told the log of the payment; it is not lost: type the same again later"
-    )
+    raise ChainUnavailable("the log does not have the payment yet; it is not lost: repeat the command later")

@@ -1,6 +1,6 @@
-"""A key that pays for transactions: writes each down before it is sent, and looks after it until it counts for good.
+"""A key that pays for transactions: it stores each transaction before sending it and follows it until it is final.
 
-A command and the program that runs beside it may use one key: they share its book, and take turns with it.
+A command and a running program may use the same key: they share its file of pending transactions under a lock.
 """
 
 import json
@@ -39,21 +39,20 @@ log = logging.getLogger(__name__)
 
 GWEI = 10**9
 MINED_POLL_MS = 250
-"""Between two looks for a transaction that somebody waits for."""
+"""Interval between checks for a transaction that a caller waits for."""
 GAS_ROOM_PERCENT = 120
-"""Of the estimate: the state may change a little before the transaction is in a block."""
+"""Gas limit relative to the estimate: the state may change before the transaction is mined."""
 LOCK_POLL_MS, LOCK_POLLS_MAX = 20, 6_000
-"""Between two tries for the book that another process has, and how many: longer than a chain may take to answer it."""
+"""Interval and number of attempts for the lock of another process: longer than a chain may take to answer it."""
 TIP_SALT_WEI = 1_000
-"""A tip is higher by chance, by less than this: two programs that send the same for the same key must not sign the same
-bytes, of which one counts and both believe it theirs.
-"""
+"""Random extra tip, below this: two programs that send the same call with the same key must not sign the same bytes, of
+which one is mined and both claim it."""
 SENDS_MAX = 5
-"""Times that a transaction is sent under a new nonce, because another program has used its."""
+"""Attempts with a new nonce, if another program has used the first."""
 
 
 class Wallet:
-    """One key on one chain. Without a file for its book it is this process's alone."""
+    """A key on one chain. Without a file no other process may use it."""
 
     def __init__(
         self,
@@ -63,15 +62,15 @@ class Wallet:
         *,
         gas: GasConfig,
         confirmations: int = 0,
-        book: Path | None = None,
+        path: Path | None = None,
     ) -> None:
         self._chain = chain
         self._key = key
         self._clock = clock
         self._gas = gas
         self._confirmations = confirmations
-        self._path = book
-        self.pending: tuple[PendingTransaction, ...] = read_pending(book) if book else ()
+        self._path = path
+        self.pending: tuple[PendingTransaction, ...] = read_pending(path) if path else ()
         self._is_fresh = True
         self._chain_id = 0
 
@@ -81,42 +80,40 @@ class Wallet:
 
     @property
     def is_busy(self) -> bool:
-        """Something was sent and is in no block yet."""
+        """A sent transaction is not mined yet."""
         return any(sent.mined_in is None for sent in self.pending)
 
     async def update_pending(self, head: ChainBlock) -> None:
-        """Look after everything in the book."""
-        async with self._turn():
+        """Check every pending transaction and do what is due."""
+        async with self._locked():
             if not self.pending:
                 return
             chain_nonce = await self._chain.nonce(self.node)
             kept: list[PendingTransaction] = []
             for sent in drop_stranded(self.pending, chain_nonce):
-                seen = await self._tend(sent, head, chain_nonce)
+                seen = await self._update(sent, head, chain_nonce)
                 if seen is not None:
                     kept.append(seen)
             self._is_fresh = False
-            self._keep(tuple(kept))
+            self._store(tuple(kept))
 
-    async def _tend(self, sent: PendingTransaction, head: ChainBlock, chain_nonce: int) -> PendingTransaction | None:
-        """The transaction as it stands now; None where it needs no more looking after."""
+    async def _update(self, sent: PendingTransaction, head: ChainBlock, chain_nonce: int) -> PendingTransaction | None:
+        """The updated transaction; None if it is settled."""
         mined = await self._find(sent)
         sight = TransactionSight(mined.block if mined else None, head.number, chain_nonce, self._clock.now_ms())
         caps = {"patience_ms": self._gas.patience_ms, "fee_wei_max": self._gas.fee_gwei_max * GWEI}
         step = next_step(sent, sight, confirmations=self._confirmations, **caps)
         if mined is not None and sent.mined_in is None:
-            log.info(
-                "%s is in block %d%s", sent.purpose, mined.block, "" if mined.has_succeeded else ", and was refused"
-            )
+            log.info("%s is in block %d%s", sent.purpose, mined.block, "" if mined.has_succeeded else ", and reverted")
         if step is TransactionStep.FORGET:
             if mined is None:
-                log.warning("another transaction has taken nonce %d; %s is decided anew", sent.nonce, sent.purpose)
+                log.warning("another transaction used nonce %d; %s is decided again", sent.nonce, sent.purpose)
             return None
         if step is TransactionStep.RAISE:
             fee_wei, tip_wei = raise_fees(sent.last, fee_wei_max=caps["fee_wei_max"])
-            log.info("%s waits too long; offered again at %d gwei", sent.purpose, fee_wei // GWEI)
+            log.info("%s waits too long; sent again at %d gwei", sent.purpose, fee_wei // GWEI)
             sent = sent.add_attempt(await self._sign(sent, fee_wei, tip_wei))
-            self._keep(tuple(sent if each.nonce == sent.nonce else each for each in self.pending))
+            self._store(tuple(sent if each.nonce == sent.nonce else each for each in self.pending))
         if mined is None and (step is not TransactionStep.WAIT or self._is_fresh):
             await self._chain.send_raw(sent.last.raw)
         return replace(sent, mined_in=sight.mined_in)
@@ -129,12 +126,12 @@ class Wallet:
         return None
 
     async def send(self, purpose: str, contract: Contract, function: str, values: Sequence[Any]) -> PendingTransaction:
-        """A call of a contract; ChainRefused where it would fail."""
+        """Call a contract. ContractReverted: it would fail."""
         data = self._chain.encode(contract, function, *values)
         return await self.send_data(purpose, checksum_address(contract.address), data)
 
     async def send_data(self, purpose: str, to: str, data: str) -> PendingTransaction:
-        """Written down, then sent. `to` is empty for a new contract."""
+        """Store a transaction, then send it. `to` is empty for a new contract."""
         estimate = await self._chain.estimate_gas(self.node, to, data)
         gas = min(self._gas.gas_max, estimate * GAS_ROOM_PERCENT // 100)
         if estimate > self._gas.gas_max:
@@ -147,30 +144,30 @@ class Wallet:
                 f"the chain asks {head.base_fee_wei // GWEI} gwei, the cap is {self._gas.fee_gwei_max}"
             )
         fee_wei = min(cap_wei, 2 * head.base_fee_wei + tip_wei)
-        await self._check_money(purpose, gas * (head.base_fee_wei + tip_wei))
-        async with self._turn():
+        await self._check_balance(purpose, gas * (head.base_fee_wei + tip_wei))
+        async with self._locked():
             nonce = next_nonce(self.pending, await self._chain.nonce(self.node))
             draft = PendingTransaction(nonce, purpose, to, data, gas, ())
             sent = draft.add_attempt(await self._sign(draft, fee_wei, min(tip_wei, fee_wei)))
-            self._keep((*self.pending, sent))
+            self._store((*self.pending, sent))
             await self._chain.send_raw(sent.last.raw)
         return sent
 
-    async def _check_money(self, purpose: str, cost_wei: int) -> None:
-        """Before it is written down: what cannot be paid for would be sent whenever it can."""
+    async def _check_balance(self, purpose: str, cost_wei: int) -> None:
+        """Checked before the transaction is stored: an unfunded one would be sent whenever funds arrive."""
         held_wei = await self._chain.balance_wei(self.node)
         if held_wei < cost_wei:
             raise ChainUnavailable(
                 f"{self.node} holds {held_wei} wei on the chain, and the gas of {purpose} may cost {cost_wei}:"
-                " send it some"
+                " send it funds"
             )
 
     async def send_and_wait(self, purpose: str, contract: Contract, function: str, *values: Any) -> MinedTransaction:
-        """Send, and wait until it is in a block; ChainRefused where it failed there."""
+        """Send and wait until it is mined. ContractReverted: it failed there."""
         for left in reversed(range(SENDS_MAX)):
             sent = await self.send(purpose, contract, function, values)
             try:
-                return await self._finish(sent)
+                return await self._wait_for(sent)
             except NonceTaken as error:
                 if not left:
                     raise
@@ -178,10 +175,10 @@ class Wallet:
         raise AssertionError("the last try returns or raises")
 
     async def wait_for(self, purpose: str) -> MinedTransaction:
-        """Wait for what this process, or one before it, has sent for a purpose."""
-        return await self._finish(next(sent for sent in self.pending if sent.purpose == purpose))
+        """Wait for the transaction that this or an earlier process sent for a purpose."""
+        return await self._wait_for(next(sent for sent in self.pending if sent.purpose == purpose))
 
-    async def _finish(self, sent: PendingTransaction) -> MinedTransaction:
+    async def _wait_for(self, sent: PendingTransaction) -> MinedTransaction:
         while True:
             await self.update_pending(await self._chain.newest())
             known = next((each for each in self.pending if each.nonce == sent.nonce), None)
@@ -193,14 +190,14 @@ class Wallet:
                 raise await self._explain_loss(sent)
             await self._clock.sleep_ms(MINED_POLL_MS)
         if not mined.has_succeeded:
-            raise ContractReverted(f"{sent.purpose} was refused in block {mined.block}")
+            raise ContractReverted(f"{sent.purpose} reverted in block {mined.block}")
         return mined
 
     async def _explain_loss(self, sent: PendingTransaction) -> ChainUnavailable:
-        """Of one that is in no block, and not in the book any more."""
+        """The error of a transaction that is neither mined nor pending."""
         if await self._chain.nonce(self.node) > sent.nonce:
-            return NonceTaken(f"another transaction of {self.node} took the place of {sent.purpose}")
-        return ChainUnavailable(f"{sent.purpose} has not come into a block: the chain has lost a transaction before it")
+            return NonceTaken(f"another transaction of {self.node} used the nonce of {sent.purpose}")
+        return ChainUnavailable(f"{sent.purpose} was not mined: the chain has lost an earlier transaction")
 
     async def _sign(self, sent: PendingTransaction, fee_wei: int, tip_wei: int) -> SignedAttempt:
         self._chain_id = self._chain_id or await self._chain.chain_id()
@@ -218,8 +215,8 @@ class Wallet:
         return SignedAttempt(name, raw, fee_wei, tip_wei, self._clock.now_ms())
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """The book is ours alone until it is closed again, as whoever had it before has left it."""
+    async def _locked(self) -> AsyncIterator[None]:
+        """Hold the file lock and reload the pending transactions."""
         if self._path is None:
             yield
             return
@@ -229,14 +226,14 @@ class Wallet:
             self.pending = read_pending(self._path)
             yield
 
-    def _keep(self, book: tuple[PendingTransaction, ...]) -> None:
-        if book != self.pending and self._path is not None:
-            write_atomic(self._path, json.dumps([asdict(sent) for sent in book]).encode(), mode=0o600)
-        self.pending = book
+    def _store(self, pending: tuple[PendingTransaction, ...]) -> None:
+        if pending != self.pending and self._path is not None:
+            write_atomic(self._path, json.dumps([asdict(sent) for sent in pending]).encode(), mode=0o600)
+        self.pending = pending
 
 
 def read_pending(path: Path) -> tuple[PendingTransaction, ...]:
-    """What was written down; LocalError where it cannot be read, since a nonce might be used twice."""
+    """The stored transactions. LocalError if unreadable: continuing might use a nonce twice."""
     try:
         rows = json.loads(path.read_bytes())
         return tuple(
@@ -247,5 +244,5 @@ def read_pending(path: Path) -> tuple[PendingTransaction, ...]:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LocalError(
-            f"{path} cannot be read ({error}); if no transaction of this key is on its way, remove it"
+            f"{path} cannot be read ({error}); if no transaction of this key is pending, remove it"
         ) from None

@@ -1,10 +1,7 @@
-"""When a server of shards says what. Pure: what it has and the time in, messages that are due out.
+"""Announces what a shard server has: its serving record and, with the trainer's key, the published versions.
 
-A change that others wait for is said at once; the rest is repeated, so that who joins later hears it too.
-
-Tells a run what this server has: its serving record, and on a trainer's behalf the announcements of its versions.
-
-A part that runs for ever. When something is due is decided in saying.py; how it travels is Voice's work.
+AnnounceSchedule decides when a message is due: at once after a change that other nodes wait for, otherwise repeatedly,
+so that nodes that join later receive it. GossipPublisher sends the messages.
 """
 
 import asyncio
@@ -24,21 +21,21 @@ log = logging.getLogger(__name__)
 
 
 SERVING_MS_MIN = 2_500
-"""Between two serving records, whatever changes: a little above what one sender may say."""
+"""Minimum interval between two serving records: slightly above the rate limit of a sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
-    """What decides whether a serving record is worth saying again."""
+    """The parts of a serving record whose change is worth a new record."""
 
     urls: tuple[str, ...]
     manifests: tuple[tuple[Digest, bool], ...]
-    """Each with whether it is complete."""
+    """Each with a flag: all its shards are here."""
     has_slots: bool
 
     @classmethod
-    def of(cls, serving: ServingRecord, stocks: Iterable[ShardSet]) -> "ServingSummary":
-        complete = {stock.digest for stock in stocks if stock.is_complete}
+    def of(cls, serving: ServingRecord, shard_sets: Iterable[ShardSet]) -> "ServingSummary":
+        complete = {shard_set.digest for shard_set in shard_sets if shard_set.is_complete}
         manifests = tuple((digest, digest in complete) for digest in serving.manifests)
         return cls(serving.urls, manifests, serving.slots_free > 0)
 
@@ -57,36 +54,36 @@ def make_announcement(signed: SignedManifest) -> CheckpointAnnounced:
 
 
 class AnnounceSchedule:
-    """Remembers what was said when, by a clock that never jumps."""
+    """Decides when a record or announcement is due. Pure; times are monotonic."""
 
     def __init__(self) -> None:
-        self._stand: ServingSummary | None = None
+        self._summary: ServingSummary | None = None
         self._serving_ms = 0
         self._announced: dict[Digest, int] = {}
 
     @property
     def has_announced(self) -> bool:
-        """Others have been told of this server."""
-        return self._stand is not None
+        """A serving record of this server has been published."""
+        return self._summary is not None
 
-    def is_serving_due(self, stand: ServingSummary, now_ms: int, *, known_nodes: int) -> bool:
-        if self._stand is None:
-            return bool(stand.manifests)
+    def is_serving_due(self, summary: ServingSummary, now_ms: int, *, known_nodes: int) -> bool:
+        if self._summary is None:
+            return bool(summary.manifests)
         passed_ms = now_ms - self._serving_ms
-        if stand != self._stand:
-            return passed_ms >= SERVING_MS_MIN or self._is_new(stand)
+        if summary != self._summary:
+            return passed_ms >= SERVING_MS_MIN or self._is_new(summary)
         return passed_ms >= compute_repeat_ms(GossipKind.SERVING, known_nodes)
 
-    def mark_serving_sent(self, stand: ServingSummary, now_ms: int) -> None:
-        self._stand, self._serving_ms = stand, now_ms
+    def mark_serving_sent(self, summary: ServingSummary, now_ms: int) -> None:
+        self._summary, self._serving_ms = summary, now_ms
 
-    def _is_new(self, stand: ServingSummary) -> bool:
-        """Another manifest, or one that became whole: others wait for that."""
-        assert self._stand is not None
-        return bool(set(stand.manifests) - set(self._stand.manifests))
+    def _is_new(self, summary: ServingSummary) -> bool:
+        """A new manifest, or one that became complete: other nodes wait for that."""
+        assert self._summary is not None
+        return bool(set(summary.manifests) - set(self._summary.manifests))
 
     def list_due_announcements(self, signed: Iterable[SignedManifest], now_ms: int) -> list[SignedManifest]:
-        """Oldest first: a node that hears them in order always knows the base."""
+        """Oldest first: a node that receives them in order always knows the base."""
         known = list(signed)
         self._announced = {
             each.digest: self._announced[each.digest] for each in known if each.digest in self._announced
@@ -104,19 +101,19 @@ class AnnounceSchedule:
 
 
 ANNOUNCE_POLL_MS = 250
-"""Between two looks at what is there. A new version is announced within a second of being published."""
+"""Interval between checks of the store. A new version is announced within a second."""
 
 ANNOUNCE_STOP_MS = 2_000
-"""Most time for the last word."""
+"""Time limit for the last record."""
 
 
 class Announcer:
-    """Speaks for one ShardServer."""
+    """Publishes the records of one ShardServer."""
 
     def __init__(
         self,
         server: ShardServer,
-        voice: GossipPublisher,
+        publisher: GossipPublisher,
         *,
         run: RunId,
         clock: Clock,
@@ -125,16 +122,16 @@ class Announcer:
         announces: bool = False,
         rescans: bool = False,
     ) -> None:
-        """`announces`: the voice is the trainer's. `rescans`: another process publishes into the store."""
+        """`announces`: the publisher has the trainer's key. `rescans`: another process publishes into the store."""
         self.server = server
-        self._voice = voice
+        self._publisher = publisher
         self._run = run
         self._clock = clock
         self._list_urls = list_urls
         self._count_nodes = count_nodes
         self._announces = announces
         self._rescans = rescans
-        self._saying = AnnounceSchedule()
+        self._schedule = AnnounceSchedule()
 
     async def run(self) -> None:
         while True:
@@ -142,29 +139,29 @@ class Announcer:
             await self._clock.sleep_ms(ANNOUNCE_POLL_MS)
 
     async def announce_stop(self) -> None:
-        """Say that nothing is served here any more, so that nobody tries."""
-        if self._saying.has_announced:
-            gone = ServingRecord(urls=(), depth=0, slots_free=0, manifests=())
-            await self._voice.publish(self._run, gone, known_nodes=self._count_nodes())
+        """Publish that this server serves nothing any more, so that no node tries."""
+        if self._schedule.has_announced:
+            stopped = ServingRecord(urls=(), depth=0, slots_free=0, manifests=())
+            await self._publisher.publish(self._run, stopped, known_nodes=self._count_nodes())
 
     async def announce_due(self) -> None:
-        """Say what is due."""
+        """Publish what is due."""
         if self._rescans:
-            for stock in self.server.store.rescan():
-                signed = stock.signed
-                log.info("step %d is served: %s %s", signed.manifest.step, signed.manifest.kind, signed.digest)
+            for shard_set in self.server.store.rescan():
+                signed = shard_set.signed
+                log.info("serving step %d: %s %s", signed.manifest.step, signed.manifest.kind, signed.digest)
         if self._announces:
             await self._announce()
-        await self._tell_serving()
+        await self._publish_serving()
 
     async def _announce(self) -> None:
-        whole = [stock.signed for stock in self.server.store.newest_first() if stock.is_complete]
-        for signed in self._saying.list_due_announcements(whole, self._clock.monotonic_ms()):
-            if await self._voice.publish(self._run, make_announcement(signed)) is None:
-                return  # too many at once; the rest in a moment
-            self._saying.mark_announced(signed.digest, self._clock.monotonic_ms())
+        complete = [shard_set.signed for shard_set in self.server.store.newest_first() if shard_set.is_complete]
+        for signed in self._schedule.list_due_announcements(complete, self._clock.monotonic_ms()):
+            if await self._publisher.publish(self._run, make_announcement(signed)) is None:
+                return  # over the rate limit; the rest follows
+            self._schedule.mark_announced(signed.digest, self._clock.monotonic_ms())
 
-    async def _tell_serving(self) -> None:
+    async def _publish_serving(self) -> None:
         offer, urls = self.server.offer(), self._list_urls()
         if not urls:
             return
@@ -176,18 +173,18 @@ class Announcer:
             parents=offer.parents,
             sent_bytes=self.server.sent_bytes,
         )
-        stand = ServingSummary.of(serving, self.server.store.shard_sets.values())
+        summary = ServingSummary.of(serving, self.server.store.shard_sets.values())
         now_ms, nodes = self._clock.monotonic_ms(), self._count_nodes()
-        if not self._saying.is_serving_due(stand, now_ms, known_nodes=nodes):
+        if not self._schedule.is_serving_due(summary, now_ms, known_nodes=nodes):
             return
-        if await self._voice.publish(self._run, serving, known_nodes=nodes) is not None:
-            self._saying.mark_serving_sent(stand, now_ms)
+        if await self._publisher.publish(self._run, serving, known_nodes=nodes) is not None:
+            self._schedule.mark_serving_sent(summary, now_ms)
 
 
-async def announce_stop_within_deadline(crier: Announcer) -> None:
-    """When a program ends: it does not wait long for the last word to go out."""
+async def announce_stop_within_deadline(announcer: Announcer) -> None:
+    """Publish the last record when a program ends, within a time limit."""
     try:
         async with asyncio.timeout(ANNOUNCE_STOP_MS / 1000):
-            await crier.announce_stop()
+            await announcer.announce_stop()
     except TimeoutError:
-        log.info("nobody could be told that this server ends")
+        log.info("the last serving record could not be published in time")

@@ -1,16 +1,12 @@
-"""Room for files of weights: taken before the first byte comes, so that a full disk is no surprise half-way.
+"""The files of a checkpoint: preallocating, mapping, and verifying them.
 
-A disk gives blocks for the asking. In memory (tmpfs) to have a page is to fill it with zeros, and gigabytes of that
-would keep a node waiting: there it is only looked whether there is room, and it is taken as it is written.
+Files are allocated before the first byte arrives, so that a full disk shows at once. A disk reserves blocks cheaply. On
+tmpfs a page exists only once it is filled with zeros, which takes too long for gigabytes: there only the free memory is
+checked.
 
-A checkpoint, mapped: its files, its tensors by name, and how to prove it. patching.py makes the next one of it.
-
-Tensors are worked on in threads: hashing, unpacking and patching all let go of the interpreter.
-
-What the small files of a checkpoint were when it got its name: configuration, tokenizer and the like.
-
-A manifest signs a keyframe's files as shards and every checkpoint's tensors, but what lies beside the tensors of a
-patched checkpoint was carried over from its base. A bit that flips there changes what the model computes just as well.
+A manifest signs a keyframe's files as shards and the tensors of every checkpoint. The small files beside the tensors of
+a patched checkpoint (configuration, tokenizer) are copied from its base. A flipped bit there changes what the model
+computes too, so their digests are recorded in `.files`.
 """
 
 import json
@@ -38,7 +34,7 @@ from prime_protocol.weights.safetensors_header import (
 
 
 def is_in_memory(folder: Path) -> bool:
-    """The folder is on a file system that has no disk behind it."""
+    """The folder is on a tmpfs."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -50,16 +46,16 @@ def is_in_memory(folder: Path) -> bool:
 
 
 def open_no_follow(path: Path, mode: str) -> BinaryIO:
-    """The file itself, and OSError where a symbolic link is in its place.
+    """Open a file; OSError if it is a symbolic link.
 
-    A folder of weights may be shared with others on the machine. What one of them links to must be neither sent to
-    strangers nor written over.
+    Other users of the machine may share a folder of weights. The target of their link must neither be sent to other
+    nodes nor be overwritten.
     """
     return cast(BinaryIO, open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)))
 
 
 def preallocate_file(path: Path, size: int) -> None:
-    """A file of this size, of zeros. LocalError: there is no room for it."""
+    """Create a file of zeros. LocalError: there is not enough space."""
     try:
         with open_no_follow(path, "wb") as file:
             if not is_in_memory(path.parent):
@@ -67,22 +63,22 @@ def preallocate_file(path: Path, size: int) -> None:
             elif count_free_bytes(path.parent) >= size:
                 os.truncate(file.fileno(), size)
             else:
-                raise OSError("not enough memory is free")
+                raise OSError("not enough free memory")
     except OSError as error:
         path.unlink(missing_ok=True)
         raise LocalError(
-            f"no room for {size} bytes of weights in {path.parent}: {error}; make room there, or choose another folder"
+            f"no space for {size} bytes of weights in {path.parent}: {error}; free some, or choose another folder"
         ) from None
 
 
 def count_folder_bytes(folder: Path) -> int:
-    """What the files below a folder take at full size; one of two names counts once."""
+    """Total size of the files below a folder; a file with two names counts once."""
     sizes: dict[int, int] = {}
-    # Files and folders may be removed meanwhile: os.walk passes over a folder that is not there any more.
-    for place, _, names in os.walk(folder):
+    # Files and folders may disappear meanwhile: os.walk skips a folder that is gone.
+    for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                found = os.lstat(os.path.join(place, name))
+                found = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:
                 continue
             if stat.S_ISREG(found.st_mode):
@@ -91,14 +87,14 @@ def count_folder_bytes(folder: Path) -> int:
 
 
 def count_free_bytes(folder: Path) -> int:
-    """What may be written there; in memory no more than the machine has left."""
+    """Bytes that can be written there; on tmpfs at most the available memory."""
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     return min(free, read_available_bytes()) if is_in_memory(folder) else free
 
 
 def read_available_bytes() -> int:
-    """Memory that programs can still have, as the kernel guesses."""
+    """Available memory, as estimated by the kernel."""
     text = Path("/proc/meminfo").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:"))
 
@@ -107,12 +103,12 @@ TENSOR_SUFFIX = ".safetensors"
 HEADER_LENGTH_BYTES = 8
 
 TensorJob = tuple[int, Callable[[], None]]
-"""A tensor's size, and what is done with it."""
+"""The size of a tensor, and the work on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A file in memory; `header` where it holds tensors."""
+    """A mapped file; it has a `header` if it contains tensors."""
 
     path: Path
     data: mmap.mmap
@@ -125,12 +121,12 @@ class MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class MappedCheckpoint:
-    """All files of a folder."""
+    """All files of a checkpoint folder."""
 
     files: tuple[MappedFile, ...]
 
     def tensors(self) -> Iterator[tuple[SafetensorsTensor, memoryview]]:
-        """Each with its bytes."""
+        """Each tensor with its bytes."""
         for file in self.files:
             view = memoryview(file.data)
             for span in file.header.tensors if file.header else ():
@@ -138,7 +134,7 @@ class MappedCheckpoint:
 
 
 def list_files(checkpoint: Path) -> list[Path]:
-    """Of one file, itself; of a folder what is published: plain files. Hidden ones and subfolders are left out."""
+    """The published files of a checkpoint: the file itself, or the plain files of a folder without hidden ones."""
     if not checkpoint.exists():
         raise LocalError(f"{checkpoint} is neither a {TENSOR_SUFFIX} file nor a folder of them")
     found = checkpoint.iterdir() if checkpoint.is_dir() else [checkpoint]
@@ -147,7 +143,7 @@ def list_files(checkpoint: Path) -> list[Path]:
         raise LocalError(f"{checkpoint} holds no {TENSOR_SUFFIX} file")
     for path in files:
         if not FILE_NAME.fullmatch(path.name):
-            raise LocalError(f"{path} has a name that others may not be able to store; rename it")
+            raise LocalError(f"{path} has a name that other nodes cannot store; rename it")
     return [path for path in files if path.stat().st_size]
 
 
@@ -156,7 +152,7 @@ def map_checkpoint(checkpoint: Path, *, writable: bool = False) -> MappedCheckpo
 
 
 def map_file(path: Path, *, writable: bool = False) -> MappedFile:
-    """What is to be written has its pages at once, so that nobody waits for them one by one."""
+    """A writable map gets all its pages at once, so that writes do not fault page by page."""
     try:
         with path.open("r+b" if writable else "rb") as file:
             if writable:
@@ -169,7 +165,7 @@ def map_file(path: Path, *, writable: bool = False) -> MappedFile:
 
 
 def make_mapped_file(path: Path, data: mmap.mmap) -> MappedFile:
-    """A file that is mapped already."""
+    """Wrap a file that is already mapped."""
     header = None
     if path.suffix == TENSOR_SUFFIX:
         try:
@@ -182,14 +178,14 @@ def make_mapped_file(path: Path, data: mmap.mmap) -> MappedFile:
 
 
 def run_tensor_jobs(jobs: Iterable[TensorJob], threads: int) -> None:
-    """The first error, if any, once everything has ended. Largest first: no thread is left alone with a long one."""
+    """Run all jobs, then raise the first error. Largest first: no thread ends up alone with a long job."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
         for future in [pool.submit(work) for _, work in sorted(jobs, key=lambda job: -job[0])]:
             future.result()
 
 
 def verify_checkpoint(checkpoint: MappedCheckpoint, manifest: Manifest, *, threads: int) -> None:
-    """Every tensor is what the manifest says, and there is no other; RemoteError says which is not."""
+    """Check that the tensors are exactly those of the manifest. RemoteError names one that is not."""
     entries = {entry.name: entry for entry in manifest.tensors}
     found = list(checkpoint.tensors())
     check_same_tensors(entries.keys(), [span.name for span, _ in found])
@@ -197,14 +193,14 @@ def verify_checkpoint(checkpoint: MappedCheckpoint, manifest: Manifest, *, threa
 
 
 def check_same_tensors(wanted: Iterable[str], found: Iterable[str]) -> None:
-    """Both have the same tensors, each once; RemoteError names one that is not in both."""
+    """Check that both have the same tensors, each once. RemoteError names one that is not in both."""
     if sorted(wanted) != sorted(found):
         name = min(set(wanted) ^ set(found), default="")
         raise RemoteError(f"tensors.{name}", "is not in both the manifest and the files")
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """One file under two names where the file system can, else two files. Never a link to a link: it may lead away."""
+    """Hard link the file, or copy it. The source is resolved first: a link to a symbolic link could lead elsewhere."""
     target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
@@ -220,21 +216,21 @@ def write_file_digests(folder: Path) -> None:
 
 
 def verify_checkpoint_folder(folder: Path, manifest: Manifest, *, threads: int) -> None:
-    """A checkpoint on disk is what was signed, tensors and small files; RemoteError or LocalError says what is not."""
+    """Check the tensors and small files of a checkpoint on disk. RemoteError or LocalError names what is wrong."""
     verify_checkpoint(map_checkpoint(folder), manifest, threads=threads)
     verify_file_digests(folder)
 
 
 def verify_file_digests(folder: Path) -> None:
-    """RemoteError where a file is not what it was, or nothing says what it was."""
+    """RemoteError: a small file has changed, or its digest is not recorded."""
     try:
-        noted = json.loads((folder / FILE_DIGESTS_NAME).read_bytes())
+        recorded = json.loads((folder / FILE_DIGESTS_NAME).read_bytes())
     except (OSError, ValueError):
-        raise RemoteError(FILE_DIGESTS_NAME, "is not there or cannot be read") from None
+        raise RemoteError(FILE_DIGESTS_NAME, "is missing or cannot be read") from None
     found = _digest_files(_list_small_files(folder))
-    if noted != found:
-        names = [name for name in found if not isinstance(noted, dict) or noted.get(name) != found[name]]
-        raise RemoteError(names[0] if names else FILE_DIGESTS_NAME, "is not what it was when the checkpoint was made")
+    if recorded != found:
+        names = [name for name in found if not isinstance(recorded, dict) or recorded.get(name) != found[name]]
+        raise RemoteError(names[0] if names else FILE_DIGESTS_NAME, "has changed since the checkpoint was created")
 
 
 def _list_small_files(folder: Path) -> list[Path]:

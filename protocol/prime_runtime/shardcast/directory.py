@@ -1,7 +1,7 @@
-"""What this node has heard of the network: which weights are out, and who serves them. Pure and bounded.
+"""What this node knows from gossip about weights: which versions are announced, and which nodes serve them. Pure.
 
-Only what passed the gossip guard comes in. A serving record counts while its envelope lives. An announcement counts on:
-a trainer does not take back what it published, and the links must hold when it is away.
+Only messages that passed the gossip guard come in. A serving record counts until its envelope expires. An announcement
+counts without end: a trainer does not withdraw what it published, and links must hold while it is offline.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from prime_protocol.weights.transfer import ManifestLink
 from prime_protocol.wire.ids import Digest, NodeId
 
 SERVERS_MAX = 4_096
-"""Servers remembered. Each download looks at a few dozen of them."""
+"""Servers remembered. Each download uses a few dozen of them."""
 ANNOUNCED_MAX = 256
-"""Announcements remembered, the newest steps: several times what is kept on disk."""
+"""Announcements remembered, of the newest steps: several times what is kept on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class ServerRecord:
     serving: ServingRecord
     expires_at_ms: int
     frame: bytes
-    """The signed record itself, to be passed on."""
+    """The signed frame, to forward."""
 
 
 class ServerDirectory:
-    """Told by whatever brings records; asked by whoever fetches."""
+    """Learns from gossip; answers the fetcher."""
 
     def __init__(self) -> None:
         self._servers: dict[NodeId, ServerRecord] = {}
         self._announced: dict[Digest, CheckpointAnnounced] = {}
 
     def learn(self, gossip: ReceivedGossip) -> None:
-        """An accepted message; other kinds are none of our business."""
+        """Store an accepted announcement or serving record; ignore other kinds."""
         match gossip.message:
             case CheckpointAnnounced() as announced:
                 self._announced[announced.manifest] = announced
@@ -45,32 +45,34 @@ class ServerDirectory:
                     oldest = min(self._announced.values(), key=lambda each: (each.step, each.manifest))
                     del self._announced[oldest.manifest]
             case ServingRecord() as serving:
-                # Newest last, so that the first is the one to forget.
+                # Newest last: the first is evicted.
                 self._servers.pop(gossip.payload.sender, None)
-                letter = gossip.payload
-                self._servers[letter.sender] = ServerRecord(letter.sender, serving, letter.expires_at_ms, gossip.frame)
+                payload = gossip.payload
+                self._servers[payload.sender] = ServerRecord(
+                    payload.sender, serving, payload.expires_at_ms, gossip.frame
+                )
                 if len(self._servers) > SERVERS_MAX:
                     del self._servers[next(iter(self._servers))]
             case _:
                 pass
 
     def expire(self, now_ms: int) -> list[NodeId]:
-        """Servers that have not been heard of for too long."""
+        """Remove and return servers whose record has expired."""
         gone = [node for node, server in self._servers.items() if server.expires_at_ms <= now_ms]
         for node in gone:
             del self._servers[node]
         return gone
 
     def drop(self, node: NodeId) -> None:
-        """It sent wrong bytes. Its next record brings it back; the download's own memory of it lasts longer."""
+        """Forget a server that sent wrong bytes. Its next record adds it again; the download remembers it longer."""
         self._servers.pop(node, None)
 
     def servers(self, manifest: Digest) -> Iterator[ServerRecord]:
-        """Who says that it serves this, where it can be reached."""
+        """Reachable servers that claim to serve this manifest."""
         return (each for each in self._servers.values() if manifest in each.serving.manifests and each.serving.urls)
 
     def served(self) -> list[Digest]:
-        """Every manifest that somebody says it serves, those of many servers first."""
+        """All manifests that servers claim to serve, most widely served first."""
         counts = Counter(
             digest for each in self._servers.values() if each.serving.urls for digest in each.serving.manifests
         )

@@ -1,8 +1,8 @@
-"""The next checkpoint out of an old one and a delta, every tensor proven; and the room for it, made ahead.
+"""Builds the next checkpoint from an old one and a delta, verifies every tensor, and prepares the space for it.
 
-Where a folder is in memory, the room is a copy of the old checkpoint, mapped, and the delta is applied to it in place:
-nothing is left to do then but to change some bytes and to hash all. On a disk that would write everything twice, so
-there the room is only allocated, and blocks go from file to file through one small buffer for each thread.
+On tmpfs the space is a mapped copy of the old checkpoint, and the delta is applied in place: then only some bytes
+change, and all are hashed. On a disk that would write everything twice, so the files are only preallocated, and blocks
+go from file to file through one small buffer per thread.
 """
 
 import os
@@ -35,15 +35,15 @@ from prime_runtime.shardcast.checkpoint_files import (
 )
 
 COPIES_FREE_MIN = 2
-"""A copy made ahead is a comfort: it is made only where so many would fit."""
+"""A copy in advance is optional: it is made only if this many copies would fit."""
 PIECE_BYTES = 64 * 2**20
-"""Copied before it is looked again whether they still would: others fill the same memory."""
+"""Bytes copied between two checks of the free memory, which other programs use too."""
 
 
 def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryview, *, threads: int) -> None:
-    """From one folder into another; the base is only read. After a RemoteError `target` is of no use.
+    """Build the next checkpoint in `target`; the base is only read. After a RemoteError `target` is unusable.
 
-    `target` is empty or has files that were allocated ahead. Whatever else is in it goes.
+    `target` is empty or has preallocated files. All other files in it are removed.
     """
     entries = {entry.name: entry for entry in delta.tensors}
     mapped = map_checkpoint(base)
@@ -68,7 +68,7 @@ def patch_checkpoint(base: Path, target: Path, delta: Manifest, records: memoryv
 
 
 def patch_copy(copy: MappedCheckpoint, delta: Manifest, records: memoryview, *, threads: int) -> None:
-    """In place, for a copy of the base that nobody reads yet. After a RemoteError it is of no use."""
+    """Patch a private copy of the base in place. After a RemoteError the copy is unusable."""
     entries = {entry.name: entry for entry in delta.tensors}
     found = list(copy.tensors())
     check_same_tensors(entries.keys(), [span.name for span, _ in found])
@@ -81,9 +81,9 @@ def patch_copy(copy: MappedCheckpoint, delta: Manifest, records: memoryview, *, 
 
 
 def preallocate_checkpoint(checkpoint: Path, folder: Path) -> MappedCheckpoint | None:
-    """A folder for the checkpoint after this one: a copy to be patched, or None and files of the right size.
+    """Prepare a folder for the next checkpoint: a mapped copy to patch, or None and preallocated files.
 
-    OSError or LocalError: there is no room.
+    OSError or LocalError: there is not enough space.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -103,7 +103,7 @@ def _copy_into(folder: Path, files: Collection[Path]) -> None:
         with path.open("rb") as source, (folder / path.name).open("wb") as target:
             while True:
                 if count_free_bytes(folder) < left + (COPIES_FREE_MIN - 1) * whole:
-                    raise LocalError("a copy made ahead would take memory that is needed")
+                    raise LocalError("a copy in advance would use memory that is needed")
                 copied = os.sendfile(target.fileno(), source.fileno(), None, PIECE_BYTES)
                 if not copied:
                     break
@@ -111,7 +111,7 @@ def _copy_into(folder: Path, files: Collection[Path]) -> None:
 
 
 def _clear(folder: Path, names: Collection[str]) -> None:
-    """Only files of these names stay."""
+    """Remove all files but these."""
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()
@@ -123,7 +123,7 @@ def _rebuild(tensor: ManifestTensor, record: memoryview, reader: int, writer: in
     def read(start: int, stop: int) -> Bytes:
         block = buffer[: stop - start]
         if os.preadv(reader, [block.data], offset + start) != stop - start:
-            raise RemoteError(f"tensors.{tensor.name}", "is cut short in the base")
+            raise RemoteError(f"tensors.{tensor.name}", "is truncated in the base")
         return block
 
     def write(start: int, block: Bytes) -> None:

@@ -1,7 +1,7 @@
-"""How a trainer puts a checkpoint into a store: whole, as the change since the last one, or both. Then others serve it.
+"""Publishes a checkpoint into a store: as a keyframe, as the delta from the last one, or both.
 
-Doing it twice for a step gives what was published the first time: a trainer that was killed publishes nothing twice.
-The store links the checkpoint's files instead of copying them, so they must not be written again in place.
+Publishing a step again returns what was published the first time, so a trainer that was killed publishes nothing twice.
+The store links the files of the checkpoint instead of copying them; they must not be written in place afterwards.
 """
 
 import logging
@@ -31,14 +31,14 @@ THREADS = os.cpu_count() or 1
 
 
 class BaseCache:
-    """What a process published last, still mapped: to map it anew for the next delta costs as much as to compare it."""
+    """The last published checkpoint, still mapped: mapping it again would cost as much as the next delta."""
 
     def __init__(self) -> None:
         self._kept: tuple[Digest, MappedCheckpoint] | None = None
         self._spent: MappedCheckpoint | None = None
 
     def get(self, store: ShardStore, base: SignedManifest, threads: int) -> MappedCheckpoint | None:
-        """Kept, or mapped anew and compared with what was published; None where that is not what is there any more."""
+        """The cached base, or the one on disk after verification; None if it has changed."""
         if self._kept is not None and self._kept[0] == base.root:
             return self._kept[1]
         path = store.checkpoint_path(base.root)
@@ -46,20 +46,20 @@ class BaseCache:
             mapped = map_checkpoint(path)
             verify_checkpoint(mapped, base.manifest, threads=threads)
         except (LocalError, RemoteError) as error:
-            # Nobody could apply a delta from it. The next checkpoint goes out whole, and this one is removed then.
-            log.error("step %d in %s is not what was published: %s", base.manifest.step, path, error)
+            # No node could apply a delta to it. The next checkpoint is a keyframe, and this one is removed then.
+            log.error("step %d in %s differs from what was published: %s", base.manifest.step, path, error)
             return None
         return mapped
 
     def keep(self, store: ShardStore, root: Digest, mapped: MappedCheckpoint) -> None:
-        """Instead of the one before, whose pages go with `rest`, or at the latest with the next one's."""
+        """Replace the cached checkpoint. The old one is unmapped by `release`, or at the latest with the next."""
         path = store.checkpoint_path(root)
-        # A copy on another device is not the file that was mapped, and that one may be removed at any time.
+        # A copy on another device is not the mapped file, which may be removed at any time.
         if all(os.path.samefile(path / file.path.name, file.path) for file in mapped.files):
             self._spent, self._kept = self._kept[1] if self._kept else None, (root, mapped)
 
     def release(self) -> None:
-        """Give back what is not needed any more, once the others have been told."""
+        """Unmap what is not needed any more, after the announcement."""
         self._spent = None
 
 
@@ -74,21 +74,21 @@ def publish_checkpoint(
     keyframe: bool,
     shard_bytes: int = SHARD_BYTES,
     threads: int = THREADS,
-    kept: BaseCache | None = None,
+    cache: BaseCache | None = None,
 ) -> tuple[SignedManifest, ...]:
-    """The signed manifests of this step: a delta where there is a base, a keyframe where asked for or needed.
+    """The signed manifests of this step: a delta if there is a base, a keyframe if requested or needed.
 
-    `kept` is for a process that publishes one step after the other.
+    A process that publishes step after step passes a `cache`.
     """
-    kept = kept or BaseCache()
+    cache = cache or BaseCache()
     if key.node != store.trainer:
         raise LocalError(f"the key is of {key.node}, the trainer of {store.run} is {store.trainer}")
-    done = tuple(stock.signed for stock in store.newest_first() if stock.manifest.step == step)
+    done = tuple(shard_set.signed for shard_set in store.newest_first() if shard_set.manifest.step == step)
     if done:
         return done
-    newest = max((stock.manifest.step for stock in store.shard_sets.values()), default=-1)
+    newest = max((shard_set.manifest.step for shard_set in store.shard_sets.values()), default=-1)
     if step < newest:
-        raise LocalError(f"step {newest} is published already; step {step} comes too late")
+        raise LocalError(f"step {newest} is already published; step {step} is too late")
     mapped, base = map_checkpoint(checkpoint), _find_base(store)
 
     def seal(manifest: Manifest) -> SignedManifest:
@@ -96,7 +96,7 @@ def publish_checkpoint(
 
     made = []
     if base is not None and _has_same_tensors(base.manifest, mapped):
-        before = kept.get(store, base, threads)
+        before = cache.get(store, base, threads)
         if before is not None:
             made.append(_publish_delta(store, base, before, mapped, step, seal, shard_bytes, threads))
     if keyframe or not made:
@@ -106,7 +106,7 @@ def publish_checkpoint(
         store.add(signed, {file.path.name: file.path for file in mapped.files})
         made.append(signed)
     _store_base(store, mapped, made[0])
-    kept.keep(store, made[0].root, mapped)
+    cache.keep(store, made[0].root, mapped)
     return tuple(made)
 
 
@@ -133,7 +133,7 @@ def _publish_delta(
 
 @contextmanager
 def open_thread_mapper(threads: int) -> Iterator[MapFunction]:
-    """The built-in map on several threads."""
+    """The built-in `map` on several threads."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
         yield partial(map_in_order, pool, threads + 1)
 
@@ -141,7 +141,7 @@ def open_thread_mapper(threads: int) -> Iterator[MapFunction]:
 def map_in_order(
     pool: ThreadPoolExecutor, ahead: int, work: Callable[[Any], Any], items: Iterable[Any]
 ) -> Iterator[Any]:
-    """With at most so many results waiting."""
+    """At most `ahead` results wait."""
     pending: deque[Future[Any]] = deque()
     for item in items:
         pending.append(pool.submit(work, item))
@@ -152,7 +152,7 @@ def map_in_order(
 
 
 def _find_base(store: ShardStore) -> SignedManifest | None:
-    """The newest checkpoint that is here whole."""
+    """The newest complete checkpoint."""
     return max(store.checkpoints().values(), key=lambda signed: signed.manifest.step, default=None)
 
 
@@ -162,7 +162,7 @@ def _has_same_tensors(base: Manifest, mapped: MappedCheckpoint) -> bool:
 
 
 def _store_base(store: ShardStore, mapped: MappedCheckpoint, signed: SignedManifest) -> None:
-    """The checkpoint becomes the base of the next delta; the one before is of no more use here."""
+    """Store the checkpoint as the base of the next delta and remove the previous one."""
     older = list(store.checkpoints())
     draft = store.draft_path(signed.root)
     shutil.rmtree(draft, ignore_errors=True)

@@ -1,16 +1,12 @@
-"""A piece of a file as an HTTP response: by sendfile, at the owner's pace, and not for ever.
+"""The shard server: shards by digest, bitmaps of what is held, signed manifests. Public, over plain HTTP.
 
-A reader that takes its bytes too slowly is cut off, so that it cannot hold an upload slot. How slow that is while
-somebody else waits for the slot is decided in slots.py.
-
-The routes of a shard server: shards by digest, bitmaps of what is here, signed manifests. Anybody may ask.
-
-GET /shards/<digest>      the shard, or a range of it; waits for one that is still arriving
-GET /have/<manifest>      which shards are here; waits for news since ?seen=<version>
+GET /shards/<digest>      the shard or a range of it; waits for a shard that is arriving
+GET /have/<manifest>      which shards are held; waits for a change since ?seen=<version>
 GET /manifests/<digest>   the signed frame
 
-Nothing else can be reached: a path is a digest that the store knows, or 404. What is asked for is checked, counted and
-timed here; who is served is decided in slots.py.
+A path is a digest that the store knows, or the answer is 404; nothing else is reachable. upload_slots.py decides who is
+served. A shard is sent by sendfile at the owner's rate. A reader that is too slow is cut off, so that it cannot occupy
+an upload slot.
 """
 
 import asyncio
@@ -35,21 +31,20 @@ from prime_runtime.shardcast.checkpoint_files import open_no_follow
 from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.shard_set import ShardSet
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import UploadRefused as Refusal
-from prime_runtime.shardcast.upload_slots import UploadSlots, UploadTicket
+from prime_runtime.shardcast.upload_slots import UploadRefused, UploadSlots, UploadTicket
 
 log = logging.getLogger(__name__)
 
 
 PIECE_BYTES = 2**20
-"""Sent between two looks at pace and time."""
+"""Bytes sent between two checks of rate and time."""
 WAIT_PART_MS = 250
 PIECE_MS_MAX = 30_000
-"""A reader that needs longer for a piece, 35 kB/s, had better ask someone nearer."""
+"""A reader that needs longer for a piece (35 kB/s) should use another server."""
 
 
 class ShardResponse(web.StreamResponse):
-    """Sends when it is prepared, like aiohttp's own FileResponse, but a range of a file that the caller chose."""
+    """Sends a range of a file when it is prepared, like aiohttp's FileResponse."""
 
     def __init__(
         self,
@@ -70,15 +65,15 @@ class ShardResponse(web.StreamResponse):
         self._ticket = ticket
         self._clock = clock
         self._piece: asyncio.Timeout | None = None
-        """Of the piece that the reader is just taking."""
+        """Timeout of the piece that is being sent."""
         self.sent_bytes = 0
         self.content_type = "application/octet-stream"
         self.content_length = length
 
     async def prepare(self, request: web.BaseRequest) -> Any:
         if self.prepared:
-            return None  # aiohttp prepares again what a handler returns; it has been sent
-        # Opened here and not by the caller: a version removed in between is a plain error of this request.
+            return None  # aiohttp prepares the response again after the handler returns it
+        # Opened here, not by the caller: a version that was removed meanwhile is an error of this request only.
         with open_no_follow(self._path, "rb") as file:
             writer = None
             try:
@@ -93,7 +88,7 @@ class ShardResponse(web.StreamResponse):
         return writer
 
     def cut_off(self) -> None:
-        """Wait no longer for the reader: somebody else is to have the slot."""
+        """Stop waiting for the reader: another node gets the slot."""
         if self._piece is not None:
             self._piece.reschedule(0)
 
@@ -117,7 +112,7 @@ class ShardResponse(web.StreamResponse):
             self._piece = None
 
     async def _wait(self, request: web.BaseRequest, wait_ms: int) -> None:
-        """In small parts: a child that has hung up must not keep its slot until the owner's pace allows the rest."""
+        """Wait in small parts: a child that disconnected must not keep its slot while the rate limit delays us."""
         while wait_ms > 0:
             part_ms = min(wait_ms, WAIT_PART_MS)
             await self._clock.sleep_ms(part_ms)
@@ -127,12 +122,12 @@ class ShardResponse(web.StreamResponse):
 
 
 NODE_HEADER = "Prime-Node"
-"""Who asks. A claim: it decides only whom other children are sent to, and those check every byte."""
+"""The node that asks. Not authenticated: it only decides where other children are sent, and those verify every byte."""
 WAIT_HEADER = "Prime-Wait-Ms"
 WAIT_MS_MAX = 30_000
-"""Longest wait for a shard that is arriving, or for news. Shorter than a fetcher waits for its first byte."""
+"""Maximum wait for an arriving shard or for a change. Shorter than a fetcher waits for its first byte."""
 SPACING_MS = 20
-"""Changes within this time are told together."""
+"""Changes within this time are reported together."""
 CACHE_FOREVER = "public, max-age=31536000, immutable"
 RANGE = re.compile(r"bytes=([0-9]{1,12})-([0-9]{0,12})")
 WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
@@ -140,17 +135,17 @@ WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class ServingOffer:
-    """What this server's record says of it."""
+    """What the serving record of this server says."""
 
     depth: int
     slots_free: int
     manifests: tuple[Digest, ...]
     parents: tuple[NodeId, ...]
-    """Of the newest."""
+    """Parents of the newest manifest."""
 
 
 class ShardServer:
-    """Serves one store. The directory tells where children can be found."""
+    """Serves one store. The directory knows the addresses of children."""
 
     def __init__(
         self,
@@ -170,14 +165,14 @@ class ShardServer:
         self.sent_shards = 0
         self.refused = 0
         self._sending: dict[int, ShardResponse] = {}
-        """By the ticket's number."""
+        """By ticket number."""
         self._is_closed = False
 
     def close(self) -> None:
-        """Answer everybody who waits, so that the server can stop at once."""
+        """Answer all waiting requests, so that the server can stop at once."""
         self._is_closed = True
-        for stock in self.store.shard_sets.values():
-            stock.wake()
+        for shard_set in self.store.shard_sets.values():
+            shard_set.wake()
 
     def add_routes(self, http: HttpServer) -> None:
         http.add_page("/shards/{digest}", self.get_shard)
@@ -185,33 +180,37 @@ class ShardServer:
         http.add_page("/manifests/{digest}", self.get_manifest)
 
     def offer(self) -> ServingOffer:
-        """Every manifest of which anything is here or on its way, newest first."""
-        stocks = [stock for stock in self.store.newest_first() if stock.held or stock.coming][:GOSSIP_MANIFESTS_MAX]
-        depth = min((stock.depth for stock in stocks), default=0)
+        """The manifests with shards held or arriving, newest first."""
+        shard_sets = [shard_set for shard_set in self.store.newest_first() if shard_set.held or shard_set.coming][
+            :GOSSIP_MANIFESTS_MAX
+        ]
+        depth = min((shard_set.depth for shard_set in shard_sets), default=0)
         free = self.slots.slots_free(self._clock.now_ms())
-        parents = stocks[0].parents if stocks else ()
-        return ServingOffer(depth, free, tuple(stock.digest for stock in stocks), parents)
+        parents = shard_sets[0].parents if shard_sets else ()
+        return ServingOffer(depth, free, tuple(shard_set.digest for shard_set in shard_sets), parents)
 
     # --- Manifests and bitmaps --------------------------------------------------------------------------------------
 
     async def get_manifest(self, request: web.Request) -> web.StreamResponse:
-        stock = self._find_stock(request)
-        if stock is None:
-            return _not_found("no manifest of that name is served here")
+        shard_set = self._find_shard_set(request)
+        if shard_set is None:
+            return _not_found("that manifest is not served here")
         headers = {"Cache-Control": CACHE_FOREVER}
-        return web.Response(body=stock.signed.frame, content_type="application/octet-stream", headers=headers)
+        return web.Response(body=shard_set.signed.frame, content_type="application/octet-stream", headers=headers)
 
     async def get_have(self, request: web.Request) -> web.StreamResponse:
-        stock = self._find_stock(request)
-        if stock is None:
-            return _not_found("no manifest of that name is served here")
+        shard_set = self._find_shard_set(request)
+        if shard_set is None:
+            return _not_found("that manifest is not served here")
         seen = _read_number(request.query.get("seen", ""))
-        if seen == stock.version:
-            await self._wait(lambda: stock.version != seen, stock, _read_wait(request))
+        if seen == shard_set.version:
+            await self._wait(lambda: shard_set.version != seen, shard_set, _read_wait(request))
             await self._clock.sleep_ms(SPACING_MS)
-        held, coming = stock.bitmaps()
+        held, coming = shard_set.bitmaps()
         free = self.slots.slots_free(self._clock.now_ms())
-        have = ShardAvailability(version=stock.version, held=held, coming=coming, slots_free=free, depth=stock.depth)
+        have = ShardAvailability(
+            version=shard_set.version, held=held, coming=coming, slots_free=free, depth=shard_set.depth
+        )
         return web.Response(body=encode(have), content_type="application/octet-stream")
 
     # --- Shards -----------------------------------------------------------------------------------------------------
@@ -220,43 +219,43 @@ class ShardServer:
         digest = _read_digest(request)
         found = self.store.find(digest) if digest is not None else None
         if found is None:
-            return _not_found("no manifest served here names that shard")
-        stock, index = found
-        if not (stock.held | stock.coming) >> index & 1:
-            return _not_found("that shard is neither here nor on its way")
-        cut = _read_range(request, stock.manifest.shards[index].length)
+            return _not_found("no manifest served here contains that shard")
+        shard_set, index = found
+        if not (shard_set.held | shard_set.coming) >> index & 1:
+            return _not_found("that shard is neither held nor arriving")
+        cut = _read_range(request, shard_set.manifest.shards[index].length)
         if cut is None:
-            return web.Response(status=416, text="one range of the form bytes=a-b inside the shard\n")
+            return web.Response(status=416, text="use one range of the form bytes=a-b inside the shard\n")
         child, address = _read_node(request), get_client_address(request, self._trusted_proxies)
-        decision = self.slots.request_slot(child, address, stock.digest, self._clock.now_ms())
-        if isinstance(decision, Refusal):
+        decision = self.slots.request_slot(child, address, shard_set.digest, self._clock.now_ms())
+        if isinstance(decision, UploadRefused):
             self.refused += 1
             return self._refuse(decision)
         ticket, response = decision.ticket, None
         try:
-            await self._wait(lambda: not stock.coming >> index & 1, stock, _read_wait(request))
-            if stock.held >> index & 1 and not await stock.verify_once(index):
-                log.error("shard %d of step %d is damaged on this disk and not sent", index, stock.manifest.step)
+            await self._wait(lambda: not shard_set.coming >> index & 1, shard_set, _read_wait(request))
+            if shard_set.held >> index & 1 and not await shard_set.verify_once(index):
+                log.error("shard %d of step %d is damaged on disk and is not sent", index, shard_set.manifest.step)
                 return _not_found("that shard was damaged here")
-            response = self._make_response(ticket, stock, index, *cut)
+            response = self._make_response(ticket, shard_set, index, *cut)
             await response.prepare(request)
         except FileNotFoundError:
-            return _not_found("that version was removed a moment ago")
+            return _not_found("that version was just removed")
         finally:
             sent_bytes = response.sent_bytes if isinstance(response, ShardResponse) else 0
             self.sent_bytes += sent_bytes
-            self.sent_shards += sent_bytes == stock.manifest.shards[index].length
+            self.sent_shards += sent_bytes == shard_set.manifest.shards[index].length
             self._sending.pop(ticket.number, None)
             self.slots.finish(ticket, sent_bytes, self._clock.now_ms())
         return response
 
     def _make_response(
-        self, ticket: UploadTicket, stock: ShardSet, index: int, offset: int, length: int
+        self, ticket: UploadTicket, shard_set: ShardSet, index: int, offset: int, length: int
     ) -> web.StreamResponse:
-        if not stock.held >> index & 1:
+        if not shard_set.held >> index & 1:
             return web.Response(status=504, text="that shard did not arrive here in time\n")
-        stock.mark_sent(index)
-        path, start, whole = stock.locate(index)
+        shard_set.mark_sent(index)
+        path, start, whole = shard_set.locate(index)
         status = 200 if length == whole else 206
         response = self._sending[ticket.number] = ShardResponse(
             path, start + offset, length, status=status, slots=self.slots, ticket=ticket, clock=self._clock
@@ -265,7 +264,7 @@ class ShardServer:
             response.headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{whole}"
         return response
 
-    def _refuse(self, full: Refusal) -> web.Response:
+    def _refuse(self, full: UploadRefused) -> web.Response:
         if full.cut is not None and full.cut.number in self._sending:
             self._sending[full.cut.number].cut_off()
         children = tuple(self._describe(child) for child in full.children[:CHILDREN_LISTED_MAX])
@@ -280,15 +279,15 @@ class ShardServer:
         record = server.frame if len(server.frame) <= CHILD_RECORD_BYTES_MAX else b""
         return ShardServerHint(node=child, depth=server.serving.depth, record=record)
 
-    async def _wait(self, is_over: Callable[[], bool], stock: ShardSet, wait_ms: int) -> None:
+    async def _wait(self, is_over: Callable[[], bool], shard_set: ShardSet, wait_ms: int) -> None:
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                while not is_over() and stock.digest in self.store.shard_sets and not self._is_closed:
-                    await stock.wait()
+                while not is_over() and shard_set.digest in self.store.shard_sets and not self._is_closed:
+                    await shard_set.wait()
         except TimeoutError:
             pass
 
-    def _find_stock(self, request: web.Request) -> ShardSet | None:
+    def _find_shard_set(self, request: web.Request) -> ShardSet | None:
         digest = _read_digest(request)
         return self.store.shard_sets.get(digest) if digest is not None else None
 
@@ -320,7 +319,7 @@ def _read_wait(request: web.Request) -> int:
 
 
 def _read_range(request: web.Request, length: int) -> tuple[int, int] | None:
-    """Offset and length of what is asked for; None where that is nonsense."""
+    """Offset and length of the requested range; None if it is invalid."""
     text = request.headers.get("Range")
     if text is None:
         return 0, length

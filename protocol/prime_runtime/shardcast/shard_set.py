@@ -1,13 +1,7 @@
-"""What an origin tells of what it holds. Pure.
+"""The files of one manifest on disk, which of its shards are held, and who waits for the others.
 
-The origin's line is the one that every byte must pass, so it should send nothing twice while something has not been
-sent once. Children ask only for what they are told is held: shards that were sent already are left out until all were.
-Who has got them serves them meanwhile.
-
-The files of one manifest on disk, which of its shards are there, and who waits for the others.
-
-The files have their full size from the start, and on a disk the blocks to back it, so that a full one shows before the
-first byte. Whoever fetches writes shards straight into them, and marks those whose digest was right.
+The files have their full size from the start, so that a full disk shows before the first byte. The fetcher writes
+shards into them and marks those whose digest is right.
 """
 
 import asyncio
@@ -32,18 +26,23 @@ from prime_runtime.shardcast.checkpoint_files import (
 
 
 def choose_advertised(held: int, sent: int, *, is_origin: bool) -> int:
-    """Bits of the shards to name to children, of those held and those sent before."""
+    """The bitmap of shards to advertise to children.
+
+    Every byte passes the origin's uplink, so the origin sends no shard twice before each has been sent once. Children
+    request only advertised shards: the origin leaves out those it has sent, until all have been sent. The nodes that
+    received them serve them meanwhile.
+    """
     unsent = held & ~sent
     return unsent if is_origin and unsent else held
 
 
 HELD_NAME = ".held"
 PUBLISHED_NAME = ".published"
-"""File names of a manifest cannot start with a dot."""
+"""File names of a manifest cannot start with a dot, so these do not collide."""
 
 
 class ShardSet:
-    """One manifest's shards. `coming` is told by whoever fetches."""
+    """The shards of one manifest. The fetcher sets `coming`."""
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self.signed = signed
@@ -51,15 +50,15 @@ class ShardSet:
         self.held = 0
         self.coming = 0
         self.verified = 0
-        """Shards whose bytes this process has compared with their digests. Others may have rotted on the disk."""
+        """Shards whose bytes this process has verified. Others may have been damaged on disk."""
         self.sent = 0
-        """Shards that were sent to somebody from here."""
+        """Shards that were sent from here."""
         self.depth = 0
-        """Hops from the origin; 0 where it was published, at least 1 elsewhere."""
+        """Hops from the origin; 0 where the manifest was published."""
         self.parents: tuple[NodeId, ...] = ()
-        """Who gave most of it, most first; nobody where it was published."""
+        """The nodes that sent most of it, most first; empty where it was published."""
         self.version = 1
-        """Grows with every change that children should hear of."""
+        """Increases with every change that children should know."""
         self._maps: dict[int, mmap.mmap] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -80,7 +79,7 @@ class ShardSet:
         return self.held == (1 << self.shards) - 1
 
     def preallocate(self) -> None:
-        """Files of full size; LocalError where there is no room."""
+        """Create the files at full size. LocalError: there is not enough space."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.manifest.files:
             path = self.folder / file.name
@@ -93,7 +92,7 @@ class ShardSet:
                 raise
 
     def load(self) -> None:
-        """What an earlier process noted."""
+        """Read the bitmap of an earlier process."""
         try:
             raw = (self.folder / HELD_NAME).read_bytes()
         except OSError:
@@ -109,7 +108,7 @@ class ShardSet:
         return [index for index in range(self.shards) if self.held >> index & 1]
 
     async def recheck(self, pool: Executor) -> int:
-        """Compare every shard marked as held with its digest; the number of those that were lost."""
+        """Verify every held shard; returns the number of damaged ones."""
         loop, before = asyncio.get_running_loop(), self.list_held()
         right = await asyncio.gather(*(loop.run_in_executor(pool, self.is_intact, index) for index in before))
         found = dict(zip(before, right, strict=True))
@@ -119,7 +118,7 @@ class ShardSet:
         return len(lost)
 
     async def verify_once(self, index: int) -> bool:
-        """A held shard may be sent: it is looked at once in this process's life. A damaged one is held no longer."""
+        """Verify a held shard before it is first sent by this process. A damaged one is no longer held."""
         if not self.verified >> index & 1:
             if not await asyncio.to_thread(self.is_intact, index):
                 self.mark_lost([index])
@@ -128,7 +127,7 @@ class ShardSet:
         return True
 
     def mark_lost(self, shards: Collection[int]) -> None:
-        """They are not what they should be."""
+        """These shards are damaged."""
         if shards:
             for index in shards:
                 self.held &= ~(1 << index)
@@ -138,7 +137,7 @@ class ShardSet:
             self._tell()
 
     def is_intact(self, index: int) -> bool:
-        """The bytes on disk have the shard's digest. From any thread."""
+        """The bytes on disk have the digest of the shard. Callable from any thread."""
         try:
             verify_shard(self.manifest, index, self.view(index))
         except RemoteError:
@@ -146,7 +145,7 @@ class ShardSet:
         return True
 
     def view(self, index: int) -> memoryview:
-        """The shard's place in its file, to be read."""
+        """The bytes of a shard in its file."""
         shard = self.manifest.shards[index]
         return memoryview(self._map(shard.file))[shard.offset : shard.offset + shard.length]
 
@@ -154,7 +153,7 @@ class ShardSet:
         return memoryview(self._map(file))
 
     def map_files(self) -> MappedCheckpoint:
-        """Of a keyframe that is complete."""
+        """The files of a complete keyframe."""
         return MappedCheckpoint(
             tuple(make_mapped_file(path, self._map(file)) for file, path in enumerate(self.files()))
         )
@@ -165,7 +164,7 @@ class ShardSet:
         return self.folder / self.manifest.files[shard.file].name, shard.offset, shard.length
 
     def mark_held(self, index: int) -> None:
-        """The shard was verified and is in its place."""
+        """The shard was verified and written."""
         self.held |= 1 << index
         self.verified |= 1 << index
         self.coming &= ~(1 << index)
@@ -173,7 +172,7 @@ class ShardSet:
         self._tell()
 
     def link_files(self, files: Mapping[str, Path]) -> None:
-        """Every file is here already, under these paths: link them, or copy where a link cannot be."""
+        """All files exist already under these paths: link or copy them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.manifest.files:
             link_or_copy(files[file.name], self.folder / file.name)
@@ -188,7 +187,7 @@ class ShardSet:
             self._tell()
 
     async def wait(self) -> None:
-        """Until something changed."""
+        """Wait for a change."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -202,12 +201,12 @@ class ShardSet:
             self._tell()
 
     def bitmaps(self) -> tuple[bytes, bytes]:
-        """What children are told: shards held, shards coming."""
+        """The bitmaps for children: shards held, shards coming."""
         held = choose_advertised(self.held, self.sent, is_origin=self.depth == 0)
         return encode_bitmap(held, self.shards), encode_bitmap(self.coming, self.shards)
 
     def close(self) -> None:
-        """Nobody waits for it any more. Maps go when the last view of them does."""
+        """Wake all waiters. A file is unmapped when its last view is gone."""
         self._maps.clear()
         self._tell()
 
@@ -222,7 +221,7 @@ class ShardSet:
         return self._maps[file]
 
     def _save(self) -> None:
-        """In place: a bitmap torn by a power cut is caught by `recheck`, like any other damage."""
+        """Write in place: `recheck` detects a bitmap torn by a power failure, like any other damage."""
         fd = os.open(self.folder / HELD_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             os.pwrite(fd, encode_bitmap(self.held, self.shards), 0)
@@ -234,7 +233,7 @@ class ShardSet:
         self.wake()
 
     def wake(self) -> None:
-        """Let everybody look again."""
+        """Wake all waiters."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

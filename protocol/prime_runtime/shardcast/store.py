@@ -1,23 +1,18 @@
-"""Weights of one run on disk: signed manifests, the shards they name, and the checkpoints that came of them.
+"""The weights of one run on disk: signed manifests, their shards, and checkpoints. And which versions to remove.
 
 manifests/<digest>              the signed frame
-transport/<digest>/<file>       a manifest's files at full size, shards written at their offset as they come
-transport/<digest>/.held        bitmap of the shards that were verified
-checkpoints/<root>/<file>       a whole checkpoint; a keyframe's files are the transported ones, linked
-checkpoints/<root>/.manifest    the frame that says what its tensors must be
-checkpoints/<root>/.files       digests of what lies beside them
+transport/<digest>/<file>       a manifest's files at full size; shards are written at their offset as they arrive
+transport/<digest>/.held        bitmap of the verified shards
+checkpoints/<root>/<file>       a complete checkpoint; the files of a keyframe are links to the transported ones
+checkpoints/<root>/.manifest    the frame that lists its tensors
+checkpoints/<root>/.files       digests of the other files
 
-A name here is a digest that was parsed, or a file name that the manifest's own rules let through: nothing a peer says
-leads out of the folder. One process writes in it at a time. What a power cut left behind is found when `Stock.recheck`
-compares every shard marked as held with its digest again.
+Every name is a parsed digest or a file name that the manifest's rules allow, so no peer can name a path outside. One
+process writes at a time. `ShardSet.recheck` finds what a power failure damaged.
 
-Which versions may go. Pure.
-
-A version is kept while somebody may still need it: the last few steps, and on origins and relays whatever it takes to
-get to the oldest of them from nothing, which is the keyframe before it and the deltas in between.
-
-A node that builds every checkpoint goes on from the newest of them. It takes deltas and never holds a second keyframe,
-so the way from its first one would grow for ever: it keeps the last few steps alone.
+Retention: a store keeps the last few steps. Origins and relays also keep what leads to the oldest of them from nothing:
+the keyframe before it and the deltas in between. A node that builds every checkpoint continues from its newest one and
+never holds a second keyframe; that chain would grow without end, so it keeps only the last few steps.
 """
 
 import logging
@@ -44,11 +39,11 @@ log = logging.getLogger(__name__)
 MANIFEST_NAME = ".manifest"
 DRAFT_SUFFIX = ".draft"
 DIGEST_NAME = re.compile("[0-9a-f]{64}")
-"""Of a digest. What is called otherwise is none of ours."""
+"""The name of a digest. Other files are ignored."""
 
 
 class ShardStore:
-    """All stocks of one run."""
+    """All shard sets and checkpoints of one run."""
 
     def __init__(self, folder: Path, *, network: NetworkId, run: RunId, trainer: NodeId) -> None:
         self.folder = folder
@@ -58,11 +53,11 @@ class ShardStore:
         self.shard_sets: dict[Digest, ShardSet] = {}
         self._whole: dict[Digest, SignedManifest] = {}
         self._refused: set[str] = set()
-        """Files among the manifests that are none."""
+        """Files in the manifests folder that are no manifests."""
         self._unusable: set[str] = set()
-        """Checkpoints whose manifest is damaged or another trainer's."""
-        self._places: dict[Digest, tuple[ShardSet, int]] = {}
-        """Shard digest to where it is. Two manifests may share a shard; either place will do."""
+        """Checkpoints whose manifest is damaged or from another trainer."""
+        self._locations: dict[Digest, tuple[ShardSet, int]] = {}
+        """Shard digest to its location. Two manifests may share a shard; either location will do."""
         self._manifests = folder / "manifests"
         self._transport = folder / "transport"
         self._checkpoints = folder / "checkpoints"
@@ -72,22 +67,22 @@ class ShardStore:
         self.rescan()
 
     def rescan(self) -> list[ShardSet]:
-        """Take in manifests that another process added, drop those it removed; the new ones."""
+        """Add manifests that another process added and drop those it removed; returns the new ones."""
         names = {path.name for path in self._manifests.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
         for digest in [digest for digest in self.shard_sets if digest.hex() not in names]:
-            self._forget(digest)
+            self._unregister(digest)
         known = {digest.hex() for digest in self.shard_sets}
         fresh = []
         for name in sorted(names - known - self._refused):
             signed = self._read_manifest(self._manifests / name)
             if signed is not None and signed.digest.hex() == name:
-                fresh.append(self._take(signed))
-            elif not self._remove_rotten(name):
+                fresh.append(self._register(signed))
+            elif not self._remove_corrupt(name):
                 self._refused.add(name)
         return fresh
 
-    def _remove_rotten(self, name: str) -> bool:
-        """A manifest that is not what it is named after any more, with its shards: without it nobody can use them."""
+    def _remove_corrupt(self, name: str) -> bool:
+        """Remove a manifest that no longer matches its name, and its shards: without it they are useless."""
         path = self._manifests / name
         try:
             if not DIGEST_NAME.fullmatch(name) or hash_bytes(path.read_bytes()).hex() == name:
@@ -99,66 +94,66 @@ class ShardStore:
         return True
 
     def open_frame(self, frame: bytes) -> SignedManifest:
-        """What the run's trainer signed, or RemoteError."""
+        """Open a manifest signed by the run's trainer, or RemoteError."""
         return open_manifest(frame, network=self.network, run=self.run, trainer=self.trainer)
 
     def preallocate(self, signed: SignedManifest) -> None:
-        """Ahead of `add`, which then finds the files; from any thread. LocalError where the disk is too small."""
+        """Create the files before `add`, from any thread. LocalError: the disk is too small."""
         if signed.digest not in self.shard_sets:
             ShardSet(signed, self._transport / signed.digest.hex()).preallocate()
 
     def add(self, signed: SignedManifest, files: Mapping[str, Path] | None = None) -> ShardSet:
-        """Make room for a manifest's shards, or link its files where they are here already, by their names.
+        """Add a manifest: preallocate its files, or link `files` (by name) that exist already.
 
-        LocalError where the disk is too small for all of it.
+        LocalError: the disk is too small.
         """
         known = self.shard_sets.get(signed.digest)
         if known is not None:
             return known
-        stock = ShardSet(signed, self._transport / signed.digest.hex())
+        shard_set = ShardSet(signed, self._transport / signed.digest.hex())
         if files is None:
-            stock.preallocate()
+            shard_set.preallocate()
         else:
-            stock.link_files(files)
-        # The manifest last: what has one has its files.
+            shard_set.link_files(files)
+        # Write the manifest last: a manifest implies its files.
         write_atomic(self._manifests / signed.digest.hex(), signed.frame)
-        return self._take(signed, stock)
+        return self._register(signed, shard_set)
 
-    def _take(self, signed: SignedManifest, stock: ShardSet | None = None) -> ShardSet:
-        stock = stock or ShardSet(signed, self._transport / signed.digest.hex())
-        stock.load()
-        self.shard_sets[signed.digest] = stock
+    def _register(self, signed: SignedManifest, shard_set: ShardSet | None = None) -> ShardSet:
+        shard_set = shard_set or ShardSet(signed, self._transport / signed.digest.hex())
+        shard_set.load()
+        self.shard_sets[signed.digest] = shard_set
         for index, shard in enumerate(signed.manifest.shards):
-            self._places[shard.digest] = (stock, index)
-        return stock
+            self._locations[shard.digest] = (shard_set, index)
+        return shard_set
 
     def find(self, shard: Digest) -> tuple[ShardSet, int] | None:
-        """Where a shard is or will be; None for whatever no manifest names."""
-        return self._places.get(shard)
+        """The shard set and index of a shard; None if no manifest contains it."""
+        return self._locations.get(shard)
 
     def remove(self, digest: Digest) -> None:
-        """A version nobody needs any more. What is being sent of it is still sent: open files outlive their names."""
+        """Remove a version. Running uploads complete: open files outlive their names."""
         (self._manifests / digest.hex()).unlink(missing_ok=True)
-        self._forget(digest)
+        self._unregister(digest)
         shutil.rmtree(self._transport / digest.hex(), ignore_errors=True)
 
-    def _forget(self, digest: Digest) -> None:
-        stock = self.shard_sets.pop(digest)
-        stock.close()
-        for shard in stock.manifest.shards:
-            if self._places.get(shard.digest, (None, 0))[0] is stock:
-                del self._places[shard.digest]
+    def _unregister(self, digest: Digest) -> None:
+        shard_set = self.shard_sets.pop(digest)
+        shard_set.close()
+        for shard in shard_set.manifest.shards:
+            if self._locations.get(shard.digest, (None, 0))[0] is shard_set:
+                del self._locations[shard.digest]
         for other in self.shard_sets.values():
             for index, shard in enumerate(other.manifest.shards):
-                self._places.setdefault(shard.digest, (other, index))
+                self._locations.setdefault(shard.digest, (other, index))
 
     def newest_first(self) -> list[ShardSet]:
-        """Keyframes before the deltas of the same step: they serve more."""
+        """Keyframes before the deltas of the same step: more nodes need them."""
         return sorted(self.shard_sets.values(), key=lambda s: (-s.manifest.step, s.manifest.base is not None, s.digest))
 
     def links(self) -> Iterator[ManifestLink]:
-        """What the manifests here lead to."""
-        return (make_manifest_link(stock.manifest) for stock in self.shard_sets.values())
+        """The links of the manifests here."""
+        return (make_manifest_link(shard_set.manifest) for shard_set in self.shard_sets.values())
 
     # --- Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -167,17 +162,17 @@ class ShardStore:
 
     @property
     def preallocated_path(self) -> Path:
-        """Files that were allocated ahead for the next checkpoint, if they are there."""
-        return self._checkpoints / ("room" + DRAFT_SUFFIX)
+        """The folder of files preallocated for the next checkpoint; it may not exist."""
+        return self._checkpoints / ("preallocated" + DRAFT_SUFFIX)
 
     def draft_path(self, root: Digest) -> Path:
-        """Where a checkpoint is made before it gets its name."""
+        """Where a checkpoint is built before it gets its name."""
         return self._checkpoints / (root.hex() + DRAFT_SUFFIX)
 
     def checkpoints(self) -> dict[Digest, SignedManifest]:
-        """Whole checkpoints, by root."""
+        """Complete checkpoints by root."""
         names = {path.name for path in self._checkpoints.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
-        # A checkpoint never changes under its name, and reading a long manifest takes a while.
+        # A named checkpoint never changes, and reading a long manifest takes a while.
         self._whole = {root: signed for root, signed in self._whole.items() if root.hex() in names}
         self._unusable &= names
         for name in names - {root.hex() for root in self._whole} - self._unusable:
@@ -189,7 +184,7 @@ class ShardStore:
         return dict(self._whole)
 
     def publish(self, draft: Path, signed: SignedManifest) -> Path:
-        """Give a checkpoint its name: from then on it is whole, or not there."""
+        """Rename a draft to its final name. Under that name a checkpoint is complete or absent."""
         write_file_digests(draft)
         write_atomic(draft / MANIFEST_NAME, signed.frame)
         path = self.checkpoint_path(signed.root)
@@ -200,26 +195,26 @@ class ShardStore:
         return path
 
     def remove_checkpoint(self, root: Digest) -> None:
-        """Its name goes first, so that half of one is never taken for one."""
+        """Rename first, so that a partly removed checkpoint is never taken for a complete one."""
         path = self.checkpoint_path(root)
         if path.exists():
-            doomed = path.with_name(path.name + DRAFT_SUFFIX)
-            shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            removed = path.with_name(path.name + DRAFT_SUFFIX)
+            shutil.rmtree(removed, ignore_errors=True)
+            path.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
     def remove_damaged(self) -> int:
-        """Checkpoints whose manifest nobody has signed as it is; their number. One of another trainer stays."""
+        """Remove checkpoints without a validly signed manifest; returns their number. Those of other trainers stay."""
         self.checkpoints()
         roots = [Digest(bytes.fromhex(name)) for name in self._unusable if DIGEST_NAME.fullmatch(name)]
         damaged = [root for root in roots if _is_damaged(self.checkpoint_path(root) / MANIFEST_NAME)]
         for root in damaged:
-            log.warning("the checkpoint %s has no good manifest and is removed", root)
+            log.warning("removed the checkpoint %s: it has no valid manifest", root)
             self.remove_checkpoint(root)
         return len(damaged)
 
     def _remove_drafts(self) -> None:
-        """What an interrupted process left."""
+        """Remove what an interrupted process left behind."""
         for path in self._checkpoints.glob("*" + DRAFT_SUFFIX):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -230,12 +225,12 @@ class ShardStore:
         except FileNotFoundError:
             return None
         except (OSError, RemoteError) as error:
-            log.warning("%s is passed over: %s", path.name, error)
+            log.warning("ignored %s: %s", path.name, error)
             return None
 
 
 def _is_damaged(path: Path) -> bool:
-    """It is not there, or not as anybody has signed it."""
+    """The manifest is missing or has no valid signature."""
     try:
         frame = path.read_bytes()
         letter = decode(Payload, frame[SIGNATURE_BYTES:])
@@ -256,13 +251,13 @@ def _make_folder(path: Path) -> None:
 
 
 VERSIONS_KEPT = 5
-"""Steps. Work for older ones is not taken any more in any run with the default lag."""
+"""Steps kept. With the default lag no run accepts work for older ones."""
 
 
 def choose_removable(
     signed: Iterable[SignedManifest], *, versions: int = VERSIONS_KEPT, keeps_way: bool = True
 ) -> list[Digest]:
-    """Manifests that no kept step needs. `keeps_way`: a newcomer must get to the kept steps from here alone."""
+    """Manifests that no kept step needs. `keeps_way`: a new node must reach the kept steps from this server alone."""
     known = list(signed)
     floor = find_oldest_kept([each.manifest.step for each in known], versions)
     if not keeps_way:
@@ -273,7 +268,7 @@ def choose_removable(
         if each.manifest.kind is ManifestKind.KEYFRAME and each.manifest.step <= floor
     ]
     first = max(keyframes, default=Step(0))
-    # The delta into the keyframe's own step leads to it from an older base, which goes.
+    # The delta of the keyframe's own step starts from an older base, which is removed.
     return sorted(
         each.digest
         for each in known
@@ -283,6 +278,6 @@ def choose_removable(
 
 
 def find_oldest_kept(steps: Iterable[Step], versions: int) -> Step:
-    """The oldest step that is kept for its own sake."""
+    """The oldest step among the `versions` newest."""
     newest_first = sorted(set(steps), reverse=True)
     return newest_first[: max(1, versions)][-1] if newest_first else Step(0)

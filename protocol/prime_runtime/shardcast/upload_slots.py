@@ -1,12 +1,8 @@
-"""Who may fetch from us now: upload slots, the owner's caps, and which children to name when all slots are taken.
+"""Upload slots: which nodes may fetch from this one now, and which children to name when all slots are taken. Pure.
 
-Pure: requests and the time come in, a decision comes out. The serving half of the tree; the fetching half is
-prime_node.weights.download. Whatever a stranger can make grow is bounded. Addresses count, not names: those cost
-nothing.
-
-The section [upload] of a program that serves shards: what its owner gives to those who fetch.
-
-The URLs under which a shard server is announced: as the owner wrote them, with the port that was bound.
+Requests and the time come in, decisions come out. This is the serving side of the broadcast tree; the fetching side is
+prime_node.weights.download. All state that remote peers can grow is bounded. Limits count addresses, not node ids: ids
+are free. Also here: the section [upload] of the settings, and the URLs under which a shard server is announced.
 """
 
 from collections import OrderedDict
@@ -23,54 +19,54 @@ from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 DAY_MS = 24 * 3_600_000
 SLOTS = 6
-"""What the broadcast simulator does best with at 100 Mbit/s; see docs/broadcast.md."""
+"""The best value at 100 Mbit/s in the broadcast simulator; see docs/broadcast.md."""
 RETRY_MIN_MS = 100
 RETRY_MAX_MS = 5_000
 RETRY_TOMORROW_MS = 600_000
-"""Told when the day's bytes are used up: long enough to be left alone, short enough to see that it was lifted."""
+"""Retry time after the daily limit: long enough to stop requests, short enough to notice when it is lifted."""
 GRACE_MS = 1_000
-"""How much later than told a refused address may come and still count as waiting."""
+"""How late a refused address may return and still count as waiting."""
 TRACKED_ADDRESSES_MAX = 1024
-"""Addresses remembered as waiting, and as served lately."""
+"""Addresses remembered as waiting, and as recently served."""
 MANIFESTS_MAX = 16
-"""Manifests whose children are remembered: those kept for retention, and then some."""
+"""Manifests whose children are remembered: more than retention keeps."""
 TICKET_MS_FIRST = 2_000
-"""Guess of how long an upload takes, until one has been seen."""
+"""Initial estimate of the duration of an upload."""
 LATE_MS = 4_000
-"""A reader that takes longer for a piece is late: 1 MiB in this time is 2 Mbit/s. While nobody waits it may be."""
+"""A reader that takes longer for a piece is late: 1 MiB in this time is 2 Mbit/s. Allowed while no node waits."""
 FAST_BYTES = 2**18
 FAST_BYTES_PER_S = 2**20
-"""So much of a piece at such a rate shows that this node's own line is not what makes readers late."""
+"""This much of a piece at this rate shows that our own uplink is not the bottleneck."""
 CUT_PAUSE_MIN_MS = 4_000
 CUT_PAUSE_MAX_MS = 600_000
-"""Between two cuts that brought nothing. Where the line itself is slow everybody is late, and what a cut upload has
-sent is lost; so the pause doubles with each cut, and ends when a piece goes fast."""
+"""Pause between two cuts without effect. On a slow uplink every reader is late, and a cut upload is lost; so the pause
+doubles with each cut, and ends when a piece is sent fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadLimits:
-    """What the owner of a node gives. Made once from its settings."""
+    """What the owner of a node allows, from the settings."""
 
     slots: int = SLOTS
-    """Uploads at once, waiting ones included. Few, so that each is fast and the shard can be passed on soon."""
+    """Concurrent uploads, including waiting ones. Few, so that each is fast and its shard can be forwarded soon."""
 
     address_slots: int = 2
-    """Of these, how many for one address: a stranger can never hold them all."""
+    """Slots for one address, so that one remote host can never hold them all."""
 
     streak_max: int = 8
-    """Uploads in a row that one address gets while another waits."""
+    """Consecutive uploads to one address while another waits."""
 
     day_bytes: int | None = None
-    """Most bytes sent in a day of UTC; uploads under way then still end. 0 serves nobody, None is no cap."""
+    """Maximum bytes per UTC day; running uploads complete. 0 serves no one, None is no limit."""
 
     bytes_per_s: int | None = None
-    """Upload rate over all slots; None is as fast as the line."""
+    """Upload rate over all slots; None is unlimited."""
 
     children_told: int = 8
-    """Children named in a refusal."""
+    """Children listed in a refusal."""
 
     children_max: int = 64
-    """Children remembered of one manifest."""
+    """Children remembered per manifest."""
 
     def __post_init__(self) -> None:
         assert self.slots >= 1
@@ -80,16 +76,13 @@ class UploadLimits:
 
 
 def choose_slots(bytes_per_s: int) -> int:
-    """Slots for an uplink: 16 Mbit/s each, at least 2 so that the line never idles between two requests.
-
-    Six at 100 Mbit/s is what the broadcast simulator does best with; see docs/broadcast.md.
-    """
+    """Slots for an uplink: one per 16 Mbit/s, and at least 2, so that it never idles between two requests."""
     return max(2, min(32, bytes_per_s * 8 // 16_000_000))
 
 
 @dataclass(frozen=True, slots=True)
 class UploadTicket:
-    """One upload that was let in. Give it back with `finish`, however it ends."""
+    """An admitted upload. Call `finish` however it ends."""
 
     number: int
     group: str
@@ -100,26 +93,26 @@ class UploadTicket:
 
 @dataclass(frozen=True, slots=True)
 class UploadAdmitted:
-    """Serve it."""
+    """Serve the request."""
 
     ticket: UploadTicket
 
 
 @dataclass(frozen=True, slots=True)
 class UploadRefused:
-    """Come back after `retry_ms`, or ask one of these: most recently served first."""
+    """Retry after `retry_ms`, or ask one of these children, most recently served first."""
 
     retry_ms: int
     children: tuple[NodeId, ...]
     cut: UploadTicket | None = None
-    """An upload to be ended at once, so that there is a slot then."""
+    """An upload to end at once, to free a slot."""
 
 
 class UploadSlots:
-    """The slots of one node, over all manifests it serves."""
+    """The upload slots of a node, over all its manifests."""
 
     def __init__(self, limits: UploadLimits, *, sent_bytes: int = 0, now_ms: int = 0) -> None:
-        """`sent_bytes` went earlier on the day of `now_ms`, before this process began."""
+        """`sent_bytes` were sent earlier on the day of `now_ms`, before this process started."""
         self._limits = limits
         self._gate = ConcurrencyLimit(total_max=limits.slots, key_max=limits.address_slots)
         self._open: dict[int, UploadTicket] = {}
@@ -134,16 +127,16 @@ class UploadSlots:
         self._children: OrderedDict[Digest, OrderedDict[NodeId, None]] = OrderedDict()
         self._day = now_ms // DAY_MS
         self._day_bytes = sent_bytes
-        self._pace = BandwidthLimit(limits.bytes_per_s) if limits.bytes_per_s is not None else None
+        self._bandwidth = BandwidthLimit(limits.bytes_per_s) if limits.bytes_per_s is not None else None
 
     def request_slot(
         self, child: NodeId | None, address: str, manifest: Digest, now_ms: int
     ) -> UploadAdmitted | UploadRefused:
-        """A request for a shard of this manifest has come in, and we hold or await it."""
+        """Decide about a request for a shard of this manifest that we hold or expect."""
         if self._is_day_used_up(now_ms):
             return UploadRefused(RETRY_TOMORROW_MS, self.children(manifest, child))
         group = address_group(address)
-        self._forget_waiting(now_ms)
+        self._drop_expired_waiting(now_ms)
         if self._must_yield(group, now_ms):
             return UploadRefused(self._refuse(group, now_ms), self.children(manifest, child))
         if not self._gate.enter(group):
@@ -154,17 +147,17 @@ class UploadSlots:
         return UploadAdmitted(self._admit(child, group, manifest, now_ms))
 
     def begin_piece(self, ticket: UploadTicket, now_ms: int) -> None:
-        """From now on the reader is waited for, and nothing else."""
+        """From now on only the reader causes delay."""
         self._pieces[ticket.number] = now_ms
 
     def end_piece(self, ticket: UploadTicket, sent_bytes: int, now_ms: int) -> None:
-        """The reader has taken so much of it."""
+        """The reader has received this much of the piece."""
         began_ms = self._pieces.pop(ticket.number, now_ms)
         if sent_bytes >= FAST_BYTES and sent_bytes * 1000 >= FAST_BYTES_PER_S * (now_ms - began_ms):
             self._cut_pause_ms = self._cut_after_ms = 0
 
     def finish(self, ticket: UploadTicket, sent_bytes: int, now_ms: int) -> None:
-        """The upload ended, whole or not."""
+        """The upload has ended, complete or not."""
         assert ticket.number in self._open, "finished twice"
         del self._open[ticket.number]
         self._pieces.pop(ticket.number, None)
@@ -174,28 +167,28 @@ class UploadSlots:
         self._ticket_ms += 0.2 * (max(0, now_ms - ticket.began_ms) - self._ticket_ms)
 
     def compute_wait_ms(self, now_ms: int, bytes: int) -> int:
-        """How many ms to wait before sending this many bytes. They count as sent: ask once for each piece."""
-        return self._pace.take(bytes, now_ms) if self._pace is not None else 0
+        """The ms to wait before sending these bytes. They count as sent, so call this once per piece."""
+        return self._bandwidth.take(bytes, now_ms) if self._bandwidth is not None else 0
 
     def slots_free(self, now_ms: int) -> int:
-        """What a serving record and a bitmap answer say."""
+        """Free slots, for serving records and bitmap answers."""
         return 0 if self._is_day_used_up(now_ms) else self._limits.slots - len(self._gate)
 
     def sent_today(self, now_ms: int) -> int:
-        """Bytes of uploads that ended in this day of UTC."""
+        """Bytes of uploads that ended on this UTC day."""
         self._start_day(now_ms)
         return self._day_bytes
 
     def children(self, manifest: Digest, asking: NodeId | None = None) -> tuple[NodeId, ...]:
-        """To whom a refused child is sent."""
+        """Children to which a refused node is referred."""
         known = reversed(self._children.get(manifest, ()))
         return tuple([child for child in known if child != asking][: self._limits.children_told])
 
     def forget(self, manifest: Digest) -> None:
-        """It is no longer served."""
+        """The manifest is no longer served."""
         self._children.pop(manifest, None)
 
-    # --- Inside -----------------------------------------------------------------------------------------------------
+    # --- Internal ---------------------------------------------------------------------------------------------------
 
     def _admit(self, child: NodeId | None, group: str, manifest: Digest, now_ms: int) -> UploadTicket:
         self._waiting.pop(group, None)
@@ -217,14 +210,14 @@ class UploadSlots:
         _evict_oldest(known, self._limits.children_max)
 
     def _must_yield(self, group: str, now_ms: int) -> bool:
-        """It had its turn or comes before its time, and whoever else waits would find no slot if it were let in."""
+        """The address has had its share or is early, and admitting it would leave no slot for those that wait."""
         others = len(self._waiting) - (group in self._waiting)
         if self._limits.slots - len(self._gate) > others:
             return False
         return self._streaks.get(group, 0) >= self._limits.streak_max or now_ms < self._waiting.get(group, 0)
 
     def _choose_cut(self, group: str, now_ms: int) -> UploadTicket | None:
-        """The upload of another address that is late for longest, where this one is refused for want of any slot."""
+        """The longest-delayed upload of another address, if no slot is free for this one."""
         own = sum(ticket.group == group for ticket in self._open.values())
         if len(self._gate) < self._limits.slots or own >= self._limits.address_slots or now_ms < self._cut_after_ms:
             return None
@@ -237,18 +230,18 @@ class UploadSlots:
             return None
         cut = self._open[min(late)[1]]
         del self._pieces[cut.number]
-        # It has had its turn: whoever waits comes first, however soon it asks again.
+        # It has had its share: waiting addresses come first, however soon it asks again.
         self._streaks[cut.group] = self._limits.streak_max
         self._cut_pause_ms = min(CUT_PAUSE_MAX_MS, max(CUT_PAUSE_MIN_MS, 2 * self._cut_pause_ms))
         self._cut_after_ms = now_ms + self._cut_pause_ms
         return cut
 
     def _refuse(self, group: str, now_ms: int, *, is_cut: bool = False) -> int:
-        """Put it in line; the time until it should come back. Coming too early does not move that time."""
+        """Queue the address; returns the time until it should retry. An early retry does not change that time."""
         self._streaks.pop(group, None)
         due_ms = self._waiting.get(group, 0)
         if due_ms <= now_ms:
-            # When the next slot comes free, if uploads go on as they did.
+            # The expected time until the next slot is free.
             next_ms = 0.0 if is_cut else self._ticket_ms / self._limits.slots
             retry_ms = round(min(RETRY_MAX_MS, max(RETRY_MIN_MS, next_ms)))
             due_ms = self._waiting[group] = now_ms + retry_ms
@@ -256,8 +249,8 @@ class UploadSlots:
             _evict_oldest(self._waiting, TRACKED_ADDRESSES_MAX)
         return due_ms - now_ms
 
-    def _forget_waiting(self, now_ms: int) -> None:
-        """Oldest first; who did not come back has gone elsewhere."""
+    def _drop_expired_waiting(self, now_ms: int) -> None:
+        """Drop addresses that did not return in time, oldest first."""
         while self._waiting:
             group, due_ms = next(iter(self._waiting.items()))
             if due_ms - RETRY_MAX_MS <= now_ms <= due_ms + GRACE_MS:
@@ -281,17 +274,17 @@ def _evict_oldest(known: OrderedDict[Any, Any], size: int) -> None:
 
 @settings_class
 class UploadConfig:
-    """The section [upload]: what the owner gives to nodes that fetch from this one."""
+    """The section [upload]: what this node gives to nodes that fetch from it."""
 
     slots: Annotated[int, Between(0, 1000)] = 0
-    """Uploads at once. Few, so that each is fast and what was sent can be passed on soon. 0 chooses: six, or by
-    bytes_per_s where that is set."""
+    """Concurrent uploads. Few, so that each is fast and its shard can be forwarded soon. 0 chooses: six, or by
+    bytes_per_s if that is set."""
     address_slots: Annotated[int, Between(1, 1000)] = 2
-    """Uploads at once to one address."""
+    """Concurrent uploads to one address."""
     bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
-    """Upload rate over all slots; 0 is as fast as the line."""
+    """Upload rate over all slots; 0 is unlimited."""
     bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
-    """Most bytes sent in a day of UTC; 0 is no cap."""
+    """Maximum bytes sent per UTC day; 0 is unlimited."""
 
     def __post_init__(self) -> None:
         if self.slots and self.address_slots > self.slots:
@@ -311,7 +304,7 @@ ANY_PORT = ":0"
 
 
 def check_urls(setting: str, urls: tuple[str, ...]) -> None:
-    """ConfigError where other nodes would refuse one. Port 0 stands for the port that will be bound."""
+    """ConfigError if other nodes would refuse a URL. Port 0 stands for the bound port."""
     if len(urls) > ADDRESSES_MAX:
         raise ConfigError(f"{setting} names {len(urls)} URLs, allowed are {ADDRESSES_MAX}")
     for url in urls:

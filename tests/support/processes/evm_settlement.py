@@ -158,7 +158,7 @@ async def rig(folder: Path, kind: type[R] = Rig) -> AsyncIterator[R]:  # type: i
         key = world.key("coordinator")
         await chain.give(key.node)
         files = ChainFiles(folder)
-        wallet = Wallet(chain.chain, key, SystemClock(), gas=GAS, book=files.transactions)
+        wallet = Wallet(chain.chain, key, SystemClock(), gas=GAS, path=files.transactions)
         wanted = DeploymentPlan(NETWORK, UNBONDING_S, None, SUPPLY, world.id("bank"))
         contracts = await Deployer(chain.chain, wallet, files, wanted, lambda line: None).deploy()
         world.create_network(domain=contracts.domain)

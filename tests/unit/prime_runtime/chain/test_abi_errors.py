@@ -25,7 +25,7 @@ def test_an_error_is_named_with_its_values() -> None:
 
 
 def test_what_is_not_ours_or_cut_short_is_shown_as_it_came() -> None:
-    assert decode_contract_error(TABLE, bytes.fromhex("deadbeef")) == ("", "an error that is not ours, 0xdeadbeef")
+    assert decode_contract_error(TABLE, bytes.fromhex("deadbeef")) == ("", "an unknown error, 0xdeadbeef")
     plain = bytes.fromhex("08c379a0") + word(32) + word(5) + b"no ha".ljust(32, b"\x00")
     assert decode_contract_error(TABLE, plain) == ("", "no ha")
     assert decode_contract_error(TABLE, find("StakeTooSmall")) == ("StakeTooSmall", "StakeTooSmall()")

@@ -60,9 +60,9 @@ def test_in_memory_no_more_is_free_than_the_machine_has(memory: Path) -> None:
 
 
 def test_too_little_room_is_said_and_leaves_nothing(memory: Path) -> None:
-    with pytest.raises(LocalError, match="no room for"):
+    with pytest.raises(LocalError, match="no space for"):
         preallocate_file(memory / "file", count_free_bytes(memory) + 2**40)
-    with pytest.raises(LocalError, match="no room for"):
+    with pytest.raises(LocalError, match="no space for"):
         preallocate_file(Path("/proc/nowhere"), SIZE)
     assert list(memory.iterdir()) == []
 

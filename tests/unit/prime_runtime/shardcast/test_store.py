@@ -212,7 +212,7 @@ async def test_a_link_in_the_place_of_a_file_is_neither_read_nor_written(origin:
     stock = open_store(origin.store.folder).shard_sets[signed.digest]
     with pytest.raises(OSError, match="symbolic links"):
         [stock.is_intact(index) for index in range(stock.shards)]
-    with pytest.raises(LocalError, match="no room"):
+    with pytest.raises(LocalError, match="no space"):
         preallocate_file(place, 100)
     assert secret.read_bytes() == text
     assert not place.exists(), "the link is gone, and what it led to is as it was"

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from support.processes.libp2p import eventually, make_node, started
+from support.processes.p2p_nodes import eventually, make_node, started
 
 
 async def main(number: int, bootstrap: str) -> None:
