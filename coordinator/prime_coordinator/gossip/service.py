@@ -1,7 +1,7 @@
 """The coordinator in gossip: bootstrap peer, bridge between libp2p and HTTP, publisher of heads, origin of weights.
 
-Messages from libp2p go to the HTTP relay, messages posted over HTTP go to libp2p. One guard checks both transports and drops
-repeats, so nothing loops. All of this may fail without stopping the coordinator.
+Messages from libp2p go to the HTTP relay, messages posted over HTTP go to libp2p. One guard checks both transports and
+drops repeats, so nothing loops. All of this may fail without stopping the coordinator.
 """
 
 import logging

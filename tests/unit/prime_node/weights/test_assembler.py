@@ -55,7 +55,7 @@ async def test_every_step_is_built_in_the_folder_preallocated_after_the_last_one
     for step in range(1, STEPS):
         scene.assembler.preallocate_next()
         scene.assembler.preallocate_next()
-        assert scene.drafts == ["room.draft"]
+        assert scene.drafts == ["preallocated.draft"]
         scene.assembler.build(scene.signed[step : step + 1])
         assert scene.drafts == []
         assert [scene.read(number) for number in (step - 1, step)] == scene.models[step - 1 : step + 1]
@@ -71,7 +71,7 @@ async def test_a_folder_preallocated_for_another_base_is_used_and_then_replaced(
     scene.assembler.preallocate_next()
     scene.store.publish(copy_of(scene, 3), scene.signed[3])
     scene.assembler.preallocate_next()
-    assert scene.drafts == ["room.draft"]
+    assert scene.drafts == ["preallocated.draft"]
     scene.store.remove_checkpoint(scene.signed[3].root)
     scene.assembler.build(scene.signed[3:])
     assert scene.read(3) == scene.models[3]
