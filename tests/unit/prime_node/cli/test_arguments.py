@@ -69,6 +69,6 @@ def test_init_writes_settings_once_and_explains_each(tmp_path: Path, capsys: pyt
     assert main(words) == 0
     text = (tmp_path / "node/config.toml").read_text()
     assert "\ndisk_bytes_max = 40000000000\n" in text
-    assert "\n# Most bytes in the folder of weights" in text
+    assert "\n# Limit of the folder of weights" in text
     assert main(words) == 1
     assert "exists: change it, or choose another --folder" in capsys.readouterr().err
