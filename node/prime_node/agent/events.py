@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prime_protocol.ledger.entries import LeaseGranted, Metric, NodeRegistered, Outcome
+from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef
 from prime_protocol.wire.rpc import Refusal
@@ -31,9 +32,9 @@ class PendingEntry:
 class LeaseAnswer:
     """This node's answer to a lease. It never gives another."""
 
-    lease: int
+    lease: Uint
     submission: Digest
-    deadline_ms: int
+    deadline_ms: Uint
 
 
 @dataclass(frozen=True, slots=True)

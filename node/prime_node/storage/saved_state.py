@@ -36,16 +36,9 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLeaseAnswer:
-    lease: Uint
-    submission: Digest
-    deadline_ms: Uint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
     pending: Annotated[tuple[StoredEntry, ...], Size(0, 10_000)]
-    answers: Annotated[tuple[StoredLeaseAnswer, ...], Size(0, 10_000)]
+    answers: Annotated[tuple[LeaseAnswer, ...], Size(0, 10_000)]
     is_staked: bool
     registered: NodeRegistered | None
 
@@ -61,18 +54,10 @@ def encode_state(state: SavedState) -> bytes:
         )
         for entry in state.pending
     ]
-    answers = [
-        StoredLeaseAnswer(lease=each.lease, submission=each.submission, deadline_ms=each.deadline_ms)
-        for each in state.answers
-    ]
-    return encode(
-        StoredState(
-            pending=tuple(entries),
-            answers=tuple(answers),
-            is_staked=state.is_staked,
-            registered=state.registered,
-        )
+    stored = StoredState(
+        pending=tuple(entries), answers=state.answers, is_staked=state.is_staked, registered=state.registered
     )
+    return encode(stored)
 
 
 def decode_state(raw: bytes) -> SavedState:
@@ -81,10 +66,9 @@ def decode_state(raw: bytes) -> SavedState:
     entries = []
     for each in stored.pending:
         if each.kind not in ENTRY_KINDS:
-            raise RemoteError("kind", f"{each.kind} is no entry that a node writes")
+            raise RemoteError("kind", f"{each.kind} is not an entry that a node writes")
         entries.append(PendingEntry(decode(ENTRY_KINDS[each.kind], each.body), each.run, each.until_ms, each.file))
-    answers = tuple(LeaseAnswer(each.lease, each.submission, each.deadline_ms) for each in stored.answers)
-    return SavedState(tuple(entries), answers, stored.is_staked, stored.registered)
+    return SavedState(tuple(entries), stored.answers, stored.is_staked, stored.registered)
 
 
 class SavedStateFile:

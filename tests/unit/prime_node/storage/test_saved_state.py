@@ -37,5 +37,5 @@ def test_nothing_or_damage_is_an_empty_memory(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_no_node_writes_is_refused() -> None:
-    with pytest.raises(RemoteError, match="is no entry"):
+    with pytest.raises(RemoteError, match="is not an entry"):
         decode_state(encode_state(FULL).replace(b"LeaseEnded", b"LeaseEnddd"))
