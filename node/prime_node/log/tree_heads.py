@@ -113,12 +113,12 @@ def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> 
 
 def read_log_key(leaf: bytes, *, network: NetworkId, coordinator: NodeId) -> VerifierKey:
     """The log's key, from entry 0, which the coordinator has signed. RemoteError: it is not that entry."""
-    letter = open_envelope(decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame, network=network).payload
-    if letter.sender != coordinator:
-        raise RemoteError("Payload.sender", f"is {letter.sender}, the coordinator is {coordinator}")
-    if letter.kind != NetworkCreated.__name__:
-        raise RemoteError("Payload.kind", f"is {letter.kind}, the first entry is {NetworkCreated.__name__}")
-    return VerifierKey.parse(decode(NetworkCreated, letter.body).log_key)
+    payload = open_envelope(decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame, network=network).payload
+    if payload.sender != coordinator:
+        raise RemoteError("Payload.sender", f"is {payload.sender}, the coordinator is {coordinator}")
+    if payload.kind != NetworkCreated.__name__:
+        raise RemoteError("Payload.kind", f"is {payload.kind}, the first entry is {NetworkCreated.__name__}")
+    return VerifierKey.parse(decode(NetworkCreated, payload.body).log_key)
 
 
 PEER_HEADS_MAX = 64
