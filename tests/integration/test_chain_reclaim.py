@@ -56,6 +56,6 @@ async def test_a_funder_of_an_abandoned_run_takes_its_money_back_by_the_chain_al
         await chain.pass_time(4 * UNBONDING_S)
         code, text = await reclaim()
         assert (code, int(await chain.chain.read(at.pool, "held"))) == (0, 0)
-        assert f"tokens of {RUN} are in the wallet {key.node}" in text
+        assert f"of {RUN} are back in the wallet {key.node}" in text
         code, text = await reclaim()
         assert (code, "has nothing in the run's pool" in text) == (1, True)

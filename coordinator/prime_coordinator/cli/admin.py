@@ -71,7 +71,8 @@ def set_run_status(context: OperatorContext) -> int:
 def fund_run(context: OperatorContext) -> int:
     run, amount_nano = read_run(context.args.run), parse_amount(context.args.amount)
     logged = OperatorClient(context).append_entry(RunFunded(amount_nano=amount_nano), run)
-    return report_logged(context, logged, f"{context.args.amount} tokens are in the pool of run {run}")
+    amount = f"{context.args.amount} {context.load_config().ticker}"
+    return report_logged(context, logged, f"{amount} moved to the pool of run {run}")
 
 
 def set_node_status(context: OperatorContext) -> int:
@@ -87,7 +88,8 @@ def deposit(context: OperatorContext) -> int:
     account = client.coordinator if args.account == "coordinator" else read_address(args.account)
     reference = Digest(sha256(b"prime-swarm deposit\n" + args.reference.encode()).digest())
     entry = Deposited(account=account, amount_nano=amount_nano, reference=reference)
-    return report_logged(context, client.append_entry(entry, None), f"{args.amount} tokens are booked for {account}")
+    amount = f"{args.amount} {context.load_config().ticker}"
+    return report_logged(context, client.append_entry(entry, None), f"{amount} deposited for {account}")
 
 
 def read_address(text: str) -> NodeId:

@@ -79,7 +79,7 @@ def deploy(context: OperatorContext) -> int:
 def status(context: OperatorContext) -> int:
     """From the chain itself, and from the coordinator if it runs."""
     config = _evm_config(context)
-    settlement = config.settlement
+    settlement, ticker = config.settlement, config.ticker
 
     async def work(chain: ChainClient) -> None:
         found = await asyncio.to_thread(_settlement_lines, context)
@@ -94,8 +94,11 @@ def status(context: OperatorContext) -> int:
             *found,
             ("chain", f"{contracts.chain_id}, block {head.number}"),
             ("court", str(contracts.court.address)),
-            ("vault", f"{contracts.vault.address}, holds {await _held(chain, contracts, contracts.vault.address)}"),
-            ("reward pool", f"{contracts.pool.address}, holds {await _held(chain, contracts, contracts.pool.address)}"),
+            ("vault", f"{contracts.vault.address}, holds {await _held(chain, contracts, contracts.vault)} {ticker}"),
+            (
+                "reward pool",
+                f"{contracts.pool.address}, holds {await _held(chain, contracts, contracts.pool)} {ticker}",
+            ),
             ("operator", f"{operator}, {await chain.balance_wei(read_address(operator.lower())) / 10**18:.4f} for gas"),
         ]
         for run in context.args.run or await _runs(context):
@@ -139,7 +142,7 @@ def fund(context: OperatorContext) -> int:
         async with open_json_client(url, args.authority) as client:
             index = await wait_until_logged(client, await payer.reference(at.chain_id, found), clock)
         payer.mark_logged()
-        context.screen.print_line(f"{args.amount} tokens are in the pool of run {run} (entry {index})")
+        context.screen.print_line(f"{args.amount} {config.ticker} moved to the pool of run {run} (entry {index})")
 
     bearer = config.settlement.rpc_bearer.reveal() if config.settlement.rpc_bearer else None
     return run_with_chain(config.settlement.rpc, bearer, work)
@@ -180,9 +183,9 @@ def _evm_config(context: OperatorContext) -> CoordinatorConfig:
     return config
 
 
-async def _held(chain: ChainClient, contracts: Any, account: Any) -> str:
-    units = int(await chain.read(contracts.token, "balanceOf", account))
-    return f"{format_amount(units // contracts.scale)} tokens"
+async def _held(chain: ChainClient, contracts: Any, holder: Any) -> str:
+    units = int(await chain.read(contracts.token, "balanceOf", holder.address))
+    return format_amount(units // contracts.scale)
 
 
 def _settlement_lines(context: OperatorContext) -> list[tuple[str, str]]:
@@ -252,6 +255,6 @@ def reclaim(context: OperatorContext) -> int:
         events = await chain.events([at.pool], mined.block, mined.block)
         found = [each for each in events if each.transaction == mined.transaction and each.name == "Reclaimed"]
         amount = int(found[0].values["amount"])
-        context.screen.print_line(f"{format_amount(amount // at.scale)} tokens of {run} are in the wallet {key.node}")
+        context.screen.print_line(f"{format_amount(amount // at.scale)} of {run} are back in the wallet {key.node}")
 
     return run_with_chain(args.rpc, None, work)

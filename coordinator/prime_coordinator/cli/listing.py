@@ -185,7 +185,7 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
             ("leases", f"{status['leases_open']:,} open"),
             ("submissions", format_counts(submissions, *submissions)),
             ("slashes", f"{status['slashes_open']:,} open"),
-            ("value", ", ".join(f"{value[name]} {name}" for name in ("deposited", "withdrawn", "burned", "held"))),
+            (f"value ({status['ticker']})", ", ".join(f"{amount} {name}" for name, amount in value.items())),
         ]
     )
     if not status["runs"]:

@@ -151,6 +151,7 @@ def summarise_log(verified: VerifiedLog) -> dict[str, Any]:
         "key": str(verified.key),
         "key_given": verified.is_key_given,
         "coordinator": str(state.coordinator),
+        "ticker": state.ticker,
         "value_nano": {
             "deposited": funds.deposited_nano,
             "withdrawn": funds.withdrawn_nano,
@@ -188,7 +189,7 @@ def summarise_run(run: RunState) -> dict[str, Any]:
 
 def describe_log(verified: VerifiedLog) -> list[str]:
     """What `log verify` prints as text."""
-    report = summarise_log(verified)
+    report, state = summarise_log(verified), verified.ledger.state
     value = {name: f"{amount / NANO:,.9g}" for name, amount in report["value_nano"].items()}
     source = (
         "the key you gave" if verified.is_key_given else "the key the log itself names; compare it with the operator's"
@@ -197,7 +198,8 @@ def describe_log(verified: VerifiedLog) -> list[str]:
         f"log    {verified.head.origin}: {report['entries']} entries, root {report['root']}",
         f"head   signed by {report['key']} ({source})",
         "replay every signature, author, rule and tile is valid",
-        f"value  {value['deposited']} in, {value['withdrawn']} out, {value['burned']} burned, {value['held']} held",
+        f"value  {value['deposited']} in, {value['withdrawn']} out, {value['burned']} burned, {value['held']} held"
+        f" ({state.ticker})",
     ]
     for name, run in report["runs"].items():
         lines.append(f"run    {name}: {run['status']}, step {run['latest_step']}, {run['open_leases']} leases open")
