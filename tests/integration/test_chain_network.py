@@ -71,7 +71,7 @@ async def test_a_run_is_funded_over_the_chain_once_and_from_no_balance(
     async with network(tmp_path) as (made, _):
         assert await pool_nano(made) == FUND
         with monkeypatch.context() as cut:
-            cut.setattr("prime_coordinator.cli.chain.until_booked", cut_off)
+            cut.setattr("prime_coordinator.cli.chain.wait_until_logged", cut_off)
             with pytest.raises(PowerCut):
                 await made.fund()
         await made.fund()
@@ -145,7 +145,7 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         before = await tokens(made, ann)
         rewrite_url(made, "ann")
         with monkeypatch.context() as cut:
-            cut.setattr("prime_node.cli.chain.send", cut_off)
+            cut.setattr("prime_node.cli.chain.send_entry", cut_off)
             with pytest.raises(PowerCut):
                 await made.command("ann", "claim")
         assert await tokens(made, ann) > before

@@ -27,7 +27,7 @@ from prime_node.weights.events import (
     ShardFailed,
     TransferProgressed,
 )
-from prime_node.weights.parents import ParentScores, RarityCounts, draw_bit, list_bits
+from prime_node.weights.parents import ParentScores, RarityCounts, draw_bit
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.shardcast.upload_slots import UploadAdmitted, UploadLimits, UploadSlots, UploadTicket
 
@@ -38,6 +38,11 @@ bitmaps = st.integers(0, 2**40 - 1)
 
 def node(number: int) -> NodeId:
     return NodeId(number.to_bytes(20, "big"))
+
+
+def list_bits(bitmap: int) -> list[int]:
+    """Indices of the set bits, lowest first."""
+    return [index for index in range(bitmap.bit_length()) if bitmap >> index & 1]
 
 
 @given(st.lists(bitmaps, max_size=20), st.lists(st.integers(0, 19), max_size=10), bitmaps)

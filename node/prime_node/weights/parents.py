@@ -81,11 +81,6 @@ def draw_bit(bitmap: int, rng: Random) -> int:
     return index
 
 
-def list_bits(bitmap: int) -> list[int]:
-    """Indices of the set bits, lowest first."""
-    return [index for index in range(bitmap.bit_length()) if bitmap >> index & 1]
-
-
 HALF_LIFE_MS = 120_000
 """Evidence counts half after this long: home connections change by the minute, not by the second."""
 OPTIMISM = 1.5

@@ -87,6 +87,6 @@ def check_swaps(found: dict[str, Any]) -> None:
 
 def check_refusals(found: dict[str, Any]) -> None:
     assert found["foreign_token"].startswith("RemoteError: rows[0]: has tokens outside")
-    assert "700 prompt tokens and may take 40 more" in found["too_long"]
+    assert "700 prompt tokens and may generate 40 more" in found["too_long"]
     assert "Unsupported CPU attention configuration: head_dim=16" in found["small_heads"]
     assert "no checkpoint is loaded whole" in found["nothing_whole"]
