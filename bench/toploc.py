@@ -43,9 +43,10 @@ def compare(repetitions: int) -> int:
     from toploc import build_proofs_bytes, verify_proofs_bytes
 
     from prime_protocol.proofs import toploc_numpy as toploc_plain
+    from prime_protocol.proofs.tolerance import ToplocThresholds
     from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
     from prime_protocol.proofs.toploc_kernels import get_kernels
-    from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+    from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
     from prime_protocol.wire.ids import Digest
 
     torch.set_num_threads(1)

@@ -79,7 +79,7 @@ def list_mapped_folders() -> set[str]:
 
 def find_dead_code() -> list[str]:
     """Functions, classes and methods that no product file or benchmark names; tests do not count as use."""
-    command = [sys.executable, "-m", "vulture", *PACKAGES, "bench", "tools", "hatch_build.py", "--min-confidence", "60"]
+    command = [sys.executable, "-m", "vulture", *PACKAGES, "bench", "hatch_build.py", "--min-confidence", "60"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
     named = _list_words_in_strings()
     dead = []

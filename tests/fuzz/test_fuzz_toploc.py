@@ -4,8 +4,9 @@ import pytest
 
 from fuzz.harness import assert_survives
 from oracle.toploc_inputs import make_bits
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import build_proofs, parse_proofs
-from prime_protocol.proofs.toploc_verify import ProofFault, ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import ProofFault, find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 
 TOKENS, HIDDEN = 65, 64

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from prime_lab.devnet.tiny_models import EOS_TOKEN, make_recurrent_checkpoint
 from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.engine import TorchEngine
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest, Step
 from prime_trainer.checkpoints import TrainState, save_checkpoint
 from prime_trainer.data.packing import PackLayout, Sample

@@ -8,9 +8,10 @@ from oracle.toploc_inputs import Bits, make_bits
 from prime_protocol.constants import TOPLOC_PRIME
 from prime_protocol.errors import RemoteError
 from prime_protocol.proofs import toploc_numpy as toploc_plain
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import build_proofs, parse_proofs
 from prime_protocol.proofs.toploc_kernels import NativeToplocKernels, get_kernels, get_native_kernels
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 
 digests = st.binary(min_size=32, max_size=32).map(Digest)

@@ -39,8 +39,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.evidence import compute_noise
-from prime_protocol.proofs.tolerance import Precision, Tolerance
-from prime_protocol.proofs.toploc_verify import MANTISSA_ERROR_NONE
+from prime_protocol.proofs.tolerance import MANTISSA_ERROR_NONE, Precision, Tolerance
 
 FloatArray = NDArray[np.float64]
 

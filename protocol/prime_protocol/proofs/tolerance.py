@@ -33,12 +33,35 @@ from prime_protocol.constants import (
     TOPLOC_MANTISSA_ERROR_MEDIAN_MAX,
     TOPLOC_SIGN_MISMATCHES_MAX,
 )
-from prime_protocol.proofs.toploc_verify import MANTISSA_ERROR_NONE, ToplocThresholds
+from prime_protocol.errors import LocalError
 from prime_protocol.wire.codec import Range
 
 Count = Annotated[int, Range(0, TOPLOC_K - 1)]
 Error = Annotated[float, Range(0.0, TOLERANCE_NUMBER_MAX)]
 Divisor = Annotated[float, Range(NOISE_DIVISOR_MIN, TOLERANCE_NUMBER_MAX)]
+
+MANTISSA_ERROR_NONE = 128
+"""Stands for the mantissa error where no exponent matches: one more than the largest difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToplocThresholds:
+    """Tolerance for floating-point noise, per 128 values; a run may calibrate its own."""
+
+    exponent_mismatches_max: int = TOPLOC_EXPONENT_MISMATCHES_MAX
+    sign_mismatches_max: int = TOPLOC_SIGN_MISMATCHES_MAX
+    mantissa_error_mean_max: float = TOPLOC_MANTISSA_ERROR_MEAN_MAX
+    mantissa_error_median_max: int = TOPLOC_MANTISSA_ERROR_MEDIAN_MAX
+
+    def __post_init__(self) -> None:
+        for name, top in (
+            ("exponent_mismatches_max", TOPLOC_K - 1),
+            ("sign_mismatches_max", TOPLOC_K - 1),
+            ("mantissa_error_mean_max", MANTISSA_ERROR_NONE - 1),
+            ("mantissa_error_median_max", MANTISSA_ERROR_NONE - 1),
+        ):
+            if not 0 <= getattr(self, name) <= top:
+                raise LocalError(f"{name} is {getattr(self, name)}, allowed is 0 to {top}")
 
 
 class Precision(StrEnum):

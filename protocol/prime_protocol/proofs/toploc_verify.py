@@ -6,7 +6,6 @@ also evaluated at decoys, drawn from a seed that its maker could not know, where
 """
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from math import comb
 from typing import NamedTuple
@@ -19,25 +18,20 @@ from prime_protocol.constants import (
     TOPLOC_DECOY_DRAWS,
     TOPLOC_DECOY_RANGE_MIN,
     TOPLOC_DECOYS,
-    TOPLOC_EXPONENT_MISMATCHES_MAX,
     TOPLOC_FALSE_REJECTION,
     TOPLOC_K,
     TOPLOC_LEADING_ZEROS_MAX,
-    TOPLOC_MANTISSA_ERROR_MEAN_MAX,
-    TOPLOC_MANTISSA_ERROR_MEDIAN_MAX,
     TOPLOC_MODULUS_MIN,
     TOPLOC_PRIME,
-    TOPLOC_SIGN_MISMATCHES_MAX,
 )
 from prime_protocol.errors import LocalError
+from prime_protocol.proofs.tolerance import MANTISSA_ERROR_NONE, ToplocThresholds
 from prime_protocol.proofs.toploc import ToplocProofs, get_proof_layout, select_values
 from prime_protocol.proofs.toploc_kernels import ToplocKernels, get_kernels
 from prime_protocol.proofs.toploc_numpy import Bits, Points
 from prime_protocol.wire.ids import Digest
 
 DECOY_DOMAIN = b"prime-swarm/toploc-decoys/1\0"
-MANTISSA_ERROR_NONE = 128
-"""Stands for the mantissa error where no exponent matches: one more than the largest difference."""
 
 
 class ChunkReport(NamedTuple):
@@ -64,26 +58,6 @@ class ChunkReport(NamedTuple):
     @property
     def mantissa_error_mean(self) -> float:
         return self.mantissa_error_sum / max(1, self.k - self.exponent_mismatches)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToplocThresholds:
-    """Tolerance for floating-point noise, per 128 values; a run may calibrate its own."""
-
-    exponent_mismatches_max: int = TOPLOC_EXPONENT_MISMATCHES_MAX
-    sign_mismatches_max: int = TOPLOC_SIGN_MISMATCHES_MAX
-    mantissa_error_mean_max: float = TOPLOC_MANTISSA_ERROR_MEAN_MAX
-    mantissa_error_median_max: int = TOPLOC_MANTISSA_ERROR_MEDIAN_MAX
-
-    def __post_init__(self) -> None:
-        for name, top in (
-            ("exponent_mismatches_max", TOPLOC_K - 1),
-            ("sign_mismatches_max", TOPLOC_K - 1),
-            ("mantissa_error_mean_max", MANTISSA_ERROR_NONE - 1),
-            ("mantissa_error_median_max", MANTISSA_ERROR_NONE - 1),
-        ):
-            if not 0 <= getattr(self, name) <= top:
-                raise LocalError(f"{name} is {getattr(self, name)}, allowed is 0 to {top}")
 
 
 class ProofFault(NamedTuple):

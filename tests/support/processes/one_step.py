@@ -26,8 +26,9 @@ from prime_protocol.ledger.randomness import compute_audit_seed, compute_sample_
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.proofs.sampling import sample_tokens
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.rollout import (
     FinishReason,

@@ -12,8 +12,9 @@ from prime_lab.devnet.tiny_models import EOS_TOKEN, VOCABULARY_CHARACTERS, make_
 from prime_node.engine.interface import Completion, Engine, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
 from prime_node.engine.torch.engine import TorchEngine
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=8)

@@ -3,8 +3,7 @@
 import pytest
 
 from prime_protocol.errors import RemoteError
-from prime_protocol.proofs.tolerance import Precision, Tolerance
-from prime_protocol.proofs.toploc_verify import ToplocThresholds
+from prime_protocol.proofs.tolerance import Precision, Tolerance, ToplocThresholds
 from prime_protocol.wire.codec import decode, encode
 
 

@@ -12,11 +12,11 @@ from oracle.toploc_inputs import Bits, disturb, make_bits, to_bf16
 from prime_protocol.constants import TOPLOC_DECOYS, TOPLOC_FALSE_REJECTION, TOPLOC_PRIME
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs import toploc_numpy as toploc_plain
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import ToplocProofs, build_proofs, parse_proofs
 from prime_protocol.proofs.toploc_verify import (
     ChunkReport,
     ProofFault,
-    ToplocThresholds,
     compute_binomial,
     find_faults,
     get_decoy_limit,

@@ -17,8 +17,9 @@ from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.sampling import sample_tokens
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_bits
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.rollouts.rollout import FinishReason
 from prime_protocol.wire.ids import Digest
 

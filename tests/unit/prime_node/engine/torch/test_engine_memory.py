@@ -14,8 +14,9 @@ from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.device import choose_device, choose_precision, is_out_of_memory, names_bf16
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.errors import LocalError
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=150)

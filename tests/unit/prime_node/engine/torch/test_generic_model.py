@@ -15,8 +15,9 @@ from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.generic_model import GenericModel, count_cache_bytes
 from prime_protocol.errors import LocalError
+from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
-from prime_protocol.proofs.toploc_verify import ToplocThresholds, find_faults, verify_proofs
+from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
