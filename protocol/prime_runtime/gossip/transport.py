@@ -153,15 +153,14 @@ class GossipHttpClient:
 
     async def poll(self, wait_ms: int = 0) -> RelayPollReply:
         """Poll once and deliver new messages. LocalError: no answer. RemoteError: the answer breaks the protocol."""
-        wanted = RelayPoll(seen=self._seen, wait_ms=wait_ms)
-        deadline_ms = wait_ms + POLL_ANSWER_MS
-        answer = await self._client.call(self._server, RELAY_POLL, wanted, run=self._run, deadline_ms=deadline_ms)
-        records = answer.message
-        self._seen, self.nodes, self.trainer = records.cursor, records.nodes, records.trainer
+        request, deadline_ms = RelayPoll(seen=self._seen, wait_ms=wait_ms), wait_ms + POLL_ANSWER_MS
+        signed = await self._client.call(self._server, RELAY_POLL, request, run=self._run, deadline_ms=deadline_ms)
+        reply = signed.message
+        self._seen, self.nodes, self.trainer = reply.cursor, reply.nodes, reply.trainer
         self.problem, self.answered_ms = "", self._clock.now_ms()
-        for frame in records.frames:
+        for frame in reply.frames:
             self._receive_frame(frame)
-        return records
+        return reply
 
     def _receive_frame(self, frame: bytes) -> None:
         try:
@@ -182,9 +181,9 @@ class GossipHttpClient:
         """Poll until cancelled."""
         retry_ms = RETRY_MS
         while True:
-            asked_ms = self._clock.monotonic_ms()
+            started_ms = self._clock.monotonic_ms()
             try:
-                records = await self.poll(RELAY_WAIT_MS_MAX)
+                reply = await self.poll(RELAY_WAIT_MS_MAX)
             except (LocalError, RemoteError) as error:
                 if self.problem != str(error):
                     log.warning("no gossip from the coordinator: %s", error)
@@ -193,8 +192,8 @@ class GossipHttpClient:
                 retry_ms = min(RETRY_MS_MAX, 2 * retry_ms)
                 continue
             retry_ms = RETRY_MS
-            was_short = self._clock.monotonic_ms() - asked_ms < POLL_EMPTY_GAP_MS
-            await self._clock.sleep_ms(POLL_EMPTY_GAP_MS if was_short and not records.frames else POLL_GAP_MS)
+            was_short = self._clock.monotonic_ms() - started_ms < POLL_EMPTY_GAP_MS
+            await self._clock.sleep_ms(POLL_EMPTY_GAP_MS if was_short and not reply.frames else POLL_GAP_MS)
 
     async def send(self, run: RunId, gossip: ReceivedGossip) -> None:
         """A SendGossip for GossipPublisher."""

@@ -341,9 +341,3 @@ class Sandbox:
                 await zygote.close()
             self.zygotes[prepare] = await start_zygote(prepare)
             return self.zygotes[prepare]
-
-
-async def probe_capabilities() -> SandboxCapabilities:
-    """The layers that work on this machine, for a report. Starts and closes a sandbox."""
-    async with Sandbox(require=frozenset()) as sandbox:
-        return await sandbox.capabilities()

@@ -233,8 +233,8 @@ def _is_damaged(path: Path) -> bool:
     """The manifest is missing or has no valid signature."""
     try:
         frame = path.read_bytes()
-        letter = decode(Payload, frame[SIGNATURE_BYTES:])
-        open_envelope(frame, network=letter.network, version_min=letter.version)
+        payload = decode(Payload, frame[SIGNATURE_BYTES:])
+        open_envelope(frame, network=payload.network, version_min=payload.version)
     except (FileNotFoundError, RemoteError):
         return True
     except OSError:

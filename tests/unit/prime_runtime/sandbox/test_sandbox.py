@@ -16,7 +16,7 @@ from prime_protocol.constants import SIGNAL_CPU_TIME
 from prime_protocol.errors import LocalError
 from prime_protocol.tasks.family import JobEnd, SandboxJob
 from prime_runtime.sandbox import sandbox as sandbox_module
-from prime_runtime.sandbox.sandbox import Sandbox, probe_capabilities
+from prime_runtime.sandbox.sandbox import Sandbox
 from support.processes.sandboxes import QUICK, job, processes_of, survivors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -181,7 +181,8 @@ async def test_root_without_a_user_for_the_job_runs_nothing() -> None:
 
 
 async def test_the_report_is_what_jobs_get(sandbox: Sandbox) -> None:
-    assert await probe_capabilities() == await sandbox.capabilities()
+    async with Sandbox(require=frozenset()) as other:
+        assert await other.capabilities() == await sandbox.capabilities()
 
 
 async def test_a_guarantee_that_is_required_and_missing_refuses_every_job() -> None:
