@@ -442,7 +442,7 @@ BASIS_POINTS = 10_000
 """All of something, in hundredths of a percent."""
 
 AMOUNT_NANO_MAX = 2**63 - 1
-"""Most value the books can hold: 9.2 billion tokens of 10^9 nano. Sums stay inside what every database can store."""
+"""Most value the ledger can hold: 9.2 billion units of 10^9 nano. Sums stay inside what every database can store."""
 
 ADDRESSES_MAX = 8
 ADDRESS_CHARS_MAX = 200
@@ -453,13 +453,13 @@ METRICS_MAX = 64
 """Most numbers in one verdict, or of one step."""
 
 READ_PROOF_PROBES = 16
-"""Looks in a verdict: numbers that only who has read the file can tell."""
+"""Probes in a read proof: numbers that only a validator who ran the model on the file can compute."""
 
 READ_PROOF_BYTES = 2 * READ_PROOF_PROBES
 """An int16 each."""
 
 READ_PROOF_ERROR_MAX = 0.25
-"""Root mean square by which honest looks may differ."""
+"""Root mean square by which honest read proofs may differ."""
 
 REFUTED_VERDICTS = 20
 """Verdicts that go unpaid for one that was refuted: where one in twenty is inspected, not looking earns nothing."""

@@ -28,7 +28,7 @@ from sim.mutations import Patch, apply_patch
 SEEDS = range(1, 21)
 
 HOLDER = (
-    Patch(work, "submit", "if not turn.author == receipt.node == lease.node:", "if False:"),
+    Patch(work, "submit", "if not context.author == receipt.node == lease.node:", "if False:"),
     Patch(core.Core, "get_expected_submission", "if sender != expected.header.node:", "if False:"),
 )
 TWICE_CREDITED = (
@@ -47,13 +47,13 @@ in worlds where all six are there when the first forgery comes."""
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
     "anybody may end a lease": (
-        (Patch(work, "end_lease", "if not is_over and turn.author != lease.node:", "if False:"),),
+        (Patch(work, "end_lease", "if not is_over and context.author != lease.node:", "if False:"),),
         {"liars": ("thief",)},
         "every_lease_ends_once",
     ),
     "an answer may come after the deadline": (
         (
-            Patch(work, "submit", "if turn.at_ms > lease.deadline_ms:", "if False:"),
+            Patch(work, "submit", "if context.at_ms > lease.deadline_ms:", "if False:"),
             Patch(core.Core, "get_expected_submission", "if late_ms > 0:", "if False:"),
         ),
         {"liars": ("latecomer",), "malicious": 0.4},
@@ -123,7 +123,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 judgement,
                 "give_verdict",
-                "round_ = next((each for each in submission.rounds if turn.author in each.validators), None)",
+                "round_ = next((each for each in submission.rounds if context.author in each.validators), None)",
                 "round_ = submission.rounds[-1] if submission.rounds else None",
             ),
         ),
@@ -131,7 +131,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "verdicts_come_from_those_who_were_drawn",
     ),
     "a validator may change its verdict": (
-        (Patch(judgement, "give_verdict", "if turn.author in round_.verdicts:", "if False:"),),
+        (Patch(judgement, "give_verdict", "if context.author in round_.verdicts:", "if False:"),),
         {"liars": ("meddler",), "malicious": 0.4},
         "verdicts_come_from_those_who_were_drawn",
     ),
@@ -140,7 +140,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 judgement,
                 "execute_slash",
-                "if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:",
+                "if slash.appealed_at_ms is None and context.at_ms < slash.appeal_until_ms:",
                 "if False:",
             ),
             Patch(slashes, "compute_slash_end", "now_ms >= slash.appeal_until_ms", "True"),
@@ -172,7 +172,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 ledger.Ledger,
                 "_check_context",
-                "if letter.sequence <= state.sequences.get(letter.sender, -1):",
+                "if payload.sequence <= state.sequences.get(payload.sender, -1):",
                 "if False:",
             ),
             Patch(envelope.ReplayGuard, "admit", "if name in self._seen:", "if False:"),

@@ -134,12 +134,12 @@ class GossipGuard:
         return None
 
     def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult:
-        letter, rate = gossip.payload, GOSSIP_RATE_LIMITS[gossip.kind]
-        key = (run, gossip.kind, letter.sender)
+        payload, rate = gossip.payload, GOSSIP_RATE_LIMITS[gossip.kind]
+        key = (run, gossip.kind, payload.sender)
         sender = self._senders.get(key) or _SenderHistory(rate.burst, now_ms)
         subject = get_subject(gossip)
         known = sender.newest.get(subject)
-        if known is not None and letter.sequence <= known[0]:
+        if known is not None and payload.sequence <= known[0]:
             return GossipIgnored("older than what is known")
         # Only a trainer can be among the announcers, so strangers cannot crowd them out.
         if (
@@ -155,10 +155,10 @@ class GossipGuard:
         if sender.tokens < 1:
             return GossipIgnored("too many of one sender")
         sender.tokens -= 1
-        sender.newest[subject] = (letter.sequence, letter.expires_at_ms)
+        sender.newest[subject] = (payload.sequence, payload.expires_at_ms)
         self._senders[key] = sender
         if len(self._seen) < GOSSIP_SEEN_MAX:
-            self._seen[gossip.digest] = letter.expires_at_ms
+            self._seen[gossip.digest] = payload.expires_at_ms
         return GossipAccepted(gossip)
 
     def _drop_expired(self, now_ms: int) -> None:

@@ -274,18 +274,18 @@ def decode_gossip(topic_name: str, frame: bytes, *, network: NetworkId, run: Run
 def _decode_frame(frame: bytes, network: NetworkId, kinds: Sequence[GossipKind]) -> ReceivedGossip:
     if len(frame) > GOSSIP_FRAME_BYTES_MAX:
         raise RemoteError("envelope", f"is {len(frame)} bytes, the limit of gossip is {GOSSIP_FRAME_BYTES_MAX}")
-    letter = open_envelope(frame, network=network).payload
-    if letter.kind not in kinds:
-        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {' or '.join(kinds)}")
+    payload = open_envelope(frame, network=network).payload
+    if payload.kind not in kinds:
+        raise RemoteError("Payload.kind", f"is {payload.kind}, expected {' or '.join(kinds)}")
     try:
-        message = decode(MESSAGE_TYPES[GossipKind(letter.kind)], letter.body)
+        message = decode(MESSAGE_TYPES[GossipKind(payload.kind)], payload.body)
     except RemoteError as error:
-        if letter.version <= PROTOCOL_VERSION:
+        if payload.version <= PROTOCOL_VERSION:
             raise
         raise RemoteError(
-            "Payload.version", f"is {letter.version}, newer than ours, and so is the body: {error}"
+            "Payload.version", f"is {payload.version}, newer than ours, and so is the body: {error}"
         ) from None
-    return ReceivedGossip(letter, message, Digest(sha256(frame).digest()), frame)
+    return ReceivedGossip(payload, message, Digest(sha256(frame).digest()), frame)
 
 
 def _check_distinct(field: str, items: Sequence[object]) -> None:

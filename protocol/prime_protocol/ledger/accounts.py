@@ -20,17 +20,17 @@ from prime_protocol.ledger.state import EntryContext, LedgerState
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, verify_delegation
 
 
-def create_network(state: LedgerState, turn: EntryContext, entry: NetworkCreated) -> None:
+def create_network(state: LedgerState, context: EntryContext, entry: NetworkCreated) -> None:
     if state.size:
         raise RemoteError("NetworkCreated", "must be entry 0")
-    state.coordinator = turn.author
+    state.coordinator = context.author
     state.domain = Domain(entry.chain_id, entry.contract)
     state.log_key = entry.log_key
     state.unbonding_ms = entry.unbonding_ms
     state.ticker = entry.ticker
 
 
-def deposit(state: LedgerState, turn: EntryContext, entry: Deposited) -> None:
+def deposit(state: LedgerState, context: EntryContext, entry: Deposited) -> None:
     if entry.reference in state.references:
         raise RemoteError("reference", f"{entry.reference} was deposited before")
     if not 0 < entry.amount_nano <= AMOUNT_NANO_MAX - state.funds.deposited_nano:
@@ -45,75 +45,75 @@ def deposit(state: LedgerState, turn: EntryContext, entry: Deposited) -> None:
         add_to_pool(state, entry.run, entry.account, entry.amount_nano)
 
 
-def withdraw(state: LedgerState, turn: EntryContext, entry: Withdrawn) -> None:
-    state.funds.withdraw(turn.author, entry.amount_nano)
+def withdraw(state: LedgerState, context: EntryContext, entry: Withdrawn) -> None:
+    state.funds.withdraw(context.author, entry.amount_nano)
 
 
-def register_node(state: LedgerState, turn: EntryContext, entry: NodeRegistered) -> None:
-    node = state.get_or_create_node(turn.author)
+def register_node(state: LedgerState, context: EntryContext, entry: NodeRegistered) -> None:
+    node = state.get_or_create_node(context.author)
     node.roles = entry.roles
     node.hardware = entry.hardware
     node.addresses = entry.addresses
-    node.registered = turn.position()
-    node.version = turn.version
-    state.refresh_validator(turn.author)
+    node.registered = context.position()
+    node.version = context.version
+    state.refresh_validator(context.author)
 
 
-def set_node_status(state: LedgerState, turn: EntryContext, entry: NodeStatusSet) -> None:
+def set_node_status(state: LedgerState, context: EntryContext, entry: NodeStatusSet) -> None:
     node = state.node(entry.node)
     node.status, node.reason = entry.status, entry.reason
     state.refresh_validator(entry.node)
 
 
-def delegate(state: LedgerState, turn: EntryContext, entry: Delegated) -> None:
+def delegate(state: LedgerState, context: EntryContext, entry: Delegated) -> None:
     """The newest delegation of a node counts. The node must want it too, or the owner could be forced upon it."""
     delegation = entry.delegation
-    if delegation.network != turn.network:
-        raise RemoteError("delegation.network", f"is {delegation.network}, this is {turn.network}")
-    if turn.author != delegation.node:
-        raise RemoteError("delegation.node", f"is {delegation.node}, but {turn.author} brings it")
+    if delegation.network != context.network:
+        raise RemoteError("delegation.network", f"is {delegation.network}, this is {context.network}")
+    if context.author != delegation.node:
+        raise RemoteError("delegation.node", f"is {delegation.node}, but {context.author} brings it")
     revoked_ms = state.revoked_ms.get((delegation.owner, delegation.node), -1)
     if delegation.issued_at_ms <= revoked_ms:
         raise RemoteError("delegation.issued_at_ms", f"is {delegation.issued_at_ms}, revoked was at {revoked_ms}")
-    verify_delegation(delegation, entry.signature, state.domain, turn.at_ms)
+    verify_delegation(delegation, entry.signature, state.domain, context.at_ms)
     state.get_or_create_node(delegation.node).delegated_until_ms = delegation.expires_at_ms
     state.owners[delegation.node] = delegation.owner
     state.refresh_validator(delegation.node)
 
 
-def revoke_delegation(state: LedgerState, turn: EntryContext, entry: DelegationRevoked) -> None:
+def revoke_delegation(state: LedgerState, context: EntryContext, entry: DelegationRevoked) -> None:
     """Also for a delegation that the node has not brought yet, or has left: it could bring the old one again."""
-    state.revoked_ms[(turn.author, entry.node)] = turn.at_ms
-    if state.owners.get(entry.node) == turn.author:
+    state.revoked_ms[(context.author, entry.node)] = context.at_ms
+    if state.owners.get(entry.node) == context.author:
         state.nodes[entry.node].delegated_until_ms = None
         state.owners[entry.node] = entry.node
         state.refresh_validator(entry.node)
 
 
-def stake(state: LedgerState, turn: EntryContext, entry: Staked) -> None:
+def stake(state: LedgerState, context: EntryContext, entry: Staked) -> None:
     state.node(entry.node)  # refuses an unknown node
-    if state.owners[entry.node] != turn.author:
-        raise RemoteError("node", f"{entry.node} does not belong to {turn.author}")
-    state.funds.stake((turn.author, entry.node), entry.amount_nano)
+    if state.owners[entry.node] != context.author:
+        raise RemoteError("node", f"{entry.node} does not belong to {context.author}")
+    state.funds.stake((context.author, entry.node), entry.amount_nano)
     state.refresh_validator(entry.node)
 
 
-def unbond(state: LedgerState, turn: EntryContext, entry: Unbonded) -> None:
+def unbond(state: LedgerState, context: EntryContext, entry: Unbonded) -> None:
     state.node(entry.node)  # refuses an unknown node
     state.funds.unbond(
-        (turn.author, entry.node),
+        (context.author, entry.node),
         entry.amount_nano,
-        matures_at_ms=turn.at_ms + state.unbonding_ms,
+        matures_at_ms=context.at_ms + state.unbonding_ms,
         parts_max=UNBONDINGS_MAX,
     )
     state.refresh_validator(entry.node)
 
 
-def release(state: LedgerState, turn: EntryContext, entry: Released) -> None:
-    state.funds.release((turn.author, entry.node), turn.at_ms)
+def release(state: LedgerState, context: EntryContext, entry: Released) -> None:
+    state.funds.release((context.author, entry.node), context.at_ms)
 
 
-def note_head(state: LedgerState, turn: EntryContext, entry: HeadNoted) -> None:
+def note_head(state: LedgerState, context: EntryContext, entry: HeadNoted) -> None:
     root = state.frontier.root()
     if entry.root != root:
         raise RemoteError("root", f"is {entry.root}, the {state.size} entries before have {root}")

@@ -1,6 +1,7 @@
-"""Rules for entries that judge: audit draws, verdicts, what they add up to, slashes and appeals.
+"""Rules for audits: draws of validators, verdicts, the settled outcome, inspections, slashes and appeals.
 
-Each checks everything first, then changes the state.
+Each rule checks everything first, then changes the state, so a refused entry changes nothing. Draws and outcomes are
+computed from the log alone: the coordinator writes them down but cannot choose them, and a replay refuses any other.
 """
 
 from collections import Counter
@@ -43,10 +44,10 @@ def compute_audit_rate_bps(streak: int, terms: RunTerms) -> int:
 
 
 def decide_outcome(rounds: Iterable[AuditRoundState], quorum: int) -> Outcome | None:
-    """What the verdicts add up to: what leads all others together by a quorum, or by two less one to be accepted.
+    """The outcome that leads all others together by `quorum` votes, or by 2 * quorum - 1 to be accepted; else None.
 
-    So one voice against it asks for another round. What takes stake can be appealed against, and is then judged by
-    others; what pays cannot, so the others are asked at once.
+    So one dissenting vote against an accept asks for another round. A fraudulent outcome can be appealed and is then
+    judged by other validators. An accept pays and cannot be appealed, so the other validators are asked at once.
     """
     votes = _count_votes(rounds)
     for outcome, count in votes.most_common(1):
@@ -61,10 +62,10 @@ def _count_votes(rounds: Iterable[AuditRoundState]) -> Counter[Outcome]:
 
 
 def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """What the rounds that count have decided: all of them, or the appeal's own where a slash is open.
+    """What the rounds that count have decided: all rounds, or only those of the appeal while a slash is open.
 
-    Where too few are left to ask, a plain majority of all who ever spoke accepts: else a small network would credit
-    nothing, or one validator could stop it.
+    If too few validators are left to draw, a plain majority of all verdicts accepts. Otherwise a small network would
+    never credit work, and a single validator could block it.
     """
     submission, slash, terms = run.submissions[name], run.slashes.get(name), run.get_terms(run.submissions[name])
     rounds = submission.rounds[slash.rounds_before if slash else 0 :]
@@ -77,22 +78,22 @@ def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -
     )
 
 
-def draw_audit(state: LedgerState, turn: EntryContext, entry: AuditDrawn) -> None:
-    run = state.run(turn)
+def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> None:
+    run = state.run(context)
     submission = run.submission(entry.submission)
     if entry.round != len(submission.rounds) or entry.round >= ROUNDS_MAX:
         raise RemoteError("round", f"is {entry.round}, the next is {len(submission.rounds)} of at most {ROUNDS_MAX}")
-    _check_due(run, entry.submission, turn.at_ms)
+    _check_due(run, entry.submission, context.at_ms)
     if submission.head is None or entry.head_size != submission.head[0]:
         size = submission.head and submission.head[0]
         raise RemoteError("head_size", f"is {entry.head_size}, the first head since the draw fell due is {size}")
-    expected = compute_draw(state, run, entry.submission, turn.at_ms)
+    expected = compute_draw(state, run, entry.submission, context.at_ms)
     if expected is None:
         raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
     seed = compute_audit_seed(tree_head_root=submission.head[1], submission=entry.submission)
-    submission.rounds.append(AuditRoundState({node: state.owners[node] for node in expected}, seed, turn.at_ms))
+    submission.rounds.append(AuditRoundState({node: state.owners[node] for node in expected}, seed, context.at_ms))
     run.await_head(entry.submission)
 
 
@@ -115,7 +116,7 @@ def compute_draw(state: LedgerState, run: RunState, name: Digest, at_ms: int) ->
 def _draw_quorum(
     state: LedgerState, run: RunState, submission: SubmissionState, seed: Digest, at_ms: int
 ) -> tuple[NodeId, ...] | None:
-    """A full quorum whose owners were not asked before, or None: the seed decides who, not whether there are enough."""
+    """A full quorum whose owners were not drawn before, or None. The seed decides who, not whether there are enough."""
     terms = run.get_terms(submission)
     asked = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
     version_min = run.terms.get_version_min(at_ms)
@@ -131,7 +132,7 @@ def _draw_quorum(
 
 
 def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
-    """Refuse a draw that nothing asks for: a submission, an appeal or a stuck round does."""
+    """Refuse a draw that is not due. A new submission, an appeal or an undecided round makes one due."""
     submission, slash = run.submissions[name], run.slashes.get(name)
     first = 0
     if submission.outcome is not None:
@@ -144,7 +145,7 @@ def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
 
 
 def needs_new_round(rounds: list[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
-    """No decision, and none to come from the last round: everybody spoke, or the time is over."""
+    """The last round is over and the verdicts decide nothing."""
     return (
         is_round_over(rounds, terms, at_ms)
         and bool(rounds[-1].validators)
@@ -153,43 +154,43 @@ def needs_new_round(rounds: list[AuditRoundState], terms: RunTerms, at_ms: int) 
 
 
 def is_round_over(rounds: list[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
-    """Whether everybody in the last round spoke, or its time is over."""
+    """Every validator of the last round gave a verdict, or its time is over."""
     last = rounds[-1]
     return len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
 
 
-def give_verdict(state: LedgerState, turn: EntryContext, entry: VerdictGiven) -> None:
-    run, receipt = state.run(turn), entry.receipt
+def give_verdict(state: LedgerState, context: EntryContext, entry: VerdictGiven) -> None:
+    run, receipt = state.run(context), entry.receipt
     submission = run.submission(receipt.submission)
     slash = run.slashes.get(receipt.submission)
     if submission.outcome is not None and (slash is None or len(submission.rounds) <= slash.rounds_before):
         raise RemoteError("receipt.submission", f"{receipt.submission} is settled")
-    round_ = next((each for each in submission.rounds if turn.author in each.validators), None)
+    round_ = next((each for each in submission.rounds if context.author in each.validators), None)
     if round_ is None or round_ is not submission.rounds[-1]:
-        raise RemoteError("sender", f"{turn.author} was not drawn in the latest round for {receipt.submission}")
-    if turn.author in round_.verdicts:
-        raise RemoteError("sender", f"{turn.author} has given its verdict on {receipt.submission}")
-    if (receipt.network, receipt.run, receipt.validator) != (turn.network, turn.run, turn.author):
+        raise RemoteError("sender", f"{context.author} was not drawn in the latest round for {receipt.submission}")
+    if context.author in round_.verdicts:
+        raise RemoteError("sender", f"{context.author} has given its verdict on {receipt.submission}")
+    if (receipt.network, receipt.run, receipt.validator) != (context.network, context.run, context.author):
         raise RemoteError("receipt.validator", f"is {receipt.validator} for {receipt.network}/{receipt.run}")
-    if not turn.is_signature_checked:
-        verify_document(receipt, entry.signature, signer=turn.author, domain=state.domain)
-    round_.verdicts[turn.author] = entry.outcome
-    round_.read_proof[turn.author] = entry.read_proof
-    round_.positions[turn.author] = turn.position()
+    if not context.is_signature_checked:
+        verify_document(receipt, entry.signature, signer=context.author, domain=state.domain)
+    round_.verdicts[context.author] = entry.outcome
+    round_.read_proof[context.author] = entry.read_proof
+    round_.positions[context.author] = context.position()
     if entry.outcome is Outcome.FRAUDULENT:
-        submission.evidence.setdefault(receipt.evidence, turn.author)
+        submission.evidence.setdefault(receipt.evidence, context.author)
 
 
-def settle(state: LedgerState, turn: EntryContext, entry: Settled) -> None:
-    run = state.run(turn)
+def settle(state: LedgerState, context: EntryContext, entry: Settled) -> None:
+    run = state.run(context)
     submission = run.submission(entry.submission)
     if submission.outcome is not None:
         raise RemoteError("submission", f"{entry.submission} is settled")
-    expected = compute_settled_outcome(state, run, entry.submission, turn.at_ms)
+    expected = compute_settled_outcome(state, run, entry.submission, context.at_ms)
     if expected is not entry.outcome:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
     step = run.steps[submission.step]
-    submission.judged = tally_outcome(state, run, entry.submission, turn.at_ms)
+    submission.judged = tally_outcome(state, run, entry.submission, context.at_ms)
     submission.outcome = entry.outcome
     step.pending -= 1
     # An overturned slash may have been credited for some of these slots meanwhile: then this one cannot be, and the
@@ -203,7 +204,7 @@ def settle(state: LedgerState, turn: EntryContext, entry: Settled) -> None:
 
 
 def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """Not drawn is accepted; drawn is what the verdicts say; if nobody could say, no credit and no blame."""
+    """Accepted if no audit was drawn; else what the verdicts decide; invalid if they cannot decide in time."""
     submission = run.submissions[name]
     terms = run.get_terms(submission)
     if not submission.rounds:
@@ -222,7 +223,7 @@ def _record_outcome(state: LedgerState, submission: SubmissionState, outcome: Ou
 
 
 def _record_upheld(run: RunState, submission: SubmissionState) -> None:
-    """Count the verdicts that stood. Where nobody's did, nobody is paid for one."""
+    """Count the verdicts that agree with the decision: only these are paid."""
     step = run.steps[submission.step]
     upheld = run.carried_upheld if step.paid else step.upheld
     for each in submission.rounds:
@@ -230,8 +231,8 @@ def _record_upheld(run: RunState, submission: SubmissionState) -> None:
         upheld.update((each.validators[node], node) for node in stood)
 
 
-def score_validator(state: LedgerState, turn: EntryContext, entry: ValidatorScored) -> None:
-    run = state.run(turn)
+def score_validator(state: LedgerState, context: EntryContext, entry: ValidatorScored) -> None:
+    run = state.run(context)
     submission = run.submission(entry.submission)
     is_open = submission.outcome is Outcome.FRAUDULENT and (not submission.slashed or entry.submission in run.slashes)
     if submission.judged is None or is_open:
@@ -245,19 +246,19 @@ def score_validator(state: LedgerState, turn: EntryContext, entry: ValidatorScor
     state.nodes[entry.validator].faults += 1
 
 
-def record_inspection(state: LedgerState, turn: EntryContext, entry: Inspected) -> None:
-    """What it settled as is the quorum's word; this is about who looked."""
-    run = state.run(turn)
+def record_inspection(state: LedgerState, context: EntryContext, entry: Inspected) -> None:
+    """Refute verdicts whose read proof is wrong. The outcome stays: only the payment of those validators changes."""
+    run = state.run(context)
     submission = run.submission(entry.submission)
-    if turn.author not in run.terms.inspectors:
-        raise RemoteError("sender", f"is {turn.author}, no inspector of this run")
-    if submission.outcome is None or turn.author in submission.inspected:
+    if context.author not in run.terms.inspectors:
+        raise RemoteError("sender", f"is {context.author}, no inspector of this run")
+    if submission.outcome is None or context.author in submission.inspected:
         raise RemoteError("submission", f"{entry.submission} is not settled, or was inspected before")
     judged = {node: each for each in submission.rounds for node in each.verdicts}
-    strangers = [seen.reader for seen in entry.seen if seen.reader not in judged or seen.reader == turn.author]
+    strangers = [seen.reader for seen in entry.seen if seen.reader not in judged or seen.reader == context.author]
     if strangers:
         raise RemoteError("seen", f"{strangers[0]} gave no verdict on {entry.submission}, or is the inspector")
-    submission.inspected[turn.author] = turn.position()
+    submission.inspected[context.author] = context.position()
     for seen in entry.seen:
         round_ = judged[seen.reader]
         if seen.reader not in submission.refuted and is_read_proof_refuted(
@@ -268,8 +269,8 @@ def record_inspection(state: LedgerState, turn: EntryContext, entry: Inspected) 
             run.debts[(round_.validators[seen.reader], seen.reader)] += REFUTED_VERDICTS
 
 
-def propose_slash(state: LedgerState, turn: EntryContext, entry: SlashProposed) -> None:
-    run = state.run(turn)
+def propose_slash(state: LedgerState, context: EntryContext, entry: SlashProposed) -> None:
+    run = state.run(context)
     submission = run.submission(entry.submission)
     if submission.outcome is not Outcome.FRAUDULENT or submission.slashed:
         raise RemoteError("submission", f"{entry.submission} was not settled as fraudulent, or slashed before")
@@ -284,7 +285,7 @@ def propose_slash(state: LedgerState, turn: EntryContext, entry: SlashProposed) 
     run.slashes[entry.submission] = SlashState(
         node=submission.node,
         owner=submission.owner,
-        appeal_until_ms=turn.at_ms + terms.appeal_ms,
+        appeal_until_ms=context.at_ms + terms.appeal_ms,
         judgement_ms=terms.judgement_ms,
         bond_nano=terms.appeal_bond_nano,
         slash_to=terms.slash_to,
@@ -293,39 +294,39 @@ def propose_slash(state: LedgerState, turn: EntryContext, entry: SlashProposed) 
     state.refresh_validator(submission.node)
 
 
-def appeal(state: LedgerState, turn: EntryContext, entry: Appealed) -> None:
-    run = state.run(turn)
+def appeal(state: LedgerState, context: EntryContext, entry: Appealed) -> None:
+    run = state.run(context)
     slash = run.slash(entry.submission)
     # The coordinator tells of an appeal before the court, which has its own window and has taken its own bond.
-    is_told = turn.author == state.coordinator and state.domain != EMBEDDED_DOMAIN
+    is_told = context.author == state.coordinator and state.domain != EMBEDDED_DOMAIN
     # The bond is the owner's: a node that has left it may not spend it.
-    is_node = turn.author == slash.node and state.owners[slash.node] == slash.owner
-    if turn.author != slash.owner and not is_node and not is_told:
-        raise RemoteError("sender", f"is {turn.author}, only {slash.owner} and its node may appeal")
-    is_late = turn.at_ms >= slash.appeal_until_ms and not is_told
+    is_node = context.author == slash.node and state.owners[slash.node] == slash.owner
+    if context.author != slash.owner and not is_node and not is_told:
+        raise RemoteError("sender", f"is {context.author}, only {slash.owner} and its node may appeal")
+    is_late = context.at_ms >= slash.appeal_until_ms and not is_told
     if slash.appealed_at_ms is not None or is_late:
         raise RemoteError("submission", f"{entry.submission} was appealed before, or the window is over")
     if slash.bond_nano and not is_told:
         state.funds.post_bond(entry.submission, slash.owner, slash.bond_nano)
-    slash.appealed_at_ms = turn.at_ms
+    slash.appealed_at_ms = context.at_ms
     run.await_head(entry.submission)
 
 
-def execute_slash(state: LedgerState, turn: EntryContext, entry: SlashExecuted) -> None:
-    run = state.run(turn)
+def execute_slash(state: LedgerState, context: EntryContext, entry: SlashExecuted) -> None:
+    run = state.run(context)
     slash = run.slash(entry.submission)
     submission = run.submissions[entry.submission]
-    if slash.appealed_at_ms is None and turn.at_ms < slash.appeal_until_ms:
-        raise RemoteError("submission", f"can be appealed for {slash.appeal_until_ms - turn.at_ms} ms more")
+    if slash.appealed_at_ms is None and context.at_ms < slash.appeal_until_ms:
+        raise RemoteError("submission", f"can be appealed for {slash.appeal_until_ms - context.at_ms} ms more")
     if (
         slash.appealed_at_ms is not None
-        and tally_outcome(state, run, entry.submission, turn.at_ms) is not Outcome.FRAUDULENT
+        and tally_outcome(state, run, entry.submission, context.at_ms) is not Outcome.FRAUDULENT
     ):
         raise RemoteError("submission", "the appeal was not decided against the node")
     if slash.slash_to is SlashDestination.BURN:
         state.funds.burn(entry.submission)
     elif state.domain == EMBEDDED_DOMAIN:
-        run.forfeited_nano += state.funds.pool(entry.submission, turn.get_run_id())
+        run.forfeited_nano += state.funds.pool(entry.submission, context.get_run_id())
     else:
         # The court may have had less to take, or nothing: what it brings into the pool comes as a deposit.
         state.funds.transfer_to_court(entry.submission)
@@ -333,14 +334,14 @@ def execute_slash(state: LedgerState, turn: EntryContext, entry: SlashExecuted) 
     del run.slashes[entry.submission]
 
 
-def overturn_slash(state: LedgerState, turn: EntryContext, entry: SlashOverturned) -> None:
-    run = state.run(turn)
+def overturn_slash(state: LedgerState, context: EntryContext, entry: SlashOverturned) -> None:
+    run = state.run(context)
     slash = run.slash(entry.submission)
     submission = run.submissions[entry.submission]
-    outcome = tally_outcome(state, run, entry.submission, turn.at_ms)
+    outcome = tally_outcome(state, run, entry.submission, context.at_ms)
     if slash.appealed_at_ms is None or outcome is Outcome.FRAUDULENT:
         raise RemoteError("submission", f"{entry.submission} was not appealed, or the appeal failed")
-    if outcome is None and turn.at_ms < slash.appealed_at_ms + slash.judgement_ms:
+    if outcome is None and context.at_ms < slash.appealed_at_ms + slash.judgement_ms:
         raise RemoteError("submission", "the appeal is not decided, and there is time left")
     state.funds.refund(entry.submission)
     state.nodes[submission.node].settled[Outcome.FRAUDULENT] -= 1

@@ -111,7 +111,7 @@ class VerdictGiven:
     reason: ReasonText
     metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
     read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)] = b""
-    """What the file's hidden states are in directions of my own, see looks.py; empty where the model was not needed."""
+    """Proof that I ran the model on the file, see proofs/read_proofs.py; empty where the model was not needed."""
 
     def __post_init__(self) -> None:
         if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
@@ -138,7 +138,7 @@ class ValidatorScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedVerdict:
-    """What a reader of a file sees in it."""
+    """The read proof that a validator of the file must have."""
 
     reader: NodeId
     read_proof: Annotated[bytes, Size(READ_PROOF_BYTES, READ_PROOF_BYTES)]
@@ -146,9 +146,9 @@ class InspectedVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Inspector: I have read this file again, and these are the looks that who judged it must have. Anybody can check.
+    """Inspector: I ran the model on this file, and its validators must have these read proofs. Anyone can check.
 
-    Whose own are others has not read what it judged.
+    A validator with another read proof did not read what it judged.
     """
 
     submission: Digest

@@ -36,14 +36,14 @@ def decode_leaf(leaf: bytes) -> tuple[int, Payload]:
 
 def compute_entry_keys(leaf: bytes) -> EntryKeys:
     """From a leaf of our own log."""
-    at_ms, letter = decode_leaf(leaf)
-    entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
-    subjects = tuple(sorted(set(list_subjects(letter.run, entry))))
-    return EntryKeys(at_ms, letter.kind, letter.sender, find_run(letter.run, entry), subjects)
+    at_ms, payload = decode_leaf(leaf)
+    entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+    subjects = tuple(sorted(set(list_subjects(payload.run, entry))))
+    return EntryKeys(at_ms, payload.kind, payload.sender, find_run(payload.run, entry), subjects)
 
 
 def find_run(run: RunId | None, entry: Any) -> RunId | None:
-    """The run that an entry is about: its letter's, or the one whose pool has what came in."""
+    """The run that an entry is about: its payload's, or the one whose pool has what came in."""
     return entry.run if isinstance(entry, e.Deposited) else run
 
 

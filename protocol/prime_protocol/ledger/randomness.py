@@ -1,7 +1,7 @@
-"""What nobody may choose: which task a slot has, its seeds and target length, which submission is audited and by whom.
+"""Public randomness: the task, seeds and target length of a slot, which submissions are audited and by whom.
 
-Everything is a pure function of digests that are fixed before the one who profits could act. Integers enter a hash
-with a fixed width, big-endian. How a seed becomes noise is in sampling.py.
+Every draw is a pure function of digests that are fixed before the party that would profit from it can act.
+Integers enter a hash with a fixed width, big-endian. How a seed becomes noise is in proofs/sampling.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

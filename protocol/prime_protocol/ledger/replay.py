@@ -1,7 +1,7 @@
-"""The books as a pure function of the log: who may write which entry, and the fold that applies them in order.
+"""The ledger state as a pure function of the log: who may write which entry, and the fold that applies them in order.
 
-`Ledger.apply` takes one leaf, as anybody reads it from a mirror, and either changes the state or refuses the leaf and
-changes nothing. It trusts nobody: signatures, authors, order and every rule are checked again for each leaf.
+`Ledger.apply` takes one leaf, as anyone can read it from a mirror. It changes the state, or it refuses the leaf and
+changes nothing. It checks signatures, authors, order and every rule for each leaf, whoever served the log.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,8 +11,7 @@ from typing import Any, get_args
 
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger import accounts, entries, rewards, work
-from prime_protocol.ledger import audits as judgement
+from prime_protocol.ledger import accounts, audits, entries, rewards, work
 from prime_protocol.ledger.entries import Entry, LogRecord
 from prime_protocol.ledger.state import EntryContext, LedgerState
 from prime_protocol.log.merkle import compute_leaf_hash
@@ -66,17 +65,17 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.LeaseGranted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.grant_lease),
     entries.LeaseEnded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.end_lease),
     entries.Submitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.submit),
-    entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.draw_audit),
-    entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.give_verdict),
-    entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.settle),
+    entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.draw_audit),
+    entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.give_verdict),
+    entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.settle),
     entries.Credited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.credit),
     entries.PaidOut: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.pay_out),
-    entries.ValidatorScored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.score_validator),
-    entries.Inspected: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.record_inspection),
-    entries.SlashProposed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.propose_slash),
-    entries.Appealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, judgement.appeal),
-    entries.SlashExecuted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.execute_slash),
-    entries.SlashOverturned: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, judgement.overturn_slash),
+    entries.ValidatorScored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.score_validator),
+    entries.Inspected: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.record_inspection),
+    entries.SlashProposed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.propose_slash),
+    entries.Appealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.appeal),
+    entries.SlashExecuted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.execute_slash),
+    entries.SlashOverturned: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.overturn_slash),
 }
 ENTRY_TYPES: dict[str, type] = {kind.__name__: kind for kind in ENTRY_RULES}
 assert set(ENTRY_RULES) == set(get_args(Entry)), "every entry has a rule"
@@ -95,60 +94,61 @@ class Ledger:
         envelope = open_envelope(record.frame, network=self.network, version_min=0)
         return self._apply_payload(leaf, record.at_ms, envelope.payload)
 
-    def append(self, letter: Payload, record: LogRecord) -> bytes:
+    def append(self, payload: Payload, record: LogRecord) -> bytes:
         """Fold in an envelope that this process has opened itself; its signature is not checked twice."""
         leaf = encode(record)
         if len(leaf) > LOG_ENTRY_BYTES_MAX:
             raise RemoteError("LogRecord", f"is {len(leaf)} bytes, the limit is {LOG_ENTRY_BYTES_MAX}")
-        self._apply_payload(leaf, record.at_ms, letter)
+        self._apply_payload(leaf, record.at_ms, payload)
         return leaf
 
     def restore(self, leaf: bytes) -> Entry:
         """Fold in a leaf that this party has applied before and covered with a head of its own.
 
-        Every rule is checked again, but no signature. For a restart; whoever reads another's log uses `apply`.
+        Every rule is checked again, but no signature. For a restart only; use `apply` for another party's log.
         """
         record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
         return self._apply_payload(leaf, record.at_ms, decode(Payload, record.frame[SIGNATURE_BYTES:]), is_signed=True)
 
-    def _apply_payload(self, leaf: bytes, at_ms: int, letter: Payload, *, is_signed: bool = False) -> Entry:
+    def _apply_payload(self, leaf: bytes, at_ms: int, payload: Payload, *, is_signed: bool = False) -> Entry:
         state = self.state
-        kind = ENTRY_TYPES.get(letter.kind)
+        kind = ENTRY_TYPES.get(payload.kind)
         if kind is None:
-            raise RemoteError("Payload.kind", f"{letter.kind} is no entry of the log")
-        entry: Entry = decode(kind, letter.body)
+            raise RemoteError("Payload.kind", f"{payload.kind} is no entry of the log")
+        entry: Entry = decode(kind, payload.body)
         rule = ENTRY_RULES[kind]
-        self._check_context(letter, at_ms, rule)
-        turn = EntryContext(
+        self._check_context(payload, at_ms, rule)
+        context = EntryContext(
             network=self.network,
-            run=letter.run,
-            author=letter.sender,
+            run=payload.run,
+            author=payload.sender,
             at_ms=at_ms,
             index=state.size,
-            version=letter.version,
-            body=hash_bytes(letter.body),
+            version=payload.version,
+            body=hash_bytes(payload.body),
             is_signature_checked=is_signed,
         )
-        rule.apply(state, turn, entry)
-        state.sequences[letter.sender] = letter.sequence
+        rule.apply(state, context, entry)
+        state.sequences[payload.sender] = payload.sequence
         state.at_ms = at_ms
         state.frontier = state.frontier.append(compute_leaf_hash(leaf))
         return entry
 
-    def _check_context(self, letter: Payload, at_ms: int, rule: EntryRule) -> None:
+    def _check_context(self, payload: Payload, at_ms: int, rule: EntryRule) -> None:
         """Order, time, scope and author: what every entry has to keep."""
         state = self.state
         if at_ms < state.at_ms:
             raise RemoteError("LogRecord.at_ms", f"is {state.at_ms - at_ms} ms before the entry before it")
-        check_time(letter, at_ms)
-        if letter.sequence <= state.sequences.get(letter.sender, -1):
-            raise RemoteError("Payload.sequence", f"{letter.sequence} is not above the last of {letter.sender}")
-        if (letter.run is None) != (rule.scope is EntryScope.NETWORK):
-            raise RemoteError("Payload.run", f"is {letter.run}, but {letter.kind} is about the {rule.scope.value}")
+        check_time(payload, at_ms)
+        if payload.sequence <= state.sequences.get(payload.sender, -1):
+            raise RemoteError("Payload.sequence", f"{payload.sequence} is not above the last of {payload.sender}")
+        if (payload.run is None) != (rule.scope is EntryScope.NETWORK):
+            raise RemoteError("Payload.run", f"is {payload.run}, but {payload.kind} is about the {rule.scope.value}")
         if state.coordinator is None and rule.apply is not accounts.create_network:
-            raise RemoteError("Payload.kind", f"is {letter.kind}, but the first entry must be NetworkCreated")
-        if rule.author is EntryAuthor.COORDINATOR and letter.sender != state.coordinator:
-            raise RemoteError("Payload.sender", f"is {letter.sender}, only {state.coordinator} may write {letter.kind}")
+            raise RemoteError("Payload.kind", f"is {payload.kind}, but the first entry must be NetworkCreated")
+        if rule.author is EntryAuthor.COORDINATOR and payload.sender != state.coordinator:
+            problem = f"is {payload.sender}, only {state.coordinator} may write {payload.kind}"
+            raise RemoteError("Payload.sender", problem)
 
 
 def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId | None = None) -> Ledger:

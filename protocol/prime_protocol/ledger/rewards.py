@@ -103,14 +103,14 @@ def compute_shares(
     return shares
 
 
-def fund_run(state: LedgerState, turn: EntryContext, entry: RunFunded) -> None:
+def fund_run(state: LedgerState, context: EntryContext, entry: RunFunded) -> None:
     """Not on a chain: a balance is not in the pool there, and pay beyond what that pool holds could not be claimed."""
-    run = state.run(turn)
+    run = state.run(context)
     if state.domain != EMBEDDED_DOMAIN:
         raise RemoteError("run", "is funded over the chain: prime-coordinator chain fund")
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
-    add_to_pool(state, turn.get_run_id(), turn.author, entry.amount_nano)
+    add_to_pool(state, context.get_run_id(), context.author, entry.amount_nano)
 
 
 def add_to_pool(state: LedgerState, name: RunId, account: NodeId, amount_nano: int) -> None:
@@ -123,8 +123,8 @@ def add_to_pool(state: LedgerState, name: RunId, account: NodeId, amount_nano: i
         run.funded[account] += amount_nano
 
 
-def credit(state: LedgerState, turn: EntryContext, entry: Credited) -> None:
-    run = state.run(turn)
+def credit(state: LedgerState, context: EntryContext, entry: Credited) -> None:
+    run = state.run(context)
     submission = run.submission(entry.submission)
     if submission.outcome is not Outcome.ACCEPT or submission.credited:
         raise RemoteError("submission", f"{entry.submission} is not accepted, or credited already")
@@ -151,8 +151,8 @@ def compute_submission_units(terms: RunTerms, submission: SubmissionState) -> in
     )
 
 
-def pay_out(state: LedgerState, turn: EntryContext, entry: PaidOut) -> None:
-    run, name = state.run(turn), turn.get_run_id()
+def pay_out(state: LedgerState, context: EntryContext, entry: PaidOut) -> None:
+    run, name = state.run(context), context.get_run_id()
     step = run.steps.get(entry.step)
     if step is None or step.paid:
         raise RemoteError("step", f"{entry.step} had no work, or was paid out already")
@@ -214,18 +214,18 @@ def retire_steps(run: RunState) -> None:
             del run.steps[number]
 
 
-def return_pool(state: LedgerState, turn: EntryContext, entry: PoolReturned) -> None:
-    run, name = state.run(turn), turn.get_run_id()
+def return_pool(state: LedgerState, context: EntryContext, entry: PoolReturned) -> None:
+    run, name = state.run(context), context.get_run_id()
     unpaid = [number for number, step in run.steps.items() if not step.paid]
     if run.status is not RunStatus.CLOSED or unpaid or run.slashes:
         raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {len(run.slashes)} slashes open")
-    if not run.funded[turn.author]:
-        raise RemoteError("sender", f"{turn.author} has nothing left in the pool")
-    amount_nano = compute_refund_nano(state, name, turn.author)
+    if not run.funded[context.author]:
+        raise RemoteError("sender", f"{context.author} has nothing left in the pool")
+    amount_nano = compute_refund_nano(state, name, context.author)
     if entry.amount_nano != amount_nano:
-        raise RemoteError("amount_nano", f"is {entry.amount_nano}, the part of {turn.author} is {amount_nano}")
-    state.funds.pay(name, turn.author, amount_nano)
-    del run.funded[turn.author]
+        raise RemoteError("amount_nano", f"is {entry.amount_nano}, the part of {context.author} is {amount_nano}")
+    state.funds.pay(name, context.author, amount_nano)
+    del run.funded[context.author]
 
 
 def compute_refund_nano(state: LedgerState, name: RunId, account: NodeId) -> int:

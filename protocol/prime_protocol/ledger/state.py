@@ -40,7 +40,7 @@ class EntryContext:
     """Number of the entry in the log."""
     version: int
     body: Digest
-    """SHA-256 of the letter's body."""
+    """SHA-256 of the payload's body."""
     is_signature_checked: bool = False
     """The signatures inside the entry were checked before, by this very party."""
 
@@ -284,8 +284,8 @@ class LedgerState:
             raise RemoteError("node", f"{name} is not registered")
         return self.nodes[name]
 
-    def run(self, turn: EntryContext) -> RunState:
-        name = turn.get_run_id()
+    def run(self, context: EntryContext) -> RunState:
+        name = context.get_run_id()
         if name not in self.runs:
             raise RemoteError("run", f"{name} was not created")
         return self.runs[name]

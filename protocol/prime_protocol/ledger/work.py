@@ -1,6 +1,6 @@
 """Rules for entries about runs and work: terms, checkpoints, leases and submissions.
 
-Each checks everything first, then changes the state. Who judges work is in judgement.py, what it earns in rewards.py.
+Each checks everything first, then changes the state. Who judges work is in audits.py, what it earns in rewards.py.
 """
 
 from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
@@ -34,8 +34,8 @@ from prime_protocol.wire.ids import Digest, NodeId, Step
 from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id, verify_document
 
 
-def create_run(state: LedgerState, turn: EntryContext, entry: RunCreated) -> None:
-    name = turn.get_run_id()
+def create_run(state: LedgerState, context: EntryContext, entry: RunCreated) -> None:
+    name = context.get_run_id()
     if name in state.runs:
         raise RemoteError("run", f"{name} exists already")
     _check_terms(state, entry.terms)
@@ -43,8 +43,8 @@ def create_run(state: LedgerState, turn: EntryContext, entry: RunCreated) -> Non
     _refresh_validators(state)
 
 
-def update_run(state: LedgerState, turn: EntryContext, entry: RunUpdated) -> None:
-    run = state.run(turn)
+def update_run(state: LedgerState, context: EntryContext, entry: RunUpdated) -> None:
+    run = state.run(context)
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
     _check_terms(state, entry.terms)
@@ -59,16 +59,16 @@ def _check_terms(state: LedgerState, terms: RunTerms) -> None:
         raise RemoteError("terms.verdict_ms", f"work is open for {judged_ms} ms, stake for {state.unbonding_ms} ms")
 
 
-def set_run_status(state: LedgerState, turn: EntryContext, entry: RunStatusSet) -> None:
-    run = state.run(turn)
+def set_run_status(state: LedgerState, context: EntryContext, entry: RunStatusSet) -> None:
+    run = state.run(context)
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed for good")
     run.status = entry.status
 
 
-def publish_checkpoint(state: LedgerState, turn: EntryContext, entry: CheckpointPublished) -> None:
-    run = state.run(turn)
-    _check_trainer(run, turn)
+def publish_checkpoint(state: LedgerState, context: EntryContext, entry: CheckpointPublished) -> None:
+    run = state.run(context)
+    _check_trainer(run, context)
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
     if entry.step != run.latest + 1:
@@ -79,25 +79,25 @@ def publish_checkpoint(state: LedgerState, turn: EntryContext, entry: Checkpoint
         _check_trainable(run, name, place, entry.step)
     for name in entry.trained_on:
         run.submissions[name].trained_into = entry.step
-    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest, turn.position())
+    run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest, context.position())
     run.awaiting_beacon.append(entry.step)
     run.latest = entry.step
     retire_steps(run)
 
 
-def measure_step(state: LedgerState, turn: EntryContext, entry: StepMeasured) -> None:
+def measure_step(state: LedgerState, context: EntryContext, entry: StepMeasured) -> None:
     """Also of a closed run: its last checkpoint may still be tried on held-out problems then."""
-    run = state.run(turn)
-    _check_trainer(run, turn)
+    run = state.run(context)
+    _check_trainer(run, context)
     checkpoint = run.checkpoints.get(entry.step)
     if checkpoint is None or checkpoint.measured is not None:
         raise RemoteError("step", f"{entry.step} was not published, or its numbers stand in the log already")
-    checkpoint.measured = turn.position()
+    checkpoint.measured = context.position()
 
 
-def _check_trainer(run: RunState, turn: EntryContext) -> None:
-    if turn.author != run.terms.trainer:
-        raise RemoteError("sender", f"is {turn.author}, the run's trainer is {run.terms.trainer}")
+def _check_trainer(run: RunState, context: EntryContext) -> None:
+    if context.author != run.terms.trainer:
+        raise RemoteError("sender", f"is {context.author}, the run's trainer is {run.terms.trainer}")
 
 
 def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:
@@ -112,15 +112,16 @@ def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> Non
         raise RemoteError(field, f"{name} is {lag} steps old, the limit is {run.terms.lag_max}")
 
 
-def grant_lease(state: LedgerState, turn: EntryContext, entry: LeaseGranted) -> None:
-    run = state.run(turn)
+def grant_lease(state: LedgerState, context: EntryContext, entry: LeaseGranted) -> None:
+    run = state.run(context)
     if run.status is not RunStatus.ACTIVE:
         raise RemoteError("run", f"is {run.status}")
     if entry.lease != run.lease_next:
         raise RemoteError("lease", f"is {entry.lease}, the next is {run.lease_next}")
-    if not turn.at_ms < entry.deadline_ms <= turn.at_ms + LEASE_MS_MAX:
-        raise RemoteError("deadline_ms", f"is {entry.deadline_ms - turn.at_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
-    _check_worker(state, run, entry.node, turn.at_ms)
+    if not context.at_ms < entry.deadline_ms <= context.at_ms + LEASE_MS_MAX:
+        lease_ms = entry.deadline_ms - context.at_ms
+        raise RemoteError("deadline_ms", f"is {lease_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
+    _check_worker(state, run, entry.node, context.at_ms)
     step = _check_slots(run, entry)
     lease = LeaseState(
         node=entry.node,
@@ -128,7 +129,7 @@ def grant_lease(state: LedgerState, turn: EntryContext, entry: LeaseGranted) -> 
         step=entry.step,
         first_slot=entry.first_slot,
         slots=entry.slots,
-        granted_at_ms=turn.at_ms,
+        granted_at_ms=context.at_ms,
         deadline_ms=entry.deadline_ms,
         speculative=entry.speculative,
     )
@@ -173,13 +174,13 @@ def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
     return step
 
 
-def end_lease(state: LedgerState, turn: EntryContext, entry: LeaseEnded) -> None:
-    run = state.run(turn)
+def end_lease(state: LedgerState, context: EntryContext, entry: LeaseEnded) -> None:
+    run = state.run(context)
     if entry.lease not in run.leases:
         raise RemoteError("lease", f"{entry.lease} is not open")
     lease = run.leases[entry.lease]
-    is_over = turn.author == state.coordinator and turn.at_ms > lease.deadline_ms
-    if not is_over and turn.author != lease.node:
+    is_over = context.author == state.coordinator and context.at_ms > lease.deadline_ms
+    if not is_over and context.author != lease.node:
         raise RemoteError("sender", f"only {lease.node}, or after the deadline the coordinator, may end {entry.lease}")
     del run.leases[entry.lease]
     step = run.steps[lease.step]
@@ -187,23 +188,23 @@ def end_lease(state: LedgerState, turn: EntryContext, entry: LeaseEnded) -> None
     step.free(lease.slot_range(), entry.lease)
 
 
-def submit(state: LedgerState, turn: EntryContext, entry: Submitted) -> None:
-    run, receipt = state.run(turn), entry.receipt
+def submit(state: LedgerState, context: EntryContext, entry: Submitted) -> None:
+    run, receipt = state.run(context), entry.receipt
     lease = run.leases.get(receipt.lease)
     if lease is None:
         raise RemoteError("receipt.lease", f"{receipt.lease} is not open")
-    if not turn.author == receipt.node == lease.node:
+    if not context.author == receipt.node == lease.node:
         raise RemoteError("receipt.node", f"is {receipt.node}, the lease is {lease.node}'s")
-    if turn.at_ms > lease.deadline_ms:
-        raise RemoteError("receipt.lease", f"{receipt.lease} ended {turn.at_ms - lease.deadline_ms} ms ago")
-    if (receipt.network, receipt.run, receipt.step) != (turn.network, turn.run, lease.step):
+    if context.at_ms > lease.deadline_ms:
+        raise RemoteError("receipt.lease", f"{receipt.lease} ended {context.at_ms - lease.deadline_ms} ms ago")
+    if (receipt.network, receipt.run, receipt.step) != (context.network, context.run, lease.step):
         raise RemoteError("receipt.step", f"is {receipt.network}/{receipt.run}/{receipt.step}, not the lease's")
     if state.owners[lease.node] != lease.owner:
         raise RemoteError("receipt.node", f"{lease.node} has left {lease.owner}, on whose stake it was given the lease")
     terms = run.steps[lease.step].terms
     _check_tokens(terms, lease, entry)
     checkpoint_step = _find_checkpoint(run, receipt, terms.lag_max)
-    if not turn.is_signature_checked:
+    if not context.is_signature_checked:
         verify_document(receipt, entry.signature, signer=receipt.node, domain=state.domain)
     name = compute_receipt_id(receipt)
     del run.leases[receipt.lease]
@@ -216,9 +217,9 @@ def submit(state: LedgerState, turn: EntryContext, entry: Submitted) -> None:
         checkpoint_step=checkpoint_step,
         file_digest=receipt.file_digest,
         slots=lease.slot_range(),
-        position=turn.position(),
+        position=context.position(),
         leased_at_ms=lease.granted_at_ms,
-        at_ms=turn.at_ms,
+        at_ms=context.at_ms,
         file_bytes=entry.file_bytes,
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,

@@ -1,15 +1,15 @@
-"""From the numbers of many chunks to one decision: a sequential test, so that one unlucky chunk convicts nobody. Pure.
+"""From the numbers of many chunks to one decision, by a sequential test: one unlucky chunk convicts nobody. Pure.
 
 Every chunk of 32 tokens weighs for or against its author, as its worst number says: usual, unusual, beyond a limit, or
-far beyond it. Weights are tenths of a power of ten and are added up in the order of the file; whenever the sum is below
-nothing, it begins anew, so that honest rows do not cover for forged ones. A file is dishonest once the sum reaches
-WEIGHT_CONVICTS. That is Page's test (CUSUM) with a bet whose expectation is below 1 for honest work, which bounds the
-chance of a false conviction by 1e-12 for each chunk of a file (Ville's inequality), whatever the file's length.
+far beyond it. Weights are tenths of a power of ten and are added up in the order of the file; a sum below zero is reset
+to zero, so that honest rows cannot offset forged ones. A file is fraudulent once the sum reaches EVIDENCE_FRAUDULENT.
+That is Page's test (CUSUM) with a bet whose expectation is below 1 for honest work, which bounds the chance of a false
+conviction by 1e-12 for each chunk of a file (Ville's inequality), whatever the file's length.
 
-What noise cannot give at all decides by itself: a proof that is not one, or a number far beyond its limit.
+A deviation that noise cannot cause decides by itself: a malformed proof, or a number far beyond its limit.
 
-A second test of the same kind looks at whole completions, for what never stands out and never ceases: a cache in 8 bits
-makes every chunk of a run in bfloat16 a little noisier, and none unusual. Some texts are noisier than others, so noise
+A second test of the same kind covers whole completions and detects small, constant deviations: an 8-bit KV cache makes
+every chunk of a bfloat16 run a little noisier and none unusual. Some texts are noisier than others, so noise
 is measured in what the reader's own reading in bfloat16 gives on the same tokens; an honest completion then has 1,
 within a few hundredths. Completions are drawn with seeds of their own, so each is a bet of its own.
 """

@@ -1,9 +1,12 @@
-"""Looks: a few numbers by which a verdict shows that its author read the file with the model. Pure.
+"""Read proofs: a few numbers that only a validator who ran the model on the file can compute. Pure.
 
-Each is the difference of the hidden states of two output tokens, of length one, along a direction of plus and minus
-ones. Places and directions come from the submission and the reader's own name, so what one reader found says nothing
-about what another must find, and all of it can be found by anybody who reads the file. It takes two places because
-states of one model have much in common, which who never read the file could have learnt from others.
+Threat: a lazy validator accepts every file, or copies the verdict of another, without running the model.
+
+A probe takes the hidden states of two output tokens, normalises their difference to length 1 and projects it on a
+direction of random signs. Tokens and directions are derived from the submission and the validator's address. So the
+proof of one validator says nothing about the proof of another, and anyone with the model can recompute all of them.
+A probe uses two tokens because the hidden states of one model share a large common part: the projection of a single
+state could be guessed from other files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +23,7 @@ from prime_protocol.proofs.toploc_numpy import Bits
 from prime_protocol.wire.ids import Digest, NodeId, digest_fields
 
 PROJECTION_STEPS = 1024
-"""A look is told in parts of this: far finer than two machines agree."""
+"""Resolution of a projection: far finer than the noise between two machines."""
 PROJECTION_DTYPE = np.dtype("<i2")
 REFUTED_ERROR_STEPS = int(READ_PROOF_ERROR_MAX * PROJECTION_STEPS)
 
@@ -30,7 +33,7 @@ TokenPosition = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReadProofProbe:
-    """What one look is taken at."""
+    """Two output tokens and the direction that their difference is projected on."""
 
     here: TokenPosition
     there: TokenPosition
@@ -38,18 +41,18 @@ class ReadProofProbe:
 
 
 def draw_probes(submission: Digest, reader: NodeId, lengths: Sequence[int]) -> list[ReadProofProbe]:
-    """A reader's own, in a file whose rows have so many output tokens; none where there are no two tokens."""
+    """The probes of one reader; `lengths` are the output tokens of each row. Empty if the file has fewer than two."""
     total = sum(lengths)
     if total < 2:
         return []
     ends = np.cumsum(lengths)
-    glances = []
+    probes = []
     for number in range(READ_PROOF_PROBES):
         drawn = digest_fields("look/1", submission, reader, encode_u64(number))
         here = int.from_bytes(drawn[:8], "big") % total
         there = (here + 1 + int.from_bytes(drawn[8:16], "big") % (total - 1)) % total
-        glances.append(ReadProofProbe(_find_token(ends, here), _find_token(ends, there), drawn))
-    return glances
+        probes.append(ReadProofProbe(_find_token(ends, here), _find_token(ends, there), drawn))
+    return probes
 
 
 def _find_token(ends: NDArray[np.int64], token: int) -> TokenPosition:
@@ -59,7 +62,7 @@ def _find_token(ends: NDArray[np.int64], token: int) -> TokenPosition:
 
 @dataclass(frozen=True, slots=True)
 class ReadProofRequest:
-    """Whose looks at which submission are wanted."""
+    """The validators whose read proofs of a submission are wanted."""
 
     submission: Digest
     readers: tuple[NodeId, ...]
@@ -69,32 +72,32 @@ NO_READ_PROOFS = ReadProofRequest(Digest(bytes(Digest.SIZE)), ())
 
 
 class ReadProofBuilder:
-    """Takes the looks of some readers while the rows of a file are read, in any order."""
+    """Computes the read proofs of some readers while the rows of a file are processed, in any order."""
 
-    def __init__(self, onlookers: ReadProofRequest, lengths: Sequence[int]) -> None:
-        self._glances = {reader: draw_probes(onlookers.submission, reader, lengths) for reader in onlookers.readers}
+    def __init__(self, request: ReadProofRequest, lengths: Sequence[int]) -> None:
+        self._glances = {reader: draw_probes(request.submission, reader, lengths) for reader in request.readers}
         self._wanted: dict[int, set[int]] = {}
         self._states: dict[TokenPosition, Bits] = {}
-        for glances in self._glances.values():
-            for row, token in (place for glance in glances for place in (glance.here, glance.there)):
+        for probes in self._glances.values():
+            for row, token in (place for probe in probes for place in (probe.here, probe.there)):
                 self._wanted.setdefault(row, set()).add(token)
 
     def add_row(self, row: int, hidden_bits: Bits) -> None:
-        """The bf16 patterns (tokens, hidden) of a row: the few that are needed are kept."""
+        """Keep the few states that are needed of a row's bf16 patterns (tokens, hidden)."""
         for token in self._wanted.get(row, ()):
             self._states[row, token] = hidden_bits[token].copy()
 
     def finish(self) -> dict[NodeId, bytes]:
-        """Every reader's looks, when all rows were seen."""
-        return {reader: encode_read_proof(self._take(glances)) for reader, glances in self._glances.items()}
+        """The read proof of every reader, after all rows were added."""
+        return {reader: encode_read_proof(self._take(probes)) for reader, probes in self._glances.items()}
 
-    def _take(self, glances: list[ReadProofProbe]) -> Iterator[float]:
-        for glance in glances:
-            yield compute_projection(self._states[glance.here], self._states[glance.there], glance.direction)
+    def _take(self, probes: list[ReadProofProbe]) -> Iterator[float]:
+        for probe in probes:
+            yield compute_projection(self._states[probe.here], self._states[probe.there], probe.direction)
 
 
 def compute_projection(here: Bits, there: Bits, direction: Digest) -> float:
-    """How far two states differ along a direction, as a part of how far they differ at all; about normal over many."""
+    """The normalised difference of two states along a direction. Over many directions it is about standard normal."""
     difference = _widen(here) - _widen(there)
     length = float(np.linalg.norm(difference))
     if not 0.0 < length < np.inf:
@@ -115,13 +118,13 @@ def encode_read_proof(looks: Iterable[float]) -> bytes:
 
 
 def compute_read_proof_error(said: bytes, found: bytes) -> float:
-    """Root mean square by which two readings of the same looks differ; endless where there is nothing to compare."""
+    """Root mean square difference of two read proofs; infinite if one is missing."""
     total = _sum_squares(said, found)
     return inf if total is None else sqrt(total / READ_PROOF_PROBES) / PROJECTION_STEPS
 
 
 def is_read_proof_refuted(said: bytes, found: bytes) -> bool:
-    """Whether these cannot be the looks of who read the file. In integers: everybody must find the same."""
+    """Whether `said` cannot come from the file. In integers, because every replay must decide alike."""
     total = _sum_squares(said, found)
     return total is None or total > READ_PROOF_PROBES * REFUTED_ERROR_STEPS**2
 

@@ -148,7 +148,7 @@ def check_range(field: str, number: int, low: int, high: int) -> None:
 
 
 def check_file_names(files: Sequence[ManifestFile]) -> None:
-    """Unique whatever the letter case: some disks do not tell them apart."""
+    """Unique whatever the payload case: some disks do not tell them apart."""
     if len({file.name.lower() for file in files}) != len(files):
         raise RemoteError("files", "name a file twice")
 
@@ -331,13 +331,13 @@ def seal_manifest(
 def open_manifest(frame: bytes, *, network: NetworkId, run: RunId, trainer: NodeId) -> SignedManifest:
     """What the trainer of this run signed, or RemoteError."""
     envelope = open_envelope(frame, network=network)
-    letter = envelope.payload
-    if letter.kind != MANIFEST_KIND:
-        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {MANIFEST_KIND}")
-    if letter.sender != trainer:
-        raise RemoteError("Payload.sender", f"is {letter.sender}, the trainer of {run} is {trainer}")
-    manifest = decode(Manifest, letter.body)
-    for field, named in (("Payload.run", letter.run), ("Manifest.run", manifest.run)):
+    payload = envelope.payload
+    if payload.kind != MANIFEST_KIND:
+        raise RemoteError("Payload.kind", f"is {payload.kind}, expected {MANIFEST_KIND}")
+    if payload.sender != trainer:
+        raise RemoteError("Payload.sender", f"is {payload.sender}, the trainer of {run} is {trainer}")
+    manifest = decode(Manifest, payload.body)
+    for field, named in (("Payload.run", payload.run), ("Manifest.run", manifest.run)):
         if named != run:
             raise RemoteError(field, f"is {named}, this is about {run}")
     return SignedManifest(manifest, frame, envelope.digest, manifest.root)

@@ -101,14 +101,14 @@ def decode(kind: type[T], frame: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> 
     name = kind.__name__
     if len(frame) > bytes_max:
         raise RemoteError(name, f"is {len(frame)} bytes, the limit is {bytes_max}")
-    plan = _get_codec(wanted)
-    message: T | None = _decode_canonical(frame, plan)
+    codec = _get_codec(wanted)
+    message: T | None = _decode_canonical(frame, codec)
     if message is None:
-        _refuse_frame(name, frame, plan)
+        _refuse_frame(name, frame, codec)
     return message
 
 
-def _decode_canonical(frame: bytes, plan: TypeCodec) -> Any:
+def _decode_canonical(frame: bytes, codec: TypeCodec) -> Any:
     """The message of a frame that is as it should be; None where it is not, for `_refuse_frame` to say why.
 
     What was read is packed again and compared before it has its types: they are written as the plain values they wrap.
@@ -116,21 +116,21 @@ def _decode_canonical(frame: bytes, plan: TypeCodec) -> Any:
     """
     try:
         plain = msgpack.unpackb(
-            frame, use_list=False, ext_hook=_mark_extension, max_array_len=plan.list_max, max_map_len=plan.map_max
+            frame, use_list=False, ext_hook=_mark_extension, max_array_len=codec.list_max, max_map_len=codec.map_max
         )
-        return plan.read(plain) if _pack(plain) == frame else None
+        return codec.read(plain) if _pack(plain) == frame else None
     except (RemoteError, ValueError, TypeError, msgpack.UnpackException):
         return None
 
 
-def _refuse_frame(name: str, frame: bytes, plan: TypeCodec) -> NoReturn:
+def _refuse_frame(name: str, frame: bytes, codec: TypeCodec) -> NoReturn:
     """Read it again, slower, with all that it takes to say what is wrong where."""
-    plain = _unpack(name, frame, plan)
+    plain = _unpack(name, frame, codec)
     try:
-        message = plan.read(plain)
+        message = codec.read(plain)
     except RemoteError as error:
         raise RemoteError(name + error.field, error.problem) from None
-    canonical = _pack(plan.write(message))
+    canonical = _pack(codec.write(message))
     assert canonical != frame, "what is in order was read at the first go"
     at = find_first_difference(canonical, frame)
     raise RemoteError(name + find_path_at(canonical, at), f"is not in the canonical encoding, from byte {at} on")
@@ -146,32 +146,32 @@ def _mark_extension(code: int, data: bytes) -> object:
     return object()
 
 
-def _unpack(name: str, frame: bytes, plan: TypeCodec) -> Any:
+def _unpack(name: str, frame: bytes, codec: TypeCodec) -> Any:
     try:
         return msgpack.unpackb(
             frame,
             use_list=False,
             object_pairs_hook=_identity,
             ext_hook=_mark_extension,
-            max_array_len=plan.list_max,
-            max_map_len=plan.map_max,
+            max_array_len=codec.list_max,
+            max_map_len=codec.map_max,
         )
     except msgpack.ExtraData as error:
         raise RemoteError(name, f"is followed by {len(error.extra)} bytes") from None
     except (ValueError, msgpack.UnpackException) as error:
-        path = find_unreadable_path(frame, list_max=plan.list_max, map_max=plan.map_max)
+        path = find_unreadable_path(frame, list_max=codec.list_max, map_max=codec.map_max)
         raise RemoteError(name + path, f"cannot be read: {str(error) or type(error).__name__}") from None
 
 
 @cache
 def _get_codec(kind: Any) -> TypeCodec:
-    plan = _build_codec(kind, None)
-    assert plan.depth <= DEPTH_MAX, f"{kind} nests {plan.depth} deep"
-    return plan
+    codec = _build_codec(kind, None)
+    assert codec.depth <= DEPTH_MAX, f"{kind} nests {codec.depth} deep"
+    return codec
 
 
 def _build_codec(kind: Any, bound: Range | Size | None) -> TypeCodec:
-    """The plan of an annotation; `bound` comes from an enclosing Annotated."""
+    """The codec of an annotation; `bound` comes from an enclosing Annotated."""
     if get_origin(kind) is Annotated:
         inner, extra = get_args(kind)
         return _build_codec(inner, extra)
@@ -304,20 +304,20 @@ def _word_reader(kind: Any) -> ReadValue:
 def _build_optional_codec(kind: Any, bound: Any) -> TypeCodec:
     inner = [option for option in get_args(kind) if option is not type(None)]
     assert len(inner) == 1, f"{kind}: the only union allowed is X | None"
-    plan = _build_codec(inner[0], bound)
-    read, write = plan.read, plan.write
+    codec = _build_codec(inner[0], bound)
+    read, write = codec.read, codec.write
     return TypeCodec(
         lambda value: None if value is None else read(value),
         write if write is _identity else lambda value: None if value is None else write(value),
-        plan.depth,
-        plan.list_max,
-        plan.map_max,
+        codec.depth,
+        codec.list_max,
+        codec.map_max,
     )
 
 
 def _build_tuple_codec(item: Any, bound: Any) -> TypeCodec:
-    plan = _build_codec(item, None)
-    read_item, write_item = plan.read, plan.write
+    codec = _build_codec(item, None)
+    read_item, write_item = codec.read, codec.write
 
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) is not tuple:
@@ -332,16 +332,16 @@ def _build_tuple_codec(item: Any, bound: Any) -> TypeCodec:
         return tuple(items)
 
     write = _identity if write_item is _identity else lambda value: [write_item(item) for item in value]
-    return TypeCodec(read, write, plan.depth + 1, max(bound.high, plan.list_max), plan.map_max)
+    return TypeCodec(read, write, codec.depth + 1, max(bound.high, codec.list_max), codec.map_max)
 
 
 def _build_map_codec(kind: Any) -> TypeCodec:
     hints = get_type_hints(kind, include_extras=True)
     names = sorted(field.name for field in fields(kind))
     assert names, f"{kind} has no fields"
-    plans = [_build_codec(hints[name], None) for name in names]
-    columns = [(name, plan.read) for name, plan in zip(names, plans, strict=True)]
-    nested = [(name, plan.write) for name, plan in zip(names, plans, strict=True) if plan.write is not _identity]
+    codecs = [_build_codec(hints[name], None) for name in names]
+    columns = [(name, codec.read) for name, codec in zip(names, codecs, strict=True)]
+    nested = [(name, codec.write) for name, codec in zip(names, codecs, strict=True) if codec.write is not _identity]
     pick = attrgetter(*names)
     single = len(names) == 1
 
@@ -370,9 +370,9 @@ def _build_map_codec(kind: Any) -> TypeCodec:
     return TypeCodec(
         read,
         write,
-        1 + max(plan.depth for plan in plans),
-        max(plan.list_max for plan in plans),
-        max(len(names), *(plan.map_max for plan in plans)),
+        1 + max(codec.depth for codec in codecs),
+        max(codec.list_max for codec in codecs),
+        max(len(names), *(codec.map_max for codec in codecs)),
     )
 
 

@@ -1,7 +1,7 @@
 """The signed envelope around every message that crosses a trust boundary, and the guard against replays.
 
 A frame is a 65-byte signature followed by the canonical encoding of a Payload. The signature covers the SHA-256 of a
-fixed prefix and the letter's bytes as sent, so nothing is encoded again to check it.
+fixed prefix and the payload's bytes as sent, so nothing is encoded again to check it.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A letter whose signature was checked. There is no other way to make one than seal and open."""
+    """A payload whose signature was checked. There is no other way to make one than seal and open."""
 
     payload: Payload
     digest: Digest
@@ -76,7 +76,7 @@ def seal_envelope(
     """The frame of one signed envelope."""
     assert 0 < life_ms <= ENVELOPE_LIFE_MS_MAX, f"an envelope lives 1 to {ENVELOPE_LIFE_MS_MAX} ms, not {life_ms}"
     # A Payload, without making one: a coordinator seals a reply to each of thousands of heartbeats a second.
-    letter = encode_flat(
+    payload = encode_flat(
         {
             "body": body,
             "expires_at_ms": issued_at_ms + life_ms,
@@ -89,7 +89,7 @@ def seal_envelope(
             "version": PROTOCOL_VERSION,
         }
     )
-    return key.sign(_signed_digest(letter)) + letter
+    return key.sign(_signed_digest(payload)) + payload
 
 
 def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION) -> Envelope:
@@ -97,24 +97,24 @@ def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOC
     if not SIGNATURE_BYTES < len(frame) <= FRAME_BYTES_MAX:
         raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {FRAME_BYTES_MAX}")
     signature, raw = Signature(frame[:SIGNATURE_BYTES]), frame[SIGNATURE_BYTES:]
-    letter = decode(Payload, raw)
-    if letter.version < version_min:
-        raise RemoteError("Payload.version", f"is {letter.version}, this run needs {version_min}: please upgrade")
-    if letter.network != network:
-        raise RemoteError("Payload.network", f"is {letter.network}, this is {network}")
+    payload = decode(Payload, raw)
+    if payload.version < version_min:
+        raise RemoteError("Payload.version", f"is {payload.version}, this run needs {version_min}: please upgrade")
+    if payload.network != network:
+        raise RemoteError("Payload.network", f"is {payload.network}, this is {network}")
     signer = recover_signer(_signed_digest(raw), signature)
-    if signer != letter.sender:
-        raise RemoteError("Payload.sender", f"is {letter.sender}, but {signer} signed")
-    return Envelope(letter, hash_bytes(frame))
+    if signer != payload.sender:
+        raise RemoteError("Payload.sender", f"is {payload.sender}, but {signer} signed")
+    return Envelope(payload, hash_bytes(frame))
 
 
-def check_time(letter: Payload, now_ms: int) -> None:
+def check_time(payload: Payload, now_ms: int) -> None:
     """Refuse what is expired, or issued further in the future than clocks may differ."""
-    if letter.expires_at_ms <= now_ms:
-        late_ms = now_ms - letter.expires_at_ms
+    if payload.expires_at_ms <= now_ms:
+        late_ms = now_ms - payload.expires_at_ms
         raise RemoteError("Payload.expires_at_ms", f"is {late_ms} ms in the past; is the sender's clock right?")
-    if letter.issued_at_ms > now_ms + CLOCK_SKEW_MS_MAX:
-        early_ms = letter.issued_at_ms - now_ms
+    if payload.issued_at_ms > now_ms + CLOCK_SKEW_MS_MAX:
+        early_ms = payload.issued_at_ms - now_ms
         raise RemoteError("Payload.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
 
 
@@ -144,29 +144,29 @@ class ReplayGuard:
         self._forgotten_ms = -1
         """Latest issue of a forgotten envelope. One that came later cannot be among them."""
 
-    def admit(self, letter: Payload, now_ms: int) -> None:
-        """Remember this letter, or refuse it. Call after the signature was checked."""
-        check_time(letter, now_ms)
+    def admit(self, payload: Payload, now_ms: int) -> None:
+        """Remember this payload, or refuse it. Call after the signature was checked."""
+        check_time(payload, now_ms)
         self._drop_expired(now_ms)
-        if letter.issued_at_ms < self._since_ms:
+        if payload.issued_at_ms < self._since_ms:
             raise RemoteError("Payload.issued_at_ms", "is before this server started; seal and send again")
-        number = letter.expires_at_ms // BUCKET_MS
-        if number < self._floor_max and letter.issued_at_ms <= self._forgotten_ms:
+        number = payload.expires_at_ms // BUCKET_MS
+        if number < self._floor_max and payload.issued_at_ms <= self._forgotten_ms:
             raise RemoteError("Payload.issued_at_ms", "is before this server's clock was set back; seal and send again")
-        name = (letter.sender, letter.sequence)
+        name = (payload.sender, payload.sequence)
         if name in self._seen:
-            raise RemoteError("Payload.sequence", f"{letter.sequence} was used before by {letter.sender}")
-        if self._held[letter.sender] >= REPLAY_SENDER_ENTRIES_MAX:
+            raise RemoteError("Payload.sequence", f"{payload.sequence} was used before by {payload.sender}")
+        if self._held[payload.sender] >= REPLAY_SENDER_ENTRIES_MAX:
             raise RemoteError("Payload.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
         if len(self._seen) >= REPLAY_ENTRIES_MAX:
             raise RemoteError("Payload.sender", "comes while too many envelopes still live; try again later")
         self._seen.add(name)
-        self._held[letter.sender] += 1
+        self._held[payload.sender] += 1
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = ExpiryBucket()
         bucket.names.append(name)
-        bucket.issued_ms = max(bucket.issued_ms, letter.issued_at_ms)
+        bucket.issued_ms = max(bucket.issued_ms, payload.issued_at_ms)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -188,5 +188,5 @@ class ReplayGuard:
                     del self._held[name[0]]
 
 
-def _signed_digest(letter: bytes) -> Digest:
-    return hash_bytes(ENVELOPE_PREFIX + letter)
+def _signed_digest(payload: bytes) -> Digest:
+    return hash_bytes(ENVELOPE_PREFIX + payload)

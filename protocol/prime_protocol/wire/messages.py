@@ -98,7 +98,7 @@ class AuditTask:
     slots: Uint
     deadline_ms: Uint
     readers: Annotated[tuple[NodeId, ...], Size(0, READERS_MAX)] = ()
-    """An inspection: these have judged it, and their looks are asked for. Empty: judge it."""
+    """An inspection: compute the read proofs of these validators. Empty: an audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

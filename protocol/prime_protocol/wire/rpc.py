@@ -115,12 +115,12 @@ def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, netw
     The time is not checked: the request's digest is fresh, so nothing old can carry it, and a client whose clock is
     wrong must still be able to read that it is wrong.
     """
-    letter = open_envelope(frame, network=network).payload
-    if letter.sender != server:
-        raise RemoteError("Payload.sender", f"is {letter.sender}, expected the server {server}")
-    if letter.kind != kind:
-        raise RemoteError("Payload.kind", f"is {letter.kind}, expected {kind}")
-    reply = decode(ReplyBody, letter.body)
+    payload = open_envelope(frame, network=network).payload
+    if payload.sender != server:
+        raise RemoteError("Payload.sender", f"is {payload.sender}, expected the server {server}")
+    if payload.kind != kind:
+        raise RemoteError("Payload.kind", f"is {payload.kind}, expected {kind}")
+    reply = decode(ReplyBody, payload.body)
     if reply.request != request:
         raise RemoteError("ReplyBody.request", "names another request")
     return reply.body
