@@ -69,7 +69,7 @@ async def test_a_handlers_refusal_reaches_the_caller_whole() -> None:
 
     async with running_server(handlers={DOUBLE: refuse}) as (_, server), client_of() as client:
         with pytest.raises(
-            CallRefused, match=r"refused it \(conflict\): lease.slots\[3\]: is\\nheld by another"
+            CallRefused, match=r"refused the request \(conflict\): lease.slots\[3\]: is\\nheld by another"
         ) as caught:
             await client.call(server, DOUBLE, Ask(1))
     assert caught.value.refusal.code is RefusalCode.CONFLICT
@@ -148,7 +148,7 @@ async def test_past_the_limit_requests_are_turned_away_and_not_queued() -> None:
     ):
         first = asyncio.create_task(client.call(server, SPEND, Ask(1)))
         await inside.wait()
-        with pytest.raises(CallRefused, match="too many at once") as caught:
+        with pytest.raises(CallRefused, match="too many concurrent requests") as caught:
             await client.call(server, SPEND, Ask(2))
         assert caught.value.refusal.retry_after_ms == 1000
         go.set()
@@ -325,5 +325,5 @@ def test_a_url_that_is_no_server_is_refused(url: str) -> None:
 
 
 def test_a_certificate_without_its_key_is_refused() -> None:
-    with pytest.raises(ConfigError, match="go together"):
+    with pytest.raises(ConfigError, match="must be set together"):
         ListenConfig(tls_key=Path("key.pem"))
