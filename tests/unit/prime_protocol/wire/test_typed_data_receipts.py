@@ -21,6 +21,7 @@ from prime_protocol.wire.typed_data import (
     VerdictReceipt,
     compute_document_digest,
     compute_receipt_id,
+    parse_receipt,
     sign_document,
     solidity_type,
     verify_delegation,
@@ -106,3 +107,21 @@ def test_a_receipt_with_a_negative_number_never_gets_as_far_as_hashing() -> None
     )
     with pytest.raises(RemoteError, match=r"^SubmissionReceipt\.step: is -1"):
         decode(SubmissionReceipt, encode(receipt))
+
+
+def test_a_receipt_is_read_from_the_json_of_its_entry() -> None:
+    facts = {
+        "network": "main",
+        "run": "r",
+        "step": 3,
+        "lease": 7,
+        "node": str(NODE.node),
+        "checkpoint_root": str(Digest(b"c" * 32)),
+        "file_digest": str(Digest(b"f" * 32)),
+        "rollout_root": str(Digest(b"r" * 32)),
+    }
+    receipt = parse_receipt(facts)
+    assert (receipt.run, receipt.step, receipt.lease, receipt.node) == ("r", 3, 7, NODE.node)
+    for wrong in (True, "3", -1, 2**63):
+        with pytest.raises(ValueError, match="step is"):
+            parse_receipt(facts | {"step": wrong})
