@@ -10,6 +10,7 @@ from aiohttp import web
 
 from prime_explorer.formatting import DRAWINGS, FILTERS, GLOBALS
 from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction
+from prime_protocol.wire.ids import DEFAULT_TICKER
 
 if TYPE_CHECKING:
     from prime_explorer.server import PageError
@@ -23,6 +24,8 @@ class PageFrame:
     """What every page shows besides its view."""
 
     network: str
+    ticker: str
+    """Name of the network's unit of value."""
     size: int
     """Entries in the index."""
     signed_size: int
@@ -85,6 +88,7 @@ class Renderer:
         path = request.path.rstrip("/")
         return PageFrame(
             network=facts.get("network", ""),
+            ticker=facts.get("ticker", DEFAULT_TICKER),
             size=facts.get("size", 0),
             signed_size=facts.get("signed_size", 0),
             head_ms=facts.get("head_ms", 0),

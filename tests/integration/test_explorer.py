@@ -227,7 +227,7 @@ def test_markup_that_people_wrote_stays_text(stage: Stage, browser: webdriver.Ch
     places = {
         paths["cheater"]: "dd.text",
         paths["rejected"]: ".rollout pre",
-        paths["slash"]: ".story .text",
+        paths["slash"]: ".history .text",
         paths["appeal"]: "q.text",
         f"/search?q={urllib.parse.quote(MARKUP)}": "q.text",
     }
@@ -245,8 +245,8 @@ def test_the_story_of_a_slash_names_judges_evidence_and_how_to_run_it_again(
     browser.get(stage.url + stage.paths()["slash"])
     text = text_of(browser)
     kinds = ["Submitted", "AuditDrawn", "VerdictGiven", "Settled", "SlashProposed", "SlashExecuted"]
-    story = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".story li a:first-child")]
-    assert [kind for kind in kinds if kind not in story] == []
+    history = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".history li a:first-child")]
+    assert [kind for kind in kinds if kind not in history] == []
     assert f"prime-node audit {stage.names['cheat']}" in text
     browser.get(stage.url + stage.paths()["appeal"])
     assert "decides the appeal" in text_of(browser)

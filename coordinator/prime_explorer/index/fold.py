@@ -26,19 +26,19 @@ from prime_runtime.formatting import format_amount, format_bytes
 BRIEF_CHARS_MAX = 160
 
 
-def write_brief(entry: Any) -> str:
+def write_brief(entry: Any, ticker: str) -> str:
     """One line about an entry; empty if its kind says everything."""
-    return _write_account_brief(entry)[:BRIEF_CHARS_MAX]
+    return _write_account_brief(entry, ticker)[:BRIEF_CHARS_MAX]
 
 
-def _write_account_brief(entry: Any) -> str:
+def _write_account_brief(entry: Any, ticker: str) -> str:
     match entry:
         case e.Deposited(account=account, amount_nano=amount, run=run) if run is not None:
-            return f"{format_amount(amount)} tokens for the pool of {run}, by {friendly_name(account)}"
+            return f"{format_amount(amount)} {ticker} for the pool of {run}, by {friendly_name(account)}"
         case e.Deposited(account=account, amount_nano=amount):
-            return f"{format_amount(amount)} tokens for {friendly_name(account)}"
+            return f"{format_amount(amount)} {ticker} for {friendly_name(account)}"
         case e.Withdrawn(amount_nano=amount) | e.RunFunded(amount_nano=amount) | e.PoolReturned(amount_nano=amount):
-            return f"{format_amount(amount)} tokens"
+            return f"{format_amount(amount)} {ticker}"
         case e.NodeRegistered(roles=roles, hardware=hardware):
             return f"{', '.join(roles)}; {hardware}" if hardware else ", ".join(roles)
         case e.NodeStatusSet(node=node, status=status, reason=reason):
@@ -48,7 +48,7 @@ def _write_account_brief(entry: Any) -> str:
         case e.DelegationRevoked(node=node) | e.Released(node=node):
             return friendly_name(node)
         case e.Staked(node=node, amount_nano=amount) | e.Unbonded(node=node, amount_nano=amount):
-            return f"{format_amount(amount)} tokens, {friendly_name(node)}"
+            return f"{format_amount(amount)} {ticker}, {friendly_name(node)}"
         case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
             return f"{terms.model}, {terms.task_set}"
         case e.RunStatusSet(status=status, reason=reason):
@@ -59,10 +59,10 @@ def _write_account_brief(entry: Any) -> str:
             return f"step {step}, trained on {len(names):,} submissions"
         case e.StepMeasured(step=step, metrics=metrics):
             return f"step {step}: " + ", ".join(f"{each.name} {each.value:.4g}" for each in metrics)
-    return _write_work_brief(entry)
+    return _write_work_brief(entry, ticker)
 
 
-def _write_work_brief(entry: Any) -> str:
+def _write_work_brief(entry: Any, ticker: str) -> str:
     match entry:
         case e.LeaseGranted(lease=lease, node=node, step=step, slots=slots):
             return f"lease {lease:,} for {friendly_name(node)}: {slots:,} slots of step {step:,}"
@@ -86,7 +86,7 @@ def _write_work_brief(entry: Any) -> str:
         case e.Inspected(seen=seen):
             return "1 verdict inspected" if len(seen) == 1 else f"{len(seen)} verdicts inspected"
         case e.SlashProposed(amount_nano=amount):
-            return f"{format_amount(amount)} tokens into escrow"
+            return f"{format_amount(amount)} {ticker} into escrow"
         case e.Appealed(reason=reason):
             return reason
     return ""
@@ -140,7 +140,7 @@ class LogFold:
         first = bytes.fromhex(subjects[0][2:]) if subjects else None
         run = find_run(about.run, entry)
         yield ADD_ENTRY, (
-            about.index, about.at_ms, type(entry).__name__, about.author, run, first, write_brief(entry)
+            about.index, about.at_ms, type(entry).__name__, about.author, run, first, write_brief(entry, state.ticker)
         )  # fmt: skip
         for subject in dict.fromkeys(subjects):
             yield ADD_MENTION, (bytes.fromhex(subject[2:]), about.index)

@@ -198,7 +198,7 @@ DRAW = (
 )
 COUNT_DRAW = "UPDATE steps SET first_drawn_ms=ifnull(first_drawn_ms,?), audited=audited+? WHERE run=? AND step=?"
 ADD_VERDICT = "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)"
-INSPECT = "UPDATE verdicts SET refuted=?, look_error=? WHERE submission=? AND validator=? AND refuted IS NOT 1"
+INSPECT = "UPDATE verdicts SET refuted=?, read_proof_error=? WHERE submission=? AND validator=? AND refuted IS NOT 1"
 SETTLE = (
     "UPDATE submissions SET progress=?, settled_idx=?, settled_ms=?,"
     " reward=(SELECT avg(reward) FROM verdicts WHERE submission=?),"

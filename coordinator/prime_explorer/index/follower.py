@@ -236,6 +236,7 @@ class LogFollower:
             staked_nano=books.stakes.total(),
             chain_id=state.domain.chain_id,
             coordinator=state.coordinator,
+            ticker=state.ticker,
         )
 
     # --- Resuming -----------------------------------------------------------------------------------------------------

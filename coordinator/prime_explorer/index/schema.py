@@ -126,7 +126,7 @@ CREATE TABLE verdicts (
   idx INTEGER PRIMARY KEY, at_ms INTEGER, run TEXT, submission BLOB, validator BLOB, round INTEGER, outcome TEXT,
   reason TEXT, evidence BLOB, metrics TEXT, reward REAL, upheld INTEGER,
   refuted INTEGER,   -- 0: an inspector found that it was read; 1: that it was not; null: nobody has looked
-  look_error REAL    -- how far its looks are from what the inspector saw; null where it has none
+  read_proof_error REAL    -- how far its looks are from what the inspector saw; null where it has none
 );
 CREATE INDEX verdicts_by_submission ON verdicts (submission, idx);
 CREATE INDEX verdicts_by_validator ON verdicts (validator, idx);

@@ -37,7 +37,7 @@ class Overview:
     """The network."""
 
     nodes: int
-    attendance: OnlineCounts | None
+    online_counts: OnlineCounts | None
     entries: int
     newest_ms: int
     rollouts: int
@@ -52,14 +52,14 @@ class Overview:
     newest: Rows[EntrySummary]
 
 
-def read_overview(db: ReadTransaction, attendance: OnlineCounts | None) -> Overview:
+def read_overview(db: ReadTransaction, online_counts: OnlineCounts | None) -> Overview:
     facts = db.read_meta()
     found = db.rows("SELECT * FROM runs ORDER BY idx DESC LIMIT ?", RUNS_SHOWN)
     work = db.row("SELECT total(rollouts) AS rollouts, total(tokens) AS tokens FROM runs")
     assert work is not None, "an aggregate has a row"
     return Overview(
         nodes=facts.get("nodes", 0),
-        attendance=attendance,
+        online_counts=online_counts,
         entries=facts.get("size", 0),
         newest_ms=facts.get("at_ms", 0),
         rollouts=int(work["rollouts"]),

@@ -110,7 +110,7 @@ class RunView:
     summary: RunCard
     terms: dict[str, Any]
     upgrade: PlannedUpgrade | None
-    attendance: OnlineCounts | None
+    online_counts: OnlineCounts | None
     submissions: int
     accepted: int
     invalid: int
@@ -139,7 +139,7 @@ class RunView:
     """When the run was created, changed, paused."""
 
 
-def read_run(db: ReadTransaction, run: RunId, before: int | None, attendance: OnlineCounts | None) -> RunView | None:
+def read_run(db: ReadTransaction, run: RunId, before: int | None, online_counts: OnlineCounts | None) -> RunView | None:
     row = db.row("SELECT * FROM runs WHERE run=?", run)
     if row is None:
         return None
@@ -151,7 +151,7 @@ def read_run(db: ReadTransaction, run: RunId, before: int | None, attendance: On
         summary=read_run_card(db, row),
         terms=terms,
         upgrade=find_upgrade(terms),
-        attendance=attendance,
+        online_counts=online_counts,
         rates=compute_rates(row),
         charted=charted,
         drawn=charted[-STEPS_DRAWN:],

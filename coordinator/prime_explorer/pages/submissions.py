@@ -192,7 +192,7 @@ class SubmissionView:
     """Metrics of all verdicts against the run's limits."""
     chunk_strips: tuple[MetricStrip, ...]
     """Values of each chunk from an evidence bundle, if one is available."""
-    story: tuple[EntrySummary, ...]
+    history: tuple[EntrySummary, ...]
     """Every entry about it, oldest first."""
     rollouts: RolloutsView | None
     """Null if the file is not available."""
@@ -223,7 +223,7 @@ def read_submission(db: ReadTransaction, name: Digest) -> SubmissionView | None:
         verdicts=verdicts,
         strips=make_metric_strips([(each.summary.validator, each.metrics) for each in verdicts], terms["tolerance"]),
         chunk_strips=(),
-        story=read_history(db, name),
+        history=read_history(db, name),
         rollouts=None,
     )
 
@@ -285,7 +285,7 @@ class SlashView:
     """The final outcome of the submission."""
     rounds: tuple[AuditRound, ...]
     verdicts: tuple[VerdictDetail, ...]
-    story: tuple[EntrySummary, ...]
+    history: tuple[EntrySummary, ...]
 
 
 def read_slashes(db: ReadTransaction, run: RunId | None, before: int | None) -> Rows[SlashSummary]:
@@ -305,5 +305,5 @@ def read_slash(db: ReadTransaction, name: Digest) -> SlashView | None:
         step=db.value("SELECT step FROM submissions WHERE submission=?", name),
         rounds=read_rounds(db, name),
         verdicts=tuple(VerdictDetail(summary=make_row(VerdictSummary, each), metrics={}) for each in given),
-        story=read_history(db, name),
+        history=read_history(db, name),
     )

@@ -74,7 +74,7 @@ class VerdictSummary:
     """Null while the outcome is open, or if no verdict was upheld."""
     refuted: int | None
     """1 if an inspector found that its author had not read the file; null if none has checked."""
-    look_error: float | None
+    read_proof_error: float | None
     """Distance of its read proof from the inspector's; null if it has none."""
 
 

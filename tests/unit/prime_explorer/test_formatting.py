@@ -65,10 +65,10 @@ def test_parameters_have_one_way_to_be_written() -> None:
 
 def test_a_brief_says_whose_pool_it_is_in() -> None:
     funded = e.Deposited(account=NodeId(bytes(20)), amount_nano=10**9, reference=Digest(bytes(32)), run=RunId("demo"))
-    assert write_brief(funded).startswith("1 tokens for the pool of demo, by ")
+    assert write_brief(funded, "PRIME").startswith("1 PRIME for the pool of demo, by ")
 
 
 def test_a_brief_stays_brief() -> None:
     entry = e.NodeRegistered(roles=(Role.WORKER,), hardware="x" * 256)
-    assert write_brief(entry).startswith("worker; xxx")
-    assert len(write_brief(entry)) == BRIEF_CHARS_MAX
+    assert write_brief(entry, "PRIME").startswith("worker; xxx")
+    assert len(write_brief(entry, "PRIME")) == BRIEF_CHARS_MAX

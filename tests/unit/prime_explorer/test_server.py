@@ -146,11 +146,11 @@ async def test_an_inspected_verdict_is_marked_where_it_is_listed(client: Client)
     body = await ask(client, f"/submissions/{name}")
     rows = [row["summary"] for row in body["verdicts"]]
     assert {row["validator"] for row in rows if row["refuted"]} == {str(validator)}
-    assert {row["look_error"] for row in rows if row["refuted"] == 0} == {0.0}
+    assert {row["read_proof_error"] for row in rows if row["refuted"] == 0} == {0.0}
     for path, read in ((f"/submissions/{name}", len(rows) - 1), (f"/nodes/{validator}", 0)):
         async with client.get(path) as answer:
             text = await answer.text()
-        assert text.count('class="badge refuted"') == text.count("not read: its looks are off by") == 1
+        assert text.count('class="badge refuted"') == text.count("not read: its read proof is off by") == 1
         assert text.count("<td>read</td>") == read
 
 

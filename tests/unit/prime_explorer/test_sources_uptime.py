@@ -13,20 +13,20 @@ ANN, BOB, CAT = (World().id(name) for name in ("ann", "bob", "cat"))
 
 
 async def test_uptime_is_a_share_of_the_looks_since_the_first_that_found_a_node(tmp_path: Path) -> None:
-    attendances = UptimeCounter(tmp_path / "explorer/attendance.db", NoLiveState(), SystemClock())
-    assert await attendances.get_uptime([ANN]) == {}, "nobody looked yet"
+    uptime = UptimeCounter(tmp_path / "explorer/uptime.db", NoLiveState(), SystemClock())
+    assert await uptime.get_uptime([ANN]) == {}, "nobody looked yet"
     for online in ([ANN], [ANN, BOB], [BOB], [ANN, BOB]):
-        attendances.record_sample(online)
-    assert await attendances.get_uptime([ANN, BOB, CAT]) == {str(ANN): 0.75, str(BOB): 1.0}
-    again = UptimeCounter(tmp_path / "explorer/attendance.db", NoLiveState(), SystemClock())
+        uptime.record_sample(online)
+    assert await uptime.get_uptime([ANN, BOB, CAT]) == {str(ANN): 0.75, str(BOB): 1.0}
+    again = UptimeCounter(tmp_path / "explorer/uptime.db", NoLiveState(), SystemClock())
     again.record_sample([])
     assert await again.get_uptime([ANN]) == {str(ANN): 0.6}
 
 
 async def test_a_broken_file_is_said_and_shows_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "attendance.db"
+    path = tmp_path / "uptime.db"
     path.write_bytes(b"no database" * 1000)
-    attendances = UptimeCounter(path, NoLiveState(), SystemClock())
-    assert await attendances.get_uptime([ANN]) == {}
+    uptime = UptimeCounter(path, NoLiveState(), SystemClock())
+    assert await uptime.get_uptime([ANN]) == {}
     with pytest.raises(LocalError, match="delete it"):
-        attendances.record_sample([ANN])
+        uptime.record_sample([ANN])

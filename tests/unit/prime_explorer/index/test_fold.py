@@ -184,8 +184,8 @@ def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None
     view = read_submission(db, name)
     assert view is not None
     assert [each.summary.refuted for each in view.verdicts] == [0, 1, 1, None]
-    assert [each.summary.look_error for each in view.verdicts] == [pytest.approx(0.1, abs=1e-3), 2.0, None, None]
-    assert [row.brief for row in view.story if row.kind == "Inspected"] == ["3 verdicts inspected"]
+    assert [each.summary.read_proof_error for each in view.verdicts] == [pytest.approx(0.1, abs=1e-3), 2.0, None, None]
+    assert [row.brief for row in view.history if row.kind == "Inspected"] == ["3 verdicts inspected"]
     check_nodes(db, folding.state)
 
     world.write("second", world.inspection(name, {liar: said[liar]}))
@@ -193,8 +193,8 @@ def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None
     view = read_submission(db, name)
     assert view is not None
     shown = view.verdicts[1].summary
-    assert (shown.refuted, shown.look_error) == (1, 2.0), "as the ledger has it"
-    assert [row.brief for row in view.story if row.kind == "Inspected"][1:] == ["1 verdict inspected"]
+    assert (shown.refuted, shown.read_proof_error) == (1, 2.0), "as the ledger has it"
+    assert [row.brief for row in view.history if row.kind == "Inspected"][1:] == ["1 verdict inspected"]
     check_nodes(db, folding.state)
 
 
