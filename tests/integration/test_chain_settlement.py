@@ -120,7 +120,7 @@ async def test_what_the_log_paid_is_promised_on_the_chain_and_can_be_claimed_by_
 async def claim(made: Rig, name: str, epoch: int) -> None:
     """As a stranger would, from the file that the coordinator serves."""
     account = made.world.id(name)
-    plain = json.loads(made.settlement.payout_file(RUN, epoch).read_bytes())
+    plain = json.loads(made.settlement._files.payout(RUN, epoch).read_bytes())
     tree = PayoutTree({NodeId.parse(key): nano for key, nano in plain["paid_nano"].items()})
     values = (run_key(RUN), epoch, account, tree.cumulative[account], tree.proof(account))
     await made.holders["bank"].wallet.send_and_wait("claim", made.contracts.pool, "claim", *values)

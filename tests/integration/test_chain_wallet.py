@@ -25,16 +25,17 @@ from pathlib import Path
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.chain.transactions import GasConfig
-from prime_runtime.chain.client import Chain, Contract
+from prime_runtime.chain.client import ChainClient, Contract
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 
 async def give(rpc, secret, book, token, payee, gifts):
-    chain = Chain(rpc)
+    chain = ChainClient(rpc)
     key = WalletKey.from_secret(bytes.fromhex(secret))
     wallet = Wallet(chain, key, SystemClock(), gas=GasConfig(patience_ms=30_000), confirmations=12, path=Path(book))
     for _ in range(int(gifts)):
-        await wallet.do("a gift", Contract("TestToken", NodeId.parse(token)), "transfer", NodeId.parse(payee), 1)
+        gift = Contract("TestToken", NodeId.parse(token)), "transfer", NodeId.parse(payee), 1
+        await wallet.send_and_wait("a gift", *gift)
     await chain.close()
 
 asyncio.run(give(*sys.argv[1:]))

@@ -237,7 +237,7 @@ def read_pending(path: Path) -> tuple[PendingTransaction, ...]:
     try:
         rows = json.loads(path.read_bytes())
         return tuple(
-            PendingTransaction(**{**row, "tries": tuple(SignedAttempt(**each) for each in row["tries"])})
+            PendingTransaction(**{**row, "attempts": tuple(SignedAttempt(**each) for each in row["attempts"])})
             for row in rows
         )
     except FileNotFoundError:
