@@ -84,33 +84,33 @@ def test_every_judge_is_tried() -> None:
 def test_one_try_that_is_taken_is_a_miss(name: str) -> None:
     scene = lie(name)
     assert judged(name, scene).verdict is not None
-    scene.world.tries.append(replace(scene.world.tries[0], field=""))
+    scene.world.attempts.append(replace(scene.world.attempts[0], field=""))
     assert judged(name, scene).verdict is None
 
 
 @pytest.mark.parametrize("name", ["late", "copycat", "duplicate", "swapped-when-drawn", "leaks-draws"])
 def test_tries_that_were_never_answered_are_no_occasion(name: str) -> None:
     scene = lie(name)
-    scene.world.tries[:] = [replace(each, field=None) for each in scene.world.tries]
+    scene.world.attempts[:] = [replace(each, field=None) for each in scene.world.attempts]
     assert LEDGER_SCENARIOS[name].judge(scene) is None
 
 
 def test_two_answers_to_one_lease_in_the_log_are_a_miss() -> None:
     scene = lie("duplicate")
     assert judged("duplicate", scene).verdict is AttackVerdict.REFUSED
-    name, tale = next(iter(scene.chronicle.submissions.items()))
-    scene.chronicle.submissions[type(name)(bytes(32))] = tale
+    name, logged = next(iter(scene.history.submissions.items()))
+    scene.history.submissions[type(name)(bytes(32))] = logged
     assert judged("duplicate", scene).verdict is None
 
 
 def test_two_keys_are_about_one_owner_and_both_paid_is_a_miss() -> None:
     scene = lie("two-keys")
     assert judged("two-keys", scene).verdict is AttackVerdict.REFUSED
-    paid = next(tale.credited for tale in scene.chronicle.submissions.values() if tale.credited)
-    for tale in scene.chronicle.submissions.values():
-        tale.credited = paid
+    paid = next(logged.credited for logged in scene.history.submissions.values() if logged.credited)
+    for logged in scene.history.submissions.values():
+        logged.credited = paid
     assert judged("two-keys", scene).verdict is None
-    scene.chronicle.owners = {node: node for node in scene.chronicle.owners}
+    scene.history.owners = {node: node for node in scene.history.owners}
     assert judge_two_keys(scene) is None
 
 
@@ -119,12 +119,12 @@ def test_who_does_not_read_must_be_inspected_found_out_and_paid_less(name: str) 
     scene = lie(name)
     outcome = judged(name, scene)
     assert (outcome.verdict, outcome.checks) == (AttackVerdict.OVERRULED, ("read_proof",))
-    assert judge_unread(replace(scene, honest=frozenset(scene.chronicle.registered))) is None, "nobody lies in it"
-    tales = [tale for tale in scene.chronicle.submissions.values() if tale.unread()]
-    line = next(line for line in tales[0].verdicts if line.author in tales[0].unread())
-    seen = next(each for found in tales[0].inspected for each in found.entry.seen if each.reader == line.author)
-    place = tales[0].verdicts.index(line)
-    tales[0].verdicts[place] = replace(line, entry=replace(line.entry, read_proof=seen.read_proof))
+    assert judge_unread(replace(scene, honest=frozenset(scene.history.registered))) is None, "nobody lies in it"
+    submissions = [logged for logged in scene.history.submissions.values() if logged.unread()]
+    line = next(line for line in submissions[0].verdicts if line.author in submissions[0].unread())
+    seen = next(each for found in submissions[0].inspected for each in found.entry.seen if each.reader == line.author)
+    place = submissions[0].verdicts.index(line)
+    submissions[0].verdicts[place] = replace(line, entry=replace(line.entry, read_proof=seen.read_proof))
     assert judged(name, scene).verdict is None, "one that has the right looks after all is a miss"
 
 
@@ -132,14 +132,14 @@ def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_hel
     scene = lie("leaks-draws")
     outcome = judged("leaks-draws", scene)
     assert (outcome.verdict, outcome.checks) == (AttackVerdict.HARMLESS, ("receipt.lease",))
-    tries = list(scene.world.tries)
-    scene.world.tries[:] = [replace(each, at_ms=0) for each in tries]
+    tries = list(scene.world.attempts)
+    scene.world.attempts[:] = [replace(each, at_ms=0) for each in tries]
     assert judge_leaks(scene) is None
-    scene.world.tries[:] = tries
-    helped = next(each for each in tries if scene.chronicle.submissions[each.submission].outcome is Finding.FRAUDULENT)
-    line = scene.chronicle.submissions[helped.submission].settled[-1]
+    scene.world.attempts[:] = tries
+    helped = next(each for each in tries if scene.history.submissions[each.submission].outcome is Finding.FRAUDULENT)
+    line = scene.history.submissions[helped.submission].settled[-1]
     accepted = replace(line, entry=replace(line.entry, outcome=Finding.ACCEPT))
-    scene.chronicle.submissions[helped.submission].settled[-1] = accepted
+    scene.history.submissions[helped.submission].settled[-1] = accepted
     assert judged("leaks-draws", scene).verdict is None
 
 

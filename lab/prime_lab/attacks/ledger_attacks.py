@@ -57,19 +57,19 @@ def make_result(verdict: AttackVerdict, is_so: bool, reason: str, *checks: str) 
 # --- Workers --------------------------------------------------------------------------------------------------------
 
 
-def judge_refused(scene: FinishedWorld) -> AttackResult | None:
+def judge_refused(finished: FinishedWorld) -> AttackResult | None:
     """Everything that liars sent beyond their own work was refused, by the field that is named."""
-    refused, taken = count_tries(scene)
+    refused, taken = count_tries(finished)
     if not refused and not taken:
         return None
     told = f"{refused.total()} tries refused, {taken} taken"
     return make_result(AttackVerdict.REFUSED, not taken, told, *refused)
 
 
-def judge_duplicates(scene: FinishedWorld) -> AttackResult | None:
+def judge_duplicates(finished: FinishedWorld) -> AttackResult | None:
     """Of two answers to one lease the second is refused, whichever that is."""
-    refused, taken = count_tries(scene)
-    answers = Counter(tale.receipt.lease for tale in scene.chronicle.submissions.values())
+    refused, taken = count_tries(finished)
+    answers = Counter(logged.receipt.lease for logged in finished.history.submissions.values())
     twice = sum(count > 1 for count in answers.values())
     if not refused:
         return None
@@ -77,28 +77,28 @@ def judge_duplicates(scene: FinishedWorld) -> AttackResult | None:
     return make_result(AttackVerdict.REFUSED, not twice, told, *refused)
 
 
-def count_tries(scene: FinishedWorld) -> tuple[Counter[str], int]:
+def count_tries(finished: FinishedWorld) -> tuple[Counter[str], int]:
     """What liars tried: refusals by the field that was named, and how many were taken."""
-    fields = [each.field for each in scene.world.tries if each.field is not None]
+    fields = [each.field for each in finished.world.attempts if each.field is not None]
     return Counter(field for field in fields if field), fields.count("")
 
 
-def judge_forgers(scene: FinishedWorld) -> AttackResult | None:
+def judge_forgers(finished: FinishedWorld) -> AttackResult | None:
     """What was drawn and forged is rejected and slashed."""
-    forged = [tale for tale in scene.chronicle.submissions.values() if scene.is_forged(tale)]
-    drawn = [tale for tale in forged if tale.draws and tale.draws[0].entry.validators]
-    fraudulent = sum(tale.outcome is Finding.FRAUDULENT for tale in drawn)
-    slashed = sum(bool(tale.executed) for tale in forged)
+    forged = [logged for logged in finished.history.submissions.values() if finished.is_forged(logged)]
+    drawn = [logged for logged in forged if logged.draws and logged.draws[0].entry.validators]
+    fraudulent = sum(logged.outcome is Finding.FRAUDULENT for logged in drawn)
+    slashed = sum(bool(logged.executed) for logged in forged)
     if not drawn:
         return None
     told = f"{len(forged)} forged files, {len(drawn)} drawn, {fraudulent} rejected, {slashed} slashed"
     return make_result(AttackVerdict.FRAUDULENT, fraudulent == len(drawn) and bool(slashed), told, "audit")
 
 
-def judge_swappers(scene: FinishedWorld) -> AttackResult | None:
+def judge_swappers(finished: FinishedWorld) -> AttackResult | None:
     """As forgers, and the honest file that came after the draw changed nothing."""
-    refused, taken = count_tries(scene)
-    judged = judge_forgers(scene)
+    refused, taken = count_tries(finished)
+    judged = judge_forgers(finished)
     if judged is None or not (refused or taken):
         return None
     return replace(
@@ -108,16 +108,18 @@ def judge_swappers(scene: FinishedWorld) -> AttackResult | None:
     )
 
 
-def judge_two_keys(scene: FinishedWorld) -> AttackResult | None:
+def judge_two_keys(finished: FinishedWorld) -> AttackResult | None:
     """Two keys of one owner answered leases of the same slots with one work, and it was paid once."""
-    chronicle = scene.chronicle
+    history = finished.history
     answers: dict[tuple[int, range, NodeId], list[LoggedSubmission]] = {}
-    for tale in chronicle.submissions.values():
-        node = tale.receipt.node
-        if tale.lease is not None and node not in scene.honest:
-            answers.setdefault((tale.receipt.step, tale.lease.slots, chronicle.owners[node]), []).append(tale)
-    pairs = [tales for tales in answers.values() if len({tale.receipt.node for tale in tales}) > 1]
-    twice = sum(sum(bool(tale.credited) for tale in tales) > 1 for tales in pairs)
+    for logged in history.submissions.values():
+        node = logged.receipt.node
+        if logged.lease is not None and node not in finished.honest:
+            answers.setdefault((logged.receipt.step, logged.lease.slots, history.owners[node]), []).append(logged)
+    pairs = [
+        submissions for submissions in answers.values() if len({logged.receipt.node for logged in submissions}) > 1
+    ]
+    twice = sum(sum(bool(logged.credited) for logged in submissions) > 1 for submissions in pairs)
     if not pairs:
         return None
     told = f"{len(pairs)} times two keys of one owner answered the same slots, {twice} times both were paid"
@@ -127,13 +129,13 @@ def judge_two_keys(scene: FinishedWorld) -> AttackResult | None:
 # --- Validators -----------------------------------------------------------------------------------------------------
 
 
-def judge_validators(scene: FinishedWorld) -> AttackResult | None:
+def judge_validators(finished: FinishedWorld) -> AttackResult | None:
     """Their verdicts do not stand, and are held against them."""
     scored = [
         line
-        for tale in scene.chronicle.submissions.values()
-        for line in tale.scored
-        if line.entry.validator not in scene.honest
+        for logged in finished.history.submissions.values()
+        for line in logged.scored
+        if line.entry.validator not in finished.honest
     ]
     if not scored:
         return None
@@ -141,68 +143,68 @@ def judge_validators(scene: FinishedWorld) -> AttackResult | None:
     return make_result(AttackVerdict.OVERRULED, True, told, "score")
 
 
-def judge_unread(scene: FinishedWorld) -> AttackResult | None:
+def judge_unread(finished: FinishedWorld) -> AttackResult | None:
     """Whatever an inspector read, it found out who had not read it, and none of the honest; and that costs them pay."""
-    tales = scene.chronicle.submissions.values()
-    seen = [seen.reader for tale in tales for line in tale.inspected for seen in line.entry.seen]
-    liars = sum(reader not in scene.honest for reader in seen)
+    submissions = finished.history.submissions.values()
+    seen = [seen.reader for logged in submissions for line in logged.inspected for seen in line.entry.seen]
+    liars = sum(reader not in finished.honest for reader in seen)
     if not liars:
         return None
-    unread = [reader for tale in tales for reader in tale.unread()]
-    found = sum(reader not in scene.honest for reader in unread)
+    unread = [reader for logged in submissions for reader in logged.unread()]
+    found = sum(reader not in finished.honest for reader in unread)
     others = len(unread) - found
-    earned = compute_verdict_pay_ratio(scene)
+    earned = compute_verdict_pay_ratio(finished)
     told = f"{found} of {liars} inspected verdicts of liars were found unread, and {others} of the others"
     paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
     is_so = found == liars and not others and earned < 1
     return make_result(AttackVerdict.OVERRULED, is_so, f"{told}; {paid}", "read_proof")
 
 
-def compute_verdict_pay_ratio(scene: FinishedWorld) -> float:
+def compute_verdict_pay_ratio(finished: FinishedWorld) -> float:
     """What liars among the validators earned for a verdict, as a part of what the honest did."""
-    core = scene.world.host.core
+    core = finished.world.host.core
     assert core is not None, "the world has come to rest"
-    given = Counter(line.author for tale in scene.chronicle.submissions.values() for line in tale.verdicts)
+    given = Counter(line.author for logged in finished.history.submissions.values() for line in logged.verdicts)
     earned: Counter[bool] = Counter()
     verdicts: Counter[bool] = Counter()
     for node, count in given.items():
-        earned[node in scene.honest] += core.state.nodes[node].earned_nano
-        verdicts[node in scene.honest] += count
+        earned[node in finished.honest] += core.state.nodes[node].earned_nano
+        verdicts[node in finished.honest] += count
     return earned[False] / verdicts[False] / (earned[True] / verdicts[True])
 
 
-def judge_leaks(scene: FinishedWorld) -> AttackResult | None:
+def judge_leaks(finished: FinishedWorld) -> AttackResult | None:
     """A drawn worker was told in time, tried to swap its file, was refused, and the file that was drawn was judged."""
-    chronicle = scene.chronicle
-    told = [each for each in scene.world.tries if each.field is not None and is_open(chronicle, each)]
+    history = finished.history
+    told = [each for each in finished.world.attempts if each.field is not None and is_open(history, each)]
     if not told:
         return None
     taken = sum(not each.field for each in told)
-    tales = [chronicle.submissions[name] for name in {each.submission for each in told}]
-    fraudulent = sum(tale.outcome is Finding.FRAUDULENT for tale in tales)
-    reason = f"{len(told)} swaps after a leak, {taken} taken; {fraudulent} of {len(tales)} such files rejected"
+    submissions = [history.submissions[name] for name in {each.submission for each in told}]
+    fraudulent = sum(logged.outcome is Finding.FRAUDULENT for logged in submissions)
+    reason = f"{len(told)} swaps after a leak, {taken} taken; {fraudulent} of {len(submissions)} such files rejected"
     fields = {each.field for each in told if each.field}
-    return make_result(AttackVerdict.HARMLESS, not taken and fraudulent == len(tales), reason, *sorted(fields))
+    return make_result(AttackVerdict.HARMLESS, not taken and fraudulent == len(submissions), reason, *sorted(fields))
 
 
-def is_open(chronicle: LogHistory, each: AdversaryAttempt) -> bool:
+def is_open(history: LogHistory, each: AdversaryAttempt) -> bool:
     """Whether the submission that a try was about was drawn and not settled at that time."""
-    tale = chronicle.submissions.get(each.submission)
-    if tale is None or not tale.draws or not tale.settled:
+    logged = history.submissions.get(each.submission)
+    if logged is None or not logged.draws or not logged.settled:
         return False
-    return tale.draws[0].at_ms <= each.at_ms <= tale.settled[0].at_ms
+    return logged.draws[0].at_ms <= each.at_ms <= logged.settled[0].at_ms
 
 
-def judge_silent(scene: FinishedWorld) -> AttackResult | None:
+def judge_silent(finished: FinishedWorld) -> AttackResult | None:
     """Who was drawn and said nothing held nobody up for good: others were drawn, and honest work was accepted."""
     held_up = [
-        tale
-        for tale in scene.chronicle.submissions.values()
-        if any(node not in scene.honest for line in tale.draws for node in line.entry.validators)
+        logged
+        for logged in finished.history.submissions.values()
+        if any(node not in finished.honest for line in logged.draws for node in line.entry.validators)
     ]
-    spoke = sum(line.author not in scene.honest for tale in held_up for line in tale.verdicts)
-    accepted = sum(tale.outcome is Finding.ACCEPT for tale in held_up)
-    rounds = max((len(tale.draws) for tale in held_up), default=0)
+    spoke = sum(line.author not in finished.honest for logged in held_up for line in logged.verdicts)
+    accepted = sum(logged.outcome is Finding.ACCEPT for logged in held_up)
+    rounds = max((len(logged.draws) for logged in held_up), default=0)
     if not held_up or spoke:
         return None
     told = f"{len(held_up)} files had a silent judge, {accepted} accepted after up to {rounds} rounds"
@@ -242,10 +244,10 @@ def attack_networks() -> Iterator[tuple[Attack, AttackResult]]:
 
 def attack_network(world: LedgerScenario) -> AttackResult:
     for seed in SEEDS:
-        report, scene = simulate_world(world.plan(seed))
+        report, finished = simulate_world(world.plan(seed))
         if report.complaints:
             return AttackResult(verdict=None, checks=(), reason=f"seed {seed}: {report.complaints[0]}")
-        judged = world.judge(scene)
+        judged = world.judge(finished)
         if judged is not None:
             return judged
     return AttackResult(verdict=None, checks=(), reason=f"the liars had no occasion in {len(SEEDS)} worlds")

@@ -1,7 +1,8 @@
-"""Habits: what a node does with its engine and its voice. The honest one, and one liar for each kind of lie.
+"""How a node behaves: the honest behavior, and one adversary for each kind of attack.
 
-A liar runs the real agent too, so it is as stubborn as an honest node; its habit bends what the engine makes, what its
-audits say and what it sends, and now and then it does mischief of its own.
+An adversary runs the real agent too, so it retries as an honest node does. Its behavior changes what the engine
+generates, what its audits report and what it sends, and every few seconds it may start an attack of its own.
+
 """
 
 from dataclasses import replace
@@ -32,47 +33,47 @@ ATTACK_INTERVAL_MS = 8_000
 
 
 class NodeBehavior:
-    """The honest one."""
+    """The honest behavior, and the base of all others."""
 
     name = "honest"
     role = Role.WORKER
-    haste = 1.0
-    """Part of the honest time that its files take."""
+    time_factor = 1.0
+    """Generation time as a share of the honest time."""
 
     @property
     def is_honest(self) -> bool:
         return type(self) is NodeBehavior
 
-    def make(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
+    def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
         return honest
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
-        """None: it never answers."""
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+        """The outcome it reports; None: it never answers."""
         return truth
 
-    def look(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
-        """What it says that a reader sees in a file."""
+    def make_read_proof(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
+        """The read proof that it reports for a reader."""
         return compute_read_proof(submission, reader)
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
-        """Whether the entry goes out as it is."""
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+        """Called before a submission is sent; False holds it back."""
         return True
 
-    def mischief(self, party: "SimulatedNode") -> None:
-        """Something of its own, every few seconds."""
+    def attack(self, party: "SimulatedNode") -> None:
+        """Called every few seconds, for attacks of its own."""
 
 
 # --- Workers --------------------------------------------------------------------------------------------------------
 
 
 class Forger(NodeBehavior):
-    """Never computes what it is paid for."""
+    """Submits only forged files."""
 
     name = "forger"
-    haste = 0.2
+    time_factor = 0.2
 
-    def make(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
-        return forge_file(honest, party.dice.choice(FORGERY_KINDS))
+    def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
+        return forge_file(honest, party.rng.choice(FORGERY_KINDS))
 
 
 class Sleeper(NodeBehavior):
@@ -80,11 +81,9 @@ class Sleeper(NodeBehavior):
 
     name = "sleeper"
 
-    def make(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
+    def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
         has_trust = sum(1 for a in party.disk.answers) >= 2
-        return (
-            forge_file(honest, party.dice.choice(FORGERY_KINDS)) if has_trust and party.dice.random() < 0.5 else honest
-        )
+        return forge_file(honest, party.rng.choice(FORGERY_KINDS)) if has_trust and party.rng.random() < 0.5 else honest
 
 
 class Hoarder(NodeBehavior):
@@ -92,7 +91,7 @@ class Hoarder(NodeBehavior):
 
     name = "hoarder"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         return False
 
 
@@ -101,8 +100,8 @@ class Latecomer(NodeBehavior):
 
     name = "latecomer"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
-        lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+        lease = party.world.host.history.leases.get(entry.receipt.lease)
         if lease is not None:
             for wait_ms in (1, 300, 900):
                 party.world.at(lease.granted.entry.deadline_ms + wait_ms, attempt_submission, party, entry)
@@ -110,11 +109,11 @@ class Latecomer(NodeBehavior):
 
 
 class Duplicator(NodeBehavior):
-    """Sends every answer again and again, and other bytes beside it."""
+    """Sends every submission several times, and other bytes for the same lease."""
 
     name = "duplicator"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         file = party.world.files.get(entry.receipt.file_digest)
         assert file is not None
         other = make_submission(party, replace(file, salt=1))
@@ -125,14 +124,14 @@ class Duplicator(NodeBehavior):
 
 
 class Copycat(NodeBehavior):
-    """Submits the file of somebody else as its own, with and without a new header."""
+    """Submits another node's file as its own, with and without a new header."""
 
     name = "copycat"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
-        others = list(party.world.host.chronicle.submissions.values())
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+        others = list(party.world.host.history.submissions.values())
         if others:
-            theirs = party.world.files.get(party.dice.choice(others).receipt.file_digest)
+            theirs = party.world.files.get(party.rng.choice(others).receipt.file_digest)
             assert theirs is not None
             stolen = replace(theirs, lease=entry.receipt.lease, node=party.node)
             attempt_submission(party, make_submission(party, theirs, lease=entry.receipt.lease))
@@ -145,25 +144,25 @@ class Inflater(NodeBehavior):
 
     name = "inflater"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         party.post(replace(entry, output_tokens=entry.output_tokens + 100), RUN)
         return True
 
 
 class LeaseThief(NodeBehavior):
-    """Answers, ends and submits what was leased to others."""
+    """Submits to and ends the leases of other nodes."""
 
     name = "thief"
 
-    def mischief(self, party: "SimulatedNode") -> None:
-        chronicle = party.world.host.chronicle
-        if not chronicle.open_leases:
+    def attack(self, party: "SimulatedNode") -> None:
+        history = party.world.host.history
+        if not history.open_leases:
             return
-        number = party.dice.choice(list(chronicle.open_leases))
-        lease: e.LeaseGranted = chronicle.leases[number].granted.entry
+        number = party.rng.choice(list(history.open_leases))
+        lease: e.LeaseGranted = history.leases[number].granted.entry
         if lease.node == party.node:
             return
-        root = chronicle.checkpoints[lease.step].entry.root
+        root = history.checkpoints[lease.step].entry.root
         tokens = 100 * lease.slots
         file = FakeFile(
             run=RUN,
@@ -183,26 +182,26 @@ class LeaseThief(NodeBehavior):
 
 
 class StakeWithdrawer(Forger):
-    """Forges, and asks its stake back before anybody has looked."""
+    """Forges, and withdraws its stake before an audit."""
 
     name = "runner"
 
-    def mischief(self, party: "SimulatedNode") -> None:
+    def attack(self, party: "SimulatedNode") -> None:
         party.post(e.Unbonded(node=party.node, amount_nano=STAKE // 4), None)
         party.post(e.Released(node=party.node), None)
         party.post(e.Withdrawn(amount_nano=1), None)
 
 
 class ProtocolFuzzer(NodeBehavior):
-    """Sends what nobody should send: noise, broken frames, and the coordinator's own entries."""
+    """Sends random bytes, broken frames, and entries that only the coordinator may write."""
 
     name = "vandal"
 
-    def mischief(self, party: "SimulatedNode") -> None:
-        dice, chronicle = party.dice, party.world.host.chronicle
-        names = list(chronicle.submissions)
+    def attack(self, party: "SimulatedNode") -> None:
+        rng, history = party.rng, party.world.host.history
+        names = list(history.submissions)
         if names:
-            name = dice.choice(names)
+            name = rng.choice(names)
             forbidden: list[Any] = [
                 e.Credited(submission=name, units=1),
                 e.Settled(submission=name, outcome=Outcome.ACCEPT),
@@ -210,95 +209,95 @@ class ProtocolFuzzer(NodeBehavior):
                 e.SlashOverturned(submission=name),
                 e.Appealed(submission=name, reason="why not"),
             ]
-            send_bytes(party, party.world.seal(party.key, dice.choice(forbidden), RUN, party.clock_ms).frame)
+            send_bytes(party, party.world.seal(party.key, rng.choice(forbidden), RUN, party.clock_ms).frame)
         frame = party.world.seal(party.key, e.LeaseEnded(lease=0, reason=""), RUN, party.clock_ms).frame
         assert frame is not None
-        place = dice.randrange(len(frame))
-        send_bytes(party, frame[:place] + bytes([frame[place] ^ 1 << dice.randrange(8)]) + frame[place + 1 :])
+        place = rng.randrange(len(frame))
+        send_bytes(party, frame[:place] + bytes([frame[place] ^ 1 << rng.randrange(8)]) + frame[place + 1 :])
         send_bytes(party, frame[:place])
-        send_bytes(party, dice.randbytes(dice.randrange(1, 200)))
+        send_bytes(party, rng.randbytes(rng.randrange(1, 200)))
 
 
 # --- Validators -----------------------------------------------------------------------------------------------------
 
 
 class NonReadingValidator(NodeBehavior):
-    """Does not read what it judges, and makes its looks up."""
+    """Does not read the files it judges, and invents its read proofs."""
 
     role = Role.VALIDATOR
 
-    def look(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
-        return party.dice.randbytes(READ_PROOF_BYTES)
+    def make_read_proof(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
+        return party.rng.randbytes(READ_PROOF_BYTES)
 
 
 class LazyValidator(NonReadingValidator):
-    """Accepts everything without a look."""
+    """Accepts every file without reading it."""
 
     name = "lazy"
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         return Outcome.ACCEPT
 
 
 class VindictiveValidator(NonReadingValidator):
-    """Calls everybody a cheat."""
+    """Finds every file fraudulent."""
 
     name = "vindictive"
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         return Outcome.FRAUDULENT
 
 
 class ColludingValidator(NodeBehavior):
-    """Lets forgeries pass and denounces the honest: what would help a ring of cheats most."""
+    """Accepts forgeries and finds honest files fraudulent: what helps colluding workers most."""
 
     name = "colluder"
     role = Role.VALIDATOR
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         return Outcome.FRAUDULENT if truth is Outcome.ACCEPT else Outcome.ACCEPT
 
 
 class SilentValidator(NodeBehavior):
-    """Is drawn and never speaks."""
+    """Never gives a verdict."""
 
     name = "silent"
     role = Role.VALIDATOR
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         return None
 
 
 class EquivocatingValidator(NodeBehavior):
-    """Judges what it was not drawn for, and says two things about what it was."""
+    """Gives verdicts that it was not drawn for, and two verdicts on what it was drawn for."""
 
     name = "meddler"
     role = Role.VALIDATOR
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         other = Outcome.INVALID if truth is Outcome.ACCEPT else Outcome.ACCEPT
         party.post(make_verdict(party, task.submission, other), RUN)
         return truth
 
-    def mischief(self, party: "SimulatedNode") -> None:
-        open_names = list(party.world.host.chronicle.unsettled)
+    def attack(self, party: "SimulatedNode") -> None:
+        open_names = list(party.world.host.history.unsettled)
         if open_names:
-            name = party.dice.choice(open_names)
-            party.post(make_verdict(party, name, party.dice.choice(list(Outcome))), RUN)
+            name = party.rng.choice(open_names)
+            party.post(make_verdict(party, name, party.rng.choice(list(Outcome))), RUN)
 
 
 def compute_read_proof(submission: Digest, reader: NodeId) -> bytes:
-    """What who has read a file sees in it. No two readers see the same."""
+    """The read proof of a validator that read the file. It differs for each reader."""
     return sha256(b"looks" + submission + reader).digest()
 
 
-# --- What liars write -----------------------------------------------------------------------------------------------
+# --- Messages of adversaries ----------------------------------------------------------------------------------------
 
 
 def make_submission(
     party: "SimulatedNode", file: FakeFile, *, lease: int | None = None, node: NodeId | None = None
 ) -> e.Submitted:
-    """A submission of any file, signed by the party, whatever its receipt says."""
+    """A submission of any file, signed by the node, whatever its receipt claims."""
     receipt = SubmissionReceipt(
         network=NETWORK,
         run=RUN,
@@ -321,7 +320,7 @@ def make_submission(
 def attempt_submission(
     party: "SimulatedNode", entry: e.Submitted, clock_ms: int | None = None, *, about: e.Submitted | None = None
 ) -> None:
-    """Send a submission that must not be taken, and note what comes of it."""
+    """Send a submission that must be refused, and record the answer."""
     world, name = party.world, compute_receipt_id((about or entry).receipt)
     packet = world.seal(party.key, entry, RUN, party.clock_ms if clock_ms is None else clock_ms, party.address_group)
 
@@ -329,7 +328,7 @@ def attempt_submission(
         field = (
             event.refusal.field if isinstance(event, SendRefused) else "" if isinstance(event, ReplyReceived) else None
         )
-        world.tries.append(AdversaryAttempt(party.node, name, world.now_ms, field))
+        world.attempts.append(AdversaryAttempt(party.node, name, world.now_ms, field))
 
     world.post(party.number, 0, packet, note)
 
@@ -348,15 +347,15 @@ def make_verdict(party: "SimulatedNode", submission: Digest, outcome: Outcome) -
 
 
 def send_bytes(party: "SimulatedNode", frame: bytes | None) -> None:
-    """Bytes at the coordinator, which has to open them itself."""
+    """Send raw bytes to the coordinator, which has to open them itself."""
     party.world.post(party.number, 0, SimulatedPacket(None, None, frame, party.address_group), ignore)
 
 
 def register_sybils(party: "SimulatedNode", keys: int) -> None:
-    """Register many keys from one network, without stake, and ask for work with them."""
-    chronicle = party.world.host.chronicle
-    request = LeaseRequest(checkpoint_step=chronicle.latest, tokens_per_s=1_000)
-    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=chronicle.latest, head_size=2**62)
+    """Register many keys from one address group, without stake, and request leases with them."""
+    history = party.world.host.history
+    request = LeaseRequest(checkpoint_step=history.latest, tokens_per_s=1_000)
+    beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=history.latest, head_size=2**62)
     for number in range(keys):
         key = get_wallet(f"sybil {number}")
         entry = e.NodeRegistered(roles=(Role.VALIDATOR, Role.WORKER) if number % 2 else (Role.WORKER,), hardware="")

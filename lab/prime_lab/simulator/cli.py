@@ -1,6 +1,7 @@
 """Command line of the simulator: `python -m prime_lab.simulator`, and `prime-coordinator simulate`.
 
-Exit codes: 0 every seed passed, 1 a seed failed (it is named, with its checks), 2 bad arguments.
+Exit codes: 0 every seed passed, 1 a seed failed (the output names it and the violations), 2 bad arguments.
+
 """
 
 import argparse
@@ -18,32 +19,34 @@ if TYPE_CHECKING:
 COMPLAINTS_SHOWN = 20
 RUN_OPTIONS = ("seed", "seeds", "jobs")
 GC_THRESHOLD = 200_000
-"""Objects between two looks for garbage. A world keeps most of what it makes, so frequent looks cost a tenth."""
+"""Allocations between two garbage collections. A world keeps most objects, so frequent collections cost a tenth."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prime-coordinator simulate",
-        description="Run coordinator and nodes in virtual time, through loss, crashes and liars, and check the log.",
-        epilog="What is not given is drawn from the seed. The same seed and options replay exactly.",
+        description="Run coordinator and nodes in virtual time with loss, crashes and adversaries, and check the log.",
+        epilog="Options that are not given are drawn from the seed. The same seed and options replay exactly.",
     )
     parser.add_argument("--seed", type=int, default=1, help="first seed (default 1)")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other (default 1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--nodes", type=int, default=200, help="nodes, a quarter of them validators (default 200)")
-    parser.add_argument("--malicious", type=float, default=0.2, help="share of nodes that lie (default 0.2)")
+    parser.add_argument(
+        "--malicious", type=float, default=0.2, help="share of nodes that are adversaries (default 0.2)"
+    )
     parser.add_argument("--steps", type=int, default=3, help="checkpoints to train (default 3)")
     parser.add_argument("--quorum", type=int, default=3, help="validators of one round (default 3)")
-    parser.add_argument("--liars", help="kinds of liars, with commas between (default all)")
+    parser.add_argument("--liars", help="kinds of adversaries, separated by commas (default all)")
     parser.add_argument("--loss", type=float, help="share of messages that are lost")
     parser.add_argument("--duplicate", type=float, help="share of messages that arrive twice")
-    parser.add_argument("--partitions", type=int, help="times that a part of the nodes is cut off")
+    parser.add_argument("--partitions", type=int, help="number of network partitions")
     parser.add_argument("--host-crashes", type=int, help="crashes of the coordinator")
     parser.add_argument("--node-crashes", type=int, help="crashes of nodes")
-    parser.add_argument("--audit-crash", type=float, help="share of audits that break off")
-    parser.add_argument("--skew-ms", type=int, help="largest error of a node's clock")
+    parser.add_argument("--audit-crash", type=float, help="share of audits that fail")
+    parser.add_argument("--skew-ms", type=int, help="largest clock error of a node, in ms")
     parser.add_argument("--flood", type=int, help="keys that one attacker registers")
-    parser.add_argument("--inspectors", type=int, help="validators of the operator's own that read judged files again")
+    parser.add_argument("--inspectors", type=int, help="validators of the operator that read judged files again")
     parser.add_argument("--every-signature", action="store_true", help="sign and open heartbeats too; slower")
     return parser
 
@@ -56,9 +59,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.liars = tuple(args.liars.split(",")) if args.liars else ()
     unknown = set(args.liars) - set(ADVERSARY_NAMES)
     if unknown:
-        parser.error(f"no such liars: {', '.join(sorted(unknown))}; there are {', '.join(ADVERSARY_NAMES)}")
+        parser.error(f"unknown adversaries: {', '.join(sorted(unknown))}; known are {', '.join(ADVERSARY_NAMES)}")
     if args.nodes < 8 or args.seeds < 1 or args.jobs < 1 or args.steps < 1:
-        parser.error("there must be at least 8 nodes and 1 seed, job and step")
+        parser.error("at least 8 nodes and 1 seed, job and step are needed")
     return args
 
 

@@ -1,9 +1,9 @@
-"""Rollout files as the simulator knows them: what intake can see of one, and the truth that only an audit can find.
+"""The coordinator as a machine: the real Core, a disk of committed leaves, group commits, and crashes at any point.
 
-The coordinator as a machine: the real Core, a disk of committed leaves, group commits, and crashes at any point.
+It keeps the server's rules: a caller is answered after the entries that the answer depends on are on disk, and never if
+they did not get there. After a crash all state is rebuilt from the leaves. Rollout files are fake: they hold what the
+intake can see of one, and the truth that only an audit can find.
 
-The rim's duties are kept as the server keeps them: a caller is answered after the entries that its answer rests on are
-on disk, and never if they did not get there. After a crash everything is made anew from the leaves.
 """
 
 from collections.abc import Callable
@@ -116,9 +116,9 @@ REPLAY_REFUSAL_CODES = {
 
 @dataclass(slots=True)
 class SimulatedPacket:
-    """A request on the wire. An entry has its sealed frame; a letter that the frame would give spares opening it."""
+    """A request on the wire. An entry has its sealed frame; a payload that the frame would give spares opening it."""
 
-    letter: Payload | None
+    payload: Payload | None
     message: Any
     frame: bytes | None
     address_group: str
@@ -144,7 +144,7 @@ class CoordinatorHost:
         network: NetworkId,
         run: RunId,
         files: FakeFileStore,
-        dice: Random,
+        rng: Random,
         *,
         opens_all: bool,
         inspect_share: int = 0,
@@ -153,7 +153,7 @@ class CoordinatorHost:
         self.network = network
         self.run = run
         self._files = files
-        self._dice = dice
+        self._rng = rng
         self._opens_all = opens_all
         """Open also the frames that were sealed in this process a moment ago."""
         self._inspect_share = inspect_share
@@ -161,7 +161,7 @@ class CoordinatorHost:
         self.origin = ORIGIN_PREFIX + network
         self.verifier = VerifierKey.of(self.origin, self.log_key)
         self.disk: list[bytes] = []
-        self.chronicle = LogHistory()
+        self.history = LogHistory()
         self._frontier = Frontier()
         self.core: Core | None = None
         self._head = b""
@@ -195,7 +195,7 @@ class CoordinatorHost:
         if self._batch is not None:
             leaves, callers = self._batch
             self._batch = None
-            if self._dice.random() < 0.5:
+            if self._rng.random() < 0.5:
                 self._commit(leaves)
             waiting += callers
         for call, _ in waiting:
@@ -211,49 +211,49 @@ class CoordinatorHost:
 
     def _handle(self, core: Core, call: PendingCall, now_ms: int) -> Event:
         try:
-            letter, message = self._open(call.packet)
+            payload, message = self._open(call.packet)
         except RemoteError as error:
             return make_refusal(call.request, RefusalCode.MALFORMED, error, now_ms)
         try:
-            self._guard.admit(letter, now_ms)
+            self._guard.admit(payload, now_ms)
         except RemoteError as error:
             return make_refusal(call.request, REPLAY_REFUSAL_CODES.get(error.field, RefusalCode.CLOCK), error, now_ms)
         try:
-            return ReplyReceived(call.request, self._decide(core, letter, message, call.packet, now_ms))
+            return ReplyReceived(call.request, self._decide(core, payload, message, call.packet, now_ms))
         except RemoteError as error:
             return make_refusal(call.request, RefusalCode.MALFORMED, error, now_ms)
 
     def _open(self, packet: SimulatedPacket) -> tuple[Payload, Any]:
-        if packet.frame is None or (packet.letter is not None and not self._opens_all):
-            assert packet.letter is not None
-            return packet.letter, packet.message
-        letter = open_envelope(packet.frame, network=self.network).payload
-        kind = {"heartbeat": Heartbeat, "lease": LeaseRequest, **ENTRY_KINDS}.get(letter.kind)
+        if packet.frame is None or (packet.payload is not None and not self._opens_all):
+            assert packet.payload is not None
+            return packet.payload, packet.message
+        payload = open_envelope(packet.frame, network=self.network).payload
+        kind = {"heartbeat": Heartbeat, "lease": LeaseRequest, **ENTRY_KINDS}.get(payload.kind)
         if kind is None:
-            raise RemoteError("Payload.kind", f"{letter.kind} has no endpoint")
-        return letter, decode(kind, letter.body)
+            raise RemoteError("Payload.kind", f"{payload.kind} has no endpoint")
+        return payload, decode(kind, payload.body)
 
-    def _decide(self, core: Core, letter: Payload, message: Any, packet: SimulatedPacket, now_ms: int) -> Any:
+    def _decide(self, core: Core, payload: Payload, message: Any, packet: SimulatedPacket, now_ms: int) -> Any:
         if isinstance(message, Heartbeat):
-            return core.handle_heartbeat(letter.sender, self.run, message, now_ms)
+            return core.handle_heartbeat(payload.sender, self.run, message, now_ms)
         if isinstance(message, LeaseRequest):
-            return core.request_lease(letter.sender, self.run, message, now_ms)
-        if letter.kind not in ENTRY_KINDS:
-            raise RemoteError("Payload.kind", f"{letter.kind} has no endpoint")
+            return core.request_lease(payload.sender, self.run, message, now_ms)
+        if payload.kind not in ENTRY_KINDS:
+            raise RemoteError("Payload.kind", f"{payload.kind} has no endpoint")
         if isinstance(message, Submitted):
-            self._take_in(core, letter, message, now_ms)
+            self._take_in(core, payload, message, now_ms)
         assert packet.frame is not None
-        return core.append_entry(letter, message, packet.frame, address_group=packet.address_group, now_ms=now_ms)
+        return core.append_entry(payload, message, packet.frame, address_group=packet.address_group, now_ms=now_ms)
 
-    def _take_in(self, core: Core, letter: Payload, entry: Submitted, now_ms: int) -> None:
+    def _take_in(self, core: Core, payload: Payload, entry: Submitted, now_ms: int) -> None:
         """The file, before its entry; what is in the log already is not read again."""
-        if core.find_repeat(letter, entry) is not None:
+        if core.find_repeat(payload, entry) is not None:
             return
-        expected = core.get_expected_submission(letter.sender, self.run, entry, now_ms)
+        expected = core.get_expected_submission(payload.sender, self.run, entry, now_ms)
         try:
             verify_fake_file(self._files.get(entry.receipt.file_digest), entry, expected)
         except RemoteError:
-            core.record_refused_file(letter.sender, self.run, entry.receipt.lease, now_ms)
+            core.record_refused_file(payload.sender, self.run, entry.receipt.lease, now_ms)
             raise
 
     def tick(self, now_ms: int) -> None:
@@ -306,7 +306,7 @@ class CoordinatorHost:
         for leaf in leaves:
             self.disk.append(leaf)
             self._frontier = self._frontier.append(compute_leaf_hash(leaf))
-            self.chronicle.read(leaf)
+            self.history.read(leaf)
 
     def root(self) -> Digest:
         """Of the log on disk."""

@@ -1,7 +1,8 @@
-"""The committed log as an outsider reads it: what became of every lease and submission, told by the entries alone.
+"""The committed log as an outsider reads it: the history of every lease and submission, from the entries alone.
 
-It knows no rule and keeps whatever the log says, sense or nonsense. The ledger's state is not used, so that checkers.py
-can hold one against the other. Trainer and nodes read the public log through this too.
+It knows no rule and records whatever the log says. It does not use the ledger's state, so that invariants.py can
+compare the two. The simulated trainer and nodes also read the public log through it.
+
 """
 
 from collections import Counter
@@ -103,7 +104,7 @@ class LogHistory:
         self.paid: Counter[Step] = Counter()
         self.deposited_nano = 0
         self.withdrawn_nano = 0
-        self.strays: list[LoggedEntry] = []
+        self.unmatched: list[LoggedEntry] = []
         """Entries about something that the log does not know."""
         self.open_leases: dict[int, None] = {}
         self.unsettled: dict[Digest, None] = {}
@@ -120,15 +121,15 @@ class LogHistory:
     def read(self, leaf: bytes) -> LoggedEntry:
         """The next leaf of the log."""
         record = decode(e.LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
-        letter = decode(Payload, record.frame[SIGNATURE_BYTES:])
-        entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
-        line = LoggedEntry(self.size, record.at_ms, letter.sender, entry)
+        payload = decode(Payload, record.frame[SIGNATURE_BYTES:])
+        entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+        line = LoggedEntry(self.size, record.at_ms, payload.sender, entry)
         self.size += 1
-        self.kinds[letter.kind] += 1
-        self._tell(line)
+        self.kinds[payload.kind] += 1
+        self._record(line)
         return line
 
-    def _tell(self, line: LoggedEntry) -> None:
+    def _record(self, line: LoggedEntry) -> None:
         match line.entry:
             case e.LeaseGranted(lease=number):
                 self.leases[number] = LoggedLease(line)
@@ -156,11 +157,11 @@ class LogHistory:
             case (
                 e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
             ):
-                self._tell_judgement(line)
+                self._record_judgement(line)
             case _:
-                self._tell_account(line)
+                self._record_account(line)
 
-    def _tell_judgement(self, line: LoggedEntry) -> None:
+    def _record_judgement(self, line: LoggedEntry) -> None:
         name = line.entry.submission
         match line.entry:
             case e.Settled(outcome=outcome):
@@ -189,7 +190,7 @@ class LogHistory:
                 self._add("overturned", name, line)
                 self.open_slashes.pop(name, None)
 
-    def _tell_account(self, line: LoggedEntry) -> None:
+    def _record_account(self, line: LoggedEntry) -> None:
         match line.entry:
             case e.NodeRegistered():
                 self.registered.setdefault(line.author, line)
@@ -214,21 +215,21 @@ class LogHistory:
             case e.Withdrawn(amount_nano=amount_nano):
                 self.withdrawn_nano += amount_nano
 
-    def _count_unasked(self, tale: LoggedSubmission) -> int:
-        asked = {self.owners.get(node) for line in tale.draws for node in line.entry.validators}
+    def _count_unasked(self, logged: LoggedSubmission) -> int:
+        asked = {self.owners.get(node) for line in logged.draws for node in line.entry.validators}
         able = self.staked.keys() - self.drained
         owners = {self.owners[node] for node in able if Role.VALIDATOR in self.registered[node].entry.roles}
-        return len(owners - asked - {self.owners.get(tale.receipt.node)})
+        return len(owners - asked - {self.owners.get(logged.receipt.node)})
 
     def _end_lease(self, number: int, line: LoggedEntry) -> None:
         if number in self.leases:
             self.leases[number].ends.append(line)
             self.open_leases.pop(number, None)
         else:
-            self.strays.append(line)
+            self.unmatched.append(line)
 
     def _add(self, what: str, name: Digest, line: LoggedEntry) -> None:
         if name in self.submissions:
             getattr(self.submissions[name], what).append(line)
         else:
-            self.strays.append(line)
+            self.unmatched.append(line)

@@ -1,6 +1,7 @@
-"""Who acts in a world beside the coordinator: nodes, which are the real Agent with a fake engine, and the trainer.
+"""The simulated nodes, which run the real Agent with a fake engine, the owners and the trainer.
 
-A node's disk survives its crashes; its process does not. What a liar does otherwise is in liars.py.
+A node's disk survives its crashes; its process does not. How adversaries behave is in adversaries.py.
+
 """
 
 from dataclasses import dataclass
@@ -77,15 +78,15 @@ class SimulatedNode:
         key: WalletKey,
         profile: NodeProfile,
         machine: NodeHardware,
-        habit: NodeBehavior,
+        behavior: NodeBehavior,
     ) -> None:
         self.world = world
         self.number = number
         self.key = key
         self.profile = profile
         self.machine = machine
-        self.habit = habit
-        self.dice = Random(f"node {world.plan.seed} {number}")
+        self.behavior = behavior
+        self.rng = Random(f"node {world.plan.seed} {number}")
         self.address_group = f"group {number // 8}"
         self.disk = SavedState()
         self.agent: Agent | None = None
@@ -150,14 +151,14 @@ class SimulatedNode:
             case Send():
                 self._send(effect)
             case LoadWeights(weights):
-                wait_ms = self.machine.load_ms * self.dice.paretovariate(2 * PARETO_EXPONENT)
+                wait_ms = self.machine.load_ms * self.rng.paretovariate(2 * PARETO_EXPONENT)
                 self.world.after(wait_ms, self.tell, WeightsReady(weights.step, weights.root), self._life)
             case Generate():
                 self._generate(effect)
             case CancelGeneration(lease):
                 self._jobs.pop(lease, None)
             case Audit(task):
-                wait_ms = self.machine.audit_ms * self.dice.paretovariate(2 * PARETO_EXPONENT)
+                wait_ms = self.machine.audit_ms * self.rng.paretovariate(2 * PARETO_EXPONENT)
                 self.world.after(wait_ms, self._audited, task, self._life)
             case SaveState(memory):
                 self.disk = memory
@@ -171,7 +172,7 @@ class SimulatedNode:
     def _send(self, send: Send) -> None:
         if isinstance(send.message, Submitted):
             self._check_single_answer(send.message)
-            if not self.habit.submits(self, send.message):
+            if not self.behavior.on_submit(self, send.message):
                 self.world.after(1_000, self.tell, SendTimedOut(send.request), self._life)
                 return
         self.post(send.message, send.run, send.request)
@@ -195,12 +196,12 @@ class SimulatedNode:
 
     def _read_log(self) -> None:
         """Whether the public log, which a node follows beside its beats, wants this one slashed."""
-        chronicle = self.world.host.chronicle
-        for name in chronicle.accused.get(self.node, ()):
+        history = self.world.host.history
+        for name in history.accused.get(self.node, ()):
             if name not in self._told:
                 self._told.add(name)
-                proposed = chronicle.submissions[name].proposed[0]
-                self.tell(SlashReported(name, proposed.at_ms + chronicle.terms.appeal_ms))
+                proposed = history.submissions[name].proposed[0]
+                self.tell(SlashReported(name, proposed.at_ms + history.terms.appeal_ms))
 
     # --- The engine -------------------------------------------------------------------------------------------------
 
@@ -219,11 +220,15 @@ class SimulatedNode:
             slots=lease.slots,
             output_tokens=tokens,
             context_tokens=tokens * PROMPT_MAX,
-            salt=self.dice.getrandbits(32),  # no engine gives the same bits twice
+            salt=self.rng.getrandbits(32),  # no engine gives the same bits twice
         )
-        self._jobs[lease.lease] = self.habit.make(self, honest)
+        self._jobs[lease.lease] = self.behavior.make_file(self, honest)
         duration_ms = (
-            self.habit.haste * 1000 * tokens / self.machine.tokens_per_s * self.dice.paretovariate(3 * PARETO_EXPONENT)
+            self.behavior.time_factor
+            * 1000
+            * tokens
+            / self.machine.tokens_per_s
+            * self.rng.paretovariate(3 * PARETO_EXPONENT)
         )
         self.world.after(duration_ms, self._generated, lease.lease, self._life)
 
@@ -244,17 +249,20 @@ class SimulatedNode:
         )
 
     def _audited(self, task: AuditTask, life: int) -> None:
-        if self.dice.random() < self.world.plan.audit_crash:
+        if self.rng.random() < self.world.plan.audit_crash:
             self.tell(AuditFailed(task.submission), life)
             return
-        outcome = self.habit.judge(self, task, self._look(task))
+        outcome = self.behavior.choose_outcome(self, task, self._audit_honestly(task))
         if outcome is not None:
             evidence = hash_text(f"evidence {self.number} {task.submission}")
-            looks = {reader: self.habit.look(self, task.submission, reader) for reader in task.readers or (self.node,)}
+            looks = {
+                reader: self.behavior.make_read_proof(self, task.submission, reader)
+                for reader in task.readers or (self.node,)
+            }
             finding = AuditFinding(outcome=outcome, reason="", metrics=(), evidence=evidence, read_proofs=looks)
             self.tell(AuditDone(task.submission, finding), life)
 
-    def _look(self, task: AuditTask) -> Outcome:
+    def _audit_honestly(self, task: AuditTask) -> Outcome:
         """What an honest audit finds."""
         file = self.world.files.get(task.file_digest)
         assert file is not None, "intake has let a file pass that does not exist"
@@ -277,9 +285,9 @@ class SimulatedOwner:
         self._nodes = nodes
 
     def act(self) -> None:
-        chronicle = self._world.host.chronicle
-        missing = [node for node in self._nodes if node not in chronicle.staked]
-        ready = [node for node in missing if chronicle.owners.get(node) == self._key.node]
+        history = self._world.host.history
+        missing = [node for node in self._nodes if node not in history.staked]
+        ready = [node for node in missing if history.owners.get(node) == self._key.node]
         if ready:
             entry = Staked(node=ready[0], amount_nano=STAKE)
             packet = self._world.seal(self._key, entry, None, self._world.now_ms)
@@ -303,33 +311,33 @@ class SimulatedTrainer:
     def act(self) -> None:
         """Once now, and every few seconds from then on."""
         self._world.after(TRAINER_POLL_MS, self.act)
-        chronicle = self._world.host.chronicle
-        if self._batch is not None and chronicle.latest >= self._batch[0]:
+        history = self._world.host.history
+        if self._batch is not None and history.latest >= self._batch[0]:
             self._batch = None
             self.published_ms = self._world.now_ms
-        if self._is_busy or chronicle.latest >= self._world.plan.steps:
+        if self._is_busy or history.latest >= self._world.plan.steps:
             return
         if self._batch is not None:
             self._publish()
             return
-        names = self._choose() if chronicle.latest >= 0 else ()
+        names = self._choose() if history.latest >= 0 else ()
         if names is not None:
-            self._batch = (Step(chronicle.latest + 1), names)
+            self._batch = (Step(history.latest + 1), names)
             self._is_busy = True
             self._world.after(self._train_ms, self._publish)
 
     def _choose(self) -> tuple[Digest, ...] | None:
         """Submissions that are fresh enough, each slot once, or as many as one checkpoint can name; None if too few."""
-        chronicle = self._world.host.chronicle
-        terms = chronicle.terms
-        roots = {line.entry.root: step for step, line in chronicle.checkpoints.items()}
+        history = self._world.host.history
+        terms = history.terms
+        roots = {line.entry.root: step for step, line in history.checkpoints.items()}
         names: list[Digest] = []
         seen: set[tuple[int, int]] = set()
-        for name, tale in chronicle.trainable.items():
-            made_with = roots[tale.receipt.checkpoint_root]
-            if chronicle.latest - made_with > terms.lag_max or tale.lease is None:
+        for name, logged in history.trainable.items():
+            made_with = roots[logged.receipt.checkpoint_root]
+            if history.latest - made_with > terms.lag_max or logged.lease is None:
                 continue
-            slots = {(tale.receipt.step, slot) for slot in tale.lease.slots}
+            slots = {(logged.receipt.step, slot) for slot in logged.lease.slots}
             if seen.isdisjoint(slots):
                 seen |= slots
                 names.append(name)
@@ -355,5 +363,5 @@ class SimulatedTrainer:
         """Whatever the answer, the log tells at the next look whether it is there."""
         self._is_busy = False
         is_lost = isinstance(event, SendRefused) and not event.refusal.field.startswith("Payload.")
-        if is_lost and self._world.host.chronicle.latest < (self._batch or (0, ()))[0]:
+        if is_lost and self._world.host.history.latest < (self._batch or (0, ()))[0]:
             self._batch = None  # something in it can no longer be trained on: choose again

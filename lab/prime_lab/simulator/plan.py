@@ -1,4 +1,4 @@
-"""What one run of the simulator is made of. The seed decides whatever a caller does not: weather, liars, speeds."""
+"""What one run of the simulator is made of. The seed decides what the caller does not: faults, adversaries, speeds."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -49,17 +49,17 @@ class SimulationPlan:
 
 def draw_plan(seed: int, **chosen: Any) -> SimulationPlan:
     """A plan with everything that was not chosen drawn from the seed."""
-    dice = Random(f"plan {seed}")
+    rng = Random(f"plan {seed}")
     drawn = {
-        "loss": dice.choice([0.0, 0.01, 0.05, 0.15]),
-        "duplicate": dice.choice([0.0, 0.02, 0.1]),
-        "partitions": dice.choice([0, 0, 1, 3]),
-        "host_crashes": dice.choice([0, 0, 1, 3]),
-        "node_crashes": dice.choice([0, 2, 10]),
-        "audit_crash": dice.choice([0.0, 0.02, 0.1]),
-        "skew_ms": dice.choice([0, 500, 15_000]),
-        "flood": dice.choice([0, 0, 100]),
-        "inspectors": dice.choice([0, 1, 2]),
+        "loss": rng.choice([0.0, 0.01, 0.05, 0.15]),
+        "duplicate": rng.choice([0.0, 0.02, 0.1]),
+        "partitions": rng.choice([0, 0, 1, 3]),
+        "host_crashes": rng.choice([0, 0, 1, 3]),
+        "node_crashes": rng.choice([0, 2, 10]),
+        "audit_crash": rng.choice([0.0, 0.02, 0.1]),
+        "skew_ms": rng.choice([0, 500, 15_000]),
+        "flood": rng.choice([0, 0, 100]),
+        "inspectors": rng.choice([0, 1, 2]),
     }
     return replace(
         SimulationPlan(seed=seed), **drawn | {name: value for name, value in chosen.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Which liars there are, and how one is drawn for a role; with the rarer ones, which are drawn only where named."""
+"""Adversaries that are drawn only when a plan names them, and the list of all adversaries by role."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 LOG_POLL_MS = 500
-"""How often a liar looks at the log."""
+"""How often an adversary reads the log."""
 SUBMIT_MARGIN_MS = 10_000
-"""Before a deadline: time for an answer to arrive."""
+"""Before a deadline: time for a submission to arrive."""
 
 
 class Backdater(Latecomer):
-    """Sends every answer after its deadline, in an envelope that says it was written before."""
+    """Submits after the deadline, in an envelope dated before it."""
 
     name = "backdater"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
-        lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+        lease = party.world.host.history.leases.get(entry.receipt.lease)
         if lease is not None:
             deadline_ms = lease.granted.entry.deadline_ms
             party.world.at(deadline_ms + 500, attempt_submission, party, entry, deadline_ms - 1)
@@ -58,44 +58,44 @@ class Backdater(Latecomer):
 
 
 class FileSwapper(Forger):
-    """Forges, and once the log says that its file was drawn, sends an honest one for the same lease."""
+    """Forges, and sends an honest file for the same lease once the log shows that it is audited."""
 
     name = "swapper"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         party.world.after(LOG_POLL_MS, self._watch, party, entry)
         return True
 
     def _watch(self, party: "SimulatedNode", entry: e.Submitted) -> None:
-        tale = party.world.host.chronicle.submissions.get(compute_receipt_id(entry.receipt))
-        if tale is None or not tale.draws:
+        logged = party.world.host.history.submissions.get(compute_receipt_id(entry.receipt))
+        if logged is None or not logged.draws:
             party.world.after(LOG_POLL_MS, self._watch, party, entry)
-        elif tale.draws[0].entry.validators:
+        elif logged.draws[0].entry.validators:
             submit_honest_replacement(party, entry)
 
 
 class InformedForger(Forger):
-    """Forges, and swaps its file as soon as a friend among the validators tells it that it was drawn."""
+    """Forges, and replaces its file as soon as a colluding validator leaks the audit."""
 
     name = "confidant"
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         def hear(task: AuditTask) -> None:
             if task.submission == compute_receipt_id(entry.receipt):
                 submit_honest_replacement(party, entry)
 
-        party.world.whispers[compute_receipt_id(entry.receipt)] = hear
+        party.world.leak_handlers[compute_receipt_id(entry.receipt)] = hear
         return True
 
 
 class DrawLeaker(NodeBehavior):
-    """Judges rightly, and before it says so hands its task to the worker whose file it is."""
+    """Judges correctly, but first leaks the audit to the worker."""
 
     name = "leaker"
     role = Role.VALIDATOR
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
-        hear = party.world.whispers.get(task.submission)
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+        hear = party.world.leak_handlers.get(task.submission)
         if hear is not None:
             hear(task)
         return truth
@@ -108,38 +108,38 @@ class TwoKeyOwner(NodeBehavior):
 
     name = "two-keys"
 
-    def make(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
-        lease = party.world.host.chronicle.leases.get(honest.lease)
+    def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
+        lease = party.world.host.history.leases.get(honest.lease)
         is_done = lease is not None and has_sibling_lease(party, lease)
-        self.haste = 0.01 if is_done else 1.0
+        self.time_factor = 0.01 if is_done else 1.0
         return replace(honest, salt=0)
 
-    def submits(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
         """The agent tries again until the last moment."""
-        lease = party.world.host.chronicle.leases.get(entry.receipt.lease)
+        lease = party.world.host.history.leases.get(entry.receipt.lease)
         if lease is None or not list_siblings(party) or has_sibling_lease(party, lease):
             return True
         return bool(party.world.now_ms > lease.granted.entry.deadline_ms - SUBMIT_MARGIN_MS)
 
 
 class VerdictCopier(NonReadingValidator):
-    """Says what another validator has said of the same file; accepts where nobody has spoken yet."""
+    """Copies the verdict of another validator on the same file; accepts if there is none yet."""
 
     name = "parrot"
 
-    def judge(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
         heard = list_verdicts(party, task.submission)
         return heard[-1].outcome if heard else Outcome.ACCEPT
 
-    def look(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
+    def make_read_proof(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
         heard = list_verdicts(party, submission)
-        return heard[-1].read_proof if heard else super().look(party, submission, reader)
+        return heard[-1].read_proof if heard else super().make_read_proof(party, submission, reader)
 
 
 def list_verdicts(party: "SimulatedNode", submission: Digest) -> list[e.VerdictGiven]:
-    """What others have said of it so far."""
-    tale = party.world.host.chronicle.submissions.get(submission)
-    return [line.entry for line in tale.verdicts] if tale else []
+    """Verdicts on a submission so far."""
+    logged = party.world.host.history.submissions.get(submission)
+    return [line.entry for line in logged.verdicts] if logged else []
 
 
 ADVERSARIES: tuple[type[NodeBehavior], ...] = (
@@ -167,12 +167,12 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     DrawLeaker,
     TwoKeyOwner,
 )
-"""Only where they are named: what a seed draws from the others stays what it was."""
+"""Drawn only when named, so that adding one does not change what a seed draws."""
 ADVERSARY_NAMES = tuple(kind.name for kind in (*ADVERSARIES, *RARE_ADVERSARIES))
 
 
 def submit_honest_replacement(party: "SimulatedNode", entry: e.Submitted) -> None:
-    """An honest file for a lease that was answered with a forged one."""
+    """Submit an honest file for a lease that already has a forged one."""
     file = party.world.files.get(entry.receipt.file_digest)
     assert file is not None
     attempt_submission(party, make_submission(party, replace(file, forgery=HONEST, salt=file.salt + 1)), about=entry)
@@ -180,7 +180,7 @@ def submit_honest_replacement(party: "SimulatedNode", entry: e.Submitted) -> Non
 
 def list_siblings(party: "SimulatedNode") -> set[NodeId]:
     """Other keys of the same owner."""
-    owners = party.world.host.chronicle.owners
+    owners = party.world.host.history.owners
     return {node for node, owner in owners.items() if owner == owners.get(party.node)} - {party.node}
 
 
@@ -189,15 +189,15 @@ def has_sibling_lease(party: "SimulatedNode", lease: LoggedLease) -> bool:
     siblings, mine = list_siblings(party), lease.granted.entry
     return any(
         other.granted.entry.node in siblings and (other.granted.entry.step, other.slots) == (mine.step, lease.slots)
-        for other in party.world.host.chronicle.leases.values()
+        for other in party.world.host.history.leases.values()
     )
 
 
-def draw_behavior(role: Role, allowed: tuple[str, ...], dice: Random) -> NodeBehavior:
-    """A liar for a role; honest where none of the allowed kinds fits it."""
+def draw_behavior(role: Role, allowed: tuple[str, ...], rng: Random) -> NodeBehavior:
+    """An adversary for a role; honest if none of the allowed kinds has that role."""
     fit: list[Callable[[], NodeBehavior]] = [
         kind
         for kind in (*ADVERSARIES, *(RARE_ADVERSARIES if allowed else ()))
         if kind.role is role and (not allowed or kind.name in allowed)
     ]
-    return dice.choice(fit)() if fit else NodeBehavior()
+    return rng.choice(fit)() if fit else NodeBehavior()

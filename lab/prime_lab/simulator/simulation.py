@@ -1,4 +1,4 @@
-"""From a plan to a verdict: people a world, let it run, wait until nothing is open, and have it checked."""
+"""From a plan to a report: populate a world, run it, wait until nothing is open, and check the invariants."""
 
 import traceback
 from dataclasses import dataclass, replace
@@ -55,76 +55,76 @@ def simulate(plan: SimulationPlan) -> SimulationReport:
 def simulate_world(plan: SimulationPlan) -> tuple[SimulationReport, FinishedWorld]:
     """The same, with the world as it was left."""
     world = World(plan)
-    crowd = Population(world)
+    population = Population(world)
     trainer = SimulatedTrainer(world, -1, get_wallet("trainer"), train_ms=8_000)
     world.at(world.now_ms, trainer.act)
-    scene = FinishedWorld(world, crowd.honest())
+    finished = FinishedWorld(world, population.honest())
     try:
-        complaints = _run_to_end(scene, crowd)
+        complaints = _run_to_end(finished, population)
     except Exception:  # boundary: whatever breaks in the code under test is a finding about this seed
         world.host.crash()
-        complaints = [f"nothing_breaks: {traceback.format_exc()}", *check_invariants(replace(scene, is_over=False))]
-    return _make_report(scene, crowd, complaints), scene
+        complaints = [f"nothing_breaks: {traceback.format_exc()}", *check_invariants(replace(finished, is_over=False))]
+    return _make_report(finished, population, complaints), finished
 
 
-def _run_to_end(scene: FinishedWorld, crowd: "Population") -> list[str]:
+def _run_to_end(finished: FinishedWorld, population: "Population") -> list[str]:
     """From the first entry to the last; what is wrong with it."""
-    world = scene.world
+    world = finished.world
     if not _run_training(world):
-        workers, latest = crowd.count_honest_workers(), world.host.chronicle.latest
+        workers, latest = population.count_honest_workers(), world.host.history.latest
         lost = f"no checkpoint after {latest} for {world.plan.starve_ms} ms, with {workers} honest workers up"
         world.host.flush(world.now_ms)
-        return [f"training_never_starves: {lost}", *check_invariants(replace(scene, is_over=False))]
+        return [f"training_never_starves: {lost}", *check_invariants(replace(finished, is_over=False))]
     world.set_run(RunStatus.PAUSED)
     _run_until_settled(world)
     world.host.flush(world.now_ms)
-    return check_invariants(scene)
+    return check_invariants(finished)
 
 
 def _run_training(world: World) -> bool:
     """Until the last step is there; False as soon as one takes too long."""
-    chronicle, plan = world.host.chronicle, world.plan
-    while chronicle.latest < plan.steps:
-        before = len(chronicle.checkpoints)
-        if not world.run_until(world.now_ms + plan.starve_ms, partial(_has_new_checkpoint, chronicle, before)):
+    history, plan = world.host.history, world.plan
+    while history.latest < plan.steps:
+        before = len(history.checkpoints)
+        if not world.run_until(world.now_ms + plan.starve_ms, partial(_has_new_checkpoint, history, before)):
             return False
     # The pause that follows needs the coordinator.
     return world.run_until(world.now_ms + SETTLE_MS_MAX, lambda: world.host.is_up)
 
 
-def _has_new_checkpoint(chronicle: LogHistory, checkpoints: int) -> bool:
-    return len(chronicle.checkpoints) > checkpoints
+def _has_new_checkpoint(history: LogHistory, checkpoints: int) -> bool:
+    return len(history.checkpoints) > checkpoints
 
 
 def _run_until_settled(world: World) -> None:
     """Until nothing is open, or so long that what is open never ends."""
-    chronicle, host = world.host.chronicle, world.host
+    history, host = world.host.history, world.host
 
     def is_quiet() -> bool:
-        if chronicle.open_leases or chronicle.unsettled or chronicle.open_slashes or not host.is_up:
+        if history.open_leases or history.unsettled or history.open_slashes or not host.is_up:
             return False
-        return all(chronicle.paid[step] for step in chronicle.checkpoints if step < chronicle.latest)
+        return all(history.paid[step] for step in history.checkpoints if step < history.latest)
 
     if world.run_until(world.now_ms + SETTLE_MS_MAX, is_quiet):
         end_ms = world.now_ms + 3 * TICK_MS
         world.run_until(end_ms, lambda: world.now_ms > end_ms)
 
 
-def _make_report(scene: FinishedWorld, crowd: "Population", complaints: list[str]) -> SimulationReport:
-    world, chronicle = scene.world, scene.chronicle
-    tales = chronicle.submissions.values()
+def _make_report(finished: FinishedWorld, population: "Population", complaints: list[str]) -> SimulationReport:
+    world, history = finished.world, finished.history
+    submissions = history.submissions.values()
     return SimulationReport(
         plan=world.plan,
         complaints=tuple(complaints),
         root=str(world.host.root()),
-        entries=chronicle.size,
-        steps=chronicle.latest,
+        entries=history.size,
+        steps=history.latest,
         virtual_s=(world.now_ms - START_MS) // 1000,
         events=world.events,
         messages=world.network.sent,
-        outcomes={outcome.value: sum(tale.outcome is outcome for tale in tales) for outcome in Outcome},
-        liars=crowd.count_liars(),
-        slashed=sum(bool(tale.executed) for tale in tales),
+        outcomes={outcome.value: sum(logged.outcome is outcome for logged in submissions) for outcome in Outcome},
+        liars=population.count_liars(),
+        slashed=sum(bool(logged.executed) for logged in submissions),
     )
 
 
@@ -133,7 +133,7 @@ class Population:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._dice = Random(f"crowd {world.plan.seed}")
+        self._rng = Random(f"crowd {world.plan.seed}")
         self.parties: list[SimulatedNode] = []
         self._liars = self._draw_liars()
         world.inspectors = self._draw_inspectors()
@@ -141,7 +141,7 @@ class Population:
         owners: list[SimulatedOwner] = []
         numbers = list(range(world.plan.nodes))
         while numbers:
-            size = self._dice.randint(2, 4) if self._dice.random() < OWNED_SHARE / 2 else 1
+            size = self._rng.randint(2, 4) if self._rng.random() < OWNED_SHARE / 2 else 1
             group, numbers = numbers[:size], numbers[size:]
             owner = get_wallet(f"owner {group[0]}") if size > 1 else None
             keys = [self._join(number, owner) for number in group]
@@ -149,20 +149,20 @@ class Population:
             accounts[account] = len(keys) * (STAKE + 3 * BOND)
             if owner:
                 owners.append(SimulatedOwner(world, group[0], owner, keys))
-        world.found(accounts)
+        world.create_network(accounts)
         for owner_party in owners:
-            world.after(self._dice.uniform(5_000, 15_000), owner_party.act)
+            world.after(self._rng.uniform(5_000, 15_000), owner_party.act)
         self._schedule()
 
     def honest(self) -> frozenset[NodeId]:
-        return frozenset(party.node for party in self.parties if party.habit.is_honest)
+        return frozenset(party.node for party in self.parties if party.behavior.is_honest)
 
     def count_liars(self) -> int:
-        return sum(not party.habit.is_honest for party in self.parties)
+        return sum(not party.behavior.is_honest for party in self.parties)
 
     def count_honest_workers(self) -> int:
         return sum(
-            party.habit.is_honest and party.agent is not None and Role.WORKER in party.profile.roles
+            party.behavior.is_honest and party.agent is not None and Role.WORKER in party.profile.roles
             for party in self.parties
         )
 
@@ -171,7 +171,7 @@ class Population:
         chosen: list[int] = []
         for role in (Role.WORKER, Role.VALIDATOR):
             able = [number for number in range(self._world.plan.nodes) if get_role(number) is role]
-            chosen += self._dice.sample(able, round(self._world.plan.malicious * len(able)))
+            chosen += self._rng.sample(able, round(self._world.plan.malicious * len(able)))
         return frozenset(chosen)
 
     def _draw_inspectors(self) -> tuple[NodeId, ...]:
@@ -181,10 +181,10 @@ class Population:
         return tuple(get_wallet(f"node {number}").node for number in sorted(chosen))
 
     def _join(self, number: int, owner: WalletKey | None) -> NodeId:
-        plan, dice, key = self._world.plan, self._dice, get_wallet(f"node {number}")
+        plan, rng, key = self._world.plan, self._rng, get_wallet(f"node {number}")
         role = get_role(number)
-        habit = draw_behavior(role, plan.liars, dice) if number in self._liars else NodeBehavior()
-        speed = min(4_000.0, max(SPEED_MIN, dice.lognormvariate(5.5, 0.8)))
+        behavior = draw_behavior(role, plan.liars, rng) if number in self._liars else NodeBehavior()
+        speed = min(4_000.0, max(SPEED_MIN, rng.lognormvariate(5.5, 0.8)))
         profile = NodeProfile(
             network=NETWORK,
             run=RUN,
@@ -196,43 +196,41 @@ class Population:
         )
         machine = NodeHardware(
             tokens_per_s=speed,
-            load_ms=dice.uniform(1_000, 8_000),
-            audit_ms=dice.uniform(500, 3_000),
-            skew_ms=dice.randint(-plan.skew_ms, plan.skew_ms),
+            load_ms=rng.uniform(1_000, 8_000),
+            audit_ms=rng.uniform(500, 3_000),
+            skew_ms=rng.randint(-plan.skew_ms, plan.skew_ms),
         )
-        self.parties.append(SimulatedNode(self._world, number, key, profile, machine, habit))
+        self.parties.append(SimulatedNode(self._world, number, key, profile, machine, behavior))
         return key.node
 
     def _schedule(self) -> None:
         """Who starts when, and what befalls whom. Misfortunes fall into the first ten minutes."""
-        world, dice, plan = self._world, self._dice, self._world.plan
+        world, rng, plan = self._world, self._rng, self._world.plan
         span_ms = 8 * MINUTE_MS
         for party in self.parties:
-            is_late = dice.random() < 0.1
-            world.after(dice.uniform(0, 3 * MINUTE_MS if is_late else 5_000), party.start)
-            if type(party.habit).mischief is not NodeBehavior.mischief:
-                world.after(dice.uniform(20_000, 60_000), self._mischief, party)
+            is_late = rng.random() < 0.1
+            world.after(rng.uniform(0, 3 * MINUTE_MS if is_late else 5_000), party.start)
+            if type(party.behavior).attack is not NodeBehavior.attack:
+                world.after(rng.uniform(20_000, 60_000), self._attack, party)
         for _ in range(plan.host_crashes):
-            crash = dice.choice([world.crash_host, world.crash_host_writing])
-            world.after(dice.uniform(0, span_ms), crash, dice.randint(100, 30_000))
+            crash = rng.choice([world.crash_host, world.crash_host_writing])
+            world.after(rng.uniform(0, span_ms), crash, rng.randint(100, 30_000))
         for _ in range(plan.node_crashes):
-            party = dice.choice(self.parties)
-            world.after(dice.uniform(0, span_ms), party.crash, dice.randint(1_000, DOWN_MS_MAX))
+            party = rng.choice(self.parties)
+            world.after(rng.uniform(0, span_ms), party.crash, rng.randint(1_000, DOWN_MS_MAX))
         for _ in range(plan.partitions):
-            world.after(
-                dice.uniform(0, span_ms), self._cut_off, dice.uniform(0.1, 0.6), dice.randint(1_000, DOWN_MS_MAX)
-            )
+            world.after(rng.uniform(0, span_ms), self._cut_off, rng.uniform(0.1, 0.6), rng.randint(1_000, DOWN_MS_MAX))
         if plan.flood:
             world.after(30_000, register_sybils, self.parties[-1], plan.flood)
 
-    def _mischief(self, party: SimulatedNode) -> None:
+    def _attack(self, party: SimulatedNode) -> None:
         if party.agent is not None:
-            party.habit.mischief(party)
-        self._world.after(ATTACK_INTERVAL_MS, self._mischief, party)
+            party.behavior.attack(party)
+        self._world.after(ATTACK_INTERVAL_MS, self._attack, party)
 
     def _cut_off(self, share: float, duration_ms: int) -> None:
         for party in self.parties:
-            if self._dice.random() < share:
+            if self._rng.random() < share:
                 self._world.network.cut_off(party.number, self._world.now_ms + duration_ms)
 
 

@@ -1,9 +1,8 @@
-"""How messages travel: delays with heavy tails, loss, copies, overtaking, and parts that are cut off for a while.
+"""The virtual clock and everything that it drives: one heap of events, one seed, no other source of randomness.
 
-The virtual clock and everything that moves by it: one heap of events, one seed, no other source of chance.
+A world is made from a plan, creates a network, lets its participants act until the steps are trained, and then waits
+until nothing is open. It does not know whether what happened was right; see invariants.py.
 
-A world is made from a plan, founds a network, lets its parties act until the steps are trained, and then waits until
-nothing is open. Nothing here knows whether what happened was right; see checkers.py.
 """
 
 import heapq
@@ -37,8 +36,8 @@ PARETO_EXPONENT = 1.6
 class LossyNetwork:
     """Decides the fate of each message. Two messages of one sender overtake each other as their delays fall."""
 
-    def __init__(self, dice: Random, *, loss: float, duplicate: float) -> None:
-        self._dice = dice
+    def __init__(self, rng: Random, *, loss: float, duplicate: float) -> None:
+        self._rng = rng
         self._loss = loss
         self._duplicate = duplicate
         self._cut_until_ms: dict[int, int] = {}
@@ -51,15 +50,15 @@ class LossyNetwork:
     def deliver(self, party: int, now_ms: int) -> list[int]:
         """When the copies of one message between this party and the coordinator arrive; empty if it is lost."""
         self.sent += 1
-        if now_ms < self._cut_until_ms.get(party, 0) or self._dice.random() < self._loss:
+        if now_ms < self._cut_until_ms.get(party, 0) or self._rng.random() < self._loss:
             return []
         arrivals = [now_ms + self._delay_ms()]
-        if self._dice.random() < self._duplicate:
+        if self._rng.random() < self._duplicate:
             arrivals.append(now_ms + self._delay_ms())
         return arrivals
 
     def _delay_ms(self) -> int:
-        return min(DELAY_MS_MAX, int(DELAY_MS * self._dice.paretovariate(PARETO_EXPONENT)))
+        return min(DELAY_MS_MAX, int(DELAY_MS * self._rng.paretovariate(PARETO_EXPONENT)))
 
 
 NETWORK, RUN = NetworkId("simnet"), RunId("run-1")
@@ -154,7 +153,7 @@ class World:
         """Whom the run's terms name, before it is founded."""
         self.network = LossyNetwork(Random(f"network {plan.seed}"), loss=plan.loss, duplicate=plan.duplicate)
         self._doom_ms: int | None = None
-        self._disk_dice = Random(f"disk {plan.seed}")
+        self._disk_rng = Random(f"disk {plan.seed}")
         self._sequences: dict[NodeId, SequenceCounter] = {}
         self.heads: dict[bytes, None] = {}
         """Every signed tree head that anybody was shown."""
@@ -162,8 +161,8 @@ class World:
         """Every entry whose author was told that it is in the log: the place it was told, author and body."""
         self.problems: list[str] = []
         """What parties saw that must not be."""
-        self.tries: list[AdversaryAttempt] = []
-        self.whispers: dict[Digest, Callable[[Any], None]] = {}
+        self.attempts: list[AdversaryAttempt] = []
+        self.leak_handlers: dict[Digest, Callable[[Any], None]] = {}
         """By submission: a liar whom others can tell something of it, past the coordinator."""
 
     # --- Time -------------------------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ class World:
 
     # --- Founding ---------------------------------------------------------------------------------------------------
 
-    def found(self, accounts: dict[NodeId, int]) -> None:
+    def create_network(self, accounts: dict[NodeId, int]) -> None:
         """The coordinator's first entries: the network, the run, its pool, and what settlement has paid in."""
         host = self.host
         host.boot(self.now_ms)
@@ -218,7 +217,7 @@ class World:
         host.end_write(self.now_ms)
         self.at(self.now_ms, self._tick)
 
-    def order(self, entry: Any, run: RunId | None) -> None:
+    def append_operator_entry(self, entry: Any, run: RunId | None) -> None:
         """What an operator asks of the coordinator; nothing while it is down."""
         if self.host.core is not None:
             self.host.core.append_operator_entry(entry, run, self.now_ms)
@@ -226,7 +225,7 @@ class World:
             self._write()
 
     def set_run(self, status: RunStatus) -> None:
-        self.order(e.RunStatusSet(status=status, reason=""), RUN)
+        self.append_operator_entry(e.RunStatusSet(status=status, reason=""), RUN)
 
     # --- Messages ---------------------------------------------------------------------------------------------------
 
@@ -278,8 +277,8 @@ class World:
             self.at(sent_ms + TIMEOUT_MS, answer, SendTimedOut(request))
             return
         if isinstance(event, ReplyReceived) and isinstance(event.reply, EntryReply):
-            assert packet.letter is not None
-            self.acknowledged.append((event.reply.index, (packet.letter.sender, packet.letter.body)))
+            assert packet.payload is not None
+            self.acknowledged.append((event.reply.index, (packet.payload.sender, packet.payload.body)))
         for arrival_ms in in_time:
             self.at(arrival_ms, answer, event)
 
@@ -293,8 +292,8 @@ class World:
     def _write(self) -> None:
         if self.host.wants_to_write:
             self.host.begin_write()
-            slow = self._disk_dice.random() < 0.01
-            self.after(self._disk_dice.uniform(100, 400) if slow else WRITE_MS, self._end_write, self.host.core)
+            slow = self._disk_rng.random() < 0.01
+            self.after(self._disk_rng.uniform(100, 400) if slow else WRITE_MS, self._end_write, self.host.core)
             if self._doom_ms is not None:
                 self.after(WRITE_MS - 1, self.crash_host, self._doom_ms)
                 self._doom_ms = None

@@ -225,8 +225,8 @@ def make_peer(index: int, plan: BroadcastPlan) -> SwarmPeer:
     everything = (1 << len(plan.lengths)) - 1
     raw = everything.to_bytes((len(plan.lengths) + 7) // 8, "little")
     none = bytes(len(raw))
-    dice = Random(f"{plan.seed} {index}")
-    download = Download(plan.lengths, (), ParentScores(), dice, plan.limits) if fetches else None
+    rng = Random(f"{plan.seed} {index}")
+    download = Download(plan.lengths, (), ParentScores(), rng, plan.limits) if fetches else None
     limits = UploadLimits(slots=member.slots, address_slots=min(2, member.slots))
     return SwarmPeer(
         index=index,

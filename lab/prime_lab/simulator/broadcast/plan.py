@@ -74,10 +74,10 @@ of two classes, the rest symmetric fibre of two classes. With the quality that d
 has 29 Mbit/s, the mean 112 and a tenth less than 11; the median downlink has 223."""
 
 
-def draw_home_line(dice: Random) -> tuple[int, int]:
+def draw_home_line(rng: Random) -> tuple[int, int]:
     """Down and up in bytes a second: a class of line, and how good it is where it is."""
-    _, down, up = dice.choices(HOME_LINES, [share for share, _, _ in HOME_LINES])[0]
-    quality = min(1.5, max(0.5, dice.lognormvariate(0, 0.25)))
+    _, down, up = rng.choices(HOME_LINES, [share for share, _, _ in HOME_LINES])[0]
+    quality = min(1.5, max(0.5, rng.lognormvariate(0, 0.25)))
     return int(down * quality * MBIT), int(up * quality * MBIT)
 
 
@@ -90,10 +90,10 @@ def plan_uniform_lines(
     seed: int, *, nodes: int, mbit: int = 100, size_bytes: int = 256 * MIB, shard_bytes: int = MIB, slots: int = 6
 ) -> BroadcastPlan:
     """Everybody, the origin too, has the same line up and down; nothing goes wrong."""
-    dice = Random(f"broadcast {seed}")
+    rng = Random(f"broadcast {seed}")
     rate = mbit * MBIT
     members = tuple(
-        SwarmMember(up_bytes_per_s=rate, down_bytes_per_s=rate, slots=slots, delay_ms=dice.uniform(2, 15))
+        SwarmMember(up_bytes_per_s=rate, down_bytes_per_s=rate, slots=slots, delay_ms=rng.uniform(2, 15))
         for _ in range(nodes + 1)
     )
     return BroadcastPlan(seed=seed, members=members, lengths=split_shards(size_bytes, shard_bytes), record_ms=100.0)
@@ -116,23 +116,23 @@ def plan_home_lines(
     Bitmaps and words about progress are spaced wider than the daemon does it, which costs the swarm a little and saves
     the simulator half of its events.
     """
-    dice = Random(f"broadcast {seed}")
+    rng = Random(f"broadcast {seed}")
     up = origin_mbit * MBIT
     origin = SwarmMember(up_bytes_per_s=up, down_bytes_per_s=up, slots=choose_slots(up), delay_ms=5.0)
     members = [origin]
     for _ in range(nodes):
-        down, up = draw_home_line(dice)
-        leaves, joins = dice.random() < churn, dice.random() < late
+        down, up = draw_home_line(rng)
+        leaves, joins = rng.random() < churn, rng.random() < late
         members.append(
             SwarmMember(
                 up_bytes_per_s=up,
                 down_bytes_per_s=down,
                 slots=choose_slots(up),
-                delay_ms=dice.uniform(5, 40),
-                joins_ms=dice.uniform(0, within_ms) if joins else 0.0,
-                leaves_ms=dice.uniform(0, within_ms) if leaves else NEVER_MS,
-                is_silent=dice.random() < 0.5,
-                lies=dice.random() < liars,
+                delay_ms=rng.uniform(5, 40),
+                joins_ms=rng.uniform(0, within_ms) if joins else 0.0,
+                leaves_ms=rng.uniform(0, within_ms) if leaves else NEVER_MS,
+                is_silent=rng.random() < 0.5,
+                lies=rng.random() < liars,
             )
         )
     lengths = split_shards(size_bytes, shard_bytes)

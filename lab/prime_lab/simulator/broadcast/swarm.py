@@ -54,7 +54,7 @@ class BroadcastSimulation:
         self.plan = plan
         self.clock = VirtualClock()
         self._flows = FlowScheduler(self.clock)
-        self._dice = Random(f"swarm {plan.seed}")
+        self._rng = Random(f"swarm {plan.seed}")
         self._trace = trace
         self.peers = [make_peer(index, plan) for index in range(len(plan.members))]
         self._by_id: dict[NodeId, SwarmPeer] = {peer.id: peer for peer in self.peers}
@@ -90,12 +90,12 @@ class BroadcastSimulation:
         if peer.download is None:
             return
         known = min(self.plan.known, len(self.peers) - 1)
-        others = self._dice.sample(range(1, len(self.peers)), known) if known else []
+        others = self._rng.sample(range(1, len(self.peers)), known) if known else []
         for index in [0, *others]:
             if index != peer.index:
                 other = self.peers[index]
                 found = ParentFound(other.id, 0 if index == 0 or other.member.lies else 2, other.member.slots)
-                self.clock.after(self._dice.uniform(0, self.plan.record_ms), self.tell, peer, found)
+                self.clock.after(self._rng.uniform(0, self.plan.record_ms), self.tell, peer, found)
 
     def leave(self, peer: SwarmPeer) -> None:
         """It is gone: with a reset on every connection, or without a word."""
