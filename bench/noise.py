@@ -25,7 +25,7 @@ from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, R
 from prime_node.calibration.report import COLUMNS, list_bounds, list_noise
 from prime_node.engine.config import EngineKind
 from prime_node.engine.interface import Sampling
-from prime_node.jobs.file_checks import find_model_flaws
+from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.model_files import ModelFiles
 
@@ -68,7 +68,7 @@ def split(rows: RowsByPair, *, is_exact: bool) -> tuple[RowsByPair, RowsByPair]:
 def count_rejects(rows: RowsByPair, tolerance: Tolerance) -> tuple[int, int]:
     """Files, and those that an audit refuses."""
     files = [found[n : n + FILE_ROWS] for found in rows.values() for n in range(0, len(found), FILE_ROWS)]
-    refused = [flaws for file in files if (flaws := find_model_flaws(file, tolerance))]
+    refused = [flaws for file in files if (flaws := weigh_rows(file, tolerance)[1])]
     for flaws in refused[:10]:
         print(f"  refused: {flaws[0].text}")
     return len(files), len(refused)
