@@ -59,7 +59,7 @@ def judged(name: str, scene: FinishedWorld) -> AttackResult:
 
 
 @pytest.mark.parametrize(
-    "judge", {world.judge for world in LEDGER_SCENARIOS.values()}, ids=lambda judge: judge.__name__
+    "judge", dict.fromkeys(world.judge for world in LEDGER_SCENARIOS.values()), ids=lambda judge: judge.__name__
 )
 def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: FinishedWorld) -> None:
     assert judge(honest) is None
