@@ -2,34 +2,66 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from prime_coordinator.constants import LEASES_UNSETTLED_MAX
+from prime_coordinator.constants import BLAME_MAX, BLAME_PER_OVERTURNED, LEASES_UNSETTLED_MAX
 from prime_lab.attacks.catalog import LEDGER_ATTACKS, VALIDATOR_ATTACKS, WORKER_ATTACKS, Attack, AttackVerdict
 from prime_lab.attacks.economics import (
     COST_SHARE,
     INSPECTED,
-    compute_break_even_detection,
-    compute_break_even_inspected,
-    compute_break_even_nano,
     compute_expected_slash_nano,
     compute_gain_nano,
     compute_pay_nano,
     compute_verdict_gain,
-    compute_verdicts_until_suspension,
 )
 from prime_lab.attacks.harness import make_terms
 from prime_lab.attacks.report import format_gain
-from prime_protocol.constants import REFUTED_VERDICTS
+from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.proofs.tolerance import Tolerance
 
 TERMS = make_terms(vocabulary=64, model="m", tokens_max=1024, prompt_tokens_max=64, tolerance=Tolerance())
 DETECTION = 0.999
 TOKEN = 10**9
+HALVINGS = 50
 BY_NAME = {attack.name: attack for attack in (*WORKER_ATTACKS, *LEDGER_ATTACKS, *VALIDATOR_ATTACKS)}
 FRAUDULENT = [attack for attack in (*WORKER_ATTACKS, *LEDGER_ATTACKS) if attack.verdict is AttackVerdict.FRAUDULENT]
 PERFECT = replace(BY_NAME["other-model"], saves=1.0)
 """Saves all work, which no attack does."""
+
+
+def compute_break_even_detection(
+    attack: Attack, terms: RunTerms, *, slots: int, leases: int = 1, cost_share: float = COST_SHARE
+) -> float:
+    """The share of drawn forgeries that must be seen, so that the attack does not pay; 1 where that is not enough."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        gain = compute_gain_nano(attack, terms, slots=slots, detection=middle, leases=leases, cost_share=cost_share)
+        low, high = (middle, high) if gain > 0 else (low, middle)
+    return high
+
+
+def compute_break_even_nano(terms: RunTerms) -> float:
+    """The pay of one submission from which a perfect saving pays: a run must stay below it."""
+    floor = terms.audit_floor / BASIS_POINTS
+    return floor * terms.slash_nano / (1 - floor)
+
+
+def compute_break_even_inspected(*, saves: float, wrong: float, cost_share: float = COST_SHARE) -> float:
+    """The share of judged files that must be read again so that a verdict without a look does not pay."""
+    return max(0.0, saves * cost_share - wrong) / REFUTED_VERDICTS
+
+
+def compute_verdicts_until_suspension(wrong: float) -> float:
+    """Expected, from a good name, where each verdict falls with that chance."""
+    steps = np.eye(BLAME_MAX)
+    for blame in range(BLAME_MAX):
+        steps[blame, max(0, blame - 1)] -= 1 - wrong
+        if blame + BLAME_PER_OVERTURNED < BLAME_MAX:
+            steps[blame, blame + BLAME_PER_OVERTURNED] -= wrong
+    return float(np.linalg.solve(steps, np.ones(BLAME_MAX))[0])
 
 
 @pytest.mark.parametrize("attack", [*WORKER_ATTACKS, *LEDGER_ATTACKS], ids=lambda attack: attack.name)

@@ -20,9 +20,9 @@ def run(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_there_at_once_and_imports_nothing_heavy(name: str) -> None:
-    package = name.replace("-", "_")
+    module = name.replace("-", "_") + (".cli" if name == "prime-trainer" else ".cli.main")
     script = (
-        f"import sys; from {package}.cli import parse_args\n"
+        f"import sys; from {module} import parse_args\n"
         "try: parse_args(['--help'])\nexcept SystemExit: pass\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
     )

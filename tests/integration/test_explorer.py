@@ -290,7 +290,7 @@ def test_the_network_is_drawn_by_depth(stage: Stage, browser: webdriver.Chrome) 
     assert "depth 1" in browser.find_element(By.CSS_SELECTOR, "svg.network").text
     assert len(browser.find_elements(By.CSS_SELECTOR, "svg.network .edge")) == 1
     browser.get(f"{stage.url}/nodes/{stage.parties['worker'].key.node}")
-    assert "3.0 GB since it was started, by its own count" in text_of(browser)
+    assert "3.0 GB since it started, by its own count" in text_of(browser)
 
 
 def test_charts_are_drawn_from_the_tables_beside_them(stage: Stage, browser: webdriver.Chrome) -> None:

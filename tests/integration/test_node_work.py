@@ -64,7 +64,7 @@ async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollou
         await until(lambda: is_done(worker, 1, slots=2), "a step with new weights", lambda: worker.command.tail)
         for node in (worker, validator):
             assert len(node.engine_pids) == 1, "weights are swapped in place, nothing is restarted"
-            assert any(f"the engine holds {published.root}" in line for line in node.command.lines)
+            assert any(f"engine loaded {published.root}" in line for line in node.command.lines)
 
         verdicts = await network.entries("VerdictGiven")
         assert Counter(verdict["outcome"] for verdict in verdicts) == {"accept": len(worker.pieces())}

@@ -146,7 +146,7 @@ async def test_a_validator_that_raises_costs_one_message() -> None:
         gossip = await victim.receive()
         assert gossip.message == announced(1)
         assert victim.status().restarts == 0
-        assert points_of(victim, speaker._key) >= 0, "nobody is blamed for a bug of ours"
+        assert points_of(victim, speaker.state.key) >= 0, "nobody is blamed for a bug of ours"
     await speaker.stop()
 
 

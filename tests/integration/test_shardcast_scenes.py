@@ -172,7 +172,7 @@ async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_whe
             await asyncio.sleep(0.001)
     told = [record.message for record in caplog.records if "no manifest from" in record.message]
     assert len(told) == 1, "once, and not once for every piece of news"
-    assert "none of 1 nodes that serve them gives them" in node.fetcher.problem
+    assert "none of the 1 nodes that serve the weights sent the manifest" in node.fetcher.problem
     assert "--weights-allow-private lets them" in node.fetcher.problem
     is_wanted = False
     async with asyncio.timeout(20):

@@ -85,7 +85,7 @@ def list_held(status: dict[str, Any]) -> list[tuple[int, str]]:
 
 def list_served(origin: Command) -> list[tuple[int, str]]:
     """Step and kind of what it found in its store since it runs, in order."""
-    found = re.findall(r"step (\d+) is served: (\w+)", "\n".join(origin.lines))
+    found = re.findall(r"serving step (\d+): (\w+)", "\n".join(origin.lines))
     return [(int(step), kind) for step, kind in found]
 
 

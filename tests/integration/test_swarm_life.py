@@ -52,7 +52,7 @@ async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(
 
         status = await gossiping.until(lambda status: status["p2p"]["peers"] > 0, "a peer")
         assert status["p2p"]["is_on"]
-        assert held[1]["p2p"]["text"].startswith("off: p2p.enabled is false; records come from the coordinator")
+        assert held[1]["p2p"]["text"].startswith("off: p2p.enabled is false; gossip comes from the coordinator")
         for relay in (gossiping, plain):
             status = await relay.until(lambda status: status["heads"]["compared"] > 0, "a head of another that fits")
             assert status["heads"]["forks"] == []
@@ -71,11 +71,11 @@ async def test_a_relay_whose_gossip_reaches_nobody_says_so_and_is_a_full_member(
         await relay.until_held(published.root)
         status = await relay.until(lambda status: status["p2p"]["is_on"], "gossip")
         told = status["p2p"]
-        assert told["text"] == "on, but reaches nobody: records come from the coordinator over HTTP"
+        assert told["text"] == "on, but reaches no peer: gossip comes from the coordinator over HTTP"
         assert told["is_running"]
         assert (told["connected"], told["restarts"], told["inbox_dropped"], told["last_error"]) == (0, 0, 0, "")
         code, text = await run_command("prime-node", "status", "--folder", str(relay.folder))
-        assert (code, "on, but reaches nobody" in text) == (0, True), text
+        assert (code, "on, but reaches no peer" in text) == (0, True), text
         assert await relay.command.stop() == 0, relay.command.tail
 
 

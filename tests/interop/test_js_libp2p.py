@@ -99,7 +99,7 @@ async def exchange_gossip(js: Js, node: Any) -> None:
     js.tell("publish", topic=name, data=frame.hex())
     async with asyncio.timeout(WAIT_S):
         gossip = await node.receive()
-    assert (gossip.frame, gossip.message, is_trainer(RUN, gossip.letter.sender)) == (frame, announced(41), True)
+    assert (gossip.frame, gossip.message, is_trainer(RUN, gossip.payload.sender)) == (frame, announced(41), True)
     await js.wait_for("graft", topic=topic_of(GossipKind.SERVING))
     ours = await node.publish(RUN, serving())
     await js.wait_for("message", topic=topic_of(GossipKind.SERVING), data=ours.hex())

@@ -73,6 +73,8 @@ def scalars(annotation: Any, bound: Any) -> st.SearchStrategy[Any]:
     if issubclass(annotation, StrEnum):
         return st.sampled_from(list(annotation))
     assert issubclass(annotation, Name)
+    if annotation.PATTERN is not Name.PATTERN:
+        return st.from_regex(annotation.PATTERN, fullmatch=True).map(annotation)
     return NAMES.map(annotation)
 
 
@@ -112,7 +114,7 @@ REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
     StepMeasured: lambda drawn: drawn | {"metrics": sort_metrics(drawn["metrics"])},
     VerdictGiven: lambda drawn: (
-        drawn | {"outcome": outcome_of(drawn["receipt"].outcome), "looks": whole_looks(drawn["looks"])}
+        drawn | {"outcome": outcome_of(drawn["receipt"].outcome), "read_proof": fill_read_proof(drawn["read_proof"])}
     ),
 }
 
@@ -125,7 +127,7 @@ def sort_seen(seen: tuple[InspectedVerdict, ...]) -> tuple[InspectedVerdict, ...
     return tuple(sorted({each.reader: each for each in seen}.values(), key=lambda each: each.reader))
 
 
-def whole_looks(drawn: bytes) -> bytes:
+def fill_read_proof(drawn: bytes) -> bytes:
     """None, or all of them."""
     return drawn.ljust(READ_PROOF_BYTES, b"\x00")[:READ_PROOF_BYTES] if drawn else b""
 

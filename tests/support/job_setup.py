@@ -11,7 +11,7 @@ from typing import Any
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.agent.events import Generate
 from prime_node.engine.config import EngineConfig
-from prime_node.engine.manager import EngineManager
+from prime_node.engine.lifecycle import EngineManager
 from prime_node.jobs.generate import RolloutGenerator
 from prime_node.jobs.step_context import StepContext
 from prime_node.storage.journal import Journal

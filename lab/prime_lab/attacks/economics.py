@@ -23,9 +23,7 @@ its stake, so it cannot lose more than it earns. The recess that follows is left
 
 from math import comb
 
-import numpy as np
-
-from prime_coordinator.constants import BLAME_MAX, BLAME_PER_OVERTURNED, INSPECT_SHARE
+from prime_coordinator.constants import INSPECT_SHARE
 from prime_lab.attacks.catalog import Attack, AttackVerdict
 from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS
 from prime_protocol.ledger.terms import RunTerms
@@ -34,8 +32,6 @@ COST_SHARE = 0.95
 """Of the pay: a margin as thin as any miner's."""
 INSPECTED = INSPECT_SHARE / BASIS_POINTS
 """Of judged files, where the operator runs an inspector and leaves the share as it is."""
-HALVINGS = 50
-"""Of an interval of shares: as fine as a float."""
 
 
 def compute_pay_nano(terms: RunTerms, slots: int) -> float:
@@ -62,24 +58,6 @@ def compute_expected_slash_nano(terms: RunTerms, leases: int, caught: float) -> 
     return sum(chance * min(n * terms.slash_nano, terms.stake_min_nano) for n, chance in enumerate(chances))
 
 
-def compute_break_even_detection(
-    attack: Attack, terms: RunTerms, *, slots: int, leases: int = 1, cost_share: float = COST_SHARE
-) -> float:
-    """The share of drawn forgeries that must be seen, so that the attack does not pay; 1 where that is not enough."""
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        gain = compute_gain_nano(attack, terms, slots=slots, detection=middle, leases=leases, cost_share=cost_share)
-        low, high = (middle, high) if gain > 0 else (low, middle)
-    return high
-
-
-def compute_break_even_nano(terms: RunTerms) -> float:
-    """The pay of one submission from which a perfect saving pays: a run must stay below it."""
-    floor = terms.audit_floor / BASIS_POINTS
-    return floor * terms.slash_nano / (1 - floor)
-
-
 # --- Validators -----------------------------------------------------------------------------------------------------
 
 
@@ -89,18 +67,3 @@ def compute_verdict_gain(
     """Of one verdict, as a part of the pay of one that stands; above 0 it pays not to look."""
     paid = max(0.0, 1.0 - idle * (wrong + inspected * REFUTED_VERDICTS))
     return paid - (1.0 - idle * saves) * cost_share - (1.0 - cost_share)
-
-
-def compute_break_even_inspected(*, saves: float, wrong: float, cost_share: float = COST_SHARE) -> float:
-    """The share of judged files that must be read again so that a verdict without a look does not pay."""
-    return max(0.0, saves * cost_share - wrong) / REFUTED_VERDICTS
-
-
-def compute_verdicts_until_suspension(wrong: float) -> float:
-    """Expected, from a good name, where each verdict falls with that chance."""
-    steps = np.eye(BLAME_MAX)
-    for blame in range(BLAME_MAX):
-        steps[blame, max(0, blame - 1)] -= 1 - wrong
-        if blame + BLAME_PER_OVERTURNED < BLAME_MAX:
-            steps[blame, blame + BLAME_PER_OVERTURNED] -= wrong
-    return float(np.linalg.solve(steps, np.ones(BLAME_MAX))[0])

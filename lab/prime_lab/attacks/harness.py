@@ -27,7 +27,7 @@ from prime_lab.cheats.engines import open_cheat
 from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.interface import Engine, TokenSequence
-from prime_node.engine.manager import EngineManager
+from prime_node.engine.lifecycle import EngineManager
 from prime_node.engine.measurement import RowMeasurement
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.jobs.examination import Examination, examine

@@ -81,10 +81,6 @@ class LoggedSubmission:
             if compute_read_proof_error(said[seen.reader], seen.read_proof) > READ_PROOF_ERROR_MAX
         }
 
-    @property
-    def has_open_slash(self) -> bool:
-        return bool(self.proposed) and not self.executed and not self.overturned
-
 
 class LogHistory:
     """Everything the log has told so far."""

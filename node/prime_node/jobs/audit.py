@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
-from prime_node.engine.manager import EngineManager
+from prime_node.engine.lifecycle import EngineManager
 from prime_node.jobs.examination import (
     Examination,
     decode_evidence,

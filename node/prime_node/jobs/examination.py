@@ -20,7 +20,7 @@ from prime_node.engine import frames
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.frames import MeasurementFrame, ModelLoaded
 from prime_node.engine.interface import EngineFacts, TokenSequence
-from prime_node.engine.manager import EngineManager, EngineSession
+from prime_node.engine.lifecycle import EngineManager, EngineSession
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_node.jobs.file_checks import (
     WEIGHTS_PER_DECADE,

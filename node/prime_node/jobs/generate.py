@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from prime_node.agent.events import FinishedFile, Generate, Generated, GenerationFailed, GenerationProgressed
 from prime_node.engine.interface import Completion, GenerateRequest
-from prime_node.engine.manager import EngineManager, EngineSession
+from prime_node.engine.lifecycle import EngineManager, EngineSession
 from prime_node.engine.process import EngineDied
 from prime_node.jobs.examination import check_format, check_with_model
 from prime_node.jobs.step_context import StepContext, StepContexts

@@ -10,7 +10,7 @@ from typing import Any
 from prime_node.agent.events import Event, ReplyReceived, SavedState, Send, SendRefused
 from prime_node.agent.outbox import is_final
 from prime_node.config import NodeConfig
-from prime_node.engine.manager import EngineManager
+from prime_node.engine.lifecycle import EngineManager
 from prime_node.jobs.audit import Auditor
 from prime_node.jobs.generate import RolloutGenerator
 from prime_node.jobs.step_context import StepContexts

@@ -123,7 +123,7 @@ def test_prompts_come_from_a_task_set_where_one_is_named(tmp_path: Path) -> None
     prompts = task_prompts(model, "sort-digits?digits=3")
     assert len(prompts) == 256
     assert all(prompt.dtype == np.int32 for prompt in prompts)
-    with pytest.raises(LocalError, match=r"--task-set: .*no family juggling"):
+    with pytest.raises(LocalError, match=r"task set juggling cannot be opened: .*no family juggling"):
         task_prompts(model, "juggling")
 
 

@@ -23,7 +23,7 @@ from prime_node.engine.frames import (
     encode_frame,
 )
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
-from prime_node.engine.manager import DEATHS_MAX, EngineBroken, EngineManager, EngineSession, EngineState
+from prime_node.engine.lifecycle import DEATHS_MAX, EngineBroken, EngineManager, EngineSession, EngineState
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineDied, EngineProcess, build_environment
 from prime_protocol.errors import LocalError, RemoteError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prime_node.agent.events import Generated, GenerationFailed, GenerationProgressed
-from prime_node.engine.manager import EngineState
+from prime_node.engine.lifecycle import EngineState
 from prime_node.storage.journal import JobState
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts.file import read_rollouts

@@ -194,7 +194,7 @@ async def test_a_guarantee_that_is_required_and_missing_refuses_every_job() -> N
 DAEMON = """
 import asyncio, sys
 from prime_protocol.tasks.family import SandboxJob, SandboxLimits
-from prime_runtime.sandbox.sandbox import Sandbox, capabilities
+from prime_runtime.sandbox.sandbox import Sandbox
 async def main():
     async with Sandbox() as sandbox:
         await sandbox.capabilities()
