@@ -126,7 +126,7 @@ async def test_we_dial_js_and_gossip_both_ways() -> None:
         async with started(node):
             await eventually(lambda: node.status().connected == 1, "a connection to js-libp2p")
             await exchange_gossip(js, node)
-            peer = node._lasting.table.book.peers[wallet(JS).peer_id()]
+            peer = node.state.table.book.peers[wallet(JS).peer_id()]
             began = peer.link.ping_at_ms
             await eventually(lambda: peer.link.ping_at_ms > began + 300, "answers to our pings")
             assert peer.link.pings_missed == 0
