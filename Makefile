@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY = .venv/ready
+# Scripts that tests and benchmarks start as processes import helpers from tests/support.
+export PYTHONPATH := $(CURDIR)/tests
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 
 .PHONY: help demo test check house sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
