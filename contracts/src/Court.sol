@@ -11,7 +11,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ICourt} from "./interfaces/ICourt.sol";
 import {ILogAnchor} from "./interfaces/ILogAnchor.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
-import {IStakeVault} from "./interfaces/IStakeVault.sol";
+import {Judges} from "./Judges.sol";
 import {LogEntry} from "./LogEntry.sol";
 import {RewardPool} from "./RewardPool.sol";
 import {StakeVault} from "./StakeVault.sol";
@@ -52,7 +52,7 @@ contract Court is ICourt, EIP712 {
         _logAnchor = logAnchor_;
         _network = keccak256(bytes(registry_.network()));
         _vault = new StakeVault(token_, registry_.unbondingDelay());
-        _pool = new RewardPool(token_, registry_, logAnchor_);
+        _pool = new RewardPool(token_, registry_, logAnchor_, _vault);
     }
 
     /// @inheritdoc ICourt
@@ -349,19 +349,13 @@ contract Court is ICourt, EIP712 {
         address accusedOwner = _vault.positionOf(accused).owner;
         for (uint256 i = 0; i < count; i++) {
             address validator = verdicts[i].validator;
-            IStakeVault.Position memory position = _vault.positionOf(validator);
-            // What is unbonding can still be lost; asking it back must not undo a verdict.
-            uint256 stake = uint256(position.stake) + position.unbonding;
-            if (stake < terms.stakeMin) revert JudgeStakeTooSmall(validator, stake, terms.stakeMin);
-            if (uint256(position.boundAt) + terms.judgeAge > anchoredAt) {
-                revert JudgeTooNew(validator, position.boundAt, anchoredAt);
-            }
-            if (position.owner == accusedOwner) revert OwnerTwice(position.owner);
+            address owner = Judges.requireFit(_vault, validator, terms, anchoredAt);
+            if (owner == accusedOwner) revert OwnerTwice(owner);
             for (uint256 j = 0; j < i; j++) {
-                if (judges[count + j] == position.owner) revert OwnerTwice(position.owner);
+                if (judges[count + j] == owner) revert OwnerTwice(owner);
             }
             judges[i] = validator;
-            judges[count + i] = position.owner;
+            judges[count + i] = owner;
         }
     }
 

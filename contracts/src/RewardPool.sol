@@ -7,9 +7,12 @@ import {MerkleProof} from "@openzeppelin/contracts/utils/cryptography/MerkleProo
 import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
+import {ICourt} from "./interfaces/ICourt.sol";
 import {ILogAnchor} from "./interfaces/ILogAnchor.sol";
 import {IRewardPool} from "./interfaces/IRewardPool.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
+import {IStakeVault} from "./interfaces/IStakeVault.sol";
+import {Judges} from "./Judges.sol";
 import {TokenFlow} from "./TokenFlow.sol";
 
 /// @title Holds the money of runs; see IRewardPool
@@ -18,12 +21,15 @@ contract RewardPool is IRewardPool {
     using SafeERC20 for IERC20;
     using TokenFlow for IERC20;
 
-    /// @notice Unbonding delays without a root after which a run counts as abandoned.
+    /// @notice Unbonding delays without a matured root after which a run counts as abandoned.
     uint256 public constant ABANDONED_DELAYS = 4;
+    /// @notice Most times that a delay is doubled.
+    uint8 public constant DOUBLINGS_MAX = 16;
 
     address public immutable court;
     IRunRegistry public immutable registry;
     ILogAnchor public immutable logAnchor;
+    IStakeVault public immutable vault;
 
     /// @notice Sum of what all runs hold.
     uint256 public held;
@@ -31,17 +37,23 @@ contract RewardPool is IRewardPool {
     mapping(bytes32 run => mapping(address account => uint256)) public claimedBy;
     /// @inheritdoc IRewardPool
     mapping(bytes32 run => mapping(address funder => uint256)) public fundedBy;
+    /// @inheritdoc IRewardPool
+    mapping(bytes32 statement => uint8) public votesAgainst;
+    /// @inheritdoc IRewardPool
+    mapping(bytes32 statement => mapping(address owner => bool)) public hasChallenged;
 
     IERC20 private immutable _token;
     mapping(bytes32 run => Pool) private _pools;
+    /// @dev Those up to the pool's epoch stand. One beyond it is void, and kept until the next root of its number replaces it.
     mapping(bytes32 run => mapping(uint64 epoch => Promise)) private _promises;
 
     /// @dev The court makes its own pool; see StakeVault.
-    constructor(IERC20 token_, IRunRegistry registry_, ILogAnchor logAnchor_) {
+    constructor(IERC20 token_, IRunRegistry registry_, ILogAnchor logAnchor_, IStakeVault vault_) {
         _token = token_;
         court = msg.sender;
         registry = registry_;
         logAnchor = logAnchor_;
+        vault = vault_;
     }
 
     /// @inheritdoc IRewardPool
@@ -79,16 +91,41 @@ contract RewardPool is IRewardPool {
         if (newest == 0 || headSize != newest) revert HeadNotNewest(headSize, newest);
         IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
         _checkTotal(pool, epoch == 1 ? createdAt : pool.promisedAt, total, terms);
+        if (votesAgainst[statementOf(run, headSize, root)] >= terms.quorum) revert RootVoid(epoch, headSize, root);
 
         // effects
-        // Never before the root before it: a shorter delay does not let a promise overtake.
-        uint256 last = _promises[run][epoch - 1].maturesAt;
-        uint48 maturesAt = Math.max(block.timestamp + terms.payoutDelay, last).toUint48();
+        (uint48 maturesAt, uint8 voids) = _delayed(run, epoch, terms.payoutDelay);
         pool.promised = total.toUint128();
         pool.epoch = epoch;
         pool.promisedAt = block.timestamp.toUint48();
-        _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize);
+        _promises[run][epoch] = Promise(root, total.toUint128(), maturesAt, headSize, voids);
         emit Promised(run, epoch, root, total, headSize, maturesAt);
+    }
+
+    /// @inheritdoc IRewardPool
+    function challenge(bytes32 run, uint64 epoch, bytes32 root, bytes32 headRoot, address node) external {
+        // checks
+        Promise memory word = promiseOf(run, epoch);
+        if (word.maturesAt == 0) revert EpochUnknown(run, epoch);
+        if (word.root != root) revert RootDiffers(epoch, word.root, root);
+        if (block.timestamp >= word.maturesAt) revert ChallengeTooLate(epoch, word.maturesAt);
+        uint48 anchoredAt = logAnchor.headAt(run, word.headSize, headRoot).anchoredAt;
+        IRunRegistry.Terms memory terms = registry.termsAt(run, block.timestamp.toUint48());
+        address owner = Judges.requireFit(vault, node, terms, anchoredAt);
+        if (msg.sender != owner && msg.sender != node) revert NotChallenger(msg.sender, node, owner);
+        bytes32 statement = statementOf(run, word.headSize, root);
+        if (hasChallenged[statement][owner]) revert ICourt.OwnerTwice(owner);
+
+        // effects
+        hasChallenged[statement][owner] = true;
+        uint8 votes = ++votesAgainst[statement];
+        emit Challenged(run, epoch, root, node, owner, votes);
+        if (votes >= terms.quorum) {
+            Pool storage pool = _pools[run];
+            emit RootVoided(run, epoch, root, word.headSize, pool.epoch);
+            pool.epoch = epoch - 1;
+            pool.promised = _promises[run][epoch - 1].total;
+        }
     }
 
     /// @inheritdoc IRewardPool
@@ -97,7 +134,7 @@ contract RewardPool is IRewardPool {
         returns (uint256 amount)
     {
         // checks
-        Promise storage word = _promises[run][epoch];
+        Promise memory word = promiseOf(run, epoch);
         uint48 frozenAt = _checkClaimable(run, epoch, word.maturesAt);
         bytes32 leaf = keccak256(bytes.concat(keccak256(abi.encode(account, cumulative))));
         if (!MerkleProof.verifyCalldata(proof, word.root, leaf)) revert BadProof(account, cumulative);
@@ -106,7 +143,7 @@ contract RewardPool is IRewardPool {
         amount = cumulative - paid;
         Pool storage pool = _pools[run];
         // A root over more than its total must not be paid from what is not promised.
-        uint256 matured = _maturedBy(run, frozenAt == 0 ? block.timestamp : frozenAt);
+        uint256 matured = _maturedBy(run, frozenAt == 0 ? block.timestamp : frozenAt).total;
         if (pool.claimed + amount > matured) revert PromiseExceeded(pool.claimed + amount, matured);
 
         // effects
@@ -171,14 +208,20 @@ contract RewardPool is IRewardPool {
     }
 
     /// @inheritdoc IRewardPool
-    function promiseOf(bytes32 run, uint64 epoch) external view returns (Promise memory) {
-        return _promises[run][epoch];
+    function maturedOf(bytes32 run) external view returns (uint256) {
+        uint48 frozenAt = logAnchor.frozenAt(run);
+        return _maturedBy(run, frozenAt == 0 ? block.timestamp : frozenAt).total;
+    }
+
+    /// @inheritdoc IRewardPool
+    function promiseOf(bytes32 run, uint64 epoch) public view returns (Promise memory word) {
+        if (epoch <= _pools[run].epoch) word = _promises[run][epoch];
     }
 
     /// @inheritdoc IRewardPool
     function validPromised(bytes32 run) public view returns (uint256) {
         uint48 frozenAt = logAnchor.frozenAt(run);
-        return frozenAt == 0 ? _pools[run].promised : _maturedBy(run, frozenAt);
+        return frozenAt == 0 ? _pools[run].promised : _maturedBy(run, frozenAt).total;
     }
 
     /// @inheritdoc IRewardPool
@@ -191,8 +234,13 @@ contract RewardPool is IRewardPool {
     /// @inheritdoc IRewardPool
     function isAbandoned(bytes32 run) public view returns (bool) {
         (, uint48 createdAt,) = registry.standingOf(run);
-        uint256 last = Math.max(createdAt, _pools[run].promisedAt);
+        uint256 last = Math.max(createdAt, _maturedBy(run, block.timestamp).maturesAt);
         return block.timestamp >= last + ABANDONED_DELAYS * registry.unbondingDelay();
+    }
+
+    /// @inheritdoc IRewardPool
+    function statementOf(bytes32 run, uint64 headSize, bytes32 root) public pure returns (bytes32) {
+        return keccak256(abi.encode(run, headSize, root));
     }
 
     function _fund(bytes32 run, uint256 amount) private {
@@ -226,8 +274,21 @@ contract RewardPool is IRewardPool {
         if (block.timestamp < maturesAt) revert NotMatured(epoch, maturesAt);
     }
 
-    /// @dev Total of the last promise that had matured by then. Promises mature in their order, so half of them is left out at a time.
-    function _maturedBy(bytes32 run, uint256 time) private view returns (uint256) {
+    /// @dev When a root that comes now matures, and how many of its number were void before. Each void doubles the delay, so that
+    /// neither a wrong root nor a wrong challenge can be repeated at the pace of the first.
+    function _delayed(bytes32 run, uint64 epoch, uint256 payoutDelay) private view returns (uint48, uint8 voids) {
+        Promise storage before = _promises[run][epoch];
+        Promise storage last = _promises[run][epoch - 1];
+        if (before.maturesAt != 0) voids = before.voids + 1;
+        if (last.maturesAt > block.timestamp && last.voids > voids) voids = last.voids;
+        if (voids > DOUBLINGS_MAX) voids = DOUBLINGS_MAX;
+        uint256 delay = Math.min(payoutDelay << voids, registry.unbondingDelay());
+        // Never before the root before it: a shorter delay does not let a promise overtake.
+        return (Math.max(block.timestamp + delay, last.maturesAt).toUint48(), voids);
+    }
+
+    /// @dev The last promise that had matured by then. Promises mature in their order, so half of them is left out at a time.
+    function _maturedBy(bytes32 run, uint256 time) private view returns (Promise storage) {
         uint64 low = 0;
         uint64 high = _pools[run].epoch;
         while (low < high) {
@@ -235,7 +296,7 @@ contract RewardPool is IRewardPool {
             if (_promises[run][middle].maturesAt <= time) low = middle;
             else high = middle - 1;
         }
-        return _promises[run][low].total;
+        return _promises[run][low];
     }
 
     /// @dev What is inside and promised to nobody.

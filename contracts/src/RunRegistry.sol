@@ -108,6 +108,7 @@ contract RunRegistry is IRunRegistry {
         }
         uint256 windows = uint256(terms.slashWindow) + terms.appealWindow + terms.judgementWindow;
         if (windows > unbondingDelay) revert WindowsOverDelay(windows, unbondingDelay);
+        if (terms.payoutDelay > unbondingDelay) revert WindowsOverDelay(terms.payoutDelay, unbondingDelay);
         _starts[run].push(startsAt, SafeCast.toUint208(_terms[run].length));
         _terms[run].push(terms);
         emit TermsSet(run, startsAt, terms);

@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {ICourt} from "../src/interfaces/ICourt.sol";
 import {ILogAnchor} from "../src/interfaces/ILogAnchor.sol";
+import {IRewardPool} from "../src/interfaces/IRewardPool.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
 import {IStakeVault} from "../src/interfaces/IStakeVault.sol";
 import {Network} from "./Network.sol";
@@ -167,6 +168,30 @@ contract Handler is Network {
         if (!isDone) return;
         annTotals.push(annTotal);
         bobTotals.push(bobTotal);
+    }
+
+    /// @dev One to three owners against a root; the third makes it void, and all after it.
+    function challenge(uint256 epoch, uint256 first, uint256 count) public {
+        if (annTotals.length == 1) return;
+        epoch = bound(epoch, 1, annTotals.length - 1);
+        IRewardPool.Promise memory word = pool.promiseOf(RUN, uint64(epoch));
+        bytes32 statement = pool.statementOf(RUN, word.headSize, word.root);
+        bytes32 headRoot = tree.rootOf(word.headSize);
+        for (uint256 i = 0; i < bound(count, 1, 3); i++) {
+            address by = judgeAt((first % JUDGES + i) % JUDGES);
+            bool isVoid = pool.poolOf(RUN).epoch < epoch;
+            bool isDue = !isVoid && block.timestamp < word.maturesAt && !pool.hasChallenged(statement, by);
+            vm.prank(by);
+            (bool isDone,) =
+                address(pool).call(abi.encodeCall(pool.challenge, (RUN, uint64(epoch), word.root, headRoot, by)));
+            note(isDone == isDue, "challenged twice or too late, or not in time");
+        }
+        bool isEnough = pool.votesAgainst(statement) >= terms().quorum;
+        note(isEnough == (pool.poolOf(RUN).epoch < epoch), "void without a quorum, or not with it");
+        while (annTotals.length > uint256(pool.poolOf(RUN).epoch) + 1) {
+            annTotals.pop();
+            bobTotals.pop();
+        }
     }
 
     function claim(uint256 epoch, bool isAnn) public {

@@ -4,7 +4,8 @@ pragma solidity 0.8.37;
 /// @title Money for a run's contributors
 /// @notice Anyone funds a run. Once per epoch the operator promises: one Merkle root over what each account has earned in all since the
 /// run began. Leaves are OpenZeppelin's: keccak256(keccak256(abi.encode(account, cumulative))), pairs hashed in sorted order.
-/// A promise is bound by the money that is there, by the budget of the terms, and by a head of the anchored log.
+/// A promise is bound by the money that is there, by the budget of the terms, and by a head of the anchored log. Until it matures, a
+/// quorum of staked owners makes it void: whoever replays the log up to that head knows the root, and the chain does not.
 interface IRewardPool {
     struct Pool {
         uint128 held; // token units inside
@@ -22,6 +23,7 @@ interface IRewardPool {
         uint128 total;
         uint48 maturesAt;
         uint64 headSize; // of the log it was computed from
+        uint8 voids; // roots in its place that were void before it
     }
 
     event Funded(bytes32 indexed run, address indexed funder, uint256 amount);
@@ -29,6 +31,11 @@ interface IRewardPool {
     event Promised(
         bytes32 indexed run, uint64 indexed epoch, bytes32 root, uint256 total, uint64 headSize, uint48 maturesAt
     );
+    event Challenged(
+        bytes32 indexed run, uint64 indexed epoch, bytes32 root, address indexed node, address owner, uint8 votes
+    );
+    /// @param last number of the newest root, which is void too, like all that came after this one
+    event RootVoided(bytes32 indexed run, uint64 indexed epoch, bytes32 root, uint64 headSize, uint64 last);
     event Claimed(bytes32 indexed run, address indexed account, uint256 amount, uint256 cumulative);
     event Reclaimed(bytes32 indexed run, address indexed funder, uint256 amount);
     event RestBurned(bytes32 indexed run, uint256 amount);
@@ -48,6 +55,11 @@ interface IRewardPool {
     error EpochUnknown(bytes32 run, uint64 epoch);
     error NotMatured(uint64 epoch, uint48 maturesAt);
     error PromiseVoid(uint64 epoch, uint48 frozenAt);
+    /// @notice A quorum has said that the log up to this head gives another root.
+    error RootVoid(uint64 epoch, uint64 headSize, bytes32 root);
+    error RootDiffers(uint64 epoch, bytes32 root, bytes32 challenged);
+    error ChallengeTooLate(uint64 epoch, uint48 maturesAt);
+    error NotChallenger(address caller, address node, address owner);
     error BadProof(address account, uint256 cumulative);
     error PromiseExceeded(uint256 claimed, uint256 total);
     error NothingFunded(address caller);
@@ -60,8 +72,14 @@ interface IRewardPool {
     /// @notice Court: slashed stake has arrived. It belongs to the run's contributors, never to a judge.
     function receiveForfeit(bytes32 run, uint256 amount) external;
 
-    /// @notice Operator: the next epoch's root. `total` is the sum of all leaves; `headSize` is that of the newest anchored head.
+    /// @notice Operator: the next epoch's root. `total` is the sum of all leaves; `headSize` is that of the newest anchored head. A root in the
+    /// place of one that was challenged takes the number again, and twice as long to mature, up to the unbonding delay.
     function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external;
+
+    /// @notice A staked node or its owner, before the root matures: the log with this head gives another root. Each owner counts once. At the
+    /// quorum of the terms the root is void, with all that came after it; what has matured before it stays. The judges' rules are the court's.
+    /// @param headRoot of the anchored head that the root names: the log that the caller has replayed
+    function challenge(bytes32 run, uint64 epoch, bytes32 root, bytes32 headRoot, address node) external;
 
     /// @notice Anyone, for an account: pay what a matured root says and was not paid yet. Harmless twice: then it pays 0.
     function claim(bytes32 run, uint64 epoch, address account, uint256 cumulative, bytes32[] calldata proof)
@@ -77,13 +95,20 @@ interface IRewardPool {
 
     function token() external view returns (address);
     function poolOf(bytes32 run) external view returns (Pool memory);
+    /// @notice Empty for a root that is void.
     function promiseOf(bytes32 run, uint64 epoch) external view returns (Promise memory);
     function claimedBy(bytes32 run, address account) external view returns (uint256);
     function fundedBy(bytes32 run, address funder) external view returns (uint256);
+    /// @notice What challenges are about: this root, for the log up to this head.
+    function statementOf(bytes32 run, uint64 headSize, bytes32 root) external pure returns (bytes32);
+    function votesAgainst(bytes32 statement) external view returns (uint8);
+    function hasChallenged(bytes32 statement, address owner) external view returns (bool);
+    /// @notice Total of the newest root that has matured, and that nobody can void any more.
+    function maturedOf(bytes32 run) external view returns (uint256);
     /// @notice Promised in all, without promises that a freeze made void.
     function validPromised(bytes32 run) external view returns (uint256);
     /// @notice Whether nothing more can be promised: closed for one unbonding delay, frozen, or left by a funder as abandoned.
     function isOver(bytes32 run) external view returns (bool);
-    /// @notice Whether the operator has promised nothing for so long that funders need not wait for it any more.
+    /// @notice Whether no promise has matured for so long that funders need not wait for the operator any more.
     function isAbandoned(bytes32 run) external view returns (bool);
 }

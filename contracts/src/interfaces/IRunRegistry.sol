@@ -21,7 +21,7 @@ interface IRunRegistry {
         uint128 appealBond; // comes back if the slash is overturned
         uint128 epochBudget; // most that payouts promise per epoch
         uint32 epochTime; // least time between two payout roots
-        uint32 payoutDelay; // from a payout root to its first claim: the time to show a forked log
+        uint32 payoutDelay; // from a payout root to its first claim: the time to challenge it, or to show a forked log
         uint32 slashWindow; // from the anchor of a SlashProposed entry to its proposal here
         uint32 appealWindow; // from a proposal to the last appeal
         uint32 judgementWindow; // from an appeal to the refund, if nobody has decided
@@ -56,7 +56,8 @@ interface IRunRegistry {
     error QuorumOutOfRange(uint8 quorum, uint8 max);
     error SlashOverStake(uint128 slashAmount, uint128 stakeMin);
     error DayUnderSlash(uint128 slashPerDay, uint128 slashAmount);
-    /// @notice The windows must fit into the unbonding delay, or unbonding could outrun a slash.
+    /// @notice The windows must fit into the unbonding delay, or unbonding could outrun a slash. So must the payout delay: a run without a
+    /// matured root for several unbonding delays counts as abandoned.
     error WindowsOverDelay(uint256 windows, uint48 unbondingDelay);
     error TimeMissing();
     error NoTermsAt(bytes32 run, uint48 time);
